@@ -3,7 +3,7 @@
 All read the same WAL, each from a copy of one slot. The clock runs from the moment the server says that
 the slot is in use to the moment the load's last transaction is there: in the log server's durable log, or at
 the end of pg_recvlogical, which writes to /dev/null. CPU seconds are those of the readers' own processes:
-log server, bridge and capture together; the walsender's are told beside them.
+log server, bridge and capture together; the walsender's are reported separately.
 
 Debezium's rate is that of the second half of its rows, by its own process's CPU seconds.
 """
@@ -27,14 +27,14 @@ from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import TusklineError
 
 NAME = "capture"
-#: Seconds between two looks at how far a reader is: each costs the log server a call.
+#: Seconds between two polls of a reader's progress: each costs the log server a call.
 _POLL = 0.02
-#: Seconds in which a load must have been captured.
+#: Seconds within which a load must have been captured.
 _PATIENCE = 600.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its own flags."""
+    """The benchmark's own options."""
     parser.add_argument("--transactions", type=int, default=220_000, help="of TPC-B")
     parser.add_argument("--wide-rows", type=int, default=2_000_000)
     parser.add_argument("--work", choices=["tpcb", "wide"], help="only one of the two loads")
@@ -99,7 +99,7 @@ def _ratios(report: Report, work: str) -> None:
 
 
 class _Watch:
-    """Looks at a slot's walsender while a reader works. Made when the reader is started."""
+    """Observes a slot's walsender while a reader works. Created when the reader is started."""
 
     def __init__(self, work: Workload, slot: str) -> None:
         self.pid = 0
@@ -111,7 +111,7 @@ class _Watch:
         self._work, self._slot = work, slot
 
     def wait_active(self, alive: Callable[[], bool]) -> None:
-        """Until the slot is in use; `began` is then, or stays the start of a reader that ended unseen."""
+        """Wait until the slot is in use, and set `began`; it remains the start of a reader that ended unobserved."""
         with psycopg.connect(self._work.dsn, autocommit=True) as connection:
             while True:
                 row = connection.execute(self._question.encode(), [self._slot]).fetchone()
@@ -122,8 +122,8 @@ class _Watch:
                     return
                 time.sleep(_POLL / 2)
 
-    def look(self) -> None:
-        """Note the walsender's CPU seconds; it keeps them until it is gone."""
+    def poll(self) -> None:
+        """Record the walsender's CPU seconds, which are readable while it lives."""
         if self.pid:
             self.cpu = max(self.cpu, cpu_seconds(self.pid))
 
@@ -135,7 +135,7 @@ def _peer(work: Workload) -> Round:
         process = recvlogical.start(work, slot, "/dev/null")
         watch.wait_active(lambda: _runs(process))
         while _runs(process):
-            watch.look()
+            watch.poll()
             time.sleep(_POLL)
         ended = time.monotonic()
         cpu = wait_cpu_seconds(process)
@@ -147,7 +147,7 @@ def _peer(work: Workload) -> Round:
 
 
 def _runs(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether it runs, without reaping it."""
+    """Whether the process runs, without reaping it."""
     try:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -155,7 +155,7 @@ def _runs(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> Round:
-    """A log server and a bridge as a user runs them; with `written` the log is compared with the peer's."""
+    """A log server and a bridge as users run them; with `written`, the log is compared with the peer's output."""
     busy = load()
     with Stack(folder, {STREAM: work.dsn}) as stack, work.slot(SLOT):
         stack.start("log-server", "bridge")
@@ -169,7 +169,7 @@ def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> 
         before = spent()
         _wait_durable(stack, work, watch)
         ended, cpu = time.monotonic(), spent() - before
-        watch.look()
+        watch.poll()
         wait_committed(stack, work)
         found = log_reader.content(stack.log_address, STREAM)
         report.same_bytes(work.name, found.digest)
@@ -211,12 +211,12 @@ def _wait_durable(stack: Stack, work: Workload, watch: _Watch) -> None:
                     return
             except TusklineError:
                 pass
-            watch.look()
+            watch.poll()
             time.sleep(_POLL)
 
 
 def wait_committed(stack: Stack, work: Workload) -> None:
-    """Until the log's order has committed the whole load."""
+    """Wait until the repository has committed the whole load."""
     with LogClient(stack.log_address) as log:
         while log.status().streams[STREAM].last_end_lsn < work.end_lsn:
             time.sleep(_POLL)

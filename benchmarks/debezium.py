@@ -1,4 +1,4 @@
-"""The peer Debezium: its asynchronous embedded engine, from Maven, behind a small program of our own.
+"""The peer Debezium: its asynchronous embedded engine, from Maven, behind a small program of this repository.
 
 `debezium_peer/` holds the program and its dependencies. The jars are resolved once into the cache; Java
 compiles the program as it starts it. What counts is the second half of the rows: by then the JVM is warm.
@@ -26,14 +26,14 @@ def _folder() -> Path:
 
 
 def available() -> bool:
-    """Whether it can run here: a JDK, and the jars or Maven to get them."""
+    """Whether it can run here: with a JDK, and the jars or Maven to fetch them."""
     return shutil.which("javac") is not None and (
         _folder().is_dir() or shutil.which("mvn") is not None
     )
 
 
 def _jars() -> Path:
-    """The folder of its jars, resolved first if it is not there."""
+    """The folder of its jars, which are resolved first if it does not exist."""
     target = _folder()
     with cache.exclusive(target):
         if not target.is_dir():

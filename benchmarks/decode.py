@@ -1,7 +1,7 @@
 """`decode`: entries of the log to Arrow columns, against the straightforward decoder in Python.
 
 Both decode the same entries, which a real server's changes were captured into, in this process. Rows per
-CPU second of the process, with Arrow held to one thread. Before a ratio is told, every value of the two is
+CPU second of the process, with Arrow held to one thread. Before a ratio is reported, every value of the two is
 compared.
 """
 
@@ -30,7 +30,7 @@ NAME = "decode"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its own flags."""
+    """The benchmark's own options."""
     parser.add_argument("--transactions", type=int, default=100_000, help="of TPC-B")
     parser.add_argument("--wide-rows", type=int, default=300_000)
     parser.add_argument("--postgres", type=int, help="the server's major (the newest here)")
@@ -105,7 +105,7 @@ def _rounds(
 
 
 def _turn(side: str, work: str, decode: Callable[[], Any]) -> Round:
-    """The whole load again and again for a second: one side takes a tenth of that.
+    """Decode the whole load repeatedly for a second: one side takes a tenth of that.
 
     What the other side left is gone before: a million objects of it would be walked by each collection of garbage.
     """
@@ -134,7 +134,7 @@ def _counts(found: list[ChangeBatch] | list[Change]) -> dict[str, int]:
 
 
 def differs(batches: list[ChangeBatch], changes: list[Change]) -> str | None:
-    """The first relation and column in which the two are not the same, value by value; None: nowhere."""
+    """The first relation and column in which the two differ, value by value; None if they do not."""
 
     def name(change: Change) -> str:
         return change.relation

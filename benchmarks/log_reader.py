@@ -1,4 +1,4 @@
-"""What a change log holds, in a form that can be compared with another reader's output."""
+"""The content of a change log, in a form that can be compared with another reader's output."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Content:
 
 
 def entries(log: str, stream: str) -> Iterator[LogEntry]:
-    """Everything that is committed."""
+    """All committed entries."""
     with LogClient(log) as client:
         cut = client.status().streams[stream]
     with ReplicaClient(cut.address) as replica:

@@ -8,7 +8,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system seconds of one process; 0 if it is gone."""
+    """User and system seconds of one process; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -30,12 +30,12 @@ def tree(pid: int) -> list[int]:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Of a process and its descendants that live."""
+    """CPU seconds of a process and its live descendants."""
     return sum(map(cpu_seconds, tree(pid)))
 
 
 def wait_cpu_seconds(process: "subprocess.Popen[bytes]") -> float:
-    """Wait for the end; the user and system seconds of it and of its children that it waited for."""
+    """Wait for the process to end. Returns the user and system seconds of it and of the children that it waited for."""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return usage.ru_utime + usage.ru_stime

@@ -30,7 +30,7 @@ def start(work: Workload, slot: str, output: str) -> "subprocess.Popen[bytes]":
 
 
 def differs(path: Path, payloads: Iterable[bytes]) -> str | None:
-    """Where what it wrote to `path` is not, byte for byte, what the log's payloads hold; None: nowhere.
+    """Where its output in `path` differs, byte for byte, from the log's payloads; None if it does not.
 
     It ends each message with a newline. Relation and Type messages are not in payloads: skipped here.
     """

@@ -1,4 +1,4 @@
-"""What a benchmark says: rounds as they were measured, medians, and ratios if the results are equal."""
+"""The report of a benchmark: rounds as measured, medians, and ratios if the results are equal."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class Report:
     rounds: list[Round] = field(default_factory=list)
     ratios: dict[str, float] = field(default_factory=dict)
     absolute: dict[str, float] = field(default_factory=dict)
-    #: Why the results of two sides are not the same.
+    #: Why the results of two sides differ.
     unequal: list[str] = field(default_factory=list)
     _digests: dict[str, str] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class Report:
         self.rounds.append(turn)
 
     def same_bytes(self, work: str, digest: str) -> None:
-        """All rounds of our own must have made the same bytes."""
+        """All rounds of our own side must have produced the same bytes."""
         if self._digests.setdefault(work, digest) != digest:
             self.unequal.append(f"{work}: two rounds of our own differ")
 
@@ -104,7 +104,7 @@ def _short(result: Any) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on, and how busy that was."""
+    """The machine, and its load."""
     info = Path("/proc/cpuinfo")
     models = [
         line.partition(":")[2].strip()
@@ -128,7 +128,7 @@ def load() -> float:
 
 
 def keep(record: dict[str, Any]) -> Path:
-    """Write the whole record down; where."""
+    """Write the whole record to a file. Returns its path."""
     folder = Path(".cache/benchmarks")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{record['name']}-{time.strftime('%Y%m%d-%H%M%S')}.json"

@@ -1,4 +1,4 @@
-"""`slot-scan`: what it costs a primary that 500 logical slots are kept on three standbys, beside pg_failover_slots.
+"""`slot-scan`: the cost for a primary of copying 500 logical slots to three standbys, compared with pg_failover_slots.
 
 PostgreSQL 17 of Debian with its own package `postgresql-17-pg-failover-slots`; the same primary, the same slots, the same
 interval. In each round both sides work in turn for some cycles, in which all slots are moved on again and again. A cycle is
@@ -36,17 +36,17 @@ from benchmarks.slot_sides import (
 NAME = "slot-scan"
 WORK = "scan"
 _SLOTS = 500
-#: What only the statement has that a side begins each of its scans with, and how many of them a cycle has.
+#: A text that only the first statement of each scan of a side has, and the number of such statements in a cycle.
 _SCAN = {
     "own": ("FROM pg_stat_replication", 1),
     "peer": ("FROM pg_catalog.pg_replication_slots", 6),
 }
-#: Seconds for the first synchronization, and for a standby to be where the primary is.
+#: Seconds for the first synchronization, and for a standby to catch up with the primary.
 _FIRST, _CALM = 600.0, 60.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its own flags."""
+    """The benchmark's own options."""
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between two scans")
     parser.add_argument("--cycles", type=int, default=5, help="of each turn")
 
@@ -78,14 +78,14 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
             for side in sides:
                 turn = _turn(side, primary, mover, options, report)
                 report.add(turn)
-                told = ", ".join(f"{key} {value:,.2f}" for key, value in turn.more.items())
-                say(f"{number + 1}/{options.rounds} {side.name}: {told}")
+                figures = ", ".join(f"{key} {value:,.2f}" for key, value in turn.more.items())
+                say(f"{number + 1}/{options.rounds} {side.name}: {figures}")
     _ratios(report)
     return report
 
 
 class Mover:
-    """The slots' clients, in one process of the primary that is there all the time."""
+    """The slots' clients, in one permanent session on the primary."""
 
     def __init__(self, servers: Servers) -> None:
         self._connection = psycopg.connect(servers.primary.dsn(), autocommit=True)
@@ -108,11 +108,11 @@ class Mover:
         )
 
     def slots(self) -> Shown:
-        """What the primary has."""
+        """The slots of the primary."""
         return logical_slots(self._connection)
 
     def start(self, interval: float) -> None:
-        """Move all of them at each interval, until `stop`."""
+        """Advance all of them at each interval, until `stop`."""
         self._ended.clear()
 
         def work() -> None:
@@ -123,7 +123,7 @@ class Mover:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let them be."""
+        """Stop advancing them."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -131,21 +131,21 @@ class Mover:
 
 
 def _first(side: Side, mover: Mover) -> None:
-    """The first synchronization. A slot that a side waits for is moved at once."""
+    """The first synchronization. A slot that a side waits for is advanced immediately."""
     side.resume()
     last = 0.0
 
     def done() -> bool:
         nonlocal last
         side.own_cpu()  # raises if it has ended
-        lacking = side.lacking()
-        waiting = sorted({slot for _, slot, begun in lacking if begun})
+        missing = side.missing()
+        waiting = sorted({slot for _, slot, begun in missing if begun})
         if waiting and side.name == "peer":
             mover.move(waiting)
         elif time.monotonic() - last > 2:
             mover.move()
             last = time.monotonic()
-        return not lacking
+        return not missing
 
     until(f"{side.name} has all slots on all standbys", done, _FIRST)
     side.pause()
@@ -194,7 +194,7 @@ def _turn(
 
 
 def _same(side: Side, mover: Mover, report: Report) -> str:
-    """What all standbys have, for comparison with the other side's; what is not right of it goes to the report."""
+    """The copies of all standbys, for comparison with the other side's; faults are added to the report."""
     there = mover.slots()
 
     def all_there() -> bool:

@@ -1,4 +1,4 @@
-"""Two ways to keep a primary's logical slots on three standbys: our controller, and Debian's pg_failover_slots.
+"""Two ways to copy a primary's logical slots to three standbys: Tuskline's controller, and Debian's pg_failover_slots.
 
 One primary, and three standbys for each side, which all run all the time; a side works between `resume` and `pause`.
 Each side comes to the primary as a role of its own, over TCP and with SCRAM, so the primary itself can tell whose
@@ -44,7 +44,7 @@ Shown = dict[str, tuple[Any, ...]]
 
 
 def prepare() -> tuple[str, Path]:
-    """Have Debian's PostgreSQL 17, its headers and the peer unpacked; the peer's version and library folder."""
+    """Unpack Debian's PostgreSQL 17, its headers and the peer. Returns the peer's version and library folder."""
     scripts = _HERE.parent / "tests" / "support"
     for name, script in (
         ("TUSKLINE_POSTGRES", "other_majors.sh"),
@@ -100,7 +100,7 @@ class Servers(Closing):
         self.count = count
 
     def start(self) -> None:
-        """Make and start all of them."""
+        """Create and start all of them."""
         self.primary.start()
         extension.create_extension(self.primary, self.library)
         with psycopg.connect(self.primary.dsn(), autocommit=True) as connection:
@@ -113,9 +113,9 @@ class Servers(Closing):
                 f"CREATE ROLE peer LOGIN PASSWORD '{_PASSWORD}'",
             ):
                 connection.execute(statement.encode())
-            for side, made in self.standbys.items():
+            for side, servers in self.standbys.items():
                 for number in range(STANDBYS):
-                    made.append(self._standby(connection, side, number))
+                    servers.append(self._standby(connection, side, number))
             for number in range(self.count):
                 connection.execute(
                     "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [f"slot_{number}"]
@@ -128,7 +128,7 @@ class Servers(Closing):
             "shared_preload_libraries": "pg_failover_slots" if side == "peer" else "",
             "pg_failover_slots.synchronize_slot_names": "",
             "pg_failover_slots.primary_dsn": self.dsn("peer", dbname=False),
-            # A new slot of the peer waits so long for its like on the primary.
+            # A new slot of the peer waits this long for its counterpart on the primary.
             "wal_retrieve_retry_interval": "20ms",
         }
         standby = backup(self.primary, self._folder / name, wal="fetch")
@@ -143,7 +143,7 @@ class Servers(Closing):
         return standby
 
     def dsn(self, user: str, server: LocalServer | None = None, *, dbname: bool = True) -> str:
-        """How a side comes to a server."""
+        """The connection string of a side for a server."""
         port = (server or self.primary).port
         name = " dbname=postgres" if dbname else ""
         return f"host=127.0.0.1 port={port} user={user} password={_PASSWORD}{name}"
@@ -156,10 +156,10 @@ class Servers(Closing):
 
 
 class Side(Closing):
-    """One way to keep them. `name` is its role too; each of its rounds looks at the primary every `interval` s."""
+    """One way to copy them. `name` is also its role; it polls the primary every `interval` s."""
 
     name = ""
-    #: Which of a role's processes on a standby are at work on copies.
+    #: The processes of a role on a standby that work on copies.
     workers = ""
 
     def __init__(self, servers: Servers, interval: float) -> None:
@@ -170,14 +170,14 @@ class Side(Closing):
 
     @abstractmethod
     def resume(self) -> None:
-        """Begin to keep the slots."""
+        """Start to copy the slots."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Let them be."""
+        """Stop copying them."""
 
-    def lacking(self) -> list[tuple[int, str, bool]]:
-        """The copies that are not there yet: the standby's number, the slot, and whether it is being made."""
+    def missing(self) -> list[tuple[int, str, bool]]:
+        """The missing copies: the standby's number, the slot, and whether the copy is being created."""
         wanted = {f"slot_{number}" for number in range(self.servers.count)}
         found = []
         for number, connection in enumerate(self._connections):
@@ -192,7 +192,7 @@ class Side(Closing):
         return found
 
     def copies(self) -> list[Shown]:
-        """What each standby has."""
+        """The copies of each standby."""
         return [logical_slots(connection) for connection in self._connections]
 
     def standby_cpu(self) -> float:
@@ -269,12 +269,12 @@ class Peer(Side):
     workers = "backend_type = 'pg_failover_slots worker'"
 
     def resume(self) -> None:
-        """Have the workers keep every slot."""
+        """Let the workers copy every slot."""
         self._set("pg_failover_slots.worker_nap_time", str(round(self.interval * 1000)))
         self._set("pg_failover_slots.synchronize_slot_names", "name_like:%")
 
     def pause(self) -> None:
-        """Have them keep none, which they take for nothing to do."""
+        """Let them copy no slot, so that they have nothing to do."""
         self._set("pg_failover_slots.synchronize_slot_names", "")
 
     def _set(self, name: str, value: str) -> None:
@@ -284,7 +284,7 @@ class Peer(Side):
 
 
 class Primary(Closing):
-    """What the primary spends on a role, by a connection that is there all the time."""
+    """The primary's cost of a role, measured by a permanent connection."""
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server

@@ -4,7 +4,7 @@ Twice: pgbench_accounts, where JDBC is partitioned over ranges of its numeric ke
 a text, which JDBC reads over one connection, as it comes. Both sides write the same kind of Iceberg table
 in the same session. JDBC's partitions are transactions of their own; the copy is of one exact LSN.
 
-Wall seconds from the first look at the catalog to the committed table; CPU seconds of Spark and its Python
+Wall seconds from the first query of the catalog to the committed table; CPU seconds of Spark and its Python
 workers. Equal means: row count, and a sum of hashes over all columns of every row.
 """
 
@@ -41,14 +41,14 @@ _CASES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its own flags."""
+    """The benchmark's own options."""
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--jdbc-partitions", type=int, default=8)
     parser.add_argument("--postgres", type=int, help="the server's major (the newest here)")
 
 
 def driver_available() -> bool:
-    """Whether the driver is in the cache, or Maven is here to get it."""
+    """Whether the driver is in the cache, or Maven can fetch it."""
     return any(_folder().glob("*.jar")) or shutil.which("mvn") is not None
 
 
@@ -102,7 +102,7 @@ def _rounds(
 ) -> None:
     spark.sql("CREATE NAMESPACE IF NOT EXISTS tuskline.bench")
     for case, table, key, name in _CASES:
-        # A round that does not count: both have their workers, and the JVM has compiled.
+        # A warm-up round that does not count: both sides then have workers, and the JVM has compiled.
         for number in range(-1, options.rounds):
             for side, read in (
                 ("own", lambda table=table: _own(spark, server, table)),

@@ -1,4 +1,4 @@
-"""`wal`: what a commit pays for two of three copies of its WAL, against pg_receivewal and against standbys.
+"""`wal`: the cost of a commit for two of three copies of its WAL, compared with pg_receivewal and with standbys.
 
 One primary with fsync; in turns it waits for our quorum (three safekeepers), for `ANY 2` of three real
 `pg_receivewal --synchronous`, and for `ANY 2` of three real standbys. pgbench measures TPC-B with 1, 8 and 32 clients,
@@ -38,7 +38,7 @@ _TINY = "INSERT INTO tiny VALUES (1);\n"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its own flags."""
+    """The benchmark's own options."""
     parser.add_argument("--seconds", type=float, default=5.0, help="of each pgbench")
     parser.add_argument("--bulk-rows", type=int, default=1_000_000)
     parser.add_argument("--sides", default="own,receivers,standbys")
@@ -89,9 +89,9 @@ def _captured(server: LocalServer, folder: Path) -> Stack:
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
     place = folder / "capture"
     place.mkdir()
-    made = Stack(place, {workload.STREAM: server.dsn()})
-    made.start("log-server", "bridge")
-    return made
+    stack = Stack(place, {workload.STREAM: server.dsn()})
+    stack.start("log-server", "bridge")
+    return stack
 
 
 def _turn(
@@ -118,9 +118,9 @@ def _turn(
             )
             wall = time.monotonic() - began
             measured.append(Round(name, work, rows, wall, side.cpu() - before, None, busy, figures))
-            told = ", ".join(f"{key} {value:,.1f}" for key, value in figures.items())
+            text = ", ".join(f"{key} {value:,.1f}" for key, value in figures.items())
             say(
-                f"{number + 1}/{options.rounds} {name} {work}: {told}, {measured[-1].cpu:.2f} CPU s"
+                f"{number + 1}/{options.rounds} {name} {work}: {text}, {measured[-1].cpu:.2f} CPU s"
             )
         difference = side.differs()
         if difference is not None:
@@ -164,7 +164,7 @@ def _pgbench(
 
 
 def _bulk(server: LocalServer, options: argparse.Namespace) -> tuple[dict[str, float], int]:
-    """One transaction that writes much; MiB of WAL a second until its COMMIT returns."""
+    """One large transaction. Returns MiB of WAL per second until its COMMIT returns."""
     rows = max(int(options.bulk_rows * options.scale), 1)
     execute(server, "DROP TABLE IF EXISTS bulk")
     execute(server, "CREATE TABLE bulk (number int, filler text)")

@@ -1,4 +1,4 @@
-"""`wal-catchup`: a safekeeper that was away comes back, against pg_receivewal that reads the same WAL.
+"""`wal-catchup`: a safekeeper that was away returns, compared with pg_receivewal that reads the same WAL.
 
 The proposer is started again meanwhile, so nothing is in its memory: the WAL comes from the primary's disk on both
 sides. CPU seconds are those of the safekeeper, the proposer and the walsenders, by those of pg_receivewal and its own.
@@ -24,7 +24,7 @@ _PATIENCE = 300.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its own flags."""
+    """The benchmark's own options."""
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--postgres", type=int, help="the server's major (the newest here)")
 
@@ -96,12 +96,12 @@ def _turn(
 
 
 def _flushed(side: Own, count: int) -> int:
-    """What so many safekeepers have on disk."""
+    """The WAL that this number of safekeepers has on disk."""
     try:
-        told = side.stack.status().get("safekeepers", [])
+        reported = side.stack.status().get("safekeepers", [])
     except (OSError, ValueError):
         return 0
-    held = sorted((parse_lsn(each["flush_lsn"] or "0/0") for each in told), reverse=True)
+    held = sorted((parse_lsn(each["flush_lsn"] or "0/0") for each in reported), reverse=True)
     return held[count - 1] if len(held) >= count else 0
 
 

@@ -1,4 +1,4 @@
-"""Three ways to have a COMMIT wait for two of three copies of the WAL, each as real processes around one primary."""
+"""Three ways to make COMMIT wait for two of three copies of the WAL, each with real processes and one primary."""
 
 import os
 import signal
@@ -16,13 +16,13 @@ from walsender_bridge.demo.local_server.account import server_account
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 from walsender_bridge.runtime.closing import Closing
 
-#: Seconds for all copies to have what there is.
+#: Seconds within which all copies have to have all WAL.
 _PATIENCE = 120.0
 _POLL = 0.02
 
 
 class Side(Closing):
-    """Started when it is made; commits wait for it from `attach` until `detach`."""
+    """Started when it is created; commits wait for it from `attach` until `detach`."""
 
     name = ""
     #: `synchronous_standby_names`.
@@ -37,10 +37,10 @@ class Side(Closing):
 
     @abstractmethod
     def differs(self) -> str | None:
-        """Why what it holds is not what the primary has; None: it is."""
+        """How its WAL differs from the primary's; None if it does not."""
 
     def attach(self) -> None:
-        """Have commits wait for it. It holds everything when this returns.
+        """Make commits wait for it. It has all WAL when this returns.
 
         It has to be there first: safekeepers that are new form no quorum on a server whose commits wait for one.
         """
@@ -54,7 +54,7 @@ flush_lsn >= '{ask(self.server, 'SELECT pg_current_wal_flush_lsn()')}'"
         self._wait(wanted)
 
     def _wait(self, wanted: str) -> None:
-        """Until so many standbys are there as this side has."""
+        """Wait until all standbys of this side are attached."""
         deadline = time.monotonic() + _PATIENCE
         while int(ask(self.server, wanted)) < (1 if self.name == "own" else 3):
             if time.monotonic() > deadline:
@@ -68,7 +68,7 @@ flush_lsn >= '{ask(self.server, 'SELECT pg_current_wal_flush_lsn()')}'"
         return sum(map(tree_cpu_seconds, pids)) + sum(map(cpu_seconds, map(int, senders.split())))
 
     def detach(self) -> None:
-        """Nobody waits for it any more."""
+        """Commits no longer wait for it."""
         execute(self.server, "ALTER SYSTEM RESET synchronous_standby_names")
         execute(self.server, "SELECT pg_reload_conf()")
 
@@ -156,7 +156,7 @@ class Standbys(Side):
         return [standby.pid for standby in self._made]
 
     def differs(self) -> str | None:
-        """Their history files' WAL is replayed to where the primary was: the server says so itself."""
+        """All standbys have replayed WAL up to the primary's position, as they report themselves."""
         end = ask(self.server, "SELECT pg_current_wal_flush_lsn()")
         deadline = time.monotonic() + _PATIENCE
         question = f"SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= '{end}'"
@@ -244,7 +244,7 @@ def lsn(server: LocalServer) -> int:
 
 
 def drop_slots(server: LocalServer) -> None:
-    """Let go of all WAL."""
+    """Release all WAL."""
     execute(
         server,
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active",
@@ -259,5 +259,5 @@ def most_memory(pid: int) -> float:
     return 0.0
 
 
-#: Where a benchmark's servers lie. A disk: on a file system in memory nothing waits for durability.
+#: The folder of a benchmark's servers. On a disk: on a file system in memory, durability costs nothing.
 PLACE = os.environ.get("TUSKLINE_BENCH_FOLDER")

@@ -1,4 +1,4 @@
-"""WAL to read again and again: a server with a load behind a slot of which each reader gets a copy."""
+"""WAL that can be read repeatedly: a server with a load behind a slot, of which each reader gets a copy."""
 
 import subprocess
 import tempfile
@@ -41,7 +41,7 @@ class Workload:
 
     @property
     def dsn(self) -> str:
-        """The superuser's; the server trusts whoever comes from this machine."""
+        """The connection string of the superuser; the server trusts connections from this machine."""
         return self.server.dsn()
 
     @contextmanager
@@ -62,48 +62,48 @@ class Workload:
 
 @contextmanager
 def server(major: int | None = None) -> Iterator[LocalServer]:
-    """A new server of `major` (the newest that is here)."""
+    """A new server of `major` (default: the newest available)."""
     found = by_major()
     installation = found[major or max(found)]
     with tempfile.TemporaryDirectory(prefix="tuskline-bench-") as folder:
         Path(folder).chmod(0o755)
-        made = LocalServer.create(
+        local = LocalServer.create(
             installation, Path(folder) / "server", settings=_SETTINGS, auth="trust"
         )
         try:
-            made.start()
-            yield made
+            local.start()
+            yield local
         finally:
-            made.destroy()
+            local.destroy()
 
 
 @contextmanager
 def tpcb(transactions: int, *, scale: int = 10, major: int | None = None) -> Iterator[Workload]:
     """pgbench's TPC-B: three updates and an insert each."""
-    with server(major) as made:
-        pgbench(made, "-i", "-q", "-s", str(scale))
-        with psycopg.connect(made.dsn(), autocommit=True) as connection:
+    with server(major) as local:
+        pgbench(local, "-i", "-q", "-s", str(scale))
+        with psycopg.connect(local.dsn(), autocommit=True) as connection:
             connection.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL")
-            _begin(connection, made)
+            _begin(connection, local)
             clients = min(4, transactions)
             each = -(-transactions // clients)
-            pgbench(made, "-n", "-M", "prepared", "-c", str(clients), "-j", "2", "-t", str(each))
+            pgbench(local, "-n", "-M", "prepared", "-c", str(clients), "-j", "2", "-t", str(each))
             names = ("accounts", "tellers", "branches", "history")
             tables = tuple(f"public.pgbench_{name}" for name in names)
-            yield Workload("tpcb", made, tables, 4 * each * clients, _end(connection))
+            yield Workload("tpcb", local, tables, 4 * each * clients, _end(connection))
 
 
 @contextmanager
 def wide(rows: int, *, major: int | None = None) -> Iterator[Workload]:
     """Inserts of twelve columns of text, a thousand rows a transaction."""
-    with server(major) as made, psycopg.connect(made.dsn(), autocommit=True) as connection:
+    with server(major) as local, psycopg.connect(local.dsn(), autocommit=True) as connection:
         connection.execute(load("benchmark/wide").encode())
-        _begin(connection, made)
+        _begin(connection, local)
         for first in range(1, rows + 1, _WIDE_TRANSACTION):
             last = min(first + _WIDE_TRANSACTION - 1, rows)
             statement = load("benchmark/wide_fill").encode()
             connection.execute(statement, {"first": first, "last": last})
-        yield Workload("wide", made, ("public.wide",), rows, _end(connection))
+        yield Workload("wide", local, ("public.wide",), rows, _end(connection))
 
 
 def execute(server: LocalServer, name: str) -> None:
@@ -131,7 +131,7 @@ def _end(connection: psycopg.Connection) -> int:
     connection.execute("SET synchronous_commit = on")
     connection.execute("UPDATE tuskline.flush SET token = token + 1")
     row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
-    # WAL behind the end, so that a reader learns that there is nothing more before it.
+    # WAL behind the end, so that a reader detects that the load is complete.
     connection.execute("SELECT pg_switch_wal()")
     connection.execute("CHECKPOINT")
     assert row is not None

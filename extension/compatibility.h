@@ -52,7 +52,7 @@ compat_create(const char *name, bool two_phase)
 #endif
 }
 
-/* Own a slot, or ERROR at once if somebody else does. One that is invalid is refused elsewhere, alike on all. */
+/* Acquire a slot, or ERROR at once if another process owns it. An invalid one is refused elsewhere, alike on all. */
 static inline void
 compat_acquire(const char *name)
 {

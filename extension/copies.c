@@ -1,11 +1,11 @@
 /*
- * Making copies of logical slots on a standby, moving them, naming them and dropping them.
+ * Creates, moves, renames and drops copies of logical slots on a standby.
  *
  * Safety, in the order of a copy's life:
  *
  * - reserve: the copy is ephemeral until it is complete, so that a crash or an error leaves nothing. Its
- *   restart_lsn is published before WAL is looked for, and its catalog_xmin is chosen while nobody can move the
- *   horizon, so that what was there when it was looked at stays.
+ *   restart_lsn is published before its WAL is checked, and its catalog_xmin is chosen while no process can move the
+ *   horizon, so that what existed at the check stays.
  * - set_fields: the three fields change together under the slot's spinlock and are on disk before the effective
  *   xmin follows, so that no row is given up which a crash could ask for again.
  * - A copy is known by its marker, not by its name: it has one from before it is persistent on. Only what has one is
@@ -14,7 +14,7 @@
  *   mapping files (mappings.c). rename asks for both.
  * - rename: PostgreSQL has no rename, and a folder that is renamed by hand has a crash between the folder's name
  *   and the name inside its state file, from which the server makes a slot that it can neither save nor drop. So a
- *   slot of the new name is made, complete and durable, and then the old one is dropped, which is what the server
+ *   slot of the new name is created, complete and durable, and then the old one is dropped, which is what the server
  *   does by itself and recovers from. The old one is owned throughout: what the new one needs is reserved by
  *   one of them at every moment. After a crash there is the old one, or both, or the new one, each whole.
  *
@@ -36,7 +36,7 @@ PG_FUNCTION_INFO_V1(tuskline_set_failover);
 PG_FUNCTION_INFO_V1(tuskline_rename);
 PG_FUNCTION_INFO_V1(tuskline_drop);
 
-/* Release what an error left in our hands. The abort of a transaction would do so too, but an exception's does not. */
+/* Release what an error left acquired. The abort of a transaction would do so too, but an exception handler's does not. */
 void
 let_go(void)
 {
@@ -117,7 +117,7 @@ require_temporary(const char *name)
 				 errhint("Let it begin with \"%s\".", TEMPORARY_PREFIX)));
 }
 
-/* Own the slot, if it is one that we may change. It is looked at before, so that no other is ever touched. */
+/* Acquire the slot if it is one that we may change. This is checked first, so that no other slot is ever touched. */
 void
 take_slot(const char *name)
 {
@@ -141,10 +141,10 @@ take_slot(const char *name)
 /*
  * Choose the oldest transaction whose catalog rows are still safe here, and hold it.
  *
- * While both locks are held nobody moves the horizon. ReplicationSlotsComputeRequiredXmin(true) is not used: newer
+ * While both locks are held no process moves the horizon. ReplicationSlotsComputeRequiredXmin(true) is not used: newer
  * minor releases want it called with ReplicationSlotControlLock held, older ones take that lock inside and would
  * wait for themselves. Without it an older release can overwrite the horizon with one that it summed up before, so
- * it is looked at until it covers us.
+ * it is read again until it covers us.
  */
 static TransactionId
 reserve_xmin(void)
@@ -426,8 +426,8 @@ make_renamed(const char *new_name, const ReplicationSlot *old)
 /*
  * rename(slot_name, new_name): a proven copy gets the name that clients use.
  *
- * The server knows one owned slot for each process, so the old one is put aside while the new one is made; no
- * interrupt is served meanwhile, since a process that ended then would leave it in use for ever.
+ * A process can own one slot, so the old one is released from it, still marked in use, while the new one is created; no
+ * interrupt is served meanwhile, since a process that ended then would leave it in use forever.
  */
 Datum
 tuskline_rename(PG_FUNCTION_ARGS)
@@ -479,7 +479,7 @@ tuskline_rename(PG_FUNCTION_ARGS)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	/* Between the two lines somebody can take the old one; the new one is whole all the same. */
+	/* Between the two lines another process can acquire the old slot; the new one is complete all the same. */
 	PG_TRY();
 	{
 		ReplicationSlotDrop(name, true);

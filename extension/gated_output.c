@@ -37,11 +37,11 @@
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
-/* Between two looks at the slots, in ms: the first, and what doubling ends at. */
+/* Sleep between two polls of the slots, in ms: the first one, and the limit of its doubling. */
 #define SHORTEST_SLEEP 50
 #define LONGEST_SLEEP 200
 
-/* When the log first says why a transaction waits, and after how long again, in ms. */
+/* Time until a waiting transaction is first logged, with the reason, and between two such messages, in ms. */
 #define FIRST_REPORT 1000
 #define NEXT_REPORT 30000
 
@@ -64,7 +64,7 @@ typedef struct Obstacle
 	bool		streams;		/* it is on its way: a standby is connected and only behind */
 } Obstacle;
 
-/* What a walsender has sent, and what it was told. */
+/* What a walsender has sent, and what its client has confirmed. */
 typedef struct Sender
 {
 	WalSndState state;
@@ -203,7 +203,7 @@ may_pass(XLogRecPtr end, Obstacle *obstacle)
 	return passes;
 }
 
-/* Whether the server was told to stop, smartly or fast. */
+/* Whether a smart or fast shutdown was requested. */
 static bool
 server_stops(void)
 {

@@ -1,7 +1,7 @@
 /*
  * What pg_replication_slots does not show: for each slot what is in memory, what is on disk, and what it lives by.
  *
- * Read only. Shared memory is copied first, under the locks that it needs; files are looked at afterwards, so that
+ * Read only. Shared memory is copied first, under the locks that it needs; files are read afterwards, so that
  * no lock waits for a disk.
  */
 #include "tuskline.h"
@@ -142,7 +142,7 @@ persistency(const ReplicationSlot *slot)
 	return "unknown";
 }
 
-/* `foreign`: newest_foreign_snapshot(); where this server writes WAL itself nobody asks for it. */
+/* `foreign`: newest_foreign_snapshot(); not used on a server that writes WAL itself. */
 static void
 put_snapshots(Row *row, XLogRecPtr restart_lsn, XLogRecPtr foreign)
 {

@@ -1,6 +1,6 @@
 /*
- * The mapping files of rewritten catalogs, pg_logical/mappings/map-*: whether a slot's are all there, and making those again
- * that are not.
+ * The mapping files of rewritten catalogs, pg_logical/mappings/map-*: checks whether all those of a slot exist, and restores
+ * missing ones.
  *
  * VACUUM FULL or CLUSTER of a catalog moves its rows. A decoder finds a transaction's own catalog changes by where its
  * rows were, so the server logs the moves (XLOG_HEAP2_REWRITE), and replay writes them into a file for each transaction.
@@ -8,7 +8,7 @@
  * the transaction itself, silently, or cannot find a relation.
  *
  * A restartpoint removes the files that no logical slot of its server needs, which are all of them where there is no
- * such slot. A copy is made with the positions of a slot on another server, so its files may be gone already. And each slot
+ * such slot. A copy is created with the positions of a slot on another server, so its files may be gone already. And each slot
  * is kept up to its files from then on: replay writes them, and restartpoints leave those from its restart_lsn on.
  *
  * So restore_mappings reads WAL from the slot's restart_lsn to what has been replayed, and writes once more what replay
@@ -16,13 +16,13 @@
  * neither harms the other. A file's position is where the rewrite began: files from before restart_lsn are of transactions
  * that are not decoded from there on, since rows that a rewrite moves were written before it.
  *
- * One restartpoint can still remove files afterwards: one that looked for slots before this one was there. It has
- * published its redo position (GetRedoRecPtr) before it looked, and is past the removal when the control file has that
+ * One restartpoint can still remove files afterwards: one that read the slots before this one existed. It has
+ * published its redo position (GetRedoRecPtr) before that read, and is past the removal when the control file has that
  * position, too. While these differ nothing is restored.
  *
  * A note, pg_replslot/<slot>/tuskline_mappings, records that it was done. Its unfinished form lies in the same folder all
- * the time that WAL is read: a slot that was dropped meanwhile, and made again, has none to rename. The server removes
- * the note with the slot. It is void once restart_lsn goes back, which is for set_fields to say.
+ * the time that WAL is read: a slot that was dropped meanwhile, and created again, has none to rename. The server removes
+ * the note with the slot. It is void once restart_lsn goes back; set_fields removes it then.
  */
 #include "tuskline.h"
 

@@ -1,13 +1,13 @@
 /*
- * A marker: a small file in the folder of a slot, which says which incarnation of the slot this is. A slot of the
- * primary has the one that mark() gave it; a copy has the temporary name that it was reserved under, and keeps it when it is renamed.
+ * A marker: a small file in a slot's directory with the incarnation id of the slot. A slot of the primary has the one that
+ * mark() wrote; a copy has the temporary name that it was reserved under, and keeps it when it is renamed.
  *
- * A slot's values can come back to exactly the same numbers after it was dropped and made again, and what it
- * reserved in between is lost. The file cannot: PostgreSQL removes the folder with the slot, and a crash does not
- * touch it. It is written once and never changed. The server itself reads only the file `state` in there.
+ * A slot's values can return to exactly the same numbers after it was dropped and created again, and what it reserved in
+ * between is lost. The file cannot: PostgreSQL removes the directory with the slot, and a crash does not touch it. It is
+ * written once and never changed. The server itself reads only the file `state` in that directory.
  *
- * ReplicationSlotAllocationLock is held shared meanwhile. Making and dropping a slot hold it exclusively, so the
- * folder is that of the slot which was found.
+ * ReplicationSlotAllocationLock is held shared meanwhile. Creating and dropping a slot hold it exclusively, so the
+ * directory belongs to the slot that was found.
  */
 #include "tuskline.h"
 
@@ -65,7 +65,7 @@ read_marker(const char *slot_name, char *value)
 	return MARKER_READ;
 }
 
-/* The marker of a slot that has none, on disk when this returns. Whoever calls keeps the slot from being dropped. */
+/* Write the marker of a slot that has none; it is on disk on return. The caller keeps the slot from being dropped. */
 void
 write_marker(const char *slot_name, const char *value)
 {
@@ -109,7 +109,7 @@ tuskline_marker(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(marker));
 }
 
-/* mark(slot_name, value): the marker of this incarnation of a slot, which is made if there is none. */
+/* mark(slot_name, value): the marker of this incarnation of a slot, written with `value` if there is none. */
 Datum
 tuskline_mark(PG_FUNCTION_ARGS)
 {

@@ -87,7 +87,7 @@ describe(const char *path, Note *note)
 	return true;
 }
 
-/* Whether a decoder can start at `lsn` with a snapshot, whoever wrote it. */
+/* Whether a decoder can start at `lsn` with a snapshot of any decoder. */
 bool
 snapshot_present(XLogRecPtr lsn)
 {
@@ -175,8 +175,8 @@ write_snapshot(struct SnapBuild *builder, XLogRecPtr lsn)
 }
 
 /*
- * The newest position of a snapshot that has no note: somebody else wrote it. A decoder that goes on from an older one
- * leaves that file as it is and may start with it later. Names alone are looked at: there may be thousands.
+ * The newest position of a snapshot that has no note: another decoder wrote it. A decoder that continues from an older one
+ * leaves that file as it is and may start with it later. Only the names are read: there may be thousands.
  */
 XLogRecPtr
 newest_foreign_snapshot(void)

@@ -3,7 +3,7 @@
  *
  * Nothing here is a promise about the next moment, except for a slot whose restart_lsn was published before: the
  * server then keeps the segments from it on, unless it had already chosen them for removal. That is why a copy's
- * files are looked for again at each poll (inspect), not only when it is made.
+ * files are checked again at each poll (inspect), not only when it is created.
  */
 #include "tuskline.h"
 
@@ -12,7 +12,7 @@
 
 #include "storage/fd.h"
 
-/* More segments than any server keeps; a position that is further back than that is not looked for. */
+/* More segments than any server keeps; an older position is not searched. */
 #define MOST_SEGMENTS ((XLogSegNo) 1 << 24)
 
 /* The end of the WAL that this server has applied (a standby) or written (a primary), and its timeline. */

@@ -1,11 +1,12 @@
 """Carries out one action of the resolver on a standby (some on its primary). Nothing is decided here.
 
-Each may be done twice and may end anywhere: what is there already is not made, what is gone is gone. The extension
-refuses by itself whatever would be wrong by now, which is an error here and seen anew at the next poll.
+Each action may be carried out twice and may end anywhere: what exists is not created again, and what is dropped stays so.
+The extension itself refuses an action that has become wrong; that is an error here, and the next poll evaluates again.
 
-An advance goes in steps, so that one which is ended by its time has come further. Each decodes from the copy's restart_lsn, which
-stays while a transaction is open: so a step is at least as long as what is decoded again for it, and its time grows with what
-it decodes. With a fixed time a copy could stand still for ever, long after the transaction has ended.
+An advance goes in steps, so that one which reaches its time limit has made progress. Each decodes from the copy's
+restart_lsn, which stays while a transaction is open: so a step is at least as long as the WAL that is decoded again for
+it, and its time limit grows with the WAL that it decodes. With a fixed limit a copy could stall forever, long after the
+transaction has ended.
 """
 
 from typing import Final
@@ -29,19 +30,19 @@ from walsender_bridge.errors import ServerSettingError
 from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
 from walsender_bridge.runtime import fail_point
 
-#: Bytes of WAL that one step of an advance may decode beyond where the last one ended.
+#: Bytes of WAL that one step of an advance may decode beyond the end of the last one.
 STEP_BYTES: Final = 256 << 20
-#: Bytes of WAL a second that a standby reads at least: what reads more of it may take longer.
+#: Bytes of WAL per second that a standby is assumed to read at least; sets the time limits.
 SLOWEST: Final = 4 << 20
 
 
 def does_something(action: Action) -> bool:
-    """Whether there is anything to carry out."""
+    """Whether the action changes anything."""
     return not isinstance(action, Nothing | Wait)
 
 
 def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
-    """Do it. Raises what `BoundedSession.one` does."""
+    """Carry out the action. Raises as `BoundedSession.one`."""
     if isinstance(action, MarkIncarnation):
         with primary.lent(None) as session:
             _check_extension(session)
@@ -76,10 +77,10 @@ def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
 
 
 def _check_extension(session: BoundedSession) -> None:
-    """Each database has functions of its own under the extension's names."""
+    """Raise `ServerSettingError` unless this database's functions of the extension are a superuser's: each has its own."""
     if session.one("slot_sync/trusted") is not True:
         raise ServerSettingError(
-            "the schema tuskline_slots, and all functions in it, are not a superuser's, or not there",
+            "the schema tuskline_slots or a function in it is missing, or not owned by a superuser",
             where=session.where,
             repair="on the primary, as a superuser: DROP SCHEMA IF EXISTS tuskline_slots CASCADE, then CREATE EXTENSION "
             "tuskline; docs/extension.md",
@@ -102,7 +103,7 @@ def _reserve(session: BoundedSession, action: Reserve) -> None:
 
 
 def _advance(session: BoundedSession, action: Advance) -> None:
-    """Up to the position; a copy that is there already is decoded up to it once more, which may find a snapshot."""
+    """Advance to the position; a copy already there is decoded up to it once more, which may find a snapshot."""
     restart, at, _ = _positions(session, action.name)
     while at <= action.to_lsn:
         step = min(action.to_lsn, at + max(STEP_BYTES, at - restart))
@@ -121,7 +122,7 @@ def _restore_mappings(session: BoundedSession, action: RestoreMappings) -> None:
 
 
 def _positions(session: BoundedSession, name: str) -> tuple[int, int, int]:
-    """The slot's restart_lsn and confirmed_flush_lsn, and what the standby has replayed; 0 for what is not there."""
+    """The slot's restart_lsn and confirmed_flush_lsn, and the standby's replay position; 0 for a missing one."""
     found = session.one("slot_sync/positions", {"name": name}) or (None, None, None)
     restart, confirmed, replayed = (parse_lsn(each or "0/0") for each in found)
     return restart, confirmed, replayed

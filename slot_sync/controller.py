@@ -1,8 +1,8 @@
-"""The controller of slot copies: every candidate side by side, none waiting for another.
+"""The controller of slot copies: it serves all candidates concurrently, and none waits for another.
 
-Each candidate has a thread, connections and limits of its own, so a candidate or a slot that hangs delays no other. They
-look at the same moments, so that one look at the primary serves all (`shared_look`). Of several controllers of one
-primary one acts; the others look, and say whose turn it is.
+Each candidate has a thread, connections and limits of its own, so a candidate or a slot that hangs delays no other. All
+poll at the same moments, so that one query of the primary serves all (`probe/shared.py`). Of several controllers of one
+primary one acts; the others only probe, and log which one is active.
 """
 
 import threading
@@ -20,20 +20,20 @@ from slot_sync.report import SlotReport, SlotRound
 from walsender_bridge.errors import InvariantError, RunningError, TusklineError
 from walsender_bridge.runtime.closing import Closing
 
-#: Rounds of `once`: a slot that is written to all the time has always something to be done.
+#: Rounds of `once`: a slot under constant writes always has another action pending.
 _ROUNDS: Final = 10
-#: Seconds that a thread has to end.
+#: Seconds that a thread is given to end.
 _ENDING: Final = 2.0
 
 _log = structlog.get_logger(__name__)
 
 
-def look(plan: SlotSyncPlan) -> SlotReport:
-    """How all candidates stand now. Nothing is changed; what the controller wrote down is read."""
+def probe(plan: SlotSyncPlan) -> SlotReport:
+    """Report the state of all candidates. Changes nothing; reads the controller's records."""
 
     def one(copier: SlotCopier) -> SlotRound:
         with copier:
-            return copier.look(began)
+            return copier.probe(began)
 
     began = time.monotonic()
     with SharedProbe(plan.primary_dsn) as primary:
@@ -44,7 +44,7 @@ def look(plan: SlotSyncPlan) -> SlotReport:
 
 
 class Controller(Closing):
-    """Keeps the plan's copies."""
+    """Maintains the plan's copies."""
 
     def __init__(self, plan: SlotSyncPlan) -> None:
         self._plan = plan
@@ -53,19 +53,19 @@ class Controller(Closing):
         self._began = time.monotonic()
         self._active = False
         self._answers = False
-        self._said: str | None = None
+        self._logged: str | None = None
         self._rounds: dict[str, SlotRound] = {}
 
     def close(self) -> None:
-        """End the connections, and leave the turn to others."""
+        """Close the connections, and let another controller become active."""
         for copier in self._copiers:
             copier.close()
         self._primary.close()
 
     def once(self, seconds: float) -> SlotReport:
-        """Do what can be done now, and how it stands after that; about `seconds` at most.
+        """Carry out what can be done now, for about `seconds` at most; returns the state after that.
 
-        Raises `RunningError` when it is not our turn in that time, `ConfigError` when nothing can be recorded.
+        Raises `RunningError` if another controller stays active that long, `ConfigError` if the record cannot be written.
         """
         began = time.monotonic()
         deadline = began + seconds
@@ -78,14 +78,14 @@ class Controller(Closing):
                 if not begun or not copier.settle(max(0.0, deadline - time.monotonic())):
                     return found
                 since = time.monotonic()
-            return copier.look(since)
+            return copier.probe(since)
 
         with ThreadPoolExecutor(max_workers=len(self._copiers)) as threads:
             rounds = [*threads.map(one, self._copiers)]
         return SlotReport({each.candidate: each for each in rounds}, active=self._active)
 
-    def watch(self, stop: threading.Event, tell: Callable[[SlotReport], None]) -> None:
-        """Keep the copies until `stop` is set; `tell` is called at each poll with how they stand."""
+    def watch(self, stop: threading.Event, report: Callable[[SlotReport], None]) -> None:
+        """Maintain the copies until `stop` is set; calls `report` at each poll with their state."""
         threads = [
             threading.Thread(target=self._keep, args=(copier, stop), daemon=True)
             for copier in self._copiers
@@ -96,7 +96,7 @@ class Controller(Closing):
             thread.start()
         while (moment := self._next_moment(stop)) is not None:
             self._take_turn(moment)
-            tell(SlotReport(dict(self._rounds), active=self._active))
+            report(SlotReport(dict(self._rounds), active=self._active))
         for thread in threads:
             thread.join(_ENDING)
 
@@ -107,20 +107,26 @@ class Controller(Closing):
                 found, _ = copier.round(moment, act=self._active)
                 self._rounds[found.candidate] = found
             except InvariantError as error:
-                # Nothing of this candidate is touched any more; its report grows old.
+                # This candidate is not touched any more; its report ages.
                 _log.error(
-                    "copies are not kept any more", standby=copier.candidate.name, **error.to_wire()
+                    "slot copies are no longer maintained",
+                    standby=copier.candidate.name,
+                    **error.to_wire(),
                 )
                 return
             except TusklineError as error:
-                _log.error("copies are not kept", standby=copier.candidate.name, **error.to_wire())
+                _log.error(
+                    "slot copies are not maintained",
+                    standby=copier.candidate.name,
+                    **error.to_wire(),
+                )
             except Exception:
-                # One fault of ours must not end the care for this candidate; its report grows old meanwhile.
-                _log.exception("copies are not kept", standby=copier.candidate.name)
+                # A bug here must not stop maintenance of this candidate; its report ages meanwhile.
+                _log.exception("slot copies are not maintained", standby=copier.candidate.name)
             moment = self._next_moment(stop)
 
     def _next_moment(self, stop: threading.Event) -> float | None:
-        """Wait for the next of the moments at which everybody looks, and which it is; None: it is to end."""
+        """Wait for the next poll, which all threads share, and return its moment; None: `stop` is set."""
         poll = self._plan.poll
         moment = self._began + ((time.monotonic() - self._began) // poll + 1) * poll
         while (left := moment - time.monotonic()) > 0:
@@ -129,14 +135,14 @@ class Controller(Closing):
         return moment
 
     def _await_turn(self, deadline: float) -> None:
-        """Take the turn. A primary that does not answer has none to give, and nothing is to be done then."""
+        """Become the active controller. If the primary does not answer, no lock can be taken and nothing can be done."""
         self._take_turn(time.monotonic())
         while not self._active and self._answers:
             if time.monotonic() > deadline:
                 raise RunningError(
-                    "another controller keeps the copies",
+                    "another controller is active",
                     where=self._primary.where,
-                    repair="leave it to that one, or end it; `tuskline slots status` only looks",
+                    repair="leave the copies to it, or stop it; `tuskline slots status` only reports",
                 )
             time.sleep(0.05)
             self._take_turn(time.monotonic())
@@ -149,11 +155,11 @@ class Controller(Closing):
         else:
             self._answers, self._active = True, self._primary.has_turn
         if self._active:
-            whose = "this controller keeps the copies"
+            turn = "this controller is active"
         elif self._answers:
-            whose = "another controller keeps the copies; this one waits for its turn"
+            turn = "another controller is active; this one stands by"
         else:
-            whose = "the primary does not answer"
-        if whose != self._said:
-            _log.info(whose, primary=self._primary.where)
-        self._said = whose
+            turn = "the primary does not answer"
+        if turn != self._logged:
+            _log.info(turn, primary=self._primary.where)
+        self._logged = turn

@@ -1,10 +1,10 @@
-"""One candidate: looks at it and at the primary, has the resolver decide, writes down, and has the actions carried out.
+"""One candidate: probes it and the primary, calls the resolver, saves the record, and starts the actions.
 
-Invariant: what an action relies on is in the record, on disk, before the action is begun. While an action on a slot is
-under way what is remembered of that slot stays as it was when it began, so that a half done one is never taken for
-something else.
+Invariant: what an action relies on is in the record, on disk, before the action starts. While an action on a slot is
+under way, the record of that slot stays as it was when the action started, so that a half-finished one is never
+mistaken for something else.
 
-Nothing here waits for an action, so one slot on which work hangs holds up no other, nor what is told of it.
+Nothing here waits for an action, so a slot whose action hangs delays no other slot, and no report.
 """
 
 import time
@@ -29,13 +29,13 @@ from slot_sync.sessions import Sessions
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime.closing import Closing
 
-#: Seconds for which a verdict that says nothing new is not written down again.
+#: Seconds for which a verdict that is unchanged is not saved again.
 FRESH: Final = 1.0
-#: States of a copy whose client the standby was seen to have all of.
+#: States of a copy in which the standby was seen to have all that the client has confirmed.
 _CLIENT_BEHIND: Final = {*SAFE, CopyState.SYNCED}
-#: What a copy lacks that a record of the running transactions, decoded, brings.
+#: Failed conditions that decoding a record of the running transactions (`xl_running_xacts`) satisfies.
 UNDECODED: Final = frozenset({Reason.NO_SNAPSHOT, Reason.FOREIGN_SNAPSHOT, Reason.XMIN_NOT_DECODED})
-#: The first version in which such a record can be asked for, and seconds between two of them.
+#: The first version in which such a record can be requested, and the seconds between two requests.
 LOGS_SNAPSHOTS: Final = 160_000
 ASK_SECONDS: Final = 2.0
 
@@ -43,7 +43,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SlotCopier(Closing):
-    """Keeps copies on one candidate, or only looks at them."""
+    """Maintains the copies on one candidate, or only probes them."""
 
     def __init__(
         self, candidate: FailoverCandidate, plan: SlotSyncPlan, primary: SharedProbe
@@ -53,41 +53,42 @@ class SlotCopier(Closing):
         self._primary = primary
         self._standby = StandbyProbe(candidate.dsn, plan.primary_dsn)
         self._file = RecordFile(plan.folder, candidate.name)
-        #: What is remembered, while it is ours to say; None: another controller may write it.
+        #: The record, while this controller is active; None: another controller may write it.
         self._record: StandbyRecord | None = None
         self._saved_at = float("-inf")
         self._asked_at = float("-inf")
         self._sessions = Sessions(candidate.dsn), Sessions(plan.primary_dsn)
-        self._hands = KeyedWorkerPool(candidate.name)
+        self._workers = KeyedWorkerPool(candidate.name)
         self._failures: dict[str, TusklineError] = {}
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
-    def look(self, since: float) -> SlotRound:
-        """How it stands, from what is remembered. Nothing is changed or written. `since`: as in `round`."""
-        return self._seen(self._record or self._file.peek() or StandbyRecord(), since)
+    def probe(self, since: float) -> SlotRound:
+        """The candidate's state, by the saved record. Changes and writes nothing. `since`: as in `round`."""
+        return self._resolved(self._record or self._file.peek() or StandbyRecord(), since)
 
     def round(self, since: float, *, act: bool) -> tuple[SlotRound, int]:
-        """Look, remember, and begin what is to be done (`act`); how it stood, and how many actions were begun.
+        """Probe, save the record, and start the actions (`act`); returns the state and the number of started actions.
 
-        The primary is seen as it was at `since` or later, in monotonic seconds: a moment after the last round. Raises `ConfigError` when the record cannot be written, `InvariantError`: then nothing is begun.
+        The primary is seen as it was at `since` or later, in monotonic seconds: a moment after the last round. Raises
+        `ConfigError` if the record cannot be written, and `InvariantError`; then no action is started.
         """
         if not act:
             self._record = None
-            return self.look(since), 0
+            return self.probe(since), 0
         before = self._file.load() if self._record is None else self._record
-        found = self._seen(before, since)
-        begun_now = [each for each in found.transitions if each.slot not in found.busy]
+        found = self._resolved(before, since)
+        startable = [each for each in found.transitions if each.slot not in found.busy]
         in_recovery = found.standby is None or found.standby.in_recovery
-        check_invariants(begun_now, before, found.record, in_recovery=in_recovery)
+        check_invariants(startable, before, found.record, in_recovery=in_recovery)
         self._remember(found.record, before, found.transitions)
-        self._tell(found.transitions)
-        begun = sum(self._begin(each) for each in begun_now)
+        self._log_changes(found.transitions)
+        begun = sum(self._begin(each) for each in startable)
         if any(each.reason in UNDECODED for each in found.expected):
             self._ask_for_a_snapshot(found.primary)
-        return replace(found, busy=self._hands.busy()), begun
+        return replace(found, busy=self._workers.busy()), begun
 
     def _ask_for_a_snapshot(self, primary: ObservedPrimary | None) -> None:
-        """Have the primary write what a copy's decoder waits for, which an idle one does not do by itself (16+)."""
+        """Have the primary log the snapshot that a copy's decoder waits for; an idle one does not do so by itself (16+)."""
         now = time.monotonic()
         if (
             primary is None
@@ -97,29 +98,29 @@ class SlotCopier(Closing):
             return
         self._asked_at = now
         _, sessions = self._sessions
-        # Without the privilege nothing is asked for; a server that does not answer is seen at the next look.
+        # Without the privilege the request is skipped; a server that does not answer shows at the next probe.
         with suppress(TusklineError), sessions.lent(None) as session:
             session.one("slot_sync/log_snapshot")
 
     def settle(self, seconds: float) -> bool:
-        """Wait for what was begun; whether all of it has ended."""
-        return self._hands.wait(seconds)
+        """Wait for the started actions; returns whether all have ended."""
+        return self._workers.wait(seconds)
 
     def close(self) -> None:
-        """End the connections; work that is under way ends by itself."""
-        self._hands.close()
+        """Close the connections; actions under way end by themselves."""
+        self._workers.close()
         for each in (self._standby, *self._sessions):
             each.close()
 
-    def _seen(self, before: StandbyRecord, since: float) -> SlotRound:
-        """How it stands for who remembers `before`, and what is to be remembered then."""
+    def _resolved(self, before: StandbyRecord, since: float) -> SlotRound:
+        """The state that follows from the record `before` and this probe, with the record to save."""
         primary: ObservedPrimary | None = None
         standby: ObservedStandby | None = None
         primary_error: TusklineError | None = None
         standby_error: TusklineError | None = None
-        # What ends during the look may have been seen half done, so it counts as under way.
-        busy = self._hands.busy()
-        for slot, error in self._hands.ended().items():
+        # An action that ends during the probe may have been seen half-finished, so it counts as under way.
+        busy = self._workers.busy()
+        for slot, error in self._workers.ended().items():
             self._failures.pop(slot, None)
             if error is not None:
                 self._failures[slot] = error
@@ -129,7 +130,7 @@ class SlotCopier(Closing):
         except TusklineError as error:
             primary_error = error
         try:
-            standby = replace(self._standby.look(), configured_slot=self.candidate.slot)
+            standby = replace(self._standby.read(), configured_slot=self.candidate.slot)
         except TusklineError as error:
             standby_error = error
         now = time.time()
@@ -168,7 +169,7 @@ class SlotCopier(Closing):
     def _remember(
         self, record: StandbyRecord, before: StandbyRecord, transitions: tuple[Transition, ...]
     ) -> None:
-        """Write it down. No copy is ever ahead of where the file has its slot, unless somebody else moved it."""
+        """Save the record. A copy is never ahead of its slot's position in the file, unless another session moved it."""
         now = time.monotonic()
         moves = any(isinstance(each.action, Advance | SetFields) for each in transitions)
         if moves or _timeless(record) != _timeless(before) or now - self._saved_at > FRESH:
@@ -181,11 +182,11 @@ class SlotCopier(Closing):
         if not does_something(action):
             return False
         standby, primary = self._sessions
-        return self._hands.give(transition.slot, lambda: carry_out(action, standby, primary))
+        return self._workers.submit(transition.slot, lambda: carry_out(action, standby, primary))
 
-    def _tell(self, transitions: tuple[Transition, ...]) -> None:
+    def _log_changes(self, transitions: tuple[Transition, ...]) -> None:
         for each in transitions:
-            if self._told.get(each.slot) != each.after:
+            if self._logged.get(each.slot) != each.after:
                 _log.info(
                     "slot copy",
                     standby=self.candidate.name,
@@ -194,7 +195,7 @@ class SlotCopier(Closing):
                     before=each.before,
                     why=each.why,
                 )
-        self._told = {each.slot: each.after for each in transitions}
+        self._logged = {each.slot: each.after for each in transitions}
 
 
 def _are_one(primary: ObservedPrimary, standby: ObservedStandby) -> bool:
@@ -208,9 +209,9 @@ def _are_one(primary: ObservedPrimary, standby: ObservedStandby) -> bool:
 
 
 def _timeless(record: StandbyRecord) -> StandbyRecord:
-    """Without what changes at each poll of a slot that moves; an older value of it is true too, and proves less.
+    """The record without the fields that change at each poll of a moving slot; an older value is true too, but proves less.
 
-    Of where a client was that is so only while the standby had flushed as much at the same poll.
+    For a client's position this holds only if the standby had flushed as much at the same poll.
     """
     copies = {
         name: replace(

@@ -1,4 +1,4 @@
-"""What is to be kept where, as a configuration says it."""
+"""Which slots are copied to which candidates, as configured."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,9 @@ class FailoverCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SlotSyncPlan:
-    """`poll`: seconds between two looks at a candidate. `folder`: where the record of each is kept.
+    """`poll`: seconds between two probes of a candidate. `folder`: holds the record of each candidate.
 
-    `terms`: what an answer has to be good for.
+    `terms`: what a verdict must satisfy.
     """
 
     primary_dsn: str

@@ -1,11 +1,10 @@
-"""What is remembered of one standby, in a file that is replaced as a whole: `<folder>/<candidate>.json`.
+"""The record of one standby, in a file that is replaced as a whole: `<folder>/<candidate>.json`.
 
-Invariant: what `save` was given is on disk when it returns, or the file is what it was before. So a copy that was made
-is always known by the record that was saved before it was made, whatever dies when.
+Invariant: when `save` returns, the new record is on disk; if it fails, the file is unchanged. So a copy is always named
+by the record that was saved before it was created, whichever process dies and when.
 
-A file that cannot be read, or is not what was written (`runtime.checksummed_json`), is kept aside under a
-name of its own, and nothing is remembered: no copy is then taken for ours, and none is dropped. A newer version's file is
-refused by name.
+A file that is unreadable, or fails its checksum (`runtime.checksummed_json`), is renamed and kept, and the record is
+empty: no copy is then taken for ours, and none is dropped. The file of a newer version is refused.
 """
 
 from collections.abc import Mapping
@@ -30,8 +29,8 @@ from walsender_bridge.errors import ConfigError, NotSupportedError
 from walsender_bridge.runtime import checksummed_json, record_file
 from walsender_bridge.runtime.folder import FolderDisk
 
-#: An older one is kept aside like a damaged one.
-VERSION: Final = 5
+#: A file of an older version is renamed and kept, like a damaged one.
+VERSION: Final = 6
 
 _log = structlog.get_logger(__name__)
 
@@ -43,7 +42,7 @@ class RecordFile:
         self.path = folder / f"{candidate}.json"
 
     def load(self) -> StandbyRecord:
-        """What was saved last; an empty record if nothing was, or if it is damaged: then it is kept aside.
+        """The last saved record; an empty one if there is none or it is damaged, in which case the file is renamed and kept.
 
         Raises `NotSupportedError` for a newer version's file, `ConfigError` for one that this user may not read.
         """
@@ -53,22 +52,22 @@ class RecordFile:
                 FolderDisk(self.path.parent), self.path.name, ".damaged-"
             )
             _log.error(
-                "the record of copies is damaged; nothing is remembered",
+                "record of slot copies is damaged; starting with an empty one",
                 kept_aside=str(self.path.with_name(aside)),
             )
         return found or StandbyRecord()
 
     def peek(self) -> StandbyRecord | None:
-        """What was saved last, for who only looks; None if there is nothing that can be read. Raises as `load`."""
+        """The last saved record, without side effects; None if there is no readable one. Raises as `load`."""
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ConfigError(
-                f"the record of copies cannot be read: {error.strerror}",
+                f"could not read the record of slot copies: {error.strerror}",
                 where=str(self.path),
-                repair="give this user the folder of [log] data_dir",
+                repair="give this user read permission on the folder [log] data_dir",
             ) from None
         try:
             values = checksummed_json.opened(text, checked=False)
@@ -79,7 +78,7 @@ class RecordFile:
             return None
         if isinstance(version, int) and version > VERSION:
             raise NotSupportedError(
-                f"the record of copies has version {version}, and this one knows {VERSION}",
+                f"the record of slot copies has version {version}, but this version of Tuskline supports {VERSION}",
                 where=str(self.path),
                 repair="install the version of Tuskline that wrote it",
             )
@@ -91,9 +90,9 @@ class RecordFile:
             checksummed_json.save(self.path, {"version": VERSION, "record": _values(record)})
         except OSError as error:
             raise ConfigError(
-                f"the record of copies cannot be written: {error.strerror}",
+                f"could not write the record of slot copies: {error.strerror}",
                 where=str(self.path),
-                repair="give this user the folder of [log] data_dir, or make room",
+                repair="give this user write permission on the folder [log] data_dir, or free disk space",
             ) from None
 
 

@@ -1,8 +1,8 @@
-"""What is known of the copies on each candidate, as values: what `tuskline slots` prints and the controller tells.
+"""The state of the copies on each candidate, as values: `tuskline slots` prints it, and the controller publishes it.
 
-A candidate is ready when each slot that is to be kept there is safe: a promotion at that moment would lose nothing that
-the slot stands for. It is unknown when the candidate did not answer. With the primary down the verdict is the last
-one that rested on it, and `age` says how old that is.
+A candidate is ready when the copy of each selected slot is safe: a promotion at that moment would lose nothing that the
+slot stands for. Readiness is unknown when the candidate did not answer. With the primary down the verdict is the last one
+that rested on it, and `age` is its age.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 @dataclass(frozen=True)
 class SlotRound:
-    """One look at a candidate, and what came of it. `at`: Unix seconds.
+    """One probe of a candidate, and its result. `at`: Unix seconds.
 
-    `failures`: by slot, why the last action on it failed. `busy`: by slot, for how many seconds it is worked on.
+    `failures`: by slot, the error of the last action on it. `busy`: by slot, the seconds since its action was submitted.
     """
 
     candidate: str
@@ -37,12 +37,12 @@ class SlotRound:
 
     @property
     def expected(self) -> tuple[Transition, ...]:
-        """Those of the slots that are to be kept."""
+        """The transitions of the selected slots."""
         return tuple(each for each in self.transitions if each.counts)
 
     @property
     def ready(self) -> bool | None:
-        """Whether the candidate may be promoted; None: nobody knows."""
+        """Whether the candidate may be promoted; None: unknown."""
         if self.standby is None:
             return None
         if self.primary is None and not self.expected:
@@ -52,8 +52,8 @@ class SlotRound:
         return None if any(each.undecided for each in self.expected) else True
 
     @property
-    def ill(self) -> list[str]:
-        """What is not as it should be, in words."""
+    def problems(self) -> list[str]:
+        """The problems, one line each."""
         words = []
         for server, error in (("primary", self.primary_error), ("standby", self.standby_error)):
             if error is not None:
@@ -72,12 +72,12 @@ class SlotRound:
 
     @property
     def not_known(self) -> list[str]:
-        """What the verdict does not rest on, in words; each once."""
+        """What the verdict does not cover, one line each, without repetition."""
         words = {word: None for each in self.expected for word in each.not_known}
         return [f"{self.candidate}: not known: {word}" for word in words]
 
     def to_json(self) -> dict[str, Any]:
-        """The candidate, without its slots."""
+        """The candidate for `--json`, without its slots."""
         return {
             "standby": self.candidate,
             "where": self.where,
@@ -116,7 +116,7 @@ class SlotRound:
         }
 
     def _age(self, proven_at: int | None) -> float | None:
-        """Seconds since it was proven last, by the standby's clock; None: never, or not known."""
+        """Seconds since the last proof, by the standby's clock; None: there is none, or this is not known."""
         if proven_at is None or self.standby is None:
             return None
         return round(max(0, self.standby.clock - proven_at) / 1e6, 3)
@@ -133,7 +133,7 @@ class SlotRound:
 
 
 def _shown(name: str, value: object) -> object:
-    """A value of the evidence; positions as PostgreSQL writes them. Two: the slot's and its copy's."""
+    """A value of the evidence, with LSNs as PostgreSQL writes them. A pair is the slot's value and its copy's."""
     if isinstance(value, tuple):
         return [_shown(name, each) for each in value]
     return format_lsn(value) if name.endswith("_lsn") and isinstance(value, int) else value
@@ -141,7 +141,7 @@ def _shown(name: str, value: object) -> object:
 
 @dataclass(frozen=True)
 class SlotReport:
-    """All candidates. `active`: it is this controller's turn to act; None: nobody was to act."""
+    """All candidates. `active`: this controller is the active one; None: it was only a probe."""
 
     rounds: Mapping[str, SlotRound]
     active: bool | None = None
@@ -151,7 +151,7 @@ class SlotReport:
 
     @property
     def ready(self) -> bool | None:
-        """Whether all candidates are; None: none is known not to be, and of one nobody knows."""
+        """Whether all candidates are ready; None: none is known not to be, but one is unknown."""
         found = {each.ready for each in self.rounds.values()}
         return False if False in found else None if None in found or not found else True
 
@@ -161,7 +161,7 @@ class SlotReport:
         return {
             "ready": self.ready,
             "active": self.active,
-            "ill": [word for each in rounds for word in each.ill],
+            "problems": [word for each in rounds for word in each.problems],
             "not_known": [word for each in rounds for word in each.not_known],
             "standbys": [each.to_json() for each in rounds],
             "slots": [row for each in rounds for row in each.rows()],

@@ -1,7 +1,7 @@
-"""A connection to a server whose slots are looked at or moved, on which nothing waits longer than a limit.
+"""A connection to a server whose slots are read or moved; no query on it takes longer than a limit.
 
-It is opened when it is first used, and again after it broke. Names and operators are those of pg_catalog, whatever
-the role or the database is set to, so that nobody's objects run with this role's rights.
+It is opened on first use, and again after it broke. Names and operators resolve to pg_catalog, whatever search_path the
+role or the database has, so that no other user's objects run with this role's privileges.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from walsender_bridge.postgres.protocol.refusals import connection_error, server
 from walsender_bridge.runtime.closing import Closing
 from walsender_bridge.runtime.sql import load
 
-#: Seconds that a client waits longer than it told the server to: for the answer's way.
+#: Seconds that the client waits beyond the server's timeout, for network latency.
 _WAY: Final = 2.0
 _NO_EXTENSION: Final = frozenset({"3F000", "42883"})
 
@@ -26,7 +26,7 @@ Values = Mapping[str, Any]
 
 
 class BoundedSession(Closing):
-    """One connection to `dsn`, to its own database or to `dbname`; each answer is due in `seconds`."""
+    """One connection to `dsn`, to its own database or to `dbname`; each query is limited to `seconds`."""
 
     def __init__(self, dsn: str, *, seconds: float, dbname: str | None = None) -> None:
         self._dsn = dsn
@@ -38,15 +38,15 @@ class BoundedSession(Closing):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection that has not been seen to break."""
+        """Whether there is a connection that is not known to be broken."""
         return self._connection is not None and not self._connection.closed
 
     def one(self, text: str, values: Values | None = None, **parts: str) -> Any:
         """The first value of the first row of sql/`text`.sql, or None without a row.
 
-        `parts` are texts that stand in it in braces. Raises what `connection_error` and `_refused` make of a failure;
-        the connection is open after a refusal, and closed after anything else. One that was open before, and turns out
-        to be broken, is replaced: the server may have been started again since. What is asked may be asked twice.
+        `parts` name SQL files that replace placeholders in braces. Raises the errors of `connection_error` and `_refused`;
+        the connection stays open after an error of the server, and is closed after any other. A connection that was open
+        and turns out to be broken is replaced, since the server may have been restarted. A query may run twice.
         """
         query = sql.SQL(load(text)).format(**{k: sql.SQL(load(v)) for k, v in parts.items()})
         was_open = self.is_open
@@ -68,7 +68,7 @@ class BoundedSession(Closing):
 
     @contextmanager
     def allowing(self, seconds: float) -> Iterator[None]:
-        """Each answer is due in `seconds` meanwhile. Raises as `one`."""
+        """Limit each query to `seconds` meanwhile. Raises as `one`."""
         usual, self._seconds = self._seconds, seconds
         try:
             self._limit()
@@ -78,13 +78,13 @@ class BoundedSession(Closing):
             self._limit()
 
     def _limit(self) -> None:
-        """Have the server, and the wait for it, end by `_seconds`; a connection that is not open does when it is."""
+        """Apply `_seconds` to the server's timeout and to the client's; a closed connection gets it when it is opened."""
         if self._connection is not None and not self._connection.closed:
             self._connection.limit = self._seconds + _WAY
             self.one("slot_sync/begin", {"timeout": f"{round(self._seconds * 1000)}ms"})
 
     def close(self) -> None:
-        """End the connection; what it does at that moment the server ends by itself."""
+        """Close the connection; the server cancels a running query itself."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -104,13 +104,13 @@ class BoundedSession(Closing):
         return connection
 
     def _refused(self, error: psycopg.Error) -> TusklineError:
-        """What the server's refusal means: with the detail and the hint that the extension gives."""
-        told = error.diag
+        """Map the server's error, with the extension's detail and hint."""
+        diagnostics = error.diag
         state = str(error.sqlstate)
-        text = ". ".join(filter(None, (told.message_primary, told.message_detail)))
+        text = ". ".join(filter(None, (diagnostics.message_primary, diagnostics.message_detail)))
         if state in _NO_EXTENSION:
             return ServerSettingError(
-                "the extension tuskline is not in this database",
+                "the extension tuskline is not installed in this database",
                 where=self.where,
                 repair="CREATE EXTENSION tuskline there, on the primary; docs/extension.md",
             )
@@ -118,23 +118,25 @@ class BoundedSession(Closing):
             return DeadlineError(
                 f"the server needed more than {self._seconds:g} s",
                 where=self.where,
-                repair="it is tried again; see what the server is busy with",
+                repair="wait, it is retried; check what the server is busy with",
             )
         found = server_error(state, text, self.where)
-        return type(found)(found.what, where=found.where, repair=told.message_hint or found.repair)
+        repair = diagnostics.message_hint or found.repair
+        return type(found)(found.what, where=found.where, repair=repair)
 
 
 class ExtensionSession:
-    """A session whose questions have an inner query of the extension, or another one where that is not there.
+    """A session whose queries contain a subquery on the extension, or another one if it is not installed.
 
-    What looks like the extension and is not a superuser's is not called: it would run with this role's rights.
+    Functions under the extension's names that are not owned by a superuser are not called: they would run with this
+    role's privileges.
 
-    Whether it is there is asked once, and again after the server has refused a question: it may be gone since.
+    Whether it is installed is checked once, and again after an error of the server: it may have been dropped since.
     """
 
     def __init__(self, session: BoundedSession) -> None:
         self._session = session
-        #: The functions of the extension are there, and this role may call them.
+        #: The extension's functions exist, and this role may call them.
         self.found = False
 
     def one(self, text: str, values: Values, *, inspected: str) -> Any:

@@ -1,4 +1,4 @@
-"""Sessions of one standby for actions, one at a time each, by the database that the action has to be in."""
+"""A pool of sessions of one server for actions, by the database in which an action runs."""
 
 import threading
 from collections import defaultdict
@@ -9,12 +9,12 @@ from typing import Final
 from slot_sync.session import BoundedSession
 from walsender_bridge.runtime.closing import Closing
 
-#: Seconds that one step of an action may take, besides what it reads of WAL (`apply.SLOWEST`).
+#: Seconds that one step of an action may take, plus the time for the WAL that it reads (`apply.SLOWEST`).
 ACTION_SECONDS: Final = 30.0
 
 
 class Sessions(Closing):
-    """Lends sessions to `dsn`'s server, and keeps those that are whole for the next."""
+    """Lends sessions of `dsn`'s server, and reuses those that are not broken."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -24,7 +24,7 @@ class Sessions(Closing):
 
     @contextmanager
     def lent(self, database: str | None) -> Iterator[BoundedSession]:
-        """A session of that database; None: the one that the DSN names."""
+        """A session of that database; None: the DSN's."""
         with self._lock:
             idle = self._idle[database]
             session = idle.pop() if idle else None
@@ -41,7 +41,7 @@ class Sessions(Closing):
                 session.close()
 
     def close(self) -> None:
-        """End those that are idle; one that is lent ends when it comes back."""
+        """Close the idle sessions; one that is lent is closed when it is returned."""
         with self._lock:
             self._closed = True
             idle = [session for each in self._idle.values() for session in each]

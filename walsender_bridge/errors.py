@@ -1,8 +1,8 @@
-"""The errors a user of Tuskline can meet, one class a cause.
+"""The errors that users of Tuskline can see, one class for each cause.
 
-Each says what is wrong, where, and how it is repaired. `Cause` is the one enumeration of causes: its
-value is the exit code of the command line, and its name travels over the change log's wire, so that a
-server's error is raised again at the client as the same class (`from_wire`).
+Each error has a message, a place and a hint. `Cause` is the single enumeration of causes: its value is the exit code of the
+command line, and its name is sent over the change log's protocol, so that the client raises a server's error as the same
+class (`from_wire`).
 """
 
 from enum import IntEnum
@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 
 class Cause(IntEnum):
-    """Why something failed. The value is the process exit code (1 and 2 are Python's and the shell's)."""
+    """The cause of an error. Its value is the exit code (1 and 2 as Python and shells use them)."""
 
     INTERNAL = 1
     USAGE = 2
@@ -43,14 +43,14 @@ class Cause(IntEnum):
     INVARIANT = 29
 
 
-#: What stands before the repair, where an error is written for people: as PostgreSQL writes it.
+#: The prefix of the repair in an error's text, as PostgreSQL writes it.
 HINT: Final = "\nHINT:  "
 
 
 class TusklineError(Exception):
-    """An error with its place and its repair.
+    """An error with its place and its hint.
 
-    `what` is one sentence; `where` names the server, file, slot or table; `repair` says what to do.
+    `what`: the message, one sentence; `where`: the server, file, slot or table; `repair`: the hint, what to do.
     """
 
     cause: ClassVar[Cause] = Cause.INTERNAL
@@ -79,13 +79,13 @@ class TusklineError(Exception):
 
 
 class UsageError(TusklineError):
-    """A call, flag or option that does not make sense."""
+    """An invalid call, flag or option."""
 
     cause = Cause.USAGE
 
 
 class ConfigError(TusklineError):
-    """The configuration is wrong."""
+    """The configuration is invalid."""
 
     cause = Cause.CONFIG
 
@@ -109,37 +109,37 @@ class PrivilegeError(TusklineError):
 
 
 class UntrustedError(PrivilegeError):
-    """Something that the session would use could run another role's code with its rights."""
+    """An object that the session would use could run another role's code with the session's privileges."""
 
 
 class ServerSettingError(TusklineError):
-    """A server is not set up for what was asked, such as `wal_level` below `logical`."""
+    """A server setting prevents the operation, such as `wal_level` below `logical`."""
 
     cause = Cause.SERVER_SETTING
 
 
 class SlotError(TusklineError):
-    """A replication slot is in use, lost, or not ours."""
+    """A replication slot is in use, lost, or another program's."""
 
     cause = Cause.SLOT
 
 
 class SlotInUseError(SlotError):
-    """Somebody else streams from the slot: perhaps a walsender that has not noticed that we died."""
+    """Another client streams from the slot, possibly a walsender that has not detected the end of its client yet."""
 
 
 class LostSlotError(SlotError):
-    """A slot that the server has invalidated: it sends nothing any more."""
+    """The server has invalidated the slot, which sends nothing any more."""
 
 
 class PublicationError(TusklineError):
-    """A publication is missing or does not fit."""
+    """A publication is missing or does not match."""
 
     cause = Cause.PUBLICATION
 
 
 class DivergedError(TusklineError):
-    """The log holds what the server's history does not, or the slot skipped what the log lacks."""
+    """Two histories diverge: the log has transactions that the server's history lacks, or the slot skipped some that the log lacks."""
 
     cause = Cause.DIVERGED
 
@@ -151,43 +151,43 @@ class FencedError(TusklineError):
 
 
 class CorruptError(TusklineError):
-    """Stored bytes are not what was written."""
+    """Stored data is damaged: the bytes differ from those that were written."""
 
     cause = Cause.CORRUPT
 
 
 class TrimmedError(TusklineError):
-    """What was asked for has been trimmed."""
+    """The requested data has been trimmed."""
 
     cause = Cause.TRIMMED
 
 
 class UnknownStreamError(TusklineError):
-    """No log stream of that name."""
+    """There is no log stream of that name."""
 
     cause = Cause.UNKNOWN_STREAM
 
 
 class UnsupportedValueError(TusklineError):
-    """A value that the target cannot hold, or that no walsender can send."""
+    """A value that the target cannot represent, or that no walsender can send."""
 
     cause = Cause.UNSUPPORTED_VALUE
 
 
 class MalformedMessageError(TusklineError):
-    """Bytes from a peer that are not the protocol."""
+    """A peer violated the protocol."""
 
     cause = Cause.MALFORMED
 
 
 class LakeError(TusklineError):
-    """The lake is not ours, not writable, or not whole."""
+    """The lake belongs to another log, is not writable, or is incomplete."""
 
     cause = Cause.LAKE
 
 
 class DeadlineError(TusklineError):
-    """Something did not happen in the time that was given for it."""
+    """A timeout expired."""
 
     cause = Cause.TIMEOUT
 
@@ -203,7 +203,7 @@ class OutvotedError(UnavailableError):
 
 
 class NotSupportedError(TusklineError):
-    """A thing that this version of Tuskline, or a part beneath it, does not do."""
+    """This version of Tuskline, or of a dependency, does not support the operation."""
 
     cause = Cause.NOT_SUPPORTED
 
@@ -215,43 +215,43 @@ class InvalidReplicaError(TusklineError):
 
 
 class LocalServerError(TusklineError):
-    """A PostgreSQL server of our own could not be made, started or stopped."""
+    """A local PostgreSQL server could not be created, started or stopped."""
 
     cause = Cause.LOCAL_SERVER
 
 
 class SchemaError(TusklineError):
-    """A table's columns are not those that a reader began with."""
+    """A table's columns have changed since a reader began."""
 
     cause = Cause.SCHEMA
 
 
 class SnapshotError(TusklineError):
-    """An exported snapshot that cannot be read (any more)."""
+    """An exported snapshot cannot be read, or can no longer be read."""
 
     cause = Cause.SNAPSHOT
 
 
 class RunningError(TusklineError):
-    """The parts run, and must not for what was asked, such as a second start."""
+    """The parts are running, and the operation requires that they are not, such as a second start."""
 
     cause = Cause.RUNNING
 
 
 class SpoolError(TusklineError):
-    """Large transactions in progress do not fit into the room that they have on disk."""
+    """The disk space for large transactions in progress is exhausted."""
 
     cause = Cause.SPOOL
 
 
 class DiskFullError(TusklineError):
-    """No room on a disk, or, at a safekeeper, less than is to stay free. It goes on by itself once there is room."""
+    """A disk is full, or a safekeeper's has less free space than configured. The part continues once there is space."""
 
     cause = Cause.DISK_FULL
 
 
 class InvariantError(TusklineError):
-    """An invariant of a part does not hold after a step: a fault of ours. The part stopped before it wrote anything of that step."""
+    """An invariant of a part was violated by a step: a bug. The part stopped before it wrote anything of that step."""
 
     cause = Cause.INVARIANT
 

@@ -1,4 +1,4 @@
-"""A primary as the resolver wants it (`resolver.observed.Primary`), by one query."""
+"""Reads a primary (`resolver.observed.ObservedPrimary`) with one query."""
 
 from typing import Any, Final
 
@@ -7,23 +7,23 @@ from slot_sync.resolver.observed import LogicalSlot, ObservedPrimary, PhysicalSl
 from slot_sync.session import BoundedSession, ExtensionSession
 from walsender_bridge.runtime.closing import Closing
 
-#: Seconds in which a server answers what needs nothing but memory and a few small files.
-LOOK_SECONDS: Final = 5.0
+#: Seconds within which a server answers a query that reads only memory and a few small files.
+PROBE_SECONDS: Final = 5.0
 
 
 class PrimaryProbe(Closing):
-    """Looks at the primary behind a DSN. `wants_turn`: each look also takes the turn to act, when it is free."""
+    """Reads the primary at a DSN. `wants_turn`: each read also tries to take the lock of the active controller."""
 
     def __init__(self, dsn: str, *, wants_turn: bool = False) -> None:
-        self._session = BoundedSession(dsn, seconds=LOOK_SECONDS)
+        self._session = BoundedSession(dsn, seconds=PROBE_SECONDS)
         self._extended = ExtensionSession(self._session)
         self._wants_turn = wants_turn
         self.where = self._session.where
-        #: Whether the last look took the turn, or had it.
+        #: Whether this session held the lock at the last read.
         self.has_turn = False
 
-    def look(self) -> ObservedPrimary:
-        """The primary now. Raises what `BoundedSession.one` does."""
+    def read(self) -> ObservedPrimary:
+        """Read the primary. Raises as `BoundedSession.one`."""
         self.has_turn = False
         values = {"turn": self._wants_turn}
         seen = self._extended.one("slot_sync/primary", values, inspected="slot_sync/marked")
@@ -31,12 +31,12 @@ class PrimaryProbe(Closing):
         return primary(seen, has_extension=self._extended.found)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._session.close()
 
 
 def primary(seen: Row, *, has_extension: bool) -> ObservedPrimary:
-    """The answer to sql/slot_sync/primary.sql as a value."""
+    """Parse the result of sql/slot_sync/primary.sql."""
     more = by_name(seen["inspected"])
     senders = {row["pid"]: row for row in seen["senders"]}
     physical = [
@@ -61,7 +61,7 @@ def primary(seen: Row, *, has_extension: bool) -> ObservedPrimary:
 
 
 def upstream(seen: Row) -> Upstream:
-    """The answer to sql/slot_sync/upstream.sql as a value."""
+    """Parse the result of sql/slot_sync/upstream.sql."""
     return Upstream(int(seen["system_id"]), seen["in_recovery"], seen["postmaster_start"])
 
 
@@ -81,7 +81,7 @@ def _logical(row: Row, inspected: Row) -> LogicalSlot:
         wal_status=row.get("wal_status"),
         invalidation=invalidation(row, inspected),
         datoid=int(row["datoid"]),
-        marker=inspected.get("marker"),
+        incarnation_id=inspected.get("marker"),
     )
 
 
@@ -96,7 +96,7 @@ def _physical(row: Row, inspected: Row, sender: Row) -> PhysicalSlot:
         restart_lsn=lsn(row["restart_lsn"]),
         xmin=xid(row["xmin"]),
         catalog_xmin=xid(row["catalog_xmin"]),
-        marker=inspected.get("marker"),
+        incarnation_id=inspected.get("marker"),
         active_pid=row["active_pid"],
         wal_status=row.get("wal_status"),
         invalidation=invalidation(row, inspected),

@@ -1,13 +1,14 @@
-"""One look at the primary for all who need one, and with it whose turn it is to act: one statement a poll.
+"""One read of the primary per poll, shared by all candidates, which also elects the active controller: one statement.
 
-However many candidates there are, the primary is asked once: whoever wants it as it was at some moment or later gets what
-was seen last, if that was asked for after this moment. For each candidate the moment is after its last look at the standby,
-so it sees the primary, the standby, the primary, the standby, each later than the one before, as the resolver's argument
-wants it (`resolver.observed`). A failure is shared alike: a primary that hangs costs one time-out, and not one for each.
+However many candidates there are, the primary is queried once: a caller that needs its state at some moment or later gets
+the last result if that query began after this moment. For each candidate the moment is after its last read of the
+standby, so it sees the primary, the standby, the primary, the standby, each later than the one before, as the resolver's
+argument requires (`resolver.observed`). A failure is shared too: a primary that hangs costs one time-out, not one for each.
 
-Of several controllers one acts: it has a session lock on the primary, which ends with its holder's connection. The lock is
-of a database, so controllers of one primary have to name the same one. It saves work and noise. It is not what keeps
-copies safe: each action is refused by the standby itself where it would be wrong, and may be done twice.
+Of several controllers the one that holds a session-level advisory lock on the primary is active; the lock ends with its
+connection. Advisory locks are local to a database, so controllers of one primary must name the same one. The lock saves
+work and log output. The safety of copies does not depend on it: the standby itself refuses each action that would be
+wrong, and each may be done twice.
 """
 
 import threading
@@ -20,32 +21,32 @@ from walsender_bridge.runtime.closing import Closing
 
 
 class SharedProbe(Closing):
-    """Looks at the primary behind a DSN. `wants_turn`: and takes the turn to act, when it is free."""
+    """Reads the primary at a DSN. `wants_turn`: also tries to take the lock of the active controller."""
 
     def __init__(self, dsn: str, *, wants_turn: bool = False) -> None:
-        self._look = PrimaryProbe(dsn, wants_turn=wants_turn)
+        self._probe = PrimaryProbe(dsn, wants_turn=wants_turn)
         self._lock = threading.Lock()
         self._began = float("-inf")
         self._seen: ObservedPrimary | TusklineError | None = None
-        #: Whether it was ours to act at the last look: who has the turn gets it again.
+        #: Whether this process held the lock at the last read; its holder gets it again.
         self.has_turn = False
-        self.where = self._look.where
+        self.where = self._probe.where
 
     def since(self, moment: float) -> ObservedPrimary:
-        """The primary as it was at `moment` or later (monotonic seconds). Raises what the look did."""
+        """The primary as it was at `moment` or later (monotonic seconds). Raises as `PrimaryProbe.read`."""
         with self._lock:
             if self._seen is None or self._began < moment:
                 self._began = time.monotonic()
                 try:
-                    self._seen = self._look.look()
+                    self._seen = self._probe.read()
                 except TusklineError as error:
                     self._seen = error
-                self.has_turn = self._look.has_turn
+                self.has_turn = self._probe.has_turn
             seen = self._seen
         if isinstance(seen, TusklineError):
             raise seen
         return seen
 
     def close(self) -> None:
-        """End the connection, and leave the turn to others."""
-        self._look.close()
+        """Close the connection, and let another controller become active."""
+        self._probe.close()

@@ -45,5 +45,5 @@ def databases(rows: list[Row]) -> dict[int, int]:
 
 
 def by_name(rows: list[Row]) -> dict[str, Row]:
-    """What `inspect` said, by slot."""
+    """The rows of `inspect`, by slot."""
     return {row["slot_name"]: row for row in rows}

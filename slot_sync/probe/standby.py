@@ -1,14 +1,14 @@
-"""A failover candidate as the resolver wants it (`resolver.observed.Standby`), by one query.
+"""Reads a failover candidate (`resolver.observed.ObservedStandby`) with one query.
 
-Who it streams from is asked of that server itself, at the address that the WAL receiver shows, with what the primary's
-DSN has otherwise: slot names alone do not tell a primary from another standby or a safekeeper. A safekeeper says what it
-is to whoever wants a database of it.
+Its upstream is queried itself, at the address that the WAL receiver shows and with the primary's DSN otherwise: slot
+names alone do not distinguish a primary from another standby or a safekeeper. A safekeeper identifies itself in its
+refusal of a database connection.
 """
 
 from dataclasses import replace
 from datetime import datetime
 
-from slot_sync.probe.primary import LOOK_SECONDS, upstream
+from slot_sync.probe.primary import PROBE_SECONDS, upstream
 from slot_sync.probe.slot_rows import Row, by_name, databases, invalidation, lsn, two_phase_at, xid
 from slot_sync.resolver.observed import ObservedStandby, SafekeeperUpstream, SlotCopy, Upstream
 from slot_sync.session import BoundedSession, ExtensionSession
@@ -19,10 +19,10 @@ from walsender_bridge.runtime.closing import Closing
 
 
 class StandbyProbe(Closing):
-    """Looks at the candidate behind `dsn`, and at its upstream as `primary_dsn` would be let in there."""
+    """Reads the candidate at `dsn`, and its upstream with the credentials of `primary_dsn`."""
 
     def __init__(self, dsn: str, primary_dsn: str) -> None:
-        self._session = BoundedSession(dsn, seconds=LOOK_SECONDS)
+        self._session = BoundedSession(dsn, seconds=PROBE_SECONDS)
         self._extended = ExtensionSession(self._session)
         self._primary_dsn = primary_dsn
         self._upstream: BoundedSession | None = None
@@ -31,11 +31,11 @@ class StandbyProbe(Closing):
         self._known: tuple[object, Upstream | SafekeeperUpstream] | None = None
         self.where = self._session.where
 
-    def look(self) -> ObservedStandby:
-        """The candidate now. Raises what `BoundedSession.one` does; an upstream that does not answer is None."""
+    def read(self) -> ObservedStandby:
+        """Read the candidate. Raises as `BoundedSession.one`; an upstream that does not answer is None."""
         seen = self._observe()
         if self._conf_load_time not in {None, seen["conf_load_time"]}:
-            # Each session has its own time of a reload; a new one has the server's, which all others see as well.
+            # Each session has its own pg_conf_load_time(); a new one has the server's, which all other sessions see too.
             self._session.close()
             seen = self._observe()
         self._conf_load_time = seen["conf_load_time"]
@@ -49,7 +49,7 @@ class StandbyProbe(Closing):
         )
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._session.close()
         if self._upstream is not None:
             self._upstream.close()
@@ -61,10 +61,10 @@ class StandbyProbe(Closing):
     def _upstream_of(
         self, receiver: Row, began: int | None, at: tuple[str, int]
     ) -> Upstream | SafekeeperUpstream | None:
-        """Who the WAL receiver streams from. Asked once for each receiver of a primary, or of a safekeeper.
+        """The server that the WAL receiver streams from. Queried once per WAL receiver of a primary or a safekeeper.
 
-        A receiver's process is one connection, and the walsender behind it a child of the server that was asked: while
-        that receiver is there the server is the same, and one that has been a primary stays it until it ends.
+        A WAL receiver process is one connection, and its walsender a child of the server that was queried: as long as
+        that WAL receiver runs the server is the same, and a primary stays one until it ends.
         """
         if began is None:
             return self._ask(at)
@@ -77,13 +77,13 @@ class StandbyProbe(Closing):
         return self._known[1]
 
     def _ask(self, at: tuple[str, int]) -> Upstream | SafekeeperUpstream | None:
-        """Who is there; None: nobody answers."""
+        """The server at that address; None: no answer."""
         if self._upstream is None or self._upstream_at != at:
             if self._upstream is not None:
                 self._upstream.close()
-            # Several hosts, or one by its address: this one server is meant.
+            # The DSN may list several hosts; only the server at this address counts.
             dsn = at_address(self._primary_dsn, *at)
-            self._upstream, self._upstream_at = BoundedSession(dsn, seconds=LOOK_SECONDS), at
+            self._upstream, self._upstream_at = BoundedSession(dsn, seconds=PROBE_SECONDS), at
         try:
             return upstream(self._upstream.one("slot_sync/upstream"))
         except TusklineError as error:
@@ -93,7 +93,7 @@ class StandbyProbe(Closing):
 
 
 def standby(seen: Row, *, has_extension: bool) -> ObservedStandby:
-    """The answer to sql/slot_sync/standby.sql as a value."""
+    """Parse the result of sql/slot_sync/standby.sql."""
     more = by_name(seen["inspected"])
     settings = seen["settings"]
     receiver = seen["receiver"] or {}
@@ -109,7 +109,7 @@ def standby(seen: Row, *, has_extension: bool) -> ObservedStandby:
         clock=seen["clock"],
         hot_standby_feedback=settings["hot_standby_feedback"] == "on",
         wal_receiver_status_interval=int(settings["wal_receiver_status_interval"]),
-        # 11 has it in recovery.conf only.
+        # In version 11 it is in recovery.conf only.
         primary_slot_name=settings.get("primary_slot_name") or receiver.get("slot_name"),
         walreceiver_status=receiver.get("status"),
         walreceiver_slot_name=receiver.get("slot_name"),
@@ -118,7 +118,7 @@ def standby(seen: Row, *, has_extension: bool) -> ObservedStandby:
         replay_lsn=replay,
         flush_lsn=max(replay, received or 0),
         replays_archive=received is not None and received < replay,
-        # One that is inspected no more has just been dropped.
+        # A slot that `inspect` no longer shows has just been dropped.
         slots=tuple(
             _copy(row, more.get(row["slot_name"]))
             for row in seen["slots"]
@@ -134,7 +134,7 @@ def standby(seen: Row, *, has_extension: bool) -> ObservedStandby:
 
 
 def _copy(row: Row, inspected: Row | None) -> SlotCopy:
-    """A slot; what only the extension shows is guessed from nothing, so without it those fields are empty."""
+    """Parse one slot. Fields that only the extension shows stay empty without it."""
     own = inspected or {}
     shown = inspected or row
     return SlotCopy(
@@ -157,19 +157,19 @@ def _copy(row: Row, inspected: Row | None) -> SlotCopy:
         foreign_snapshot_after=own.get("foreign_snapshot_after"),
         wal_present=own.get("wal_present"),
         mappings_complete=own.get("mappings_complete"),
-        marker=own.get("marker"),
+        incarnation_id=own.get("marker"),
         inactive_since=_microseconds(row.get("inactive_since")),
         datoid=int(row["datoid"] or 0),
     )
 
 
 def _microseconds(text: str | None) -> int | None:
-    """A time as JSON has it, in microseconds since 1970; None for NULL, or where the major has no such column."""
+    """A JSON timestamp in microseconds since 1970; None for NULL, or where the major version lacks the column."""
     return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1e6)
 
 
 def _slot_wal_segments(settings: Row) -> int | None:
-    """How much WAL checkpoints leave to slots at least; None: all that they need.
+    """The WAL that checkpoints retain for slots at least; None: no limit.
 
     Both settings are in MB (13+), and the server rounds each down to whole segments.
     """

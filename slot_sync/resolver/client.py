@@ -1,16 +1,16 @@
 """Whether the client of a slot has confirmed WAL that a standby does not have.
 
 A logical walsender sends what the primary has on its own disk, and waits for no standby, not even a synchronous one.
-A client may therefore hold transactions that a promotion loses. Its copy would be whole, and the client's data wrong
-all the same: it has rows that no server has, and resumes from its own position, so the promoted server skips as much
-of the WAL that it writes.
+A client may therefore hold transactions that a promotion loses. Its copy would be complete, but the client's data wrong:
+it has rows that no server has, and resumes from its own position, so the promoted server skips as much of the WAL that it
+writes.
 
-The greatest confirmed_flush_lsn that a poll has shown is compared with what the standby has flushed; a promotion
-replays all of that. The greatest, not the last: a primary that crashes forgets what it had not saved, but its client
-does not. It belongs to one timeline, since positions of another history are not comparable.
+The greatest confirmed_flush_lsn that a poll has shown is compared with the standby's flush position; a promotion replays
+up to there. The greatest, not the last: a primary that crashes loses what it had not saved, but its client does not. It
+belongs to one timeline, since positions of another history are not comparable.
 
-What a client confirms after a poll is not known at that poll. A verdict holds for the moment at which the primary was
-sampled; only a gate in the primary bounds what comes later: synchronized_standby_slots (17+), or the output plugin
+A poll does not show what a client confirms after it. A verdict holds for the moment at which the primary was sampled;
+only a gate in the primary bounds later confirmations: synchronized_standby_slots (17+), or the output plugin
 tuskline with tuskline.wait_for_slots.
 """
 
@@ -26,7 +26,7 @@ REPAIR = (
 def confirmed_so_far(
     remembered: CopyRecord, slot: LogicalSlot | None, timeline: int
 ) -> Confirmed | None:
-    """The farthest that the slot's client is known to have been on this timeline; of a slot that is gone, nowhere."""
+    """The greatest position that the slot's client is known to have confirmed on this timeline; None for a dropped slot."""
     if slot is None:
         return None
     before, now = remembered.confirmed, slot.confirmed_flush_lsn
@@ -36,5 +36,5 @@ def confirmed_so_far(
 
 
 def is_ahead(confirmed: Confirmed | None, flush_lsn: int) -> bool:
-    """The client has what a promotion of a standby that has flushed up to `flush_lsn` would lose."""
+    """The client has confirmed WAL that a promotion of a standby with this flush position would lose."""
     return confirmed is not None and confirmed.lsn > flush_lsn

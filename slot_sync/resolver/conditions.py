@@ -1,45 +1,44 @@
-"""What a copy needs to be READY, one condition each, in the order in which they are asked.
+"""The conditions for READY, in the order in which they are evaluated.
 
 Write L for the slot on the primary, C for the copy, F for a confirmed_flush_lsn, X for C's catalog_xmin, P for L's,
-Q for the physical slot's. `need(F)` is the oldest transaction whose catalog changes a decoder that goes on from F may
-have to see undone: rows deleted by it or by later ones have to be there. It only grows with F. C can be decoded
-completely if its decoder knows what was in progress (`has_snapshot`, `has_wal`), and no row was removed that was
+Q for the physical slot's. `need(F)` is the oldest transaction whose catalog changes a decoder that continues from F may
+have to see undone: rows deleted by it or by later ones must exist. It only grows with F. C can be decoded completely if
+its decoder knows which transactions were in progress (`has_snapshot`, `has_wal`), and no row was removed that was
 deleted by `need(C.F)` or later.
 
-1. L is whole, so P <= need(L.F) at each moment. So if C.F >= L.F at some poll, then P of that poll <= need(C.F) ever
+1. L is valid, so P <= need(L.F) at each moment. So if C.F >= L.F at some poll, then P of that poll <= need(C.F) ever
    after. Let B be the newest such P, of this poll or of one before (`needed_from`): B <= need(C.F).
-2. What the primary has removed up to its sample was deleted before P: it kept P for L all the time.
-3. What it removes later was deleted before Q, as long as the epoch lasts, and Q <= X (`is_heard`, `is_held`).
-4. X <= need(C.F) is not so from the beginning: `reserve` takes what is held *there and then*, and transactions that
-   were in progress at F may be older. It is so once X <= B; or once a decoder has moved both X and restart_lsn, since a
-   decoder that is consistent knows the oldest of what is in progress (`xmin_is_decoded`). It is asked of every copy:
-   once the standby is promoted, X alone is what keeps it from removing rows.
+2. The rows that the primary has removed up to its sample were deleted before P: it kept P for L all the time.
+3. Those that it removes later were deleted before Q, as long as the epoch lasts, and Q <= X (`is_heard`, `is_held`).
+4. X <= need(C.F) does not hold from the beginning: `reserve` takes the value that is held *at that moment*, and
+   transactions in progress at F may be older. It holds once X <= B; or once a decoder has moved both X and restart_lsn,
+   since a consistent decoder knows the oldest transaction in progress (`xmin_is_decoded`). Every copy must meet it: once
+   the standby is promoted, X alone keeps it from removing rows.
 
-With 4, a P is taken once in an epoch, at the first poll at which the copy was heard of, and is to be <= X
-(`has_what_was_removed`): removals before that poll are bounded by P, later ones by Q, all by X. The copy may be behind L
-ever after, as it is on a busy server at each poll.
+With 4, a P is taken once in an epoch, at the first poll at which the primary had heard of the copy, and must be <= X
+(`has_what_was_removed`): removals before that poll are bounded by P, later ones by Q, all by X. The copy may stay behind L
+from then on, as it does on a busy server at each poll.
 
-While a transaction has been open since before the copy was made, no decoder can move X. It pins P, so X is set back to
-B (`judge.py`) as long as P <= B. Q does not go back with it; but P <= X is as good as Q <= X at the sample
-(`is_kept`): nothing that X stands for was removed so far, and what is removed after a promotion is bounded by X.
+While a transaction has been open since before the copy was created, no decoder can move X. It pins P, so X is set back to
+B (`evaluate.py`) as long as P <= B. Q does not go back with it; but P <= X serves as well as Q <= X at the sample
+(`is_kept`): nothing that X stands for was removed so far, and removals after a promotion are bounded by X.
 
-What a decoder knows at its restart_lsn comes from a snapshot on disk, which lists the transactions that changed the
-catalog. The file is shared by all slots of the server, whichever decoder writes it first; and the server's own
-fast-forward advance, its slot synchronization included, leaves transactions out of it: those that changed only
-user_catalog_table tables, and before 14 subtransactions of any kind. So the existence of the file proves nothing
-(`is_whole`). A copy of ours has to start from a snapshot that `advance` wrote, which reads every record and
-overwrites other decoders' snapshots on its way. A snapshot that another decoder leaves ahead of the copy may be used
-later, after a promotion: that is allowed only if the plugin is known not to read anything that may be missing. The
-same holds for PostgreSQL's own copies, on 17 and later.
+A decoder starts at its restart_lsn from a snapshot on disk, which lists the transactions that changed the catalog. All
+slots of the server share the file, whichever decoder writes it first; and the server's own fast-forward advance, its
+slot synchronization included, omits transactions from it: those that changed only user_catalog_table tables, and before
+14 subtransactions of any kind. So the existence of the file proves nothing (`is_whole`). A copy of ours must start from
+a snapshot that `advance` wrote, which reads every record and overwrites other decoders' snapshots on its way. A snapshot
+that another decoder leaves ahead of the copy may be used later, after a promotion: that is allowed only if the plugin is
+known not to read anything that may be missing. The same holds for PostgreSQL's own copies, on 17 and later.
 
-Where its own catalog changes are after a VACUUM FULL of the catalog a transaction's decoder learns from mapping files
-(`has_mappings`), which replay writes, and restartpoints remove before the restart_lsn of all slots of the standby. A copy
-may need older ones, from before it was made: of a transaction that L has yet to send, whose rows were moved before C was
-there. `restore_mappings` writes these once more, from WAL that C keeps, after any restartpoint that did not know of C.
-From then on no restartpoint removes a file from C's restart_lsn on. No file from before it is needed: the rewrite came after
-the transaction's change, and that after C's restart_lsn. And the primary has logged each move that is needed: it leaves out
-those of rows from before P and Q, which is the bound of 2 and 3. Neither PostgreSQL's own copies nor the fast-forward advance
-restore anything: one that was made beside another copy, which is farther, lacks files as ours would.
+After a VACUUM FULL of a catalog, a transaction's decoder finds its own catalog changes by mapping files (`has_mappings`),
+which replay writes, and which restartpoints remove before the restart_lsn of all slots of the standby. A copy may need
+older ones, from before it was created: of a transaction that L has yet to send, whose rows were moved before C existed.
+`restore_mappings` writes these again, from WAL that C keeps, after any restartpoint that did not know of C. From then on
+no restartpoint removes a file from C's restart_lsn on. No file from before it is needed: the rewrite came after the
+transaction's change, and that after C's restart_lsn. And the primary has logged each move that is needed: it omits those
+of rows from before P and Q, which is the bound of 2 and 3. Neither PostgreSQL's own copies nor the fast-forward advance
+restore anything: one that was created beside another copy, which is farther, lacks files as ours would.
 """
 
 from collections.abc import Callable
@@ -59,23 +58,23 @@ from slot_sync.resolver.observed import (
 )
 from slot_sync.resolver.transitions import CopyState, Reason
 
-#: Plugins that are known to read no user_catalog_table while they decode.
+#: Plugins known not to read any user_catalog_table while they decode.
 READ_NO_USER_CATALOG = frozenset({"pgoutput", "tuskline", "test_decoding"})
-#: From here on every decoder takes note of all other changes of the catalog (server_version_num).
+#: From this version on every decoder records all other catalog changes (server_version_num).
 _FIRST_WITH_INVALIDATIONS = 140000
-#: Here PostgreSQL's own synchronization moves catalog_xmin past transactions that it has not decoded yet.
+#: Versions whose own slot synchronization moves catalog_xmin past transactions that it has not decoded yet.
 _HASTY_SYNCHRONIZATION = range(170000, 170005)
 
 
 @dataclass(frozen=True)
 class SlotView:
-    """One copy, and all that its conditions look at."""
+    """One copy, with all input of its conditions."""
 
     slot: LogicalSlot
     copy: SlotCopy
-    #: What is remembered of it in the epoch that is held now.
+    #: Its record, as far as it is of the current epoch.
     record: CopyRecord
-    #: The epoch that is held now, and its physical slot; `None`: nothing is held.
+    #: The current epoch, and its physical slot; `None`: nothing is held.
     key: FeedbackEpochKey | None
     physical: PhysicalSlot | None
     replay_lsn: int
@@ -87,24 +86,24 @@ class SlotView:
     outgrown: bool = False
     #: `database.is_replayed_to` of its database.
     has_database: bool = False
-    #: The slot as it is known with this poll.
+    #: The slot's incarnation as of this poll.
     incarnation: Incarnation | None = None
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One thing that a copy needs to be READY."""
+    """One condition that a copy must meet to be READY."""
 
     reason: Reason
     holds: Callable[[SlotView], bool]
     why: str
     repair: str = ""
-    #: What a copy is that lacks it: INVALID ones are dropped and made again; others wait or are advanced.
+    #: The state of a copy that fails it: INVALID ones are dropped and created again; others wait or are advanced.
     state: CopyState = CopyState.SUSPECT
 
 
 def fields_agree(view: SlotView) -> bool:
-    """The copy is of the same kind as the slot. The name of its database may be another one until it is replayed."""
+    """The copy is of the same kind as the slot. The name of its database may differ until a rename is replayed."""
     slot, copy = view.slot, view.copy
     return (copy.plugin, copy.datoid, copy.two_phase, copy.two_phase_at) == (
         slot.plugin,
@@ -120,12 +119,12 @@ def is_valid(view: SlotView) -> bool:
 
 
 def has_wal(view: SlotView) -> bool:
-    """WAL from its restart_lsn on is there."""
+    """WAL from its restart_lsn on exists."""
     return view.copy.wal_present is True
 
 
 def is_persistent(view: SlotView) -> bool:
-    """It stays after a promotion. A copy of PostgreSQL's own is temporary until it is synchronized."""
+    """It survives a promotion. A copy of PostgreSQL's own is temporary until it is synchronized."""
     return view.copy.persistency == "persistent"
 
 
@@ -135,22 +134,22 @@ def is_not_idle(view: SlotView) -> bool:
 
 
 def is_within_limit(view: SlotView) -> bool:
-    """The checkpoint at the end of a promotion leaves it its WAL."""
+    """The checkpoint at the end of a promotion retains its WAL."""
     return not view.outgrown
 
 
 def keeps_its_database(view: SlotView) -> bool:
-    """Nothing that is still to be replayed drops it with its database."""
+    """No record that is still to be replayed drops it with its database."""
     return view.has_database
 
 
 def is_of_this_slot(view: SlotView) -> bool:
-    """It is where the slot that the primary has now has been, and no other of that name."""
+    """It belongs to the slot that the primary has now, not to a dropped one of that name."""
     return is_of(view.copy, view.incarnation)
 
 
 def is_heard(view: SlotView) -> bool:
-    """An epoch is held, and the primary has heard the standby after the copy was first seen in it."""
+    """There is an epoch, and the primary has heard from the standby after the copy was first seen in it."""
     if view.key is None or view.physical is None or view.record.seen is None:
         return False
     return heard_after(view.physical, view.record.seen)
@@ -170,22 +169,22 @@ def is_kept(view: SlotView) -> bool:
 
 
 def is_reserved(view: SlotView) -> bool:
-    """Nothing that X stands for was removed since this epoch began: the physical slot held it, or the slot itself."""
+    """Nothing that X stands for was removed since this epoch began: the physical slot or the slot itself held it."""
     return is_held(view) or is_kept(view)
 
 
 def has_snapshot(view: SlotView) -> bool:
-    """A decoder that starts at its restart_lsn knows what was in progress there."""
+    """A decoder that starts at its restart_lsn knows which transactions were in progress there."""
     return view.copy.snapshot_present is True
 
 
 def is_whole(view: SlotView) -> bool:
-    """No snapshot that a decoder may start with lacks a transaction that the plugin may ask about."""
+    """No snapshot that a decoder may start from lacks a transaction that the plugin may need."""
     return starts_whole(view.copy, view.version)
 
 
 def starts_whole(copy: SlotCopy, version: int) -> bool:
-    """`is_whole`, of a copy on a standby of that version."""
+    """`is_whole` for a copy on a standby of that version."""
     any_will_do = version >= _FIRST_WITH_INVALIDATIONS and copy.plugin in READ_NO_USER_CATALOG
     if copy.synced:
         return any_will_do
@@ -195,18 +194,18 @@ def starts_whole(copy: SlotCopy, version: int) -> bool:
 
 
 def has_mappings(view: SlotView) -> bool:
-    """No mapping file of a rewritten catalog is missing that a decoder may ask for."""
+    """No mapping file of a rewritten catalog that a decoder may need is missing."""
     return view.copy.mappings_complete is True
 
 
 def is_replayed(view: SlotView) -> bool:
-    """C.F <= what the standby has replayed."""
+    """C.F <= the standby's replay position."""
     confirmed = view.copy.confirmed_flush_lsn
     return confirmed is not None and confirmed <= view.replay_lsn
 
 
 def is_not_ahead(view: SlotView) -> bool:
-    """C.F <= L.F: it would not leave out what the slot's client has not got."""
+    """C.F <= L.F: it would not skip changes that the slot's client has not received."""
     there, here = view.slot.confirmed_flush_lsn, view.copy.confirmed_flush_lsn
     return there is not None and here is not None and here <= there
 
@@ -221,7 +220,7 @@ def has_what_was_removed(view: SlotView) -> bool:
 
 
 def needed_from(view: SlotView) -> int | None:
-    """B: nothing that was deleted before this transaction is needed from where the copy is."""
+    """B: from the copy's position on, no row that was deleted before this transaction is needed."""
     here, slot = view.copy.confirmed_flush_lsn, view.slot
     if here is None:
         return None
@@ -258,7 +257,7 @@ def xmin_is_decoded(view: SlotView) -> bool:
     )
 
 
-#: All of them, the first that fails gives the verdict.
+#: All conditions; the first that fails gives the verdict.
 CONDITIONS: tuple[Condition, ...] = (
     Condition(
         Reason.FIELDS_DIFFER,
@@ -270,21 +269,21 @@ CONDITIONS: tuple[Condition, ...] = (
         Reason.INVALIDATED,
         is_valid,
         "the standby has invalidated the copy",
-        "it is made again; if this repeats, look at the standby's log for the conflict",
+        "it is created again; if this repeats, check the standby's log for the conflict",
         state=CopyState.INVALID,
     ),
     Condition(
         Reason.WAL_GONE,
         has_wal,
-        "WAL that the copy needs is not on the standby any more",
-        "it is made again; raise wal_keep_size on the standby if this repeats",
+        "WAL that the copy needs is no longer on the standby",
+        "it is created again; raise wal_keep_size on the standby if this repeats",
         state=CopyState.INVALID,
     ),
     Condition(
         Reason.NOT_PERSISTENT,
         is_persistent,
         "PostgreSQL has not finished the copy, and a promotion would lose it",
-        "end transactions that have been open for long on the primary, or let the extension keep this slot",
+        "end long-running transactions on the primary, or let the extension copy this slot",
         state=CopyState.PROVING,
     ),
     Condition(
@@ -310,13 +309,13 @@ CONDITIONS: tuple[Condition, ...] = (
         Reason.RESERVED_LATER,
         is_reserved,
         "the primary does not keep all that the copy's catalog_xmin stands for",
-        "it becomes right as soon as the copy has been advanced",
+        "wait: advancing the copy corrects this",
     ),
     Condition(
         Reason.NO_SNAPSHOT,
         has_snapshot,
-        "there is no snapshot for its restart_lsn: a decoder would leave out transactions in silence",
-        "let the client of the slot confirm what it has, and end transactions that were open when the copy was begun",
+        "there is no snapshot for its restart_lsn: a decoder would silently skip transactions",
+        "let the slot's client confirm what it has received, and end transactions open since before the copy was created",
     ),
     Condition(
         Reason.NOT_REPLAYED,
@@ -326,32 +325,31 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(
         Reason.AHEAD,
         is_not_ahead,
-        "the copy is ahead of the slot: somebody read from it, or the primary crashed and forgot",
-        "it is made again if the slot's client does not move on",
+        "the copy is ahead of the slot: a client read from it, or the primary lost the slot's position in a crash",
+        "it is created again if the slot's client does not advance",
     ),
     Condition(
         Reason.FOREIGN_SNAPSHOT,
         is_whole,
         "the snapshot that it would start from was written by another decoder and may lack catalog changes",
-        "let the client of the slot confirm what it has; the copy is then advanced to a snapshot of its own",
+        "let the slot's client confirm what it has received; the copy is then advanced to a snapshot of its own",
     ),
     Condition(
         Reason.XMIN_BEHIND,
         has_what_was_removed,
         "the primary may have removed rows that the copy needs",
-        "it becomes right as soon as the copy has been advanced past them",
+        "wait: advancing the copy past them corrects this",
     ),
     Condition(
         Reason.NO_MAPPINGS,
         has_mappings,
-        "mapping files of a rewritten catalog may be missing: a decoder would leave out rows of transactions with catalog"
-        " changes",
-        "the controller restores them from WAL; a restartpoint that is in progress on the standby has to end first",
+        "mapping files of a rewritten catalog may be missing: a decoder would skip rows of transactions with catalog changes",
+        "the controller restores them from WAL; a restartpoint in progress on the standby must end first",
     ),
     Condition(
         Reason.XMIN_NOT_DECODED,
         xmin_is_decoded,
-        "the slot has moved on from where the copy was reserved, and the copy has to follow first",
+        "the slot has advanced since the copy was reserved, and the copy must follow first",
     ),
     Condition(Reason.OTHER_INCARNATION, is_of_this_slot, incarnation.WHY, incarnation.REPAIR),
     Condition(Reason.DATABASE_PENDING, keeps_its_database, database.WHY, database.REPAIR),

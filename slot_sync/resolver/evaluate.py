@@ -1,9 +1,9 @@
-"""The judgement of one copy of a slot, and the action that brings it nearer to READY.
+"""Evaluates one copy of a slot, and chooses the action that brings it nearer to READY.
 
-Safety: the verdict is `conditions.py`'s alone. What is done can only help: an advance decodes, and moves the copy no
-farther than the slot; the fields are set only to the slot's own three, where a snapshot for them is, or `catalog_xmin`
-back, to hold more; a rename only gives a name to what is safe. A move is not begun while nothing is held: it would
-raise what the copy stands for, and prove nothing.
+Safety: the verdict rests on `conditions.py` alone. The actions cannot do harm: an advance decodes, and moves the copy no
+farther than the slot; the fields are set only to the slot's own three, where a snapshot for them exists, or `catalog_xmin`
+alone is set back, to hold more; a rename applies only to a safe copy. A copy is not moved while nothing is held: that
+would raise what the copy stands for, and prove nothing.
 """
 
 from collections.abc import Mapping
@@ -46,9 +46,9 @@ from slot_sync.resolver.transitions import (
 
 #: Polls in a row in which a copy may be ahead of its slot, as it is for a moment after a crash of the primary.
 AHEAD_POLLS = 3
-#: The part of idle_replication_slot_timeout after which a copy that has nowhere to go is used for a moment.
+#: The part of idle_replication_slot_timeout after which a copy with nothing to decode is acquired for a moment.
 IDLE_SHARE = 0.25
-#: States, as they are remembered, of a copy that is looked at first.
+#: Recorded states of a copy that is evaluated for the first time.
 _NEW = frozenset({"", CopyState.RESERVING, CopyState.MISSING, CopyState.KEPT_ELSEWHERE})
 #: Bytes that a copy may be behind its slot and still be READY: a segment of WAL.
 LAG_BYTES = 16 * 1024 * 1024
@@ -61,7 +61,7 @@ def view_of(
     standby: ObservedStandby,
     record: StandbyRecord,
 ) -> SlotView:
-    """What the conditions of one copy look at. What is remembered of another epoch counts for nothing."""
+    """The input of one copy's conditions. What the record has of another epoch is void."""
     key = epoch_key(primary, standby)
     remembered = record.of(slot.name)
     if key is None or key != record.epoch or remembered.generation != record.generation:
@@ -88,13 +88,13 @@ def evaluate(
     standby: ObservedStandby,
     record: StandbyRecord,
 ) -> Transition:
-    """The transition of a copy that is ours, of a slot that is whole on the primary."""
+    """The transition of a copy of ours whose slot is valid and consistent on the primary."""
     view = view_of(slot, copy, primary, standby, record)
     remembered = record.of(slot.name)
     failed = first_failed(view)
     proven = not copy.has_temporary_name
     evidence = {**_evidence(view), "flush_lsn": standby.flush_lsn}
-    reason, why, repair = Reason.PROVEN, "nothing that it needs is gone", ""
+    reason, why, repair = Reason.PROVEN, "all conditions hold", ""
     state = CopyState.READY if proven else CopyState.PROVING
     action: Action
     if failed is None:
@@ -108,7 +108,7 @@ def evaluate(
             why, repair = client.WHY, client.REPAIR
         elif proven and slot.confirmed_flush_lsn - copy.confirmed_flush_lsn > LAG_BYTES:
             state, reason = CopyState.LAGGING, Reason.BEHIND
-            why = "it lacks nothing, but a client would get again what it had long ago"
+            why = "all conditions hold, but a client would receive old transactions again"
             repair = "see how far the standby is behind"
     else:
         reason, why, repair = failed.reason, failed.why, failed.repair
@@ -123,7 +123,7 @@ def evaluate(
         elif state is not CopyState.INVALID:
             action = _follow(view, standby)
         elif failed.reason is Reason.FIELDS_DIFFER and not is_linked(primary, standby):
-            action = Wait()  # from a slot of another server than the one that it is a copy of
+            action = Wait()  # the slot seen may be of another server than the copy's
         else:
             action = drop(copy)
         if isinstance(action, Nothing):
@@ -181,11 +181,11 @@ def _evidence(view: SlotView) -> Mapping[str, object]:
 
 
 def _follow(view: SlotView, standby: ObservedStandby) -> Action:
-    """Move the copy towards the slot: at once where a snapshot for the slot's own position is here, else by decoding.
+    """Move the copy towards the slot: directly if a snapshot for the slot's position exists here, else by decoding.
 
-    A copy that has no snapshot yet is decoded once even if it stands where the slot does: decoding from its
-    restart_lsn up to there can find one. One that has been idle for long is decoded, too: it is in use meanwhile, and
-    idle_replication_slot_timeout counts anew. So a client has the rest of that time to connect after a promotion.
+    A copy without a snapshot is decoded once even if it is at the slot's position: decoding from its restart_lsn up to
+    there can find one. A copy that has been idle for long is decoded too: that acquires it, and restarts
+    idle_replication_slot_timeout. So a client has the rest of that time to connect after a promotion.
     """
     slot, copy = view.slot, view.copy
     if (
@@ -218,9 +218,9 @@ def _follow(view: SlotView, standby: ObservedStandby) -> Action:
 
 
 def _stand_back(view: SlotView) -> Action | None:
-    """Have a copy hold all that it needs, which `reserve` did not, as long as the slot itself still keeps it.
+    """Set catalog_xmin back so that the copy holds all that it needs, which `reserve` did not, while the slot still holds it.
 
-    Lower is never wrong for the copy: whether the rows are there is asked again at each poll.
+    A lower value is never wrong for the copy: each poll checks again whether the rows exist.
     """
     slot, copy, needed = view.slot, view.copy, needed_from(view)
     if (
@@ -245,26 +245,26 @@ def _stand_back(view: SlotView) -> Action | None:
 
 
 def drop(copy: SlotCopy) -> Action:
-    """Drop it, unless somebody uses it."""
+    """Drop the copy, unless a process uses it."""
     if copy.active_pid is not None or copy.database is None:
         return Wait()
     return Drop(copy.name, copy.database)
 
 
 def restore_mappings(copy: SlotCopy) -> Action:
-    """Have its mapping files there. Neither who uses the copy nor who keeps it matters: the slot stays as it is."""
+    """Restore its mapping files, whoever uses or maintains the copy: the slot stays as it is."""
     return Wait() if copy.database is None else RestoreMappings(copy.name, copy.database)
 
 
 def set_failover(copy: SlotCopy, slot: LogicalSlot) -> Action:
-    """Have it be the slot's, unless somebody uses the copy."""
+    """Set the copy's failover property to the slot's, unless a process uses the copy."""
     if copy.active_pid is not None or copy.database is None:
         return Wait()
     return SetFailover(copy.name, copy.database, slot.failover)
 
 
 def rename(copy: SlotCopy, slot: LogicalSlot) -> Action:
-    """Give it the slot's name, unless somebody uses it."""
+    """Give the copy the slot's name, unless a process uses it."""
     if copy.active_pid is not None or copy.database is None:
         return Wait()
     return Rename(copy.name, slot.name, copy.database)

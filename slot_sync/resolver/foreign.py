@@ -1,13 +1,13 @@
-"""Slots on a standby that are not the copies we keep: whose they are, and what may be done about them.
+"""Slots on a standby that are not copies of ours: their origin, and what may be done about them.
 
-Safety: a slot is ours by its marker (`SlotCopy.marker`), never by its name, which anybody may take once ours is gone. A slot
-is only dropped here if a record names it, or its name is one that no client uses and the server has been
-promoted. Everything else is told to whoever looks, with the repair, and left alone.
+Safety: a slot is ours by its incarnation id (`SlotCopy.incarnation_id`), never by its name, which any client may take once
+ours is dropped. A slot is only dropped here if a record names it, or its name is one that no client uses and the server
+has been promoted. All others are reported, with a hint, and left alone.
 
-A copy with a controller's marker that our record does not name is another record's: of a controller on another machine, or
-of one that has lost its folder. Our record can say nothing of it, so nobody knows whether it is safe. Whoever has the turn
-to act takes it over (`record.py`) as if it were just reserved. From then on it is asked for all that a copy is asked
-for, of which nothing rests on who made it: so a copy that came with a backup is never READY before it is proven here.
+A copy with a controller's incarnation id that our record does not name is of another record: of a controller on another
+machine, or of one that has lost its folder. Our record does not cover it, so it is not known to be safe. The active
+controller takes it over (`record.py`) as if it were just reserved. From then on it must meet all conditions of a copy, none
+of which rests on who created it: so a copy that came with a backup is never READY before it is proven here.
 """
 
 from collections.abc import Iterable
@@ -33,26 +33,28 @@ from slot_sync.resolver.transitions import (
     Wait,
 )
 
-#: The first major on which somebody can make a logical slot on a standby (server_version_num).
+#: The first major version on which clients can create a logical slot on a standby (server_version_num).
 _FIRST_WITH_OWN_SLOTS = 160000
 _WAIT = Wait()
 
 
 def is_ours(remembered: CopyRecord, here: SlotCopy) -> bool:
-    """The slot under the real name is the one that we made, or PostgreSQL's own copy."""
-    return here.synced or (here.marker is not None and here.marker == remembered.marker)
+    """The slot under the real name is the one that we created, or PostgreSQL's own copy."""
+    return here.synced or (
+        here.incarnation_id is not None and here.incarnation_id == remembered.incarnation_id
+    )
 
 
 def temporary_prefix(name: str) -> str:
-    """What the temporary names, and so the markers, begin with that controllers give to copies of that slot."""
+    """The prefix of the temporary names, and so of the incarnation ids, that controllers give to copies of that slot."""
     return f"{TEMPORARY_PREFIX}{name[:24]}_{sha256(name.encode()).hexdigest()[:8]}_"
 
 
 def _is_kept_elsewhere(name: str, remembered: CopyRecord, here: SlotCopy) -> bool:
-    """A controller made it as a copy of that slot, it can be used, and our record does not name it."""
+    """A controller created it as a copy of that slot, it is usable, and our record does not name it."""
     return (
-        here.marker is not None
-        and here.marker.startswith(temporary_prefix(name))
+        here.incarnation_id is not None
+        and here.incarnation_id.startswith(temporary_prefix(name))
         and not is_ours(remembered, here)
         and here.invalidation is None
         and here.wal_present is True
@@ -60,7 +62,7 @@ def _is_kept_elsewhere(name: str, remembered: CopyRecord, here: SlotCopy) -> boo
 
 
 def kept_elsewhere(name: str, remembered: CopyRecord, standby: ObservedStandby) -> SlotCopy | None:
-    """The copy of that slot, proven or not, that a controller with another record has made."""
+    """The copy of that slot, proven or not, that a controller with another record created."""
     here = standby.slot(name)
     if here is not None:
         return here if _is_kept_elsewhere(name, remembered, here) else None
@@ -78,17 +80,21 @@ def elsewhere(
     counts: bool = True,
     action: Action = _WAIT,
 ) -> Transition:
-    """The transition of a copy that our record does not name, and another's may."""
+    """The transition of a copy that our record does not name, but another controller's may."""
     return Transition(
         name,
         remembered.state,
         CopyState.KEPT_ELSEWHERE,
         Reason.OTHER_CONTROLLER,
-        "a controller with another record made the copy, and the record here does not contain it",
-        repair="ask on the machine of that controller; or stop it and run `tuskline slots sync` here, which proves the copy"
+        "a controller with another record created the copy, and the record here does not contain it",
+        repair="query that controller's machine; or stop it and run `tuskline slots sync` here, which proves the copy"
         if counts
         else "",
-        evidence={"copy": copy.name, "marker": copy.marker, "active_pid": copy.active_pid},
+        evidence={
+            "copy": copy.name,
+            "incarnation_id": copy.incarnation_id,
+            "active_pid": copy.active_pid,
+        },
         action=action,
         counts=counts,
     )
@@ -103,7 +109,7 @@ def foreign_slot(
     *,
     linked: bool,
 ) -> Transition:
-    """The slot on the standby that has the name of one to keep, and that we did not make there."""
+    """The transition of a slot on the standby that has the name of a selected one, and that we did not create."""
     evidence = {"copy": here.name, "plugin": here.plugin, "active_pid": here.active_pid}
     if remembered.seen_on_primary and here.plugin is not None and here.database is not None:
         idle = here.active_pid is None and linked
@@ -133,7 +139,7 @@ def foreign_slot(
             remembered.state,
             CopyState.STALE_BACKUP,
             Reason.FROM_A_BACKUP,
-            "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
+            "the slot came with a backup; it retains WAL here, but the rows it needs are removed",
             repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
             evidence=evidence,
             action=action,
@@ -143,15 +149,15 @@ def foreign_slot(
         remembered.state,
         CopyState.CONFLICT,
         Reason.NAME_TAKEN,
-        "a slot of that name is on the standby, and it is not ours",
-        repair="drop it or leave this slot out of those to keep",
+        "the standby has a slot of that name that Tuskline did not create",
+        repair="drop it, or exclude this slot from [slots]",
         evidence=evidence,
         action=action,
     )
 
 
 def _is_stale(here: SlotCopy, slot: LogicalSlot | None, standby: ObservedStandby) -> bool:
-    """A slot as a restored snapshot or a copied folder brings it: idle, and nowhere ahead of the slot it was."""
+    """A slot as a restored snapshot or a copied data directory contains it: idle, and nowhere ahead of its original."""
     if (
         here.plugin is None
         or here.persistency != "persistent"
@@ -178,10 +184,12 @@ def unexpected(
     record: StandbyRecord,
     expected: frozenset[str],
 ) -> list[Transition]:
-    """Logical slots of the standby that no slot to keep explains, as far as somebody should know of them."""
+    """Logical slots of the standby that belong to no selected slot, as far as an operator should know of them."""
     ours = {each.temporary_name for each in record.copies.values()}
     theirs = (kept_elsewhere(name, record.of(name), standby) for name in expected)
-    ours |= {name for copy in theirs if copy is not None for name in (copy.name, copy.marker)}
+    ours |= {
+        name for copy in theirs if copy is not None for name in (copy.name, copy.incarnation_id)
+    }
     result = []
     for here in sorted(standby.slots, key=lambda each: each.name):
         if here.plugin is None or here.name in expected or here.name in ours:
@@ -193,7 +201,7 @@ def unexpected(
                     "",
                     CopyState.LEFTOVER,
                     Reason.UNPROVEN_NAME,
-                    "an unproven copy that no record of ours names; another controller may be at work",
+                    "an unproven copy that the record does not name; another controller may be running",
                     repair=f"if none is: SELECT tuskline_slots.drop('{here.name}') in database {here.database}",
                     counts=False,
                 )
@@ -205,7 +213,7 @@ def unexpected(
                     record.of(here.name).state,
                     CopyState.LEFTOVER,
                     Reason.OLD_PRIMARY,
-                    "a slot from when this standby was the primary; it is not among those to keep now",
+                    "a slot from when this standby was the primary; it is not selected now",
                     repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
                     counts=False,
                 )
@@ -219,7 +227,7 @@ def unexpected(
                     "",
                     CopyState.STALE_BACKUP,
                     Reason.FROM_A_BACKUP,
-                    "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
+                    "the slot came with a backup; it retains WAL here, but the rows it needs are removed",
                     repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
                 )
             )
@@ -232,9 +240,9 @@ def unproven(
     *,
     on_primary: bool = False,
 ) -> list[Transition]:
-    """What is left of copies that were being proven, on a server that is not in recovery: nobody can use them.
+    """The transitions of unproven copies on a server that is not in recovery, which no client can use.
 
-    They hold WAL there. `on_primary`: that server is the primary now; the candidate is another one.
+    They retain WAL there. `on_primary`: that server is the primary now; the candidate is another one.
     """
     states = {each.temporary_name: each.state for each in record.copies.values()}
     result = []

@@ -1,10 +1,9 @@
 """PostgreSQL's own copies (17 and later) where the extension is missing, as on managed services: what SQL shows of them.
 
-The verdict is weaker than READY, and has a name of its own: SYNCED. PostgreSQL reports the copy as synchronized,
-which is what its documentation says to check before a failover; the standby streams from this very primary through
-its configured slot, and no client is ahead of its disk. What only the extension shows is not verified (`NOT_SHOWN`),
-so SYNCED is no proof, and the operator decides whether it is sufficient (`ReadinessTerms.accept_native`); otherwise the answer
-is that it is not known.
+The verdict is weaker than READY, and has a name of its own: SYNCED. PostgreSQL reports the copy as synchronized, which
+its documentation says to check before a failover; the standby streams from this very primary through its configured
+slot, and no client is ahead of its disk. What only the extension shows is not verified (`NOT_SHOWN`), so SYNCED is no
+proof, and the operator decides whether it suffices (`ReadinessTerms.accept_native`); otherwise the verdict is unknown.
 """
 
 from dataclasses import replace
@@ -24,15 +23,15 @@ from slot_sync.resolver.transitions import CopyState, Nothing, Reason, Transitio
 
 #: The first version that synchronizes slots by itself (server_version_num).
 FIRST = 170_000
-#: What SYNCED does not rest on.
+#: What SYNCED does not verify.
 NOT_SHOWN = (
     "whether the snapshot at its restart_lsn is complete: PostgreSQL advances its copies in fast-forward mode",
-    "whether the primary has kept, without a gap, the catalog rows that the copy needs: no marker identifies the epoch",
+    "whether the primary has kept, without a gap, the catalog rows that the copy needs: no incarnation id identifies the epoch",
     "whether all WAL that the copy needs is on the standby's disk",
-    "whether it is of the slot that there is now, or of one of that name that was dropped: no marker identifies the slot",
-    "whether mapping files of rewritten catalogs that the copy needs were removed before PostgreSQL made it",
+    "whether it belongs to the current slot, or to a dropped one of that name: no incarnation id identifies the slot",
+    "whether mapping files of rewritten catalogs that the copy needs were removed before PostgreSQL created it",
 )
-#: Nothing moves PostgreSQL's own copy, and nobody else may (17 and later).
+#: Only PostgreSQL itself may move its copy, and its worker is off (17 and later).
 SWITCHED_OFF = (
     "sync_replication_slots is off on the standby, so PostgreSQL does not keep its copy up to date"
 )
@@ -40,19 +39,19 @@ SWITCH_ON = "on the standby: set sync_replication_slots = on, and reload"
 _REPAIR = "install the extension for a proof, or accept SYNCED as sufficient: accept_native = true in [slots]"
 
 
-def judge_by_sql(
+def evaluate_by_sql(
     primary: ObservedPrimary,
     standby: ObservedStandby,
     record: StandbyRecord,
     name: str,
     terms: ReadinessTerms,
 ) -> Transition | None:
-    """The transition of one slot; `None`: PostgreSQL does not keep this one, so only the extension could."""
+    """The transition of one slot; `None`: PostgreSQL does not synchronize it, so only the extension could copy it."""
     slot, copy = primary.logical(name), standby.slot(name)
     if standby.version < FIRST or slot is None or not slot.failover:
         return None
     remembered = record.of(name)
-    if (copy is None or not copy.synced) and (remembered.made or not standby.native_sync):
+    if (copy is None or not copy.synced) and (remembered.created or not standby.native_sync):
         return None
     after, reason, why, repair = _found(slot, copy, primary, standby, remembered)
     return _transition(remembered, after, reason, why, repair, terms)
@@ -61,7 +60,7 @@ def judge_by_sql(
 def remember_synced(
     record: StandbyRecord, primary: ObservedPrimary, standby: ObservedStandby
 ) -> StandbyRecord:
-    """The record with what SQL shows of PostgreSQL's own copies; what was proven of any copy stays as it was."""
+    """The record with what SQL shows of PostgreSQL's own copies; the proofs of all copies stay."""
     copies = dict(record.copies)
     for slot in primary.logical_slots:
         copy, before = standby.slot(slot.name), record.of(slot.name)
@@ -90,7 +89,7 @@ def synced_before(
     state, reason, repair = (
         CopyState.SUSPECT,
         Reason.PRIMARY_UNREACHABLE,
-        "see that the primary can be reached",
+        "check that the primary can be reached",
     )
     if copy is None or not copy.synced:
         why = "PostgreSQL's own copy does not exist any more"
@@ -122,23 +121,23 @@ def _found(
     standby: ObservedStandby,
     before: CopyRecord,
 ) -> tuple[CopyState, Reason, str, str]:
-    """State, reason, why and repair of a slot with `failover`."""
+    """The state, reason, explanation and hint of a slot with `failover`."""
     if slot.wal_status == "lost" or slot.invalidation is not None:
-        why = "the slot is lost on the primary, and its client cannot go on from it"
-        return CopyState.INVALID, Reason.LOST_ON_PRIMARY, why, "drop it there, and make it again"
+        why = "the slot is lost on the primary, and its client cannot continue from it"
+        return CopyState.INVALID, Reason.LOST_ON_PRIMARY, why, "drop it there, and create it again"
     if copy is None:
-        why = "PostgreSQL has not made its copy yet"
-        return CopyState.MISSING, Reason.NATIVE_PENDING, why, "look at the standby's log"
+        why = "PostgreSQL has not created its copy yet"
+        return CopyState.MISSING, Reason.NATIVE_PENDING, why, "check the standby's log"
     if not copy.synced:
         why = "the standby has a slot of that name that PostgreSQL does not synchronize"
         repair = f"on the standby: SELECT pg_drop_replication_slot('{copy.name}')"
         return CopyState.CONFLICT, Reason.NAME_TAKEN, why, repair
     link = link_problem(primary, standby)
-    if link is not None and link.reason is not Reason.NO_MARKER:
+    if link is not None and link.reason is not Reason.NO_INCARNATION_ID:
         return CopyState.SUSPECT, link.reason, link.why, link.repair
     problem = _problem_of_its_own(copy)
     if problem is not None:
-        return *problem, "look at the standby's log"
+        return *problem, "check the standby's log"
     if not standby.native_sync:
         return CopyState.SUSPECT, Reason.NOT_SYNCHRONIZED, SWITCHED_OFF, SWITCH_ON
     if (copy.plugin, copy.datoid, copy.two_phase) != (slot.plugin, slot.datoid, slot.two_phase):
@@ -147,7 +146,7 @@ def _found(
             CopyState.INVALID,
             Reason.FIELDS_DIFFER,
             why,
-            "PostgreSQL corrects this itself; if it does not, look at the standby's log",
+            "PostgreSQL corrects this itself; if it does not, check the standby's log",
         )
     if not database.is_replayed_to(database.settled_by(before, slot, primary), standby):
         return CopyState.SUSPECT, Reason.DATABASE_PENDING, database.WHY, database.REPAIR
@@ -176,7 +175,7 @@ def _found(
 
 
 def _problem_of_its_own(copy: SlotCopy) -> tuple[CopyState, Reason, str] | None:
-    """What the copy itself says against its use after a promotion."""
+    """A problem of the copy itself that rules out its use after a promotion."""
     if copy.invalidation is not None:
         return CopyState.INVALID, Reason.INVALIDATED, "the standby has invalidated the copy"
     if copy.persistency != "persistent":

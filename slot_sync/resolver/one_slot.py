@@ -1,7 +1,7 @@
-"""The transition of one slot: which copy it has, what one without a copy gets, and what becomes of a copy without a slot.
+"""The transition of one slot: with a copy, without a copy, or of a copy without its slot.
 
-Safety: whether a copy is safe is `judge.py`'s to say. Here nothing is dropped but what is ours, and not before it was shown
-that the primary is the one that the standby streams from; nothing is made where another record or PostgreSQL keeps it.
+Safety: `evaluate.py` decides whether a copy is safe. Only slots of ours are dropped here, and only after the primary was
+shown to be the one that the standby streams from; no copy is created where another record or PostgreSQL maintains one.
 """
 
 from dataclasses import replace
@@ -38,12 +38,12 @@ from slot_sync.resolver.transitions import (
     Wait,
 )
 
-#: Polls in a row that have to show the primary without a slot before its copy is dropped.
+#: Consecutive polls that must show the primary without a slot before its copy is dropped.
 GONE_POLLS = 3
 
 
 def is_wanted(slot: LogicalSlot, wanted: Selection) -> bool:
-    """The selection names the slot, or names nothing at all."""
+    """The selection matches the slot, or is empty."""
     if wanted == Selection():
         return True
     return (
@@ -61,7 +61,7 @@ def transition_of(
     wanted: Selection,
     name: str,
 ) -> Transition:
-    """The transition of one slot that is to be kept, or that we have a copy of. Both servers are set up for it."""
+    """The transition of one slot that is selected, or that we have a copy of. Both servers' settings allow it."""
     slot = primary.logical(name)
     remembered = record.of(name)
     here = standby.slot(name)
@@ -80,7 +80,7 @@ def transition_of(
             remembered.state,
             CopyState.INVALID,
             Reason.LOST_ON_PRIMARY,
-            "the slot is lost on the primary, and its client cannot go on from it",
+            "the slot is lost on the primary, and its client cannot continue from it",
             repair="drop it there, create it again, and let its client start over",
             evidence={"wal_status": slot.wal_status, "invalidation": slot.invalidation},
             action=Wait(),
@@ -90,9 +90,9 @@ def transition_of(
             name,
             remembered.state,
             CopyState.BLOCKED,
-            Reason.SLOT_BEING_MADE,
-            "the slot is still being made on the primary",
-            repair="end transactions that have been open there for long",
+            Reason.SLOT_BEING_CREATED,
+            "the slot on the primary is not consistent yet",
+            repair="end long-running transactions there",
             action=Wait(),
         )
     if here is not None and unproven_copy is not None:
@@ -105,7 +105,7 @@ def transition_of(
             action=drop(unproven_copy),
         )
     found = _kept(slot, here or unproven_copy, primary, standby, record)
-    if slot.marker is None and is_linked(primary, standby):
+    if slot.incarnation_id is None and is_linked(primary, standby):
         return replace(
             found, action=MarkIncarnation(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}")
         )
@@ -119,7 +119,7 @@ def _kept(
     standby: ObservedStandby,
     record: StandbyRecord,
 ) -> Transition:
-    """Of a slot that is whole on the primary, and nobody else's on the standby."""
+    """The transition of a slot that is consistent on the primary, and whose name is free or ours on the standby."""
     remembered = record.of(slot.name)
     if copy is not None and slot.failover and standby.native_sync and not copy.synced:
         return _gives_way(copy, remembered, linked=is_linked(primary, standby))
@@ -134,14 +134,14 @@ def _kept(
 
 
 def _gives_way(copy: SlotCopy, remembered: CopyRecord, *, linked: bool) -> Transition:
-    """PostgreSQL makes its own copy, and stops at a slot of that name for all others, too."""
+    """PostgreSQL creates its own copy, and a slot of that name stops its synchronization of all other slots too."""
     return Transition(
         remembered.name,
         remembered.state,
         CopyState.SUSPECT,
         Reason.GIVES_WAY,
         "PostgreSQL synchronizes this slot itself (failover), so this copy has to be dropped",
-        repair="wait until PostgreSQL has made its own copy; if it does not, look at the standby's log",
+        repair="wait until PostgreSQL has created its own copy; if it does not, check the standby's log",
         action=drop(copy) if linked else Wait(),
     )
 
@@ -191,9 +191,9 @@ def _missing(
     *,
     replayed: bool,
 ) -> Transition:
-    """Of a slot without a copy; `link`: why it is not known that the standby streams from this very primary.
+    """The transition of a slot without a copy. `link`: why the standby is not known to stream from this very primary.
 
-    `replayed`: its database is the same one there.
+    `replayed`: its database is the same on the standby.
     """
 
     def missing(reason: Reason, why: str, repair: str, action: Action) -> Transition:
@@ -214,8 +214,8 @@ def _missing(
     if slot.failover and standby.native_sync:
         return missing(
             Reason.NATIVE_PENDING,
-            "PostgreSQL has not made its copy yet",
-            "see that primary_conninfo names a database, and look at the standby's log",
+            "PostgreSQL has not created its copy yet",
+            "check that primary_conninfo names a database, and check the standby's log",
             Wait(),
         )
     if link is not None:
@@ -225,14 +225,14 @@ def _missing(
     if slot.confirmed_flush_lsn > standby.replay_lsn:
         return missing(
             Reason.AHEAD_OF_STANDBY,
-            "the slot is ahead of what the standby has replayed",
-            "wait; recovery_min_apply_delay makes this last",
+            "the slot is ahead of the standby's replay position",
+            "wait; recovery_min_apply_delay prolongs this",
             Wait(),
         )
     if not replayed:
         return missing(Reason.DATABASE_PENDING, database.WHY, database.REPAIR, Wait())
     return missing(
-        Reason.NOT_MADE,
+        Reason.NOT_CREATED,
         "the standby has no copy",
         "",
         Reserve(
@@ -248,5 +248,5 @@ def _missing(
 
 
 def temporary_name(name: str, clock: int) -> str:
-    """A name for an unproven copy that no other copy ever had: at most 63 letters, and the slot's for a reader."""
+    """A name for an unproven copy that no other copy ever had: at most 63 characters, with the slot's own for readers."""
     return f"{temporary_prefix(name)}{clock:x}"

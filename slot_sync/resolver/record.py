@@ -1,12 +1,12 @@
-"""What is remembered after a poll: what was seen, and what is about to be done.
+"""The record after a poll: what was observed, and which actions are about to start.
 
-Safety: it is written down *before* the actions are carried out. So a slot that we made is always named by it, whatever
-ends in the middle; a slot that it does not name is not ours before it is taken over. What a crash leaves of an action is
-seen at the next poll: a reservation that is not there was not made; a rename has ended when the old name is gone.
+Safety: it is saved *before* the actions are carried out. So it always names a slot that we created, wherever a process
+ends; a slot that it does not name is not ours before it is taken over. What a crash leaves of an action shows at the next
+poll: a reservation that does not exist was not made; a rename has ended when the old name is gone.
 
-What is proven belongs to an epoch. When none is held, or another, it is forgotten, and so is when the copies were seen.
-Whoever leaves a copy's record as it was, because an action on it is under way, does not keep it from being forgotten:
-each says of which generation it is.
+A proof belongs to a feedback epoch. In no epoch, or another one, it is void, and so is the time at which the copies were
+first seen. A copy's record that stays as it was, because an action on it is under way, becomes void all the same: each
+record has the generation that it is of.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ from slot_sync.resolver.transitions import (
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
 
-#: The server that answered as the candidate is not the one that the record is of.
+#: Reasons for which the server that answered is not the candidate that the record is of.
 ANOTHER_STANDBY = frozenset({Reason.OTHER_SYSTEM, Reason.OTHER_SLOT_NAME})
 
 
@@ -55,11 +55,11 @@ def remember(
     standby: ObservedStandby | None,
     transitions: Iterable[Transition],
 ) -> StandbyRecord:
-    """The record after a poll, to be written down before the actions of its transitions are carried out.
+    """The record after a poll, to be saved before the actions of its transitions are carried out.
 
-    A poll teaches nothing in which one of the servers did not answer or its slots could not be inspected, or the standby
-    turned out to be promoted, or another one. Where the slot is teaches something only if it was shown that this is the
-    primary that the standby streams from: positions and transactions of another history mean nothing in this one.
+    The record stays as it was if one of the servers did not answer or its slots could not be inspected, or the standby was
+    promoted or is another server. The slot's position counts only if this was shown to be the primary that the standby
+    streams from: positions and transactions of another history mean nothing in this one.
     """
     if primary is None or standby is None or not standby.in_recovery:
         return record
@@ -87,7 +87,7 @@ def remember(
 
 
 def under_way(before: CopyRecord, after: CopyRecord) -> CopyRecord:
-    """The record of a copy on which an action is under way: as it was, but for what was seen of the slot itself."""
+    """The record of a copy on which an action is under way: unchanged except for the observations of the slot itself."""
     return replace(
         before, confirmed=after.confirmed, settled=after.settled, incarnation=after.incarnation
     )
@@ -119,7 +119,7 @@ def _remembered(
         state=transition.after if transition is not None else before.state,
     )
     if not primary.in_recovery and primary.timeline == standby.timeline:
-        # Also while the standby is away: its client goes on. Any other timeline is not the one that the standby is in.
+        # Also while the standby is disconnected, since the slot's client continues. Positions of another timeline do not count.
         after = replace(after, confirmed=confirmed_so_far(before, slot, primary.timeline))
     if slot is not None and is_linked(primary, standby):
         after = replace(
@@ -152,31 +152,31 @@ def _remembered(
     whole = transition.safe or transition.after is CopyState.CLIENT_AHEAD
     if whole or isinstance(transition.action, Rename):
         after = replace(after, proven_at=standby.clock)
-        # With the primary silent only what the physical slot held is known to have been there until the end.
+        # If the primary stops answering, only what the physical slot held is known to have been kept until the end.
         if after.decoded_at is not None and held:
             after = replace(after, proven_in=key)
     if isinstance(transition.action, Reserve):
         name = transition.action.temporary_name
-        return replace(after, temporary_name=name, marker=name)
+        return replace(after, temporary_name=name, incarnation_id=name)
     if isinstance(transition.action, Rename):
         return replace(after, renaming=True)
     return after
 
 
 def _taken_over(before: CopyRecord, standby: ObservedStandby, transition: Transition) -> CopyRecord:
-    """The record of a copy that another controller has made: it is ours from now on, and nothing is known of it.
+    """The record of a copy that another controller created: it is ours from now on, and unproven.
 
-    Where its client was seen is of the slot, and stays. After a rename that was cut off the copy has both names.
+    The client's position belongs to the slot, and stays. After an interrupted rename the copy has both names.
     """
     copy = kept_elsewhere(before.name, before, standby)
     if copy is None or not transition.counts:
         return before
-    both = before.temporary_name or copy.marker or copy.name
+    both = before.temporary_name or copy.incarnation_id or copy.name
     return CopyRecord(
         before.name,
-        made=not copy.has_temporary_name,
+        created=not copy.has_temporary_name,
         temporary_name=both if standby.slot(both) is not None else None,
-        marker=copy.marker,
+        incarnation_id=copy.incarnation_id,
         confirmed=before.confirmed,
         settled=before.settled,
         incarnation=before.incarnation,
@@ -185,23 +185,23 @@ def _taken_over(before: CopyRecord, standby: ObservedStandby, transition: Transi
 
 
 def _names(before: CopyRecord, here: SlotCopy | None, unproven: SlotCopy | None) -> CopyRecord:
-    """Which slots of the standby are ours, by what was begun and what is there."""
+    """Which slots of the standby are ours, by the actions started and the slots found."""
     after = before
     if unproven is None:
         if before.renaming and here is not None and is_ours(before, here):
-            after = replace(after, made=True)
+            after = replace(after, created=True)
         after = replace(after, temporary_name=None, renaming=False)
     elif here is not None and not is_ours(before, here):
-        after = replace(after, renaming=False)  # the name went to somebody else meanwhile
+        after = replace(after, renaming=False)  # another session took the name meanwhile
     if here is None:
-        after = replace(after, made=False, seen_on_primary=False)
+        after = replace(after, created=False, seen_on_primary=False)
     elif not is_ours(before, here):
-        after = replace(after, made=False)
+        after = replace(after, created=False)
     return after
 
 
 def _learnt(before: CopyRecord, view: SlotView) -> CopyRecord:
-    """What this poll shows of the copy for good; what was learnt of a copy that has gone back is void."""
+    """What this poll establishes for good; what was established of a copy that has moved back is void."""
     here, slot = view.copy.confirmed_flush_lsn, view.slot
     needed = needed_from(view)
     after = replace(
@@ -245,7 +245,7 @@ def _seen(
 def remember_primary(
     record: StandbyRecord, primary: ObservedPrimary, names: Iterable[str]
 ) -> StandbyRecord:
-    """The record of a server that is the primary now: its slots of these names are its own, and no copies of ours."""
+    """The record of a server that is the primary now: its slots of these names are its own, not copies of ours."""
     copies = dict(record.copies)
     for name in names:
         if primary.logical(name) is not None:
@@ -253,7 +253,7 @@ def remember_primary(
     return StandbyRecord(generation=record.generation + 1, copies=copies)
 
 
-# -- what must hold of a poll -----------------------------------------------------------------------
+# -- invariants of a poll ---------------------------------------------------------------------------
 
 #: Why a copy may be called safe (`conditions.py`).
 _PROOFS = frozenset({Reason.PROVEN, Reason.RENAME_CUT, Reason.PROVEN_BEFORE, Reason.BEHIND})
@@ -279,9 +279,9 @@ def check_invariants(
     *,
     in_recovery: bool,
 ) -> None:
-    """Before `after` is written down and the transitions' actions are begun. Raises `InvariantError`.
+    """Check a poll before `after` is saved and the actions start. Raises `InvariantError`.
 
-    `in_recovery`: the candidate is, or did not answer; it was not promoted.
+    `in_recovery`: the candidate is in recovery or did not answer; it was not promoted.
     """
     for each in transitions:
         decided = _Decided(each, before, after, in_recovery)
@@ -291,7 +291,7 @@ def check_invariants(
 def _describe(decided: _Decided) -> str:
     each, copy = decided.transition, decided.copy
     return (
-        f"{each.before} to {each.after}, {each.reason}, {each.action}; recorded: made {copy.made}, temporary name"
+        f"{each.before} to {each.after}, {each.reason}, {each.action}; recorded: created {copy.created}, temporary name"
         f" {copy.temporary_name}, renaming {copy.renaming}; generation {decided.before.generation} to"
         f" {decided.after.generation}"
     )
@@ -320,12 +320,15 @@ def _drop_is_recorded(decided: _Decided) -> bool:
     if not isinstance(action, Drop):
         return True
     if action.name.startswith(TEMPORARY_PREFIX) and (action.on_primary or not decided.in_recovery):
-        # Not in recovery, nobody proves a copy there any more, and no client ever uses that name: whoever made it.
+        # Out of recovery a copy can no longer be proven, and no client uses that name, whichever controller created it.
         return True
     copies = [*decided.before.copies.values(), *decided.after.copies.values()]
     return any(
         action.name == each.temporary_name
-        or (action.name == each.name and (each.made or each.seen_on_primary or each.marker))
+        or (
+            action.name == each.name
+            and (each.created or each.seen_on_primary or each.incarnation_id)
+        )
         for each in copies
     )
 
@@ -340,7 +343,7 @@ INVARIANTS: tuple[Invariant[_Decided], ...] = (
     ),
     Invariant(
         "reservation_is_recorded",
-        "a slot that we made is always named by the record",
+        "the record always names a slot that we created",
         _reservation_is_recorded,
     ),
     Invariant(
@@ -350,17 +353,17 @@ INVARIANTS: tuple[Invariant[_Decided], ...] = (
     ),
     Invariant(
         "rename_is_recorded",
-        "a rename that was cut is known at the next poll",
+        "an interrupted rename is known at the next poll",
         _rename_is_recorded,
     ),
     Invariant(
         "drop_is_recorded",
-        "nothing is dropped that our record does not name, but unproven copies on a primary",
+        "only a slot that the record names is dropped, or an unproven copy on a primary",
         _drop_is_recorded,
     ),
     Invariant(
         "generation_never_goes_back",
-        "what is proven belongs to one epoch",
+        "a proof belongs to one feedback epoch",
         lambda decided: (
             decided.after.generation
             >= decided.before.generation + (decided.after.epoch != decided.before.epoch)

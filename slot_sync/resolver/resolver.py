@@ -1,55 +1,56 @@
-"""The state of each copy on one standby, and what is to be done next: all transitions, and why they are safe.
+"""The state of each copy on one standby, and the next action: all transitions, and why they are safe.
 
-Safety: **READY and LAGGING are answered only for a copy from which decoding can go on, complete, if the standby is
-promoted at the moment of the sample.** `conditions.py` proves it for one poll, `feedback_epoch.py` what holds between polls.
-Nothing else is safe to promote to, and the rest of this file only says why a copy is not there yet. Besides:
+Safety: **A copy is READY or LAGGING only if decoding from it is complete after a promotion of the standby at the moment
+of the sample.** `conditions.py` proves it for one poll, `feedback_epoch.py` what holds between polls. No other state is
+safe to promote to, and the rest of this file only explains why a copy is not there yet. Besides:
 
 - An unproven copy never has the name that a client would use: it has a temporary one until all conditions hold.
-- Nothing is dropped or changed that our record does not name, or that somebody uses; but on a server that is not in
-  recovery, an unproven copy, whoever made it. Nothing is dropped because the primary lacks it unless it was shown, several polls in a row, that this is the primary the standby streams from.
-- Each action may end in the middle, or be taken twice by two processes: the next poll starts from what is there.
-- Slots are judged one by one; what one waits for is never waited for by another.
+- A slot is dropped or changed only if our record names it and no process uses it, except for an unproven copy on a server
+  that is not in recovery, whichever controller created it. A slot is dropped for being absent on the primary only if
+  several consecutive polls have shown that this is the primary that the standby streams from.
+- Each action may end in the middle, or be carried out twice by two processes: the next poll starts from what exists.
+- Slots are evaluated one by one; no slot waits for what another one waits for.
 
-The table. The first row that fits is taken; `C` is the copy (under its temporary or its real name), `L` the slot.
+The table. The first row that matches applies; `C` is the copy (under its temporary or its real name), `L` the slot.
 
 ===========================================  ============  ====================  =====================
-what there is                                state         reason                action
+situation                                    state         reason                action
 ===========================================  ============  ====================  =====================
 the standby does not answer                  BLOCKED       standby_unreachable   Wait
 the standby was promoted, C unproven         LEFTOVER      unproven_name         Drop
-the standby was promoted, else               BLOCKED       promoted              Nothing
+the standby was promoted, otherwise          BLOCKED       promoted              Nothing
 the primary has an unproven copy             LEFTOVER      unproven_name         Drop it there
-primary silent, C proven, the standby still  READY         proven_before         Nothing
-shows nothing that speaks against it
+primary silent, C proven, the standby shows  READY         proven_before         Nothing
+no objection
 the same, longer ago than max_age            BLOCKED       proven_long_ago       Wait
 primary silent, C proven, its client was     CLIENT_AHEAD  client_ahead          Wait
 seen past what the standby has flushed
-primary silent, else                         SUSPECT       primary_unreachable   Wait
+primary silent, otherwise                    SUSPECT       primary_unreachable   Wait
 primary silent, C never proven               BLOCKED       never_proven          Wait
-the servers are not set up for it            BLOCKED       which setting         Wait
+a server's settings do not allow it          BLOCKED       which setting         Wait
 no extension, PostgreSQL's own C (17+)       SYNCED, ...   synced_only, ...      Nothing, Wait (`native.py`)
 neither L nor C, but [slots] names L         MISSING       no_such_slot          Wait
-physical slot has no marker                  BLOCKED       no_marker             Mark (a row of its own)
+physical slot has no incarnation id          BLOCKED       no_incarnation_id     Mark (a row of its own)
 our C, no L, for fewer than GONE_POLLS       ORPHAN        gone                  Wait
 our C, no L, for GONE_POLLS                  ORPHAN        gone                  Drop
-our C, L not wanted any more                 ORPHAN        deselected            Drop
-a temporary name that no record knows        LEFTOVER      unproven_name         Nothing
-a foreign slot that nobody can have made     STALE_BACKUP  from_a_backup         Nothing
+our C, L not selected any more               ORPHAN        deselected            Drop
+a temporary name that no record has          LEFTOVER      unproven_name         Nothing
+a foreign slot that cannot have been made    STALE_BACKUP  from_a_backup         Nothing
 in recovery, or that is L of long ago
 L was here when this was the primary         LEFTOVER      old_primary           Drop
-C by a marker that our record does not name  KEPT_         other_controller      Wait (it is ours from the
+C by its incarnation id, not in our record   KEPT_         other_controller      Wait (it is ours from the
                                              ELSEWHERE                           next poll on, if we act)
 another foreign slot of L's name             CONFLICT      name_taken            Nothing (Drop our own
                                                                                  temporary C)
 L is lost                                    INVALID       lost_on_primary       Wait
-L is not consistent yet                      BLOCKED       slot_being_made       Wait
-no C, PostgreSQL will make it (17+)          MISSING       native_pending        Wait
-no C, and this may be another primary        MISSING       what of the link      Wait
+L is not consistent yet                      BLOCKED       slot_being_created    Wait
+no C, PostgreSQL will create it (17+)        MISSING       native_pending        Wait
+no C, and this may be another primary        MISSING       the link's            Wait
 no C, the standby is behind L                MISSING       ahead_of_standby      Wait
-no C                                         MISSING       not_made              Reserve
-L has no marker yet                          as else       as else               Mark
+no C                                         MISSING       not_created            Reserve
+L has no incarnation id yet                  as otherwise  as otherwise          Mark
 both names, the same (a crash in a rename)   PROVING       proven                Drop the temporary one
-our C, and PostgreSQL will make it (17+)     SUSPECT       gives_way             Drop
+our C, and PostgreSQL will create it (17+)   SUSPECT       gives_way             Drop
 C of another kind than the real primary's L, INVALID       the condition's       Drop
 invalid, its WAL gone, or ahead of L for
 AHEAD_POLLS
@@ -68,8 +69,8 @@ C, all hold, farther behind L than allowed   LAGGING       behind               
 C, all hold                                  READY         proven                the same, or Nothing
 ===========================================  ============  ====================  =====================
 
-A drop of a slot that is in use becomes Wait. PostgreSQL's own copies (`synced`, 17+) are judged by the same rows, and
-every action on them but RestoreMappings becomes Wait, or Nothing: that is for its own worker.
+A drop of a slot that is in use becomes Wait. PostgreSQL's own copies (`synced`, 17+) are evaluated by the same rows, and
+every action on them but RestoreMappings becomes Wait, or Nothing: PostgreSQL's slot sync worker carries it out.
 """
 
 from slot_sync.resolver.feedback_epoch import (
@@ -79,7 +80,7 @@ from slot_sync.resolver.feedback_epoch import (
     setup_problem,
 )
 from slot_sync.resolver.foreign import unexpected, unproven
-from slot_sync.resolver.native import judge_by_sql
+from slot_sync.resolver.native import evaluate_by_sql
 from slot_sync.resolver.observed import (
     TEMPORARY_PREFIX,
     ObservedPrimary,
@@ -102,10 +103,10 @@ def resolve(
     wanted: Selection,
     terms: ReadinessTerms = _ANY,
 ) -> list[Transition]:
-    """What each copy is found in and what is to be done, by name; slots that nobody expected are told too.
+    """The transition of each copy, by name, and of unexpected slots.
 
-    Either server is `None` when it does not answer. Before an action is carried out, `remember` (`record.py`) has to
-    have been written down.
+    Either server is `None` when it does not answer. Before an action is carried out, the result of `remember`
+    (`record.py`) must have been saved.
     """
     expected = _expected(primary, record, wanted)
     unknown = sorted(wanted.names - {*expected})
@@ -125,7 +126,7 @@ def resolve(
         return [primary_is_silent(record.of(name), standby, record, terms) for name in names]
     problem = setup_problem(primary, standby)
     if problem is not None:
-        # With the wrong server even "none" says nothing of the slots that there are.
+        # Of the wrong server, even an empty list of slots means nothing.
         names = (*expected, *unknown) or (standby.primary_slot_name or "",)
         return [*left_over, *(_blocked(name, record, problem) for name in names)]
     failed = _no_extension(primary, standby)
@@ -133,7 +134,7 @@ def resolve(
         return [
             *left_over,
             *(
-                judge_by_sql(primary, standby, record, name, terms)
+                evaluate_by_sql(primary, standby, record, name, terms)
                 or _blocked(name, record, failed)
                 for name in expected
             ),
@@ -144,12 +145,12 @@ def resolve(
         for each in unexpected(primary, standby, record, frozenset(expected))
         if each.counts or each.slot not in unknown
     ]
-    told = {each.slot for each in strangers}
+    reported = {each.slot for each in strangers}
     return [
         *left_over,
         *_marks(primary, standby),
         *(transition_of(primary, standby, record, wanted, name) for name in expected),
-        *(_no_such_slot(name, record) for name in unknown if name not in told),
+        *(_no_such_slot(name, record) for name in unknown if name not in reported),
         *strangers,
     ]
 
@@ -157,7 +158,7 @@ def resolve(
 def _no_extension(
     primary: ObservedPrimary, standby: ObservedStandby
 ) -> FeedbackEpochProblem | None:
-    """On which server the extension is not; `None`: it is on both."""
+    """The server without the extension; `None`: both have it."""
     if not standby.has_extension:
         return FeedbackEpochProblem(
             Reason.NO_EXTENSION,
@@ -183,7 +184,9 @@ def _expected(
     there = () if primary is None else primary.logical_slots
     names = {slot.name for slot in there if not slot.temporary and is_wanted(slot, wanted)}
     known = {
-        each.name for each in record.copies.values() if each.made or each.temporary_name is not None
+        each.name
+        for each in record.copies.values()
+        if each.created or each.temporary_name is not None
     }
     return sorted(name for name in names | known if not name.startswith(TEMPORARY_PREFIX))
 
@@ -207,7 +210,7 @@ def _standby_is_silent(name: str, record: StandbyRecord) -> Transition:
         CopyState.BLOCKED,
         Reason.STANDBY_UNREACHABLE,
         "the standby does not answer",
-        repair="see that it runs and that it can be reached",
+        repair="check that it runs and can be reached",
         action=Wait(),
     )
 
@@ -219,7 +222,7 @@ def _promoted(name: str, record: StandbyRecord) -> Transition:
         CopyState.BLOCKED,
         Reason.PROMOTED,
         "the standby has been promoted, and its slots are its own now",
-        repair="give it as the primary, and the old one as a standby once it is one",
+        repair="configure it as the primary, and the old primary as a standby once it is one",
     )
 
 
@@ -237,18 +240,18 @@ def _blocked(name: str, record: StandbyRecord, problem: FeedbackEpochProblem) ->
 
 def _marks(primary: ObservedPrimary, standby: ObservedStandby) -> list[Transition]:
     slot = physical_slot(primary, standby)
-    if slot is None or slot.marker is not None:
+    if slot is None or slot.incarnation_id is not None:
         return []
     problem = link_problem(primary, standby)
-    if problem is None or problem.reason is not Reason.NO_MARKER:
-        return []  # whose slot it is has to be known first
+    if problem is None or problem.reason is not Reason.NO_INCARNATION_ID:
+        return []  # it must be known first which standby uses the slot
     return [
         Transition(
             slot.name,
             "",
             CopyState.BLOCKED,
-            Reason.NO_MARKER,
-            "the physical slot has no marker yet: it is new to the controller",
+            Reason.NO_INCARNATION_ID,
+            "the physical slot has no incarnation id yet: it is new to the controller",
             action=MarkIncarnation(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}"),
             counts=False,
         )

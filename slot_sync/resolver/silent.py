@@ -1,12 +1,12 @@
-"""What is said of a copy while the primary does not answer: what was proven last, if nothing speaks against it.
+"""The verdict on a copy while the primary does not answer: the last proof, unless the standby shows an objection.
 
-Safety: what the standby received since then came over the connection of that epoch, during which the primary held
-what was proven; or over none. A later connection, another configuration, another timeline or WAL from an archive is
-an objection. So is a copy that is ahead of where the slot was seen last, since no action of ours moves it there. One
-thing cannot be seen: a connection that came and went between two polls, after a crash of the primary. So the verdict
-has an age, and is called `proven_before`. What happened on the primary after the last poll cannot be known either:
-slots that were created there, and what their clients have confirmed. The verdict says so, and is valid for a limited
-time only (`ReadinessTerms.max_age`), after which the answer is that it is not known.
+Safety: the standby received all WAL since then over the connection of that epoch, during which the primary held what was
+proven; or it received none. A later connection, another configuration, another timeline or WAL from an archive is an
+objection. So is a copy that is ahead of the slot's last known position, since no action of ours moves it there. One case
+is not visible: a connection that came and went between two polls, after a crash of the primary. So the verdict has an
+age, and is called `proven_before`. Changes on the primary after the last poll are not known either: slots that were
+created there, and what their clients have confirmed. The verdict names them in `not_known`, and is valid for a limited
+time only (`ReadinessTerms.max_age`), after which it is unknown.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from slot_sync.resolver.native import SWITCHED_OFF, synced_before
 from slot_sync.resolver.observed import CopyRecord, ObservedStandby, ReadinessTerms, StandbyRecord
 from slot_sync.resolver.transitions import CopyState, Nothing, Reason, Transition, Wait
 
-#: What happens on the primary after it was looked at last.
+#: Changes on the primary that happened after the last probe.
 SLOTS_UNKNOWN = (
     "slots that were created on the primary, and databases that were moved, since it last answered"
 )
@@ -32,7 +32,7 @@ CONFIRMED_UNKNOWN = (
 def objections(
     remembered: CopyRecord, standby: ObservedStandby, record: StandbyRecord
 ) -> list[str]:
-    """What the standby shows that what was proven last may not hold any more."""
+    """The reasons, as the standby shows them, for which the last proof may no longer hold."""
     copy = standby.slot(remembered.name)
     epoch = record.epoch
     if epoch is None or remembered.proven_in != epoch or remembered.generation != record.generation:
@@ -41,7 +41,7 @@ def objections(
         return ["the copy is gone"]
     was = None if remembered.slot_was is None else remembered.slot_was.confirmed_flush_lsn
     client_was = remembered.confirmed
-    # PostgreSQL moves its own copies by itself, and lets nobody read from them.
+    # PostgreSQL moves its own copies itself, and does not let clients read from them.
     ahead = not copy.synced and (was is None or (copy.confirmed_flush_lsn or 0) > was)
     checks = {
         "the copy is not ours": is_ours(remembered, copy),
@@ -59,15 +59,15 @@ def objections(
             copy
         )
         < 1,
-        "what was done to its database last is not replayed": is_replayed_to(
+        "the last change of its database is not replayed": is_replayed_to(
             remembered.settled, standby
         ),
-        "the slot was another one of that name": is_of(copy, remembered.incarnation),
+        "it is a copy of a dropped slot of that name": is_of(copy, remembered.incarnation),
         "the position of its client is not known": client_was is not None
         and client_was.timeline == epoch.timeline,
-        "it is ahead of where the slot was seen last: somebody read from it": not ahead,
+        "it is ahead of the slot's last known position: a client read from it": not ahead,
         "the standby has replayed WAL from an archive": not standby.replays_archive,
-        "the standby has loaded its configuration anew": standby.conf_load_time
+        "the standby has reloaded its configuration": standby.conf_load_time
         == epoch.conf_load_time,
         "the standby is on another timeline": standby.timeline == epoch.timeline,
         "the standby has connected again": standby.walreceiver_start
@@ -85,7 +85,7 @@ def primary_is_silent(
         after: CopyState,
         reason: Reason,
         why: str,
-        repair: str = "see that the primary can be reached",
+        repair: str = "check that the primary can be reached",
     ) -> Transition:
         return Transition(
             remembered.name,
@@ -136,21 +136,21 @@ def primary_is_silent(
             CopyState.CLIENT_AHEAD,
             Reason.CLIENT_AHEAD,
             f"the primary does not answer, and {client.WHY}",
-            "start the primary again; after a promotion its client has rows that no server has",
+            "start the primary again; after a promotion its client would have rows that no server has",
         )
-    # A clock that went back tells no age at all.
+    # With a clock that went back the age is not known.
     if terms.max_age is not None and not 0 <= age <= terms.max_age:
         return found(
             CopyState.BLOCKED,
             Reason.PROVEN_LONG_AGO,
             f"the primary does not answer, and it was proven {_seconds(age)} ago, which is more than"
             f" {_seconds(terms.max_age)}",
-            "see that the primary can be reached, or accept older proofs: max_age in [slots], or --max-age",
+            "check that the primary can be reached, or accept older proofs: max_age in [slots], or --max-age",
         )
     return found(
         CopyState.READY,
         Reason.PROVEN_BEFORE,
-        f"the primary does not answer; it was proven {_seconds(age)} ago, and nothing speaks against it",
+        f"the primary does not answer; it was proven {_seconds(age)} ago, and the standby shows no objection",
     )
 
 

@@ -1,7 +1,7 @@
-"""What the resolver answers: states, reasons and actions, as values.
+"""The resolver's output: states, reasons and actions, as values.
 
-Safety: an action says everything that it needs, so that what carries it out decides nothing. Each may be carried
-out late or not at all, or the process may end in the middle of it; the next poll sees what there is.
+Safety: an action contains everything that it needs, so that the code that carries it out decides nothing. Each may be
+carried out late or not at all, or the process may end in the middle of it; the next poll starts from what exists.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class CopyState(StrEnum):
-    """Of one copy on one standby. `resolver.py` has the table of them."""
+    """The state of one copy on one standby; see the table in `resolver.py`."""
 
     MISSING = "MISSING"
     RESERVING = "RESERVING"
@@ -34,7 +34,7 @@ SAFE = frozenset({CopyState.READY, CopyState.LAGGING})
 
 
 class Reason(StrEnum):
-    """Why a copy is in its state: one code a cause, stable for whoever reads `--json`."""
+    """Why a copy is in its state: one code for each cause, stable for readers of `--json`."""
 
     # READY, LAGGING
     PROVEN = "proven"
@@ -46,7 +46,7 @@ class Reason(StrEnum):
     # CLIENT_AHEAD
     CLIENT_AHEAD = "client_ahead"
     # MISSING
-    NOT_MADE = "not_made"
+    NOT_CREATED = "not_created"
     NO_SUCH_SLOT = "no_such_slot"
     NATIVE_PENDING = "native_pending"
     AHEAD_OF_STANDBY = "ahead_of_standby"
@@ -68,15 +68,15 @@ class Reason(StrEnum):
     PHYSICAL_SLOT_LOST = "physical_slot_lost"
     CASCADING = "cascading"
     BEHIND_SAFEKEEPER = "behind_safekeeper"
-    SLOT_BEING_MADE = "slot_being_made"
-    # The link between them, which comes and goes
+    SLOT_BEING_CREATED = "slot_being_created"
+    # The link between them, which may break and return
     NOT_STREAMING = "not_streaming"
     UPSTREAM_UNKNOWN = "upstream_unknown"
     OTHER_TIMELINE = "other_timeline"
     NO_WALSENDER = "no_walsender"
-    NO_MARKER = "no_marker"
+    NO_INCARNATION_ID = "no_incarnation_id"
     NO_CATALOG_XMIN = "no_catalog_xmin"
-    # What a copy lacks
+    # Failed conditions of a copy
     NOT_HEARD = "not_heard"
     RESERVED_LATER = "reserved_later"
     XMIN_BEHIND = "xmin_behind"
@@ -108,7 +108,7 @@ class Reason(StrEnum):
     UNPROVEN_NAME = "unproven_name"
 
 
-#: Whether it is safe is not known: the answer is neither yes nor no.
+#: Reasons with which it is not known whether the copy is safe: the verdict is neither yes nor no.
 UNDECIDED = frozenset(
     {
         Reason.STANDBY_UNREACHABLE,
@@ -126,12 +126,12 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Wait:
-    """What is awaited comes by itself, or an operator has to bring it: look again at the next poll."""
+    """The missing condition comes by itself or needs an operator: check again at the next poll."""
 
 
 @dataclass(frozen=True)
 class MarkIncarnation:
-    """Write the marker of a slot, on the primary. That of a physical one has no copy's state as its subject."""
+    """Write the incarnation id of a slot, on the primary. For a physical slot the transition is not of a copy."""
 
     slot: str
     value: str
@@ -139,7 +139,7 @@ class MarkIncarnation:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Make a copy under a temporary name (`reserve`). Record the name first."""
+    """Create a copy under a temporary name (`reserve`). The name is recorded first."""
 
     temporary_name: str
     database: str
@@ -182,7 +182,7 @@ class SetFailover:
 
 @dataclass(frozen=True)
 class RestoreMappings:
-    """Have the mapping files of rewritten catalogs there that a slot may need (`restore_mappings`); the slot stays as it is."""
+    """Restore the mapping files of rewritten catalogs that a slot may need (`restore_mappings`); the slot stays as it is."""
 
     name: str
     database: str
@@ -190,7 +190,7 @@ class RestoreMappings:
 
 @dataclass(frozen=True)
 class Rename:
-    """Give a proven copy its real name (`rename`). Record that it was begun first."""
+    """Give a proven copy its real name (`rename`). Its start is recorded first."""
 
     temporary_name: str
     name: str
@@ -199,9 +199,9 @@ class Rename:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drop a copy that we made (`drop`); `on_primary`: that the primary has from when it was a standby.
+    """Drop a copy that we created (`drop`). `on_primary`: one that the primary has since it was a standby.
 
-    `any_slot`: one that was not made by `reserve`, an old primary's own.
+    `any_slot`: one that `reserve` did not create, an old primary's own.
     """
 
     name: str
@@ -226,25 +226,25 @@ Action = (
 
 @dataclass(frozen=True)
 class Transition:
-    """What one copy is found in now, why, and what is to be done about it."""
+    """The state of one copy, its reason, and the next action."""
 
-    #: The name of the slot on the primary; of a slot that nobody expected, its own; for `MarkIncarnation`, the physical slot's.
+    #: The name of the slot on the primary; of an unexpected slot, its own; for `MarkIncarnation`, the physical slot's.
     slot: str
-    #: The state that was remembered; "" if there was none.
+    #: The recorded state; "" if there was none.
     before: str
     after: CopyState
     reason: Reason
-    #: One sentence for a person.
+    #: The explanation, one sentence.
     why: str
     _: KW_ONLY
-    #: What a person can do about it; "" where nothing is to be done.
+    #: The hint: what an operator can do; "" where nothing is to be done.
     repair: str = ""
     #: What it was decided from, by name. LSNs, xids and times as integers (`observed.py`).
     evidence: Mapping[str, object] = field(default_factory=dict)
     action: Action = Nothing()
-    #: The candidate is not ready while this is not safe. False: it is of a slot that nobody expects there.
+    #: The candidate is not ready while this is not safe. False: the slot is not selected.
     counts: bool = True
-    #: What the state does not cover, since it could not be verified.
+    #: What could not be verified, so that the state does not cover it.
     not_known: tuple[str, ...] = ()
     #: It is not proven, but the operator has accepted it as safe (`ReadinessTerms.accept_native`).
     accepted: bool = False

@@ -84,7 +84,7 @@ def _outside_quotes(
     odd = rows[(turns[ends - 1] - turns[firsts]) % 2 != 0]
     if len(odd):
         raise UnrepresentableValueError(
-            int(odd[0]), "an array whose quotes do not close", malformed=True
+            int(odd[0]), "an array with an unterminated quote", malformed=True
         )
     outside = turns % 2 == 0
     return outside, ~quotes if escapes is None else ~quotes & ~escapes

@@ -95,10 +95,10 @@ class ChangeBatch:
     old_columns: list[pa.Array] | None
     #: 0 (none), `K` (the key) or `O` (the whole row).
     old_kind: npt.NDArray[np.uint8]
-    #: PostgreSQL's text of the values that do not fit, by column (NULL where a value fits), if they are kept.
-    unfit: dict[int, pa.Array] = field(default_factory=dict)
-    old_unfit: dict[int, pa.Array] = field(default_factory=dict)
-    #: Offset and sequence of rows that are a partition's, and its OID, where the log tells (`PartitionRow`): they are
+    #: PostgreSQL's text of the unrepresentable values, by column (NULL for the others), if they are kept.
+    unrepresentable: dict[int, pa.Array] = field(default_factory=dict)
+    old_unrepresentable: dict[int, pa.Array] = field(default_factory=dict)
+    #: Offset and sequence of rows of partitions, and the partition's OID, where the log has it (`PartitionRow`): they are
     #: among the changes of the relation, but maybe not in this batch.
     partitions: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -113,7 +113,7 @@ def decode_entries(
     relations: Container[str] | None = None,
     columns: Container[str] | None = None,
     as_text: bool = False,
-    keep_unfit: Container[str] = (),
+    keep_unrepresentable: Container[str] = (),
     failed: Callable[[str, Exception], None] | None = None,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[ChangeBatch]:
@@ -121,15 +121,16 @@ def decode_entries(
 
     `schemas` gives a schema record for its hash. `relations` (names `schema.table`) leaves others out,
     and then entries may be missing that hold none of them; `columns` leaves out columns (of every
-    relation). `as_text` gives every column as PostgreSQL's own text. `keep_unfit`: relations whose values that
-    do not fit are NULL, and told by their text (`ChangeBatch.unfit`), instead of an error. `failed` is called with a
-    relation whose changes cannot be decoded, and why, instead of raising that; no more of its changes come then. Memory:
+    relation). `as_text` gives every column as PostgreSQL's own text. `keep_unrepresentable`: relations whose
+    unrepresentable values become NULL, with their text in `ChangeBatch.unrepresentable`, instead of an error. `failed` is
+    called with a relation whose changes cannot be decoded, and the error, instead of raising it; the rest of its changes
+    is skipped. Memory:
     some `target_bytes`, or one entry.
 
     Raises `MalformedMessageError`, `CorruptError`, `UnsupportedValueError` (a value that the column's
     type cannot hold: table, column and position are named), and what `schemas` raises.
     """
-    decoder = _Decoder(schemas, relations, columns, as_text, keep_unfit, failed)
+    decoder = _Decoder(schemas, relations, columns, as_text, keep_unrepresentable, failed)
     transaction: Transaction | None = None
     expected: int | None = None
     previous: int | None = None
@@ -142,7 +143,7 @@ def decode_entries(
         if expected is not None and entry.offset != expected:
             if relations is None or entry.offset < expected:
                 raise CorruptError(
-                    f"offset {entry.offset} comes where {expected} should", where="change log"
+                    f"expected offset {expected}, got {entry.offset}", where="change log"
                 )
             missing = True
         expected = entry.offset + 1
@@ -168,7 +169,7 @@ def decode_entries(
 
 
 def _checked(entry: "LogEntry", previous_crc: int | None) -> EntryHeader:
-    """The header, once every byte of the entry is known to be what was written."""
+    """The header, after the checksum of the whole entry is verified."""
     try:
         header = check(entry.data)
         if previous_crc is not None:
@@ -195,20 +196,20 @@ class _Decoder:
         relations: Container[str] | None,
         columns: Container[str] | None,
         as_text: bool,
-        keep_unfit: Container[str],
+        keep_unrepresentable: Container[str],
         failed: Callable[[str, Exception], None] | None,
     ) -> None:
         self._schemas = schemas
         self._relations = relations
         self._columns = columns
         self._as_text = as_text
-        self._keep_unfit = keep_unfit
+        self._keep_unrepresentable = keep_unrepresentable
         self._failed = failed
         self._failing: set[str] = set()
         self._known: dict[bytes, _Schema] = {}
 
     def can_skip(self, header: EntryHeader) -> bool:
-        """Nothing in this entry is wanted, not even the Begin of a transaction that goes on."""
+        """Nothing in this entry is wanted, not even the Begin of a transaction that continues in the next one."""
         wanted = self._relations
         if wanted is None or (header.max_xid and not header.ends_transaction):
             return False
@@ -237,10 +238,10 @@ class _Decoder:
                     self._failing.add(name)
                     continue
                 batch.partitions = [
-                    (p.entry.offset, told.number, told.relation_id)
+                    (p.entry.offset, row.number, row.relation_id)
                     for p in run
-                    for told in p.partitions
-                    if told.schema_hash == digest
+                    for row in p.partitions
+                    if row.schema_hash == digest
                 ]
                 yield batch
 
@@ -273,14 +274,14 @@ class _Decoder:
         has_old = (markers == _KEY) | (markers == _OLD)
         wrong = ((ops == INSERT) & has_old) | ((ops == DELETE) & (markers == _NEW))
         if (wrong | ((ops != TRUNCATE) & ~has_old & (markers != _NEW))).any():
-            raise malformed("a row has the wrong kind of tuple")
+            raise malformed("unexpected kind of tuple in a row")
 
         place = starts + 6
         old, old_rows = None, np.flatnonzero(has_old)
         if len(old_rows):
             old = scan(buffer, place[old_rows], limits[old_rows], schema.width)
             if any((kinds == UNCHANGED).any() for kinds in old.kinds):
-                raise malformed("a value before the change is missing")
+                raise malformed("an old tuple lacks a value")
             place[old_rows] = old.ends
             updated = old_rows[ops[old_rows] == UPDATE]
             if (place[updated] >= limits[updated]).any() or (buffer[place[updated]] != _NEW).any():
@@ -290,7 +291,7 @@ class _Decoder:
         new = scan(buffer, place[new_rows], limits[new_rows], schema.width)
         place[new_rows] = new.ends
         if (place != limits)[ops != TRUNCATE].any():
-            raise malformed("bytes are left over after a row")
+            raise malformed("unexpected bytes after a row")
 
         new = scatter(new, new_rows, count)
         unchanged = None
@@ -315,9 +316,9 @@ class _Decoder:
             old_columns=None,
             old_kind=np.where(has_old, markers, 0).astype(np.uint8),
         )
-        batch.columns = self._values(frames, new, schema, batch, batch.unfit)
+        batch.columns = self._values(frames, new, schema, batch, batch.unrepresentable)
         if old is not None:
-            batch.old_columns = self._values(frames, old, schema, batch, batch.old_unfit)
+            batch.old_columns = self._values(frames, old, schema, batch, batch.old_unrepresentable)
         return batch
 
     def _values(
@@ -326,11 +327,11 @@ class _Decoder:
         tuples: Tuples,
         schema: _Schema,
         batch: ChangeBatch,
-        unfit: dict[int, pa.Array],
+        unrepresentable: dict[int, pa.Array],
     ) -> list[pa.Array]:
-        """The columns' values; the text of what does not fit goes to `unfit`, if that is kept."""
+        """The columns' values; the text of unrepresentable ones goes to `unrepresentable`, if they are kept."""
         arrays: list[pa.Array] = []
-        keep = schema.relation.full_name in self._keep_unfit
+        keep = schema.relation.full_name in self._keep_unrepresentable
         for i, column, kind in zip(
             schema.chosen, schema.relation.columns, schema.kinds, strict=True
         ):
@@ -345,7 +346,7 @@ class _Decoder:
                 if keep:
                     values, raw = apart(texts, kind.arrow, partial(from_text, kind=kind))
                     if raw is not None:
-                        unfit[len(arrays)] = raw
+                        unrepresentable[len(arrays)] = raw
                     arrays.append(values)
                     continue
                 arrays.append(checked_utf8(texts) if self._as_text else from_text(texts, kind))
@@ -372,7 +373,9 @@ def _runs(oid: int, entry: Int64s, run: list[Piece]) -> Iterator[tuple[int, int,
     for at in bounds:
         here = run[int(entry[at])].schemas.get(oid)
         if here is None:
-            raise malformed(f"an entry has changes of relation {oid}, which its header leaves out")
+            raise malformed(
+                f"an entry has changes of relation {oid}, which its header does not list"
+            )
         if digest is not None and here != digest:
             yield first, at, digest
             first = at
@@ -394,11 +397,11 @@ def _named(
         return MalformedMessageError(
             fault.what,
             where=place,
-            repair="look at who wrote the log, and at the log server's disk",
+            repair="check which program wrote the log, and the log server's disk",
         )
     return UnsupportedValueError(
         fault.what,
         where=place,
-        repair="change the value at the source, leave the column out of the publication, or set such rows "
-        "aside ([lake.on_unfit_value])",
+        repair="change the value at the source, exclude the column from the publication, or quarantine such rows "
+        "([lake.on_unrepresentable_value])",
     )

@@ -97,7 +97,7 @@ class Frames:
         """Each relation's OID with its changes (message numbers, rising), Truncates among them."""
         rows = np.flatnonzero(_IS_ROW[self.kinds])
         if (self.limits[rows] - self.starts[rows] < _SMALLEST_ROW).any():
-            raise malformed("a row is cut short")
+            raise malformed("a row is truncated")
         oids = numbers(self.buffer, ">u4")[self.starts[rows] + 1].astype(np.int64)
         truncates = np.flatnonzero(self.kinds == TRUNCATE)
         if len(truncates):
@@ -118,7 +118,7 @@ class Frames:
         raw = self.buffer[self.starts[message] : self.limits[message]].tobytes()
         count = int.from_bytes(raw[1:5], "big")
         if len(raw) != 6 + 4 * count:
-            raise malformed("a Truncate message has a wrong length")
+            raise malformed("invalid length of a Truncate message")
         return list(dict.fromkeys(struct.unpack_from(f">{count}I", raw, 6)))
 
 
@@ -140,13 +140,13 @@ def frame(run: list[Piece], transaction: Transaction | None) -> Frames:
     kinds = buffer[starts]
     if not _KNOWN[kinds].all():
         bad = int(kinds[np.argmin(_KNOWN[kinds])])
-        raise malformed(f"a message of kind {chr(bad)!r} does not belong into an entry")
+        raise malformed(f"unexpected message of kind {chr(bad)!r} in an entry")
 
     entry = np.repeat(np.arange(len(run)), counts)
     firsts = after - counts
     begins, commits = kinds == BEGIN, kinds == COMMIT
     if (lengths[begins] != _BEGIN_SIZE).any() or (lengths[commits] != _COMMIT_SIZE).any():
-        raise malformed("a Begin or Commit message has a wrong length")
+        raise malformed("invalid length of a Begin or Commit message")
     number = np.cumsum(begins)
     resets = [int(at) for at, piece in zip(firsts, run, strict=True) if piece.after_gap]
     goes_on = _follow(kinds, begins, commits, resets, transaction is not None)
@@ -156,12 +156,12 @@ def frame(run: list[Piece], transaction: Transaction | None) -> Frames:
     commit_lsn = _table(carried.commit_lsn, numbers(buffer, ">u8")[heads + 1], np.uint64)
     moments = numbers(buffer, ">i8")[heads + 9].astype(np.int64)
     if (np.abs(moments) > 2**62).any():
-        raise malformed("a commit time makes no sense")
+        raise malformed("a commit time is out of range")
     commit_time = _table(carried.commit_time, moments + POSTGRES_EPOCH, np.int64)
     xid = _table(carried.xid, numbers(buffer, ">u4")[heads + 17], np.uint32)
     ended = numbers(buffer, ">u8")[starts[commits] + 2].astype(np.uint64)
     if (ended != commit_lsn[number[commits]]).any():
-        raise malformed("a Commit message is of another transaction than its Begin")
+        raise malformed("a Commit message belongs to another transaction than its Begin")
 
     return Frames(
         memory=memory,
@@ -197,7 +197,7 @@ def _follow(kinds: Bytes, begins: Bools, commits: Bools, resets: list[int], is_o
         if at < len(before) and before[at]:
             before[at:] -= before[at]
     if before[begins].any() or (before[_INSIDE[kinds]] != 1).any():
-        raise malformed("a message is outside of a transaction, or a Begin inside of one")
+        raise malformed("a message outside of a transaction, or a Begin inside of one")
     return bool(before[-1] + steps[-1]) if len(steps) else is_open
 
 

@@ -38,9 +38,9 @@ def split(parts: Sequence[bytes], count: int) -> tuple[pa.Buffer, Int64s]:
     try:
         found = pq.ParquetFile(source, pre_buffer=False).read(use_threads=False).column(0)
     except (pa.ArrowException, OSError) as error:
-        raise malformed(f"the messages do not fit their lengths: {error}"[:200]) from None
+        raise malformed(f"message lengths do not match the payload: {error}"[:200]) from None
     if len(found) != count or found.num_chunks != 1:
-        raise malformed(f"{len(found)} messages, where there should be {count}")
+        raise malformed(f"expected {count} messages, found {len(found)}")
     _, ends, messages = found.chunk(0).buffers()
     positions = np.frombuffer(ends, np.int32, count + 1).astype(np.int64)
     if positions[-1] + 4 * count != size:
@@ -53,7 +53,9 @@ def split(parts: Sequence[bytes], count: int) -> tuple[pa.Buffer, Int64s]:
 def malformed(what: str) -> MalformedMessageError:
     """Bytes that are not pgoutput."""
     return MalformedMessageError(
-        what, where="pgoutput", repair="look at who wrote the log, and at the log server's disk"
+        what,
+        where="pgoutput",
+        repair="check which program wrote the log, and the log server's disk",
     )
 
 

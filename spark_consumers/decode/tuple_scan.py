@@ -1,7 +1,7 @@
-"""Where everything lies in a run of pgoutput messages: messages, tuples, values. Nothing is converted.
+"""Finds the positions of tuples and values in a run of pgoutput messages. Nothing is converted.
 
 Layouts: PostgreSQL documentation, "Logical Replication Message Formats" (TupleData). All rows of one
-table are walked at once, a column a step: from each row's position, the kind of its value and its
+table are scanned at once, a column a step: from each row's position, the kind of its value and its
 length give the position of its next value.
 
 Safety: bytes are never trusted. Before a step every position lies at most at its message's end, the
@@ -30,7 +30,7 @@ def numbers(buffer: Bytes, dtype: str) -> np.ndarray:
 
 @dataclass(slots=True)
 class Tuples:
-    """Where the values of some rows lie; each list has one array a column, each array one item a row."""
+    """The positions of some rows' values; each list has one array per column, each array one item per row."""
 
     kinds: list[Bytes]
     starts: list[Int64s]
@@ -39,18 +39,18 @@ class Tuples:
 
 
 def scan(buffer: Bytes, at: Int64s, limits: Int64s, columns: int) -> Tuples:
-    """Walk TupleData that starts at `at` in messages that end at `limits`.
+    """Scan TupleData that starts at `at` in messages that end at `limits`.
 
-    Raises `MalformedMessageError` for a tuple that does not have so many columns, or leaves its message.
+    Raises `MalformedMessageError` for a tuple with another number of columns, or one that extends beyond its message.
     """
     if (at + 2 > limits).any() or (numbers(buffer, ">u2")[at] != columns).any():
-        raise malformed(f"a row does not have the {columns} columns of its table")
+        raise malformed(f"the number of columns in a row differs from its table's {columns}")
     words = numbers(buffer, ">i4")
     found = Tuples([], [], [], at + 2)
     here = found.ends
     for _ in range(columns):
         if (here >= limits).any():
-            raise malformed("a row is cut short")
+            raise malformed("a row is truncated")
         kinds = buffer[here]
         sent: Bools = kinds == TEXT
         if sent.all():
@@ -63,7 +63,7 @@ def scan(buffer: Bytes, at: Int64s, limits: Int64s, columns: int) -> Tuples:
             starts = here + np.where(sent, 5, 1)
         here = starts + lengths
         if (lengths < 0).any() or (here > limits).any():
-            raise malformed("a value leaves its message")
+            raise malformed("a value extends beyond its message")
         found.kinds.append(kinds)
         found.starts.append(starts)
         found.lengths.append(lengths)
@@ -72,9 +72,9 @@ def scan(buffer: Bytes, at: Int64s, limits: Int64s, columns: int) -> Tuples:
 
 
 def scatter(part: Tuples, rows: Int64s, count: int) -> Tuples:
-    """The same tuples among `count` rows; rows that have none are NULL, a span of nothing.
+    """Scatter the tuples over `count` rows; rows without a tuple are NULL, an empty span.
 
-    `rows` (rising) says where each tuple belongs. An empty span keeps the order of positions.
+    `rows` (ascending) has the row of each tuple. An empty span keeps the order of positions.
     """
     if len(rows) == count:
         return part

@@ -1,7 +1,7 @@
 """PostgreSQL's types in Arrow and Spark, and PostgreSQL's text turned into them, a column at a time.
 
-Invariant: a value arrives exactly, or as PostgreSQL's own text, or as an error that names it. Nothing
-becomes NULL or loses a digit in silence. Which columns are kept as text is said (`kept_as_text`).
+Invariant: a value arrives exactly, or as PostgreSQL's own text, or as an error that names it. No value silently
+becomes NULL or loses a digit. `kept_as_text` marks the columns that are kept as text.
 
 The text is what a type's output function writes with the settings of `wire.connection.PINNED_OPTIONS`;
 capture and snapshot both pin them. Formats: PostgreSQL documentation, chapter 8 "Data Types" and 8.15.6 for
@@ -100,7 +100,7 @@ _BY_OID = {oid: name for name, oid in _NAMES.items()}
 _NAMES |= {f"_{_BY_OID[element]}": array for array, element in _ELEMENTS.items()}
 _NAMES["_numeric"] = NUMERIC_ARRAY
 
-#: Values that PostgreSQL has and the target has not.
+#: Values that PostgreSQL can store and the target type cannot represent.
 _BEYOND = re.compile(r"-?infinity|.* BC|\d{5,}-.*|NaN|-?Infinity", re.DOTALL)
 
 
@@ -144,7 +144,7 @@ def _with_base_type(column: Column, types: Mapping[int, tuple[str, str]]) -> Col
     return column if base is None else replace(column, type_oid=base)
 
 
-def told_type(declared: int, base: int) -> int:
+def streamed_type(declared: int, base: int) -> int:
     """The type OID that `with_base_types` leaves a column with, from its type and that type's base type."""
     return base if base in _NAMES.values() else declared
 
@@ -186,7 +186,7 @@ def text_columns(columns: Iterable[Column]) -> list[str]:
 def from_text(values: pa.Array, kind: ColumnType) -> pa.Array:
     """PostgreSQL's text (a `pa.string()` array, UTF-8 not yet checked) as `kind.arrow`.
 
-    Raises `UnrepresentableValueError` with the position of the first value that does not fit.
+    Raises `UnrepresentableValueError` with the position of the first unrepresentable value.
     """
     return _converted(values, kind.arrow)
 
@@ -206,9 +206,9 @@ def _converted(values: pa.Array, arrow: pa.DataType) -> pa.Array:
 def apart(
     values: pa.Array, arrow: pa.DataType, convert: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.Array, pa.Array | None]:
-    r"""The values as `convert` makes them (of type `arrow`), and the text of those that do not fit.
+    r"""The values as `convert` returns them (of type `arrow`), and the text of the unrepresentable ones.
 
-    A value that does not fit is NULL in the first array; in the second all others are (None: all fit). Bytes
+    An unrepresentable value is NULL in the first array; in the second all others are (None: there is none). Bytes
     that are not UTF-8 are written `\xff`. Raises `UnrepresentableValueError` for damage.
     """
     try:
@@ -216,12 +216,12 @@ def apart(
     except UnrepresentableValueError as fault:
         if fault.malformed:
             raise
-    unfit: list[int] = []
-    parts = _by_halves(values, arrow, convert, 0, unfit)
+    unrepresentable: list[int] = []
+    parts = _by_halves(values, arrow, convert, 0, unrepresentable)
     raw = values.cast(pa.binary())
-    texts = [raw[row].as_py().decode("utf-8", "backslashreplace") for row in unfit]
+    texts = [raw[row].as_py().decode("utf-8", "backslashreplace") for row in unrepresentable]
     places = np.full(len(values), -1, np.int64)
-    places[unfit] = np.arange(len(unfit))
+    places[unrepresentable] = np.arange(len(unrepresentable))
     return pa.concat_arrays(parts), take(of_texts(texts), places)
 
 
@@ -230,9 +230,9 @@ def _by_halves(
     arrow: pa.DataType,
     convert: Callable[[pa.Array], pa.Array],
     first: int,
-    unfit: list[int],
+    unrepresentable: list[int],
 ) -> list[pa.Array]:
-    """Convert; what fails is halved until it is one value, whose number goes to `unfit`."""
+    """Convert; a slice that fails is halved until it is one value, whose index goes to `unrepresentable`."""
     try:
         return [convert(values)]
     except UnrepresentableValueError as fault:
@@ -241,12 +241,12 @@ def _by_halves(
                 first + fault.index, fault.what, malformed=True
             ) from None
     if len(values) == 1:
-        unfit.append(first)
+        unrepresentable.append(first)
         return [pa.nulls(1, arrow)]
     middle = len(values) // 2
     return [
-        *_by_halves(values.slice(0, middle), arrow, convert, first, unfit),
-        *_by_halves(values.slice(middle), arrow, convert, first + middle, unfit),
+        *_by_halves(values.slice(0, middle), arrow, convert, first, unrepresentable),
+        *_by_halves(values.slice(middle), arrow, convert, first + middle, unrepresentable),
     ]
 
 
@@ -256,7 +256,7 @@ def checked_utf8(values: pa.Array) -> pa.Array:
     try:
         raw.cast(pa.string())
     except pa.ArrowInvalid:
-        at = _first_unfit(raw, pa.string())
+        at = _first_unrepresentable(raw, pa.string())
         raise UnrepresentableValueError(at, "bytes that are not UTF-8", malformed=False) from None
     return values
 
@@ -265,7 +265,7 @@ def _cast(values: pa.Array, arrow: pa.DataType) -> pa.Array:
     try:
         return values.cast(arrow)
     except pa.ArrowInvalid:
-        at = _first_unfit(values, arrow)
+        at = _first_unrepresentable(values, arrow)
         text = values.cast(pa.binary())[at].as_py().decode("utf-8", "replace")
         beyond = _BEYOND.fullmatch(text) is not None
         shown = text if len(text) <= 60 else f"{text[:57]}..."
@@ -274,8 +274,8 @@ def _cast(values: pa.Array, arrow: pa.DataType) -> pa.Array:
         ) from None
 
 
-def _first_unfit(values: pa.Array, arrow: pa.DataType) -> int:
-    """Where the first value is that does not cast: by halves, since a cast does not tell."""
+def _first_unrepresentable(values: pa.Array, arrow: pa.DataType) -> int:
+    """The index of the first value that does not cast, by bisection, since the cast's error does not have it."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2
@@ -314,7 +314,7 @@ def _bytea(values: pa.Array) -> pa.Array:
         heads = offsets[rows]
         bad = rows[(data[heads] != ord("\\")) | (data[heads + 1] != ord("x"))]
     if len(bad):
-        raise UnrepresentableValueError(int(bad[0]), "not bytea in hex form", malformed=True)
+        raise UnrepresentableValueError(int(bad[0]), "not bytea in hex format", malformed=True)
     digits = np.ones(len(data), np.bool_)
     digits[heads] = False
     digits[heads + 1] = False
@@ -326,7 +326,7 @@ def _bytea(values: pa.Array) -> pa.Array:
                 binascii.a2b_hex(data[offsets[row] + 2 : offsets[row + 1]].data)
             except binascii.Error:
                 raise UnrepresentableValueError(
-                    row, "not bytea in hex form", malformed=True
+                    row, "not bytea in hex format", malformed=True
                 ) from None
         raise
     sizes = np.zeros(len(values) + 1, np.int64)

@@ -1,11 +1,11 @@
-"""A value that its column's target type cannot hold, before anybody knows whose it is."""
+"""The error for an unrepresentable value, before its table is known."""
 
 
 class UnrepresentableValueError(ValueError):
-    """Value number `index` of a column does not fit; `what` says why.
+    """Value number `index` of a column is unrepresentable; `what` is the reason.
 
-    `malformed`: no server writes such text, so it is damage; otherwise it is a value that PostgreSQL
-    has and the target has not. Whoever knows the table raises the named error from it.
+    `malformed`: no server writes such text, so it is damage; otherwise PostgreSQL can store the value and the
+    target type cannot represent it. The caller that knows the table raises the error with its name.
     """
 
     def __init__(self, index: int, what: str, *, malformed: bool) -> None:

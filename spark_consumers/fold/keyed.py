@@ -1,12 +1,12 @@
-"""Changes of a table with a key, folded to what they amount to: one row a key.
+"""Folds the changes of a table with a key to their net effect: one row for each key.
 
-Applied to any table that the changes fit, a fold gives what the changes one after another give. Folds
+Applied to any table that the changes fit, a fold gives the same result as the changes one after another. Folds
 compose: `compose(fold(a), fold(b)) == fold(a + b)`, so ranges are folded apart, on different executors.
 
 A fold holds, for each key that was touched,
 
 - whether a row with this key was in the table before (`existed`): if so, that row goes;
-- what is there after: nothing (`ABSENT`), a row of which every column is known (`ROW`), or a row of which
+- its row after the changes: none (`ABSENT`), a row of which every column is known (`ROW`), or a row of which
   some columns were never sent (`PATCH`).
 
 Columns that were never sent are PostgreSQL's unchanged TOAST values. They are followed *column by column*:
@@ -39,7 +39,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class FoldableChanges(Protocol):
-    """What is folded: a `spark_consumers.decode.entries.ChangeBatch`, or anything with these fields of it."""
+    """The input of a fold: a `spark_consumers.decode.entries.ChangeBatch`, or anything with these fields of it."""
 
     @property
     def ops(self) -> Bytes:
@@ -64,7 +64,7 @@ class FoldableChanges(Protocol):
 
 @dataclass(frozen=True)
 class Fold:
-    """What a run of changes amounts to. All arrays have one item for each touched key.
+    """The net effect of a run of changes. All arrays have one item for each touched key.
 
     `columns` holds whole rows (`ROW`), the known columns (`PATCH`) or only the key (`ABSENT`); `key` is the
     positions of the key's columns. `unset` (rows by columns, for patches) marks what is not known, `source`
@@ -84,7 +84,7 @@ class Fold:
 
     @property
     def added(self) -> int:
-        """How many rows more the table has after than before (or, if truncated, than none)."""
+        """By how many rows the table grows (if truncated, from none)."""
         there = self.state != ABSENT
         return int((there & ~self.existed).sum()) - int((~there & self.existed).sum())
 
@@ -209,9 +209,9 @@ def _check_old_keys(run: _Run, key: Sequence[int], count: int) -> None:
         nulls = [pc.is_null(run.old_columns[k]).to_numpy(False) for k in key[number::count]]
         if (np.logical_and.reduce(nulls) & (run.old_kind != _NO_OLD)).any():
             raise CorruptError(
-                "an update or delete names its row by other columns than the table's key",
+                "an update or delete identifies its row by other columns than the table's key",
                 where="change log",
-                repair="give the table and its partitions one replica identity, then copy the table again",
+                repair="set one replica identity for the table and its partitions, then copy the table again",
             )
 
 
@@ -223,11 +223,11 @@ def _key_codes(run: _Run, key: Sequence[int]) -> tuple[list[pa.Array], Int64s, I
     new = [run.columns[k] for k in key]
     if run.old_columns is None:
         if (run.ops == _DELETE).any():
-            raise CorruptError("a delete without the deleted key", where="change log")
+            raise CorruptError("a Delete message lacks the key", where="change log")
         return [*new], row_codes([new])[0], np.full(len(run.ops), -1, np.int64)
     old = [run.old_columns[k] for k in key]
     if ((run.ops == _DELETE) & (run.old_kind == _NO_OLD)).any():
-        raise CorruptError("a delete without the deleted key", where="change log")
+        raise CorruptError("a Delete message lacks the key", where="change log")
     deleted = pa.array(run.ops == _DELETE)
     new = [pc.if_else(deleted, o, n) for o, n in zip(old, new, strict=True)]
     code, before = row_codes([new, old])
@@ -241,7 +241,7 @@ _Part = tuple[Int64s, Bools, Bytes, Int64s, list[Int64s]]
 
 
 def _fold_sorted(run: _Run, rows: Int64s, code: Int64s) -> _Part:
-    """The changes at `rows`, whose keys never changed: sorted by key, and looked at from each end."""
+    """The changes at `rows`, whose keys never changed: sorted by key, and evaluated from both ends."""
     width = len(run.columns)
     if not len(rows):
         nothing = np.zeros(0, np.int64)
@@ -266,8 +266,8 @@ def _fold_sorted(run: _Run, rows: Int64s, code: Int64s) -> _Part:
     for c in range(width):
         sets = ~run.unchanged[order, c] & (ops != _DELETE)
         set_at = np.maximum.accumulate(np.where(sets, at, -1))[last]
-        # What was set before this key's first change belongs to the key before it in the order. What
-        # was set before a delete needs no look: the insert after it sets every column again.
+        # Values set before this key's first change belong to the preceding key. Values set before a delete do
+        # not matter: the insert after it sets every column again.
         picks.append(np.where(there & (set_at >= first), order[np.maximum(set_at, 0)], -1))
     unknown = there & np.logical_or.reduce([p < 0 for p in picks])
     state[unknown] = PATCH
@@ -444,7 +444,7 @@ def _stack(upper: Fold, lower: Fold) -> Fold:
 
 def _impossible() -> CorruptError:
     return CorruptError(
-        "changes do not follow from one another: a row is added that is there, or one changed that is not",
+        "changes are inconsistent: an existing row is inserted, or a missing one changed",
         where="change log",
         repair="copy the table again; its history in the log has a gap",
     )

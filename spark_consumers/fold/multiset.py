@@ -1,8 +1,8 @@
-"""Changes of a table without a key, folded: how many rows of each kind more or fewer there are.
+"""Folds the changes of a table without a key: by how much the count of each distinct row changes.
 
-Such a table is a bag. PostgreSQL sends its updates and deletes only with the whole old row (REPLICA
-IDENTITY FULL), and each of them takes away *one* row that is equal in every column, never all of them.
-The order of changes does not matter but for TRUNCATE, so a fold is a signed bag, and composing is adding.
+Such a table is a multiset. PostgreSQL sends its updates and deletes only with the whole old row (REPLICA
+IDENTITY FULL), and each of them removes *one* row that is equal in every column, never all of them. The
+order of changes does not matter except for TRUNCATE, so a fold is a signed multiset, and composing is adding.
 """
 
 from collections.abc import Sequence
@@ -29,15 +29,15 @@ class MultisetFold:
     truncated: bool
     columns: list[pa.Array]
     delta: Int64s
-    #: So many columns at the end only tell where a row comes from: rows that differ there are equal.
-    told: int = 0
+    #: The number of columns at the end that only have a row's provenance: rows that differ there are equal.
+    provenance: int = 0
 
     def __len__(self) -> int:
         return len(self.delta)
 
     @property
     def added(self) -> int:
-        """How many rows more the table has after than before (or, if truncated, than none)."""
+        """By how many rows the table grows (if truncated, from none)."""
         return int(self.delta.sum())
 
     def rows(self) -> list[pa.Array]:
@@ -51,8 +51,8 @@ class MultisetFold:
         return [column.filter(mask) for column in self.columns], -self.delta[gone]
 
 
-def fold_bag(changes: Sequence[FoldableChanges], told: int = 0) -> MultisetFold:
-    """Fold changes in commit order; at least one batch, all with the same columns (`told`: see `MultisetFold`).
+def fold_multiset(changes: Sequence[FoldableChanges], provenance: int = 0) -> MultisetFold:
+    """Fold changes in commit order; at least one batch, all with the same columns (`provenance`: see `MultisetFold`).
 
     Raises `CorruptError` for an update or delete without its whole old row.
     """
@@ -69,7 +69,7 @@ def fold_bag(changes: Sequence[FoldableChanges], told: int = 0) -> MultisetFold:
         sent = batch.unchanged is None or not batch.unchanged[start:][adds].any()
         if (takes & (kinds != _WHOLE_OLD)).any() or not sent:
             raise CorruptError(
-                "a table without a key has an update or delete without its whole old row",
+                "an update or delete of a table without a key lacks the whole old row",
                 where="change log",
                 repair="ALTER TABLE ... REPLICA IDENTITY FULL, then copy the table again",
             )
@@ -77,15 +77,15 @@ def fold_bag(changes: Sequence[FoldableChanges], told: int = 0) -> MultisetFold:
             old = [column.slice(start) for column in batch.old_columns or ()]
             parts.append(_chosen(old, takes, -1))
         parts.append(_chosen([column.slice(start) for column in batch.columns], adds, 1))
-    return _sum(truncated, parts, told)
+    return _sum(truncated, parts, provenance)
 
 
-def compose_bags(first: MultisetFold, then: MultisetFold) -> MultisetFold:
+def compose_multisets(first: MultisetFold, then: MultisetFold) -> MultisetFold:
     """The fold of `first`'s changes followed by `then`'s."""
     if then.truncated:
         return then
     parts = [(first.columns, first.delta), (then.columns, then.delta)]
-    return _sum(first.truncated, parts, first.told)
+    return _sum(first.truncated, parts, first.provenance)
 
 
 def _chosen(columns: list[pa.Array], mask: np.ndarray, sign: int) -> tuple[list[pa.Array], Int64s]:
@@ -93,26 +93,28 @@ def _chosen(columns: list[pa.Array], mask: np.ndarray, sign: int) -> tuple[list[
     return [c.filter(chosen) for c in columns], np.full(int(mask.sum()), sign, np.int64)
 
 
-def _sum(truncated: bool, parts: list[tuple[list[pa.Array], Int64s]], told: int) -> MultisetFold:
+def _sum(
+    truncated: bool, parts: list[tuple[list[pa.Array], Int64s]], provenance: int
+) -> MultisetFold:
     columns = [pa.concat_arrays(list(same)) for same in zip(*(p[0] for p in parts), strict=True)]
     delta = np.concatenate([p[1] for p in parts])
-    (codes,) = row_codes([columns[: len(columns) - told]])
+    (codes,) = row_codes([columns[: len(columns) - provenance]])
     totals = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     np.add.at(totals, codes, delta)
     place = np.zeros(len(totals), np.int64)
     place[codes[::-1]] = np.arange(len(codes))[::-1]
-    # A row that is added tells where it comes from, rather than one like it that went.
+    # Of equal rows, an added one gives the provenance, rather than a removed one.
     adds = np.flatnonzero(delta > 0)[::-1]
     place[codes[adds]] = adds
     kept = totals != 0
     if truncated and (totals < 0).any():
         raise CorruptError(
-            "a row is deleted from a table that was truncated and does not have it",
+            "a row is deleted that a truncated table does not have",
             where="change log",
             repair="copy the table again; its history in the log has a gap",
         )
     rows = pa.array(place[kept])
-    return MultisetFold(truncated, [c.take(rows) for c in columns], totals[kept], told)
+    return MultisetFold(truncated, [c.take(rows) for c in columns], totals[kept], provenance)
 
 
 def _repeat(columns: list[pa.Array], times: Int64s) -> list[pa.Array]:

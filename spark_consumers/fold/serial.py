@@ -8,7 +8,7 @@ import pyarrow as pa
 from spark_consumers.fold.keyed import Fold
 from spark_consumers.fold.multiset import MultisetFold
 
-_TRUNCATED, _KEY, _TOLD = b"truncated", b"key", b"told"
+_TRUNCATED, _KEY, _PROVENANCE = b"truncated", b"key", b"provenance"
 
 
 def fold_to_table(fold: Fold | MultisetFold) -> pa.Table:
@@ -23,9 +23,9 @@ def fold_to_table(fold: Fold | MultisetFold) -> pa.Table:
             arrays |= {f"u{i}": pa.array(fold.unset[:, i]) for i in range(len(fold.columns))}
             arrays |= {f"s{i}": column for i, column in enumerate(fold.source)}
     table = pa.table(arrays)
-    told = fold.told if isinstance(fold, MultisetFold) else 0
+    provenance = fold.provenance if isinstance(fold, MultisetFold) else 0
     key = () if isinstance(fold, MultisetFold) else fold.key
-    about = {_TRUNCATED: b"1" if fold.truncated else b"0", _TOLD: str(told).encode()}
+    about = {_TRUNCATED: b"1" if fold.truncated else b"0", _PROVENANCE: str(provenance).encode()}
     return table.replace_schema_metadata({**about, _KEY: ",".join(map(str, key)).encode()})
 
 
@@ -41,7 +41,9 @@ def fold_from_table(table: pa.Table) -> Fold | MultisetFold:
     width = sum(name.startswith("c") for name in table.column_names)
     columns = [column(f"c{i}") for i in range(width)]
     if not key:
-        return MultisetFold(truncated, columns, np.asarray(column("delta")), int(about[_TOLD]))
+        return MultisetFold(
+            truncated, columns, np.asarray(column("delta")), int(about[_PROVENANCE])
+        )
     unset = source = None
     if "u0" in table.column_names:
         unset = np.column_stack([_bools(column(f"u{i}")) for i in range(width)])

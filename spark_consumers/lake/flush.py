@@ -1,7 +1,7 @@
 """FLUSH: everything that was committed before the call is readable when it returns.
 
-Why it holds: for each source the write-ahead log's insert position L is read first, and then a row of the
-published one-row table `tuskline.flush` is written. Whatever the caller committed ends at or below L; the
+Why it holds: for each source the WAL insert position L is read first, and then a row of the published
+one-row table `tuskline.flush` is written. Every earlier commit of the caller ends at or below L; the
 row's own commit ends above L. When the log has committed a position beyond L, everything up to L is in it
 (transactions enter the log in commit order), and a barrier forced then is a version that holds it all. It is readable when
 an epoch of that version is published, and every published table is in it.
@@ -16,7 +16,7 @@ import psycopg
 from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain, wait_for_epoch
 from spark_consumers.lake.tables.noticed import known, unshown
 from spark_consumers.lake.tables.shape import Publication
-from spark_consumers.lake.tables.sources import Source, look
+from spark_consumers.lake.tables.sources import Source, read_publication
 from spark_consumers.lake.tables.states import is_undecided, unreadable
 from spark_consumers.lake.writer import adopt
 from spark_consumers.snapshot import flush_mark
@@ -35,12 +35,12 @@ from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.runtime.sql import load
 
 #: Tables that an error names.
-_TOLD = 10
-_LOOK_AGAIN = 0.1
-_LOOK_AT_SOURCES = 1.0
-#: Seconds in which what somebody has just asked for a table that cannot follow may be carried out.
+_NAMED = 10
+_POLL_SECONDS = 0.1
+_POLL_SOURCES_SECONDS = 1.0
+#: Seconds to wait for a suspended table, since a request for it may be about to be carried out.
 _UNDECIDED = 10.0
-#: Seconds between two questions whether waiting is of use.
+#: Seconds between two checks whether waiting is useful.
 _ASK_AGAIN = 2.0
 
 
@@ -53,7 +53,7 @@ def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0
 
 
 class AwaitedProcesses(Protocol):
-    """What is known of the processes that flush waits for."""
+    """The state of the processes that flush waits for."""
 
     def starting(self) -> bool:
         """Whether log and captures run, or are being started: who does not answer yet, or knows no stream yet, will."""
@@ -95,7 +95,7 @@ class _Patience:
             except (UnknownStreamError, UnavailableError):
                 if self._parts is None or self.left <= 0 or not self._parts.starting():
                     raise
-                time.sleep(_LOOK_AGAIN)
+                time.sleep(_POLL_SECONDS)
             self.check()
 
     def epoch(self, chain: Chain, version: int) -> Manifest:
@@ -121,14 +121,14 @@ def flush(
 ) -> int:
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
 
-    That is an epoch which holds it, and every table that is published now in it, as it is at its source: one that is
-    being copied is waited for, one that cannot follow until somebody acts for ten seconds. Tables that somebody has
-    paused are not.
+    That is: an epoch holds it, with every table that is published now, as it is at its source. A table that is being
+    copied is waited for; one that is suspended until an operator acts, for ten seconds; a paused one is not.
 
-    Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called, again and again, with the tables that are not
-    there yet and why; `parts` may end the wait before
-    it is over, and makes it begin before the log can answer. Raises what `parts` raises, what `force_barrier` raises, `UnavailableError`,
-    `PublicationError` when what marks the moment is not published, `DivergedError` when the log is behind the lake, `LakeError` when it is another than the lake's, and `DeadlineError` when no epoch came in time, or tables are missing, which it names.
+    Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called repeatedly with
+    the missing tables and the reasons; `parts` may end the wait early, and lets it begin before the log can answer. Raises
+    the errors of `parts` and `force_barrier`, `UnavailableError`, `PublicationError` if the table that marks positions is
+    not published, `DivergedError` if the log is behind the lake, `LakeError` if the log is not the lake's, and
+    `DeadlineError` if no epoch came in time, or tables are missing, which it names.
     """
     dsns = {source.stream: source.dsn for source in sources}
     chain = open_chain(lake)
@@ -136,7 +136,7 @@ def flush(
         chain.identity()
     before = chain.head()
     patience = _Patience(timeout, parts)
-    seen = _look(chain, sources)
+    seen = _poll_sources(chain, sources)
     for source in sources:
         if not seen[source.stream].marked:
             raise flush_mark.not_published(source.publication, source.stream)
@@ -149,14 +149,14 @@ def flush(
         _check_awaited(chain, before, log, version)
         if patience.left <= 0:
             raise DeadlineError(
-                "the lake does not go on with the log that answers yet",
+                "the lake does not continue with the log that answers yet",
                 where=lake,
-                repair="see that `tuskline lake run` is running, or wait longer with --timeout",
+                repair="check that `tuskline lake run` is running, or wait longer with --timeout",
             )
         patience.check()
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)
         version = patience.barrier(log, _written(dsns))
-    look_at = 0.0
+    poll_at = 0.0
     head = patience.epoch(chain, version)
     shown: set[str] = set()
     since: dict[str, float] = {}
@@ -173,21 +173,23 @@ def flush(
             # A copy is shown by the first epoch that has passed it, which would come in its own time.
             shown |= copied
             patience.barrier(log, _written(dsns))
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)
         head = chain.head() or head
-        # A table that is as it was later than we looked is as good: it has what was committed before.
-        if time.monotonic() >= look_at and unshown(head, seen):
-            seen = _look(chain, sources, head)
-            look_at = time.monotonic() + _LOOK_AT_SOURCES
+        # A table that matches a later state of its source is sufficient too: it has all that was committed before.
+        if time.monotonic() >= poll_at and unshown(head, seen):
+            seen = _poll_sources(chain, sources, head)
+            poll_at = time.monotonic() + _POLL_SOURCES_SECONDS
     return head.epoch
 
 
-def _look(
+def _poll_sources(
     chain: Chain, sources: Sequence[Source], head: Manifest | None = None
 ) -> dict[str, Publication]:
     head = head or chain.head()
     return {
-        source.stream: look(source, known(head, source.stream) if head is not None else ())
+        source.stream: read_publication(
+            source, known(head, source.stream) if head is not None else ()
+        )
         for source in sources
     }
 
@@ -198,20 +200,20 @@ def _check_awaited(chain: Chain, before: Manifest, log: str, version: int) -> No
         log_id = client.status().log_id
     if adopt.log_of(chain, before) == log_id:
         raise DivergedError(
-            f"the log was rolled back: it issued version {version}, and epoch {before.epoch} is published",
+            f"the log was rolled back: it issued version {version}, but epoch {before.epoch} is published",
             where=log,
-            repair="see that `tuskline lake run` is running: it names the tables, and two ways out",
+            repair="check that `tuskline lake run` is running: it names the tables, and two repairs",
         )
     adopt.wanted(chain, chain.head(), log_id)
 
 
 def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineError:
-    told = [f"{name} ({why})" for name, why in sorted(missing.items())]
-    more = f" and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    named = [f"{name} ({why})" for name, why in sorted(missing.items())]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return DeadlineError(
-        f"epoch {epoch} is published, without {', '.join(told[:_TOLD])}{more}",
+        f"epoch {epoch} is published, without {', '.join(named[:_NAMED])}{more}",
         where=lake,
-        repair="see `tuskline table list`; wait longer with --timeout, or pause tables that flush should not wait for",
+        repair="check `tuskline table list`; wait longer with --timeout, or pause tables that flush should not wait for",
     )
 
 
@@ -237,7 +239,7 @@ def _write(stream: str, dsn: str) -> int:
         raise ConnectionFailedError(
             str(error).strip() or type(error).__name__,
             where=stream,
-            repair="see that it accepts connections",
+            repair="check that it accepts connections",
         ) from None
     if row is None:
         raise ConnectionFailedError("the server gave no position", where=stream)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: How long a reader waits for a link that it has seen already, in seconds.
 _PATIENCE = 10.0
-_LOOK_AGAIN = 0.1
+_POLL_SECONDS = 0.1
 
 #: For each Spark application and lake the newest epoch that it has read.
 _seen: "WeakKeyDictionary[Any, dict[str, int]]" = WeakKeyDictionary()
@@ -55,17 +55,19 @@ def read(
 ) -> "Snapshot":
     """All tables of the lake at one epoch: the newest, or that of number `epoch`, or of the time `as_of`.
 
-    `as_of` is in seconds since the Unix epoch: what was the newest then. A table that cannot follow has the rows of an
-    earlier epoch, and may lack parts of transactions that others show: it is left out of the snapshot, unless
-    `allow_stale`. Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no
-    such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
+    `as_of` is in seconds since the Unix epoch: the epoch that was the newest then. A suspended table has the rows of an
+    earlier epoch, and may lack parts of transactions that others show: it is not in the snapshot, unless `allow_stale`.
+    Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
     """
     if live:
         raise NotSupportedError(
-            "live reads are not in this version", repair="read the newest epoch: leave live out"
+            "live reads are not supported by this version",
+            repair="read the newest epoch: omit live",
         )
     if epoch is not None and as_of is not None:
-        raise UsageError("epoch and as_of exclude each other", repair="give one of them")
+        raise UsageError(
+            "epoch and as_of are mutually exclusive", repair="specify only one of them"
+        )
     chain = open_chain(lake)
     identity: str = chain.identity()["lake"]
     seen = _seen.setdefault(spark.sparkContext, {})
@@ -93,30 +95,30 @@ def _newest(chain: Chain, least: int) -> Manifest:
     where = str(chain.root)
     deadline = time.monotonic() + _PATIENCE
     while True:
-        told = chain.told()
+        recorded = chain.recorded_newest()
         found = chain.head()
-        is_behind = told is not None and is_lost(told, found)
+        is_behind = recorded is not None and is_lost(recorded, found)
         if found is not None and found.epoch >= least and not is_behind:
             return found
-        if told is not None and is_behind and time.monotonic() > deadline:
-            raise lost(told, found, chain.where(told))
+        if recorded is not None and is_behind and time.monotonic() > deadline:
+            raise lost(recorded, found, chain.where(recorded))
         if is_behind:
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_SECONDS)
             continue
         if found is None and not least:
             raise LakeError(
-                "nothing is published yet",
+                "no epoch is published yet",
                 where=where,
-                repair="see that `tuskline lake run` is running",
+                repair="check that `tuskline lake run` is running",
             )
         if time.monotonic() > deadline:
             raise LakeError(
                 f"this session has read epoch {least}, but the newest here is "
                 f"{found.epoch if found is not None else 'gone'}",
                 where=where,
-                repair="see that this is the same lake, not an older copy of it",
+                repair="check that this is the same lake, not an older copy of it",
             )
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)
 
 
 class Snapshot(Mapping[str, "DataFrame"]):
@@ -164,8 +166,8 @@ class Snapshot(Mapping[str, "DataFrame"]):
     def __getitem__(self, name: str) -> "DataFrame":
         """The table as a DataFrame.
 
-        Raises `LakeError` for an unknown or ambiguous name, and for a stale table without `allow_stale`, `TrimmedError` if the epoch has expired,
-        `CorruptError` for a file of its metadata that is not what was written.
+        Raises `LakeError` for an unknown or ambiguous name, and for a stale table without `allow_stale`, `TrimmedError` if
+        the epoch has expired, `CorruptError` for a damaged file of its metadata.
         """
         from spark_consumers.lake.format.iceberg_read import read_snapshot
         from spark_consumers.lake.format.table_format import ROW_ID
@@ -210,7 +212,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
                 f"the rows are those of epoch {self._withheld[stale[0]].as_of}, not of epoch {self.epoch}: "
                 f"{self._withheld[stale[0]].reason}",
                 where=stale[0],
-                repair="see `tuskline status`; read(..., allow_stale=True) gives these rows",
+                repair="check `tuskline status`; read(..., allow_stale=True) returns these rows",
             )
         ends = {end: full for full in self.tables for end in _ends(full)}
         close = difflib.get_close_matches(name, ends, n=3, cutoff=0.5)
@@ -219,7 +221,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         raise LakeError(
             f"no table {name!r} in epoch {self.epoch}" + (f": {reason}" if reason else ""),
             where=str(self._root),
-            repair=f"the nearest are {nearest}" if nearest else "no table is published yet",
+            repair=f"similar names: {nearest}" if nearest else "no table is published yet",
         )
 
     def _matches(self, name: str) -> list[str]:

@@ -35,7 +35,7 @@ def read_status(chain: Chain) -> dict[str, Any]:
 
 
 def copying_now(head: Manifest, status: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """How far copies are, by table, if the head's writer said so a moment ago (`copy_out.Progress`)."""
+    """The progress of copies, by table, if the head's writer reported it recently (`initial_copy.Progress`)."""
     fresh = now - float(status.get("at", 0.0)) < STALE_AFTER and status.get("term") == head.term
     return dict(status.get("copying", {})) if fresh else {}
 
@@ -44,8 +44,8 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
     """A record for each table that is in the lake, is copied, or could not be copied.
 
     `state` is that of `table_version`, or `copying`, `copied`, `failed` for a table that is not in the lake
-    yet. `unfit_rows`: rows that are set aside and wait, beside `rows`; `skipped_rows`: those that were given up by name.
-    `copy`: how far its copy is (`copy_out.Progress`), if one runs.
+    yet. `quarantined_rows`: quarantined rows that are not skipped, beside `rows`; `skipped_rows`: those that are.
+    `copy`: how far its copy is (`initial_copy.Progress`), if one runs.
     """
     copying = copying_now(head, status, now)
     rows = []
@@ -65,7 +65,9 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
                 "table": name,
                 "state": state,
                 "rows": table.rows if table is not None else None,
-                "unfit_rows": table.unfit_rows - table.skipped_rows if table is not None else None,
+                "quarantined_rows": table.quarantined_rows - table.skipped_rows
+                if table is not None
+                else None,
                 "skipped_rows": table.skipped_rows if table is not None else None,
                 "as_of": (table.as_of or head.epoch) if table is not None else None,
                 "resync": _resync(name, table.resync if table else "", head, copy),

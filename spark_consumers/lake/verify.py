@@ -39,7 +39,7 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
     found = VerifyResult()
     chain.identity()
     newest: Manifest | None = None
-    told = _told(chain, found)
+    recorded = _recorded(chain, found)
     for number in chain.numbers():
         try:
             manifest = chain.at_link(number)
@@ -49,8 +49,8 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
         if manifest is not None:
             newest = manifest
             found.links += 1
-    if told is not None and is_lost(told, newest):
-        found.errors.append(lost(told, newest, chain.where(told)))
+    if recorded is not None and is_lost(recorded, newest):
+        found.errors.append(lost(recorded, newest, chain.where(recorded)))
     for number in chain.missing():
         where = chain.where(PublishedLink(number, 0, 0))
         found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
@@ -66,10 +66,10 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
     return found
 
 
-def _told(chain: Chain, found: VerifyResult) -> PublishedLink | None:
+def _recorded(chain: Chain, found: VerifyResult) -> PublishedLink | None:
     """Before the chain is read, which may grow meanwhile."""
     try:
-        return chain.told()
+        return chain.recorded_newest()
     except CorruptError as error:
         found.errors.append(error)
         return None
@@ -77,7 +77,9 @@ def _told(chain: Chain, found: VerifyResult) -> PublishedLink | None:
 
 def _files(root: Path) -> Iterator[Path]:
     """The files of all tables, and those that checksums say were there."""
-    places = [table / name for table in folders(root) for name in ("metadata", "data", "unfit")]
+    places = [
+        table / name for table in folders(root) for name in ("metadata", "data", "quarantine")
+    ]
     for file in (file for place in places for file in place.glob("*")):
         sealed = checksums.file_of(file)
         if sealed is not None and not sealed.exists():
@@ -113,7 +115,7 @@ def _wrong_hints(root: Path) -> Iterator[TusklineError]:
         # Written again meanwhile, it named one that was removed since.
         if not named.exists() and _text(hint) == text:
             yield CorruptError(
-                f"it names version {int(text)} of the table, which is not there",
+                f"it names version {int(text)} of the table, which does not exist",
                 where=str(hint),
                 repair="remove it: it only saves readers a listing",
             )
@@ -163,7 +165,7 @@ def _miscounted(
         folder = str(chain.root / table.path)
         if any(where == folder or where.startswith(f"{folder}/") for where in damaged):
             continue
-        repair = f"copy it anew: tuskline table resync {name}"
+        repair = f"copy it again: tuskline table resync {name}"
         try:
             lists = _manifest_list(Path(folder, "metadata"), table.snapshot_id)
             there = count(lists, list(table.key) or [ROW_ID])
@@ -176,7 +178,7 @@ def _miscounted(
             continue
         if there != table.rows:
             yield CorruptError(
-                f"epoch {manifest.epoch} has {table.rows} rows of it, its files have {there}",
+                f"its manifest has {table.rows} rows at epoch {manifest.epoch}, but its files have {there}",
                 where=name,
                 repair=repair,
             )

@@ -111,9 +111,9 @@ def failure(
     """What an error of PostgreSQL means here."""
     if snapshot and snapshot in text and sqlstate in _STALE_SNAPSHOT:
         return SnapshotError(
-            f"snapshot {snapshot!r} is not exported (any more)",
+            f"snapshot {snapshot!r} is not exported, or no longer",
             where=where,
-            repair="export one (ExportedSnapshot) and keep it open until everything is copied",
+            repair="export one (ExportedSnapshot) and keep it open until the copy ends",
         )
     if sqlstate is None:
         return connection_error(text, where)
@@ -208,9 +208,9 @@ def one_table(
     row = connection.execute(load("snapshot/table"), {"schema": schema, "table": table}).fetchone()
     if row is None:
         raise UsageError(
-            f"there is no table {name!r}",
+            f"table {name!r} does not exist",
             where=where,
-            repair="name it schema.table, as it is written in the catalog",
+            repair="specify it as schema.table, as it is written in the catalog",
         )
     schema, table, oid, kind, identity = row
     return _table(connection, schema, table, oid, kind, identity, None, None)

@@ -27,9 +27,9 @@ def check_published(connection: psycopg.Connection[Any], publication: str, where
 def not_published(publication: str, where: str) -> PublicationError:
     """Whoever waits for the change would wait for that of somebody else."""
     return PublicationError(
-        f"publication {publication} does not send {TABLE}, which marks moments in the log",
+        f"publication {publication} does not publish {TABLE}, which marks positions in the log",
         where=where,
-        repair="tuskline init, which adds it; with --admin user=... if the role may not",
+        repair="run tuskline init, which adds it; with --admin user=... if the role lacks the privilege",
     )
 
 
@@ -37,7 +37,7 @@ def without_updates(publication: str, where: str) -> PublicationError:
     """The table is published, and its UPDATEs are not sent."""
     statement = sql.SQL(load("fix/operations")).format(publication=sql.Identifier(publication))
     return PublicationError(
-        f"publication {publication} does not publish UPDATEs, one of which marks a moment in the log",
+        f"publication {publication} does not publish UPDATEs, one of which marks a position in the log",
         where=where,
         repair=f"as its owner: {statement.as_string().strip()} Tables that lack changes are copied again then",
     )
@@ -49,9 +49,9 @@ def write(connection: psycopg.Connection[Any], where: str) -> None:
     for name, owner, trusted, _, user in rows:
         if not trusted:
             raise UntrustedError(
-                f"{name} belongs to role {owner}, whose code would run there with the rights of {user}",
+                f"{name} belongs to role {owner}, whose code would run there with the privileges of {user}",
                 where=where,
-                repair="see what `tuskline doctor` says of the schema",
+                repair="check the schema with `tuskline doctor`",
             )
     if TABLE not in {name for name, *_ in rows}:
         raise psycopg.errors.UndefinedTable(f"relation {TABLE} does not exist")

@@ -1,4 +1,4 @@
-"""Whether a relation that is read by its name is the one that the snapshot knew. Pure: texts, an order, a judgement.
+"""Checks that a relation that is read by its name is the one in the snapshot. Pure: statements, their order, a verdict.
 
 PostgreSQL resolves the names in a query in today's catalog, whatever the snapshot of the transaction. So after a
 partition was renamed and another was made under its name, the query would find no rows, and after two columns

@@ -56,8 +56,8 @@ class Watchdog(Closing):
         """The driver has given something."""
         self._moved = True
 
-    def told(self) -> TusklineError | None:
-        """The error, if this watchdog is why the driver's wait has ended."""
+    def error(self) -> TusklineError | None:
+        """The error, if this watchdog ended the driver's wait."""
         return no_answer(CONNECT_TIMEOUT, describe(self._dsn)) if self._stopped else None
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ def read_options(options: dict[str, str]) -> _Settings:
         raise given.wrong("tables", "mode=table reads exactly one table")
     start, moment = given.text("startingVersion"), given.text("startingTimestamp")
     if start is not None and moment is not None:
-        raise given.wrong("startingVersion", "give either this or startingTimestamp")
+        raise given.wrong("startingVersion", "specify either this or startingTimestamp")
     starting: int | str | None = None
     if start is not None:
         word = start.strip().lower()
@@ -232,7 +232,7 @@ class _Plan:
         return found
 
     def read(self, task: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. On an executor. Raises `ConfigError` if another log answers than the one that was planned from."""
+        """The rows of one task, on an executor. Raises `ConfigError` if another log answers than the planned one."""
         if task is None:
             # What Spark makes of a batch without partitions.
             return
@@ -276,9 +276,9 @@ class _Plan:
         name = batch.relation.full_name
         if extra and self._newest != newest_hash(replica, task.stream, name):
             raise SchemaError(
-                f"the table has columns that this query does not know: {', '.join(sorted(extra))}",
+                f"the table has columns that this query does not have: {', '.join(sorted(extra))}",
                 where=f"{task.stream}.{name}, log offset {batch.offset[0]}",
-                repair="start the query anew; its checkpoint stays valid",
+                repair="restart the query; its checkpoint stays valid",
             )
 
 
@@ -290,7 +290,7 @@ def _typed(batches: Iterator[ChangeBatch]) -> Iterator[ChangeBatch]:
         raise UnsupportedValueError(
             error.what,
             where=error.where,
-            repair='leave the column out with .option("columns", ...), or read every value as text with '
+            repair='exclude the column with .option("columns", ...), or read every value as text with '
             '.option("mode", "changes")',
         ) from None
 
@@ -347,10 +347,10 @@ class _StreamReader(DataSourceStreamReader):
         if limited and settings.available_now is None:
             raise UsageError(
                 "maxBytesPerTrigger and maxVersionsPerTrigger need the option availableNow: this Spark "
-                "does not tell a source its trigger, and Trigger.AvailableNow with a limit would end "
+                "does not pass a source its trigger, and Trigger.AvailableNow with a limit would end "
                 "after the first batch as if that were all",
                 where=f"format({NAME!r})",
-                repair='.option("availableNow", "false") for a query that goes on, or "true" for '
+                repair='.option("availableNow", "false") for a query that continues, or "true" for '
                 "Trigger.AvailableNow, which then reads everything there is in one batch",
             )
         self._plan = plan

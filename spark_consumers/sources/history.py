@@ -68,7 +68,7 @@ def differs(
     """Why the log, at `status`, is not the one that the position of this version was taken from; None if it may be."""
     cut = status.streams.get(stream)
     if status.version < version:
-        return f"it is at version {status.version}, and version {version} was read from it"
+        return f"it is at version {status.version}, but version {version} was read from it"
     if cut is None:
         return f"it has no stream {stream}"
     if was_reattached(mark, cut):
@@ -77,7 +77,7 @@ def differs(
             f"was read up to {mark.offset}"
         )
     if mark.offset > cut.end_offset:
-        return f"stream {stream} ends at offset {cut.end_offset}, and was read up to {mark.offset}"
+        return f"stream {stream} ends at offset {cut.end_offset}, but was read up to {mark.offset}"
     if mark.offset == cut.end_offset:
         return _other(stream, mark, (cut.last_end_lsn, cut.last_commit_time))
     if found is None:
@@ -87,7 +87,7 @@ def differs(
     if found.first.version <= version:
         return (
             f"version {found.first.version} of stream {stream} ends at offset "
-            f"{found.first.end_offset}, and at version {version} it ended at {mark.offset}"
+            f"{found.first.end_offset}, but at version {version} it ended at {mark.offset}"
         )
     if found.before is None:
         # The first commit of the stream, or the log was trimmed up to here.

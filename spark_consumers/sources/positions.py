@@ -55,7 +55,7 @@ class StreamOffsets:
             raise ConfigError(
                 f"{record!r:.200} is not a position in a change log",
                 where="checkpoint",
-                repair="use a checkpoint that this source wrote",
+                repair="use a checkpoint written by this source",
             ) from None
 
 
@@ -161,8 +161,8 @@ class LogReader(Closing):
                 raise DivergedError(
                     f"the log was rolled back behind the position: {why}",
                     where=self.address,
-                    repair="begin again from a snapshot with a new checkpoint: what was read since the point that the "
-                    "log was restored to is not in the log any more",
+                    repair="start again from a snapshot with a new checkpoint: changes read since the point to which the "
+                    "log was restored are no longer in the log",
                 )
 
     def check_kept(self, status: LogStatus, position: StreamOffsets) -> None:
@@ -323,27 +323,27 @@ def split(
 def other_log(known: str, found: str, where: str) -> ConfigError:
     """The error for a position of log `known` where log `found` answers."""
     return ConfigError(
-        f"the position is one of log {known}, but this is log {found}",
+        f"the position belongs to log {known}, but this is log {found}",
         where=where,
-        repair="read the log that the checkpoint began with, or begin with a new checkpoint",
+        repair="read the log of the checkpoint, or start with a new checkpoint",
     )
 
 
 def reattached(cut: StreamCut, offset: int, where: str) -> DivergedError:
     """The error for what the log cannot go on from, because the source was reattached."""
     return DivergedError(
-        f"the source {cut.stream} was reattached: its stream begins another history at offset {cut.history_start}, and "
-        f"offset {offset} was asked for",
+        f"the source {cut.stream} was reattached: its stream begins another history at offset {cut.history_start}, but "
+        f"offset {offset} was requested",
         where=where,
-        repair="begin again from a snapshot with a new checkpoint: changes between the two histories are not in the log",
+        repair="start again from a snapshot with a new checkpoint: changes between the two histories are not in the log",
     )
 
 
 def trimmed(stream: str, low: int, asked: str, where: str) -> TrimmedError:
     """The error for what the log has dropped."""
     return TrimmedError(
-        f"stream {stream} is kept from offset {low} on, and {asked} was asked for",
+        f"stream {stream} is kept from offset {low} on, but {asked} was requested",
         where=where,
-        repair="begin again from a snapshot with a new checkpoint; give this reader a consumer name, "
-        "or the log a longer retention",
+        repair="start again from a snapshot with a new checkpoint; set a consumer name for this reader, "
+        "or a longer retention for the log",
     )

@@ -162,7 +162,7 @@ def _fit(array: pa.Array, field: pa.Field, batch: ChangeBatch) -> pa.Array:
     raise SchemaError(
         f"column {field.name} was {have} at log offset {batch.offset[0]}, and is {want} in this query",
         where=batch.relation.full_name,
-        repair="start the query anew for the newest columns; read what came before with mode=changes",
+        repair="restart the query for the newest columns; read earlier changes with mode=changes",
     )
 
 

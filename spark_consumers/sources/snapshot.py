@@ -194,13 +194,13 @@ class _SnapshotReader(DataSourceReader):
                                 watchdog.moved()
                                 yield batch
         except Error as error:
-            told = watchdog.told() if watchdog else None
+            cause = watchdog.error() if watchdog else None
             text = _without_query(str(error), self._queries(piece))
-            raise told or failure(error.sqlstate, text, where, self._snapshot) from None
+            raise cause or failure(error.sqlstate, text, where, self._snapshot) from None
         except (pa.ArrowException, OSError) as error:
             # An error in the middle of a COPY comes this way: the server's, or the connection's.
-            told = watchdog.told() if watchdog else None
-            raise told or failure(None, str(error), where) from None
+            cause = watchdog.error() if watchdog else None
+            raise cause or failure(None, str(error), where) from None
 
     def _queries(self, piece: _Piece) -> tuple[str, str, str]:
         """All that is asked for a piece."""
@@ -265,7 +265,7 @@ class _SnapshotReader(DataSourceReader):
                     where=f"{self._table}.{column.name}, row {row + fault.index + 1} of "
                     f"{'.'.join(part.relation)} from block {part.first} on",
                     repair="change the value at the source, leave the column out (columns), or set such rows "
-                    "aside, if the lake copies it ([lake.on_unfit_value])",
+                    "aside, if the lake copies it ([lake.on_unrepresentable_value])",
                 ) from fault
         return pa.RecordBatch.from_arrays(
             arrays, schema=arrow_schema(c.column for c in self._columns)

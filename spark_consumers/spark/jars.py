@@ -67,7 +67,7 @@ SHA256 = {
 Progress = Callable[[str], None]
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Progress for a person: one line on standard error."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201  # this is the module's command line
 
@@ -77,7 +77,7 @@ def _target() -> Path:
     return local_cache.folder() / "jars" / key
 
 
-def paths(progress: Progress = say) -> list[Path]:
+def paths(progress: Progress = print_progress) -> list[Path]:
     """The jar files, fetched first if they are not in the cache yet (about 70 MB).
 
     Raises `UnavailableError` with the resolver's last lines when they cannot be fetched, `CorruptError` for

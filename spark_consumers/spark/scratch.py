@@ -57,7 +57,7 @@ def settings(folder: Path, master: str = "local") -> dict[str, str]:
     Executors of a cluster run on other machines, which know no such folder: theirs is the cluster's business.
     `SPARK_LOCAL_DIRS` goes before it, as ever, and the JVM's own options stay free for the user.
     """
-    # A JVM keeps its counters in /tmp, wherever it is told to put the rest.
+    # A JVM keeps its counters in /tmp, whatever java.io.tmpdir is.
     jvm = {"spark.driver.defaultJavaOptions": f'-XX:-UsePerfData -Djava.io.tmpdir="{folder}"'}
     if master.partition("[")[0] != "local":
         return jvm

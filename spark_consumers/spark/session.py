@@ -46,7 +46,7 @@ def settings(
     *,
     lake: str | Path | None = None,
     catalog: str = CATALOG,
-    progress: jars.Progress = jars.say,
+    progress: jars.Progress = jars.print_progress,
 ) -> dict[str, str]:
     """Everything `session` sets beyond name and master, for those who build their own session."""
     own_jvm = {
@@ -82,7 +82,7 @@ def session(
     lake: str | Path | None = None,
     catalog: str = CATALOG,
     conf: Mapping[str, str] | None = None,
-    progress: jars.Progress = jars.say,
+    progress: jars.Progress = jars.print_progress,
 ) -> SparkSession:
     """The process's Spark session, started if there is none.
 
@@ -90,8 +90,9 @@ def session(
     runs already the catalog is added to it, so several lakes can be read at once under different names.
     `conf` overrides any setting; on a running session only what Spark can change then. Driver memory and
     jars are set when the JVM starts. Under spark-submit its own master, name and settings are kept; only what
-    is in `conf` goes before them. Raises `NotSupportedError` without a Java, or without the jars under
-    spark-submit, `UnavailableError` when they cannot be fetched, `UsageError` for a catalog name that a running session uses for another lake.
+    is in `conf` overrides them. Raises `NotSupportedError` without a Java, or without the jars under spark-submit,
+    `UnavailableError` when they cannot be fetched, `UsageError` for a catalog name that a running session uses for
+    another lake.
     """
     if SparkContext._active_spark_context is not None:  # noqa: SLF001  # a session is active in its thread only
         running = SparkSession.builder.getOrCreate()
@@ -132,13 +133,13 @@ def _in_submitted(
 ) -> SparkSession:
     # With the JVM known, the configuration is what spark-submit has made of its flags and files.
     SparkContext._ensure_initialized()  # noqa: SLF001  # PySpark's own way to a JVM that runs
-    told = dict(SparkConf().getAll())
+    submitted = dict(SparkConf().getAll())
     _check_iceberg(SparkContext._jvm, progress)  # noqa: SLF001  # as above
     ours = _in_any_jvm(lake, catalog)
-    extensions = [told.get("spark.sql.extensions", ""), ours["spark.sql.extensions"]]
+    extensions = [submitted.get("spark.sql.extensions", ""), ours["spark.sql.extensions"]]
     both = {"spark.sql.extensions": ",".join(filter(None, extensions))}
     builder = SparkSession.builder
-    for key, value in (ours | told | both | dict(conf)).items():
+    for key, value in (ours | submitted | both | dict(conf)).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -163,6 +164,6 @@ def _set(running: SparkSession, key: str, value: str, *, fixed: bool) -> None:
     if fixed and now is not None:
         raise UsageError(
             f"this Spark session has {key} = {now}, not {value}",
-            repair="name another catalog for the second lake, or stop the session first",
+            repair="specify another catalog for the second lake, or stop the session first",
         )
     running.conf.set(key, value)

@@ -23,7 +23,7 @@ WANTED: Final = "4.1"
 
 @dataclass(frozen=True, slots=True)
 class VersionProblem:
-    """What does not work together; `fatal` if no lake can be written with it."""
+    """A combination that does not work; `fatal` if no lake can be written with it."""
 
     what: str
     repair: str
@@ -33,7 +33,7 @@ class VersionProblem:
 def problems(
     pyspark: str | None, delta_spark: str | None, java_problem: str | None
 ) -> list[VersionProblem]:
-    """Judge these versions; None: not installed (of Java: nothing is wrong)."""
+    """Evaluate these versions; None: not installed (for Java: no problem)."""
     return [*_spark(pyspark), *_delta(delta_spark), *_java(java_problem)]
 
 
@@ -48,7 +48,7 @@ def _spark(version: str | None) -> Iterator[VersionProblem]:
     if minor in TRIED:
         works = " and ".join(TRIED[minor]) or "neither Iceberg nor Delta"
         yield VersionProblem(
-            f"PySpark {version}: {works} works there, and the lake needs Iceberg", repair
+            f"PySpark {version}: {works} works with it, but the lake needs Iceberg", repair
         )
     else:
         yield VersionProblem(
@@ -61,7 +61,7 @@ def _delta(version: str | None) -> Iterator[VersionProblem]:
         yield VersionProblem(
             f"the package delta-spark {version} is installed: it adds a jar of its own choice, and "
             "4.4.1 names one that does not exist",
-            "pip uninstall delta-spark; the jars that fit are named by coordinates",
+            "pip uninstall delta-spark; the matching jars are named by coordinates",
             fatal=False,
         )
 
@@ -74,7 +74,7 @@ def _java(problem: str | None) -> Iterator[VersionProblem]:
 
 
 def here() -> list[VersionProblem]:
-    """Judge what is installed on this machine."""
+    """Evaluate the versions that are installed on this machine."""
     try:
         java.find()
     except NotSupportedError as error:

@@ -4,4 +4,4 @@ SELECT current_setting('wal_level') AS wal_level,
        EXISTS (SELECT FROM pg_namespace WHERE nspname = 'tuskline') AS has_schema,
        (SELECT count(*) = 2 FROM pg_class AS c
         WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'tuskline')
-          AND c.relname IN ('flush', 'made')) AS has_tables;
+          AND c.relname IN ('flush', 'provisioned')) AS has_tables;

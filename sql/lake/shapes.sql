@@ -1,6 +1,6 @@
--- What the catalog says of each table of a publication, as `spark_consumers.lake.tables.shape.Shape` has it, where the
--- stream of changes may not tell that it changes. Row versions (xmin) stand for what can change and change back.
--- Of partitions that are not among `known` it is asked whether their files are empty; of none if nothing is known.
+-- The catalog state of each table of a publication (`spark_consumers.lake.tables.shape.Shape`), as far as its changes may
+-- emit no replication message. Row versions (xmin) stand for what can change and change back. For partitions that are not
+-- among `known` it reports whether their files are empty; for none if `known` is empty.
 WITH RECURSIVE publication AS (
     SELECT p.oid, p.xmin::text AS version, p.puballtables, to_jsonb(p) AS facts,
            concat_ws(', ', CASE WHEN p.pubinsert THEN 'insert' END, CASE WHEN p.pubupdate THEN 'update' END,
@@ -16,7 +16,7 @@ WITH RECURSIVE publication AS (
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
     WHERE t.pubname = %(publication)s
 ), links AS (
-    -- What DETACH ... CONCURRENTLY has begun to detach is not published through its parent any more.
+    -- A partition that DETACH ... CONCURRENTLY has begun to detach is no longer published through its parent.
     SELECT i.inhrelid, i.inhparent, i.xmin::text AS version, i.cmin::text::bigint AS command
     FROM pg_inherits AS i WHERE NOT coalesce((to_jsonb(i) ->> 'inhdetachpending')::bool, false)
 ), parts AS (
@@ -59,7 +59,7 @@ WITH RECURSIVE publication AS (
         WHERE r.rngtypid = t.oid OR (to_jsonb(r) ->> 'rngmultitypid')::oid = t.oid
     ) AS n (type)
 ), missing AS (
-    -- Only what has rows of its own says that ADD COLUMN gave them a value.
+    -- Only relations with rows of their own show that ADD COLUMN gave these a value.
     SELECT DISTINCT p.root, a.attname FROM parts AS p JOIN pg_attribute AS a ON a.attrelid = p.oid
     WHERE a.attnum > 0 AND a.atthasmissing AND NOT a.attisdropped
 ), identities AS (
@@ -119,9 +119,9 @@ SELECT s.nspname, s.relname, jsonb_build_object(
             'oid', p.oid::bigint, 'parent', p.parent::bigint, 'link', p.link, 'file', c.relfilenode::bigint,
             'name', format('%%I.%%I', n.nspname, c.relname), 'identity', to_jsonb(d.columns),
             'unlogged', CASE WHEN c.relkind = 'f' THEN 'foreign' WHEN c.relpersistence <> 'p' THEN 'unlogged' ELSE '' END,
-            -- It was made as a partition, so nothing filled it before. ATTACH would have changed the row of each column
-            -- that it has; those that were dropped before it stay. The command (cmin) of a row that something tried to
-            -- change, and was rolled back, is not to be trusted: xmax tells.
+            -- It was created as a partition, so it had no rows before. ATTACH would have changed the row of each column
+            -- that it has; those that were dropped before it stay. The command (cmin) of a row is not reliable after an
+            -- attempt to change the row that was rolled back, which xmax shows.
             'born_here', p.link = a.xmin::text AND EXISTS (
                 SELECT FROM pg_attribute AS u
                 WHERE u.attrelid = p.oid AND u.attnum > 0 AND NOT u.attisdropped AND u.attinhcount > 0

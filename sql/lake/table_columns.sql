@@ -1,6 +1,6 @@
--- A table's columns now, and whether a row could have got a value in one that no change has told: a default (its
--- own, or its type's), NOT NULL, an identity, a generated value, or one that ADD COLUMN gave to the old rows (of a
--- partitioned table only its partitions say that).
+-- A table's columns now, and whether a row could have a value in one that no change has carried: a default (its
+-- own, or its type's), NOT NULL, an identity, a generated value, or one that ADD COLUMN gave to the old rows (for a
+-- partitioned table only its partitions show that).
 WITH RECURSIVE relations AS (
     SELECT c.oid, c.relkind FROM pg_class AS c WHERE c.oid = %(table)s
     UNION ALL

@@ -6,7 +6,7 @@ WITH own AS (
     UNION ALL
     SELECT concat('tuskline.', c.relname), c.relowner
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = 'tuskline' AND c.relname IN ('flush', 'made')
+    WHERE n.nspname = 'tuskline' AND c.relname IN ('flush', 'provisioned')
 )
 SELECT own.name, r.rolname::text,
        r.oid = me.oid OR r.rolsuper OR (NOT me.rolsuper AND (

@@ -1,1 +1,1 @@
-DELETE FROM tuskline.made WHERE slot = %(slot)s;
+DELETE FROM tuskline.provisioned WHERE slot = %(slot)s;

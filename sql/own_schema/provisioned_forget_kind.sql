@@ -1,1 +1,1 @@
-DELETE FROM tuskline.made WHERE slot = %(slot)s AND kind = %(kind)s AND name = %(name)s;
+DELETE FROM tuskline.provisioned WHERE slot = %(slot)s AND kind = %(kind)s AND name = %(name)s;

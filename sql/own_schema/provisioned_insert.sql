@@ -1,3 +1,3 @@
-INSERT INTO tuskline.made (slot, kind, name, privilege, grantee)
+INSERT INTO tuskline.provisioned (slot, kind, name, privilege, grantee)
 VALUES (%(slot)s, %(kind)s, %(name)s, %(privilege)s, %(grantee)s)
 ON CONFLICT DO NOTHING;

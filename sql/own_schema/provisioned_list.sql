@@ -1,2 +1,2 @@
 -- What was made for the source with this slot.
-SELECT kind, name, privilege, grantee FROM tuskline.made WHERE slot = %(slot)s ORDER BY kind, name, privilege;
+SELECT kind, name, privilege, grantee FROM tuskline.provisioned WHERE slot = %(slot)s ORDER BY kind, name, privilege;

@@ -2,17 +2,17 @@
 WITH own AS (
     SELECT c.oid, concat('tuskline.', c.relname) AS name, to_jsonb(c) AS facts
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = 'tuskline' AND c.relname IN ('flush', 'made')
-), made (name, attribute, type, value) AS (
+    WHERE n.nspname = 'tuskline' AND c.relname IN ('flush', 'provisioned')
+), expected (name, attribute, type, value) AS (
     VALUES ('tuskline.flush', 'id', 'integer', ''),
            ('tuskline.flush', 'token', 'bigint', '0'),
            ('tuskline.flush', 'at', 'timestamp with time zone', 'clock_timestamp()'),
-           ('tuskline.made', 'slot', 'text', ''),
-           ('tuskline.made', 'kind', 'text', ''),
-           ('tuskline.made', 'name', 'text', ''),
-           ('tuskline.made', 'privilege', 'text', '''''::text'),
-           ('tuskline.made', 'grantee', 'text', '''''::text'),
-           ('tuskline.made', 'at', 'timestamp with time zone', 'clock_timestamp()')
+           ('tuskline.provisioned', 'slot', 'text', ''),
+           ('tuskline.provisioned', 'kind', 'text', ''),
+           ('tuskline.provisioned', 'name', 'text', ''),
+           ('tuskline.provisioned', 'privilege', 'text', '''''::text'),
+           ('tuskline.provisioned', 'grantee', 'text', '''''::text'),
+           ('tuskline.provisioned', 'at', 'timestamp with time zone', 'clock_timestamp()')
 ), found AS (
     SELECT o.name, a.attname::text, format_type(a.atttypid, a.atttypmod),
            coalesce(pg_get_expr(d.adbin, d.adrelid), '')
@@ -39,7 +39,7 @@ FROM own AS o JOIN pg_index AS i ON i.indrelid = o.oid JOIN pg_class AS x ON x.o
 WHERE NOT i.indisprimary OR i.indexprs IS NOT NULL OR i.indpred IS NOT NULL
 UNION
 SELECT concat('column ', coalesce(f.attname, m.attribute), ' of ', coalesce(f.name, m.name))
-FROM (SELECT * FROM made WHERE made.name IN (SELECT own.name FROM own)) AS m
+FROM (SELECT * FROM expected WHERE expected.name IN (SELECT own.name FROM own)) AS m
 FULL JOIN found AS f ON (f.name, f.attname, f.format_type, f.coalesce) = (m.name, m.attribute, m.type, m.value)
 WHERE f.name IS NULL OR m.name IS NULL
 ORDER BY 1;

@@ -1,1 +1,1 @@
-COMMENT ON PUBLICATION {publication} IS 'Belongs to Tuskline; see tuskline.made. It adds the tables that the configuration means.';
+COMMENT ON PUBLICATION {publication} IS 'Belongs to Tuskline; see tuskline.provisioned. It adds the tables that the configuration means.';

@@ -1,5 +1,5 @@
--- What a server says that matters to a quorum of safekeepers, as one JSON object. LSNs as bytes. Who may not see other
--- people's sessions (pg_read_all_stats) sees neither who waits nor what the proposer has reported.
+-- The server's settings and statistics that concern a quorum of safekeepers, as one JSON object. LSNs as bytes. A role
+-- without pg_read_all_stats sees neither waiting sessions nor the positions that the proposer has reported.
 SELECT jsonb_build_object(
     'version', current_setting('server_version_num')::int,
     'version_text', current_setting('server_version'),
@@ -7,7 +7,7 @@ SELECT jsonb_build_object(
     'flush_lsn', CASE WHEN pg_is_in_recovery() THEN NULL
                       ELSE (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint END,
     'names', current_setting('synchronous_standby_names'),
-    -- The server's own. Where this session has one by its role or database, that hides it; commit_elsewhere has it.
+    -- The server-wide value. A setting of this session's role or database hides it; commit_elsewhere has that one.
     'commit', (
         SELECT CASE WHEN EXISTS (
                    SELECT FROM pg_db_role_setting AS s, unnest(s.setconfig) AS c (setting)
@@ -32,14 +32,14 @@ SELECT jsonb_build_object(
     'senders_used', (SELECT count(*) FROM pg_stat_replication),
     'slot', (SELECT to_jsonb(s) FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s),
     'senders', (SELECT count(*) FROM pg_stat_replication WHERE lower(application_name) = lower(%(name)s)),
-    -- Standbys beside the proposer that commits wait for and that have several walsenders.
+    -- Synchronous standbys other than the proposer that have several walsenders.
     'crowded', (
         SELECT coalesce(jsonb_agg(jsonb_build_object('name', name, 'walsenders', walsenders) ORDER BY name), '[]')
         FROM (SELECT lower(application_name), min(application_name), count(*)
               FROM pg_stat_replication
               WHERE sync_priority > 0 AND lower(application_name) <> lower(%(name)s)
               GROUP BY 1 HAVING count(*) > 1) AS s (folded, name, walsenders)),
-    -- max(pg_lsn) is of 13 and newer.
+    -- max(pg_lsn) exists from 13 on.
     'quorum_lsn', (SELECT max(flush_lsn - '0/0'::pg_lsn)::bigint FROM pg_stat_replication
                    WHERE lower(application_name) = lower(%(name)s)),
     'waiting', (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'),

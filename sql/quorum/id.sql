@@ -1,2 +1,2 @@
--- The id of the quorum that this server's commits are on.
-SELECT name FROM tuskline.made WHERE kind = 'quorum';
+-- The recorded id of the quorum that stores this server's WAL.
+SELECT name FROM tuskline.provisioned WHERE kind = 'quorum';

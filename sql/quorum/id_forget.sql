@@ -1,2 +1,2 @@
--- No quorum is recorded any more: the next one that is formed will be.
-DELETE FROM tuskline.made WHERE kind = 'quorum';
+-- Remove the recorded quorum id, so that the next quorum to be formed is recorded instead.
+DELETE FROM tuskline.provisioned WHERE kind = 'quorum';

@@ -1,2 +1,2 @@
--- Who reads or writes the record of the quorum's id must not wait for a COMMIT that waits for the quorum.
+-- A session that reads or writes the quorum's id must not wait for a COMMIT that waits for the quorum.
 SET lock_timeout = '5s';

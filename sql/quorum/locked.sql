@@ -1,8 +1,8 @@
--- Who keeps the record of the quorum's id from being read: its process (none: a prepared transaction) and what it does.
--- The record is locked, or an index of it, or such a lock is waited for.
+-- The session that blocks reads of the quorum's id: its pid (NULL: a prepared transaction) and query. It holds, or waits
+-- for, ACCESS EXCLUSIVE on the table or one of its indexes.
 WITH record AS (
     SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = 'tuskline' AND c.relname = 'made')
+    WHERE n.nspname = 'tuskline' AND c.relname = 'provisioned')
 SELECT l.pid, left(a.query, 80)
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock'

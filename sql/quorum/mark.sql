@@ -1,2 +1,2 @@
--- A commit of its own: when the quorum has it, the quorum works.
+-- A transaction of its own: its COMMIT returns if the quorum works.
 SELECT pg_logical_emit_message(true, 'tuskline', '');

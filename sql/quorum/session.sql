@@ -1,2 +1,2 @@
--- Whoever sets or frees what commits wait for must not wait for it.
+-- A session that changes what commits wait for must not wait for it itself.
 SET synchronous_commit = local;

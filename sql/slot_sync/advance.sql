@@ -1,2 +1,2 @@
--- A copy's decoder to a position, in the slot's database; where it is then.
+-- Advances a copy to a position by decoding, in the slot's database; returns its new position.
 SELECT tuskline_slots.advance(%(name)s, %(lsn)s::pg_lsn)::text;

@@ -1,2 +1,2 @@
--- In place of slots_inspected.sql and slots_marked.sql where there is no extension.
+-- Replaces inspected.sql and marked.sql where the extension is not installed.
 SELECT NULL::json AS slot WHERE false

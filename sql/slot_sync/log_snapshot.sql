@@ -1,2 +1,2 @@
--- A record of the transactions that run, if this role may have it written (16 and later).
+-- Logs a record of the running transactions (xl_running_xacts), if this role may (16 and later).
 SELECT pg_log_standby_snapshot()::text WHERE has_function_privilege('pg_log_standby_snapshot()', 'EXECUTE');

@@ -1,2 +1,2 @@
--- A slot's marker, made with this value if it has none.
+-- A slot's incarnation id (the extension's `marker`), written with this value if it has none.
 SELECT tuskline_slots.mark(%(slot)s, %(value)s);

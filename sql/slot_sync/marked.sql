@@ -1,5 +1,5 @@
--- What only the extension shows of a primary's slots: their markers, and where two_phase began. No file of
--- any other slot is read for it. Before 14 the view has no two_phase, and the one of `older` is meant.
+-- What only the extension shows of a primary's slots: their incarnation ids (`marker`), and where two_phase began. No
+-- file of any other slot is read. Before 14 the view has no two_phase, and the column resolves to that of `older`.
 SELECT to_json(f) AS slot
 FROM pg_replication_slots AS s, LATERAL tuskline_slots.inspect(s.slot_name) AS f
 WHERE s.slot_type = 'physical'

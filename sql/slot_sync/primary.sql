@@ -1,10 +1,10 @@
--- What a primary shows of its slots, as one JSON object, and whether this session is the one controller of this
--- database's server from now on until it ends, if it wants to be. No name and no operator here is anybody else's: the
--- search_path of every session is pg_catalog. The inner query is slots_marked.sql, or slots_bare.sql without the
--- extension. JSON as text, and whole rows: with hundreds of slots a third of what jsonb costs the server.
--- What comes first is read first: walsenders, physical slots, logical ones. A reply that is counted too late would prove
--- what is not so. The end of the WAL is read last: what held a lock on a database, and holds none, has inserted all by
--- then, if not written it. Whoever may not see other people's sessions (pg_read_all_stats) sees of them only their process ids.
+-- The primary's slots, as one JSON object; on request it also takes the lock of the active controller, which this session
+-- holds until it ends. All names and operators resolve to pg_catalog, each session's search_path. The subquery is
+-- marked.sql, or bare.sql without the extension. json (text) of whole rows: with hundreds of slots it costs the server a
+-- third of jsonb. The order of the reads matters: walsenders, physical slots, logical slots; a reply that is counted too
+-- late would be a false proof. The end of the WAL is read last: a session that has released its lock on a database has
+-- inserted all its WAL by then, though perhaps not written it. A role without pg_read_all_stats sees only the process ids
+-- of other users' sessions.
 SELECT json_build_object(
     'turn', CASE WHEN %(turn)s THEN pg_try_advisory_lock(1414747979, 1) END,
     'version', current_setting('server_version_num')::int,

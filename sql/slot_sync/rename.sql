@@ -1,2 +1,2 @@
--- A proven copy under the name that clients use.
+-- Renames a proven copy to the name that clients use.
 SELECT tuskline_slots.rename(%(name)s, %(new_name)s);

@@ -1,2 +1,2 @@
--- Mapping files that a slot may need, from WAL; up to where that was read.
+-- Restores from WAL the mapping files that a slot may need; returns the position up to which WAL was read.
 SELECT tuskline_slots.restore_mappings(%(name)s)::text;

@@ -1,7 +1,6 @@
--- What a failover candidate shows of itself and its copies, as one JSON object. No name and no operator
--- here is anybody else's: the search_path of every session is pg_catalog. The inner query is slots_inspected.sql, or slots_bare.sql without
--- the extension. What comes first is read first: settings, slots, then the clock and what is on disk. Whoever may not see
--- the WAL receiver (pg_read_all_stats) sees only that it is there.
+-- A failover candidate and its slots, as one JSON object. All names and operators resolve to pg_catalog, each session's
+-- search_path. The subquery is inspected.sql, or bare.sql without the extension. The order of the reads matters: settings,
+-- slots, then the clock and the flush position. A role without pg_read_all_stats sees only that a WAL receiver exists.
 SELECT json_build_object(
     'version', current_setting('server_version_num')::int,
     'wal_level', current_setting('wal_level'),

@@ -1,4 +1,4 @@
--- Who a server is, for a standby that streams from it.
+-- Identifies the server that a standby streams from.
 SELECT jsonb_build_object(
     'system_id', (SELECT system_identifier::text FROM pg_control_system()),
     'in_recovery', pg_is_in_recovery(),

@@ -1,2 +1,2 @@
--- The first words of a transaction that reads a snapshot.
+-- Begins a transaction that reads a snapshot.
 SET TRANSACTION SNAPSHOT {snapshot};

@@ -1,9 +1,9 @@
--- Whether the relation of this name is the one of this OID, in the files and with the columns that the snapshot knew.
+-- Whether the relation of this name is the one of this OID, with the files and columns of the snapshot.
 -- TRUNCATE and rewrites are not transactional to older snapshots: these would find the new files and no rows in them.
--- Tables are read here as of the snapshot; the functions look into today's catalog, as the names in a query do.
+-- Tables are read here as of the snapshot; the functions read the current catalog, as name resolution in a query does.
 SELECT n.named,
        coalesce(c.relfilenode = pg_relation_filenode(c.oid), true) AS same_file,
-       -- Of a relation that was dropped they would ask in vain.
+       -- For a dropped relation they would return nothing.
        CASE WHEN n.named THEN NOT EXISTS (
            SELECT FROM pg_attribute AS a
            WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped

@@ -1,9 +1,9 @@
 -- A table's columns in order: type (of a domain: its base type, without the modifier, which the change
 -- stream does not tell either), whether generated, the function that writes its values as text, the type to give it
--- where that is another one (refcursor; the enum of a domain, since a domain is no anyenum), and whether it is in the
+-- where that is another one (refcursor; the enum of a domain, since a domain is not an anyenum), and whether it is in the
 -- key, by which the stream's updates and deletes name a row: that of the replica identity's index, by default the primary
--- key. With FULL they carry the whole row, and the stream does not tell when the primary key changes. A deferrable key is
--- none: rows may pass through each other's keys inside a statement, so a change cannot be followed by it.
+-- key. With FULL they carry the whole row, and a change of the primary key emits no message. A deferrable key is not used:
+-- rows may pass through each other's keys inside a statement, so changes cannot be followed by it.
 WITH RECURSIVE bases AS (
     SELECT atttypid AS type, atttypid AS base
     FROM pg_attribute WHERE attrelid = %(table)s AND attnum > 0 AND NOT attisdropped

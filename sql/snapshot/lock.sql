@@ -1,3 +1,3 @@
--- The lock keeps TRUNCATE, rewrites and new names of the relation and its columns away until the transaction ends;
--- what came before it is seen by snapshot_check.
+-- The lock blocks TRUNCATE, rewrites and renames of the relation and its columns until the transaction ends; check.sql
+-- detects earlier ones.
 LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE;

@@ -1,11 +1,11 @@
--- What holds a table's rows: itself, or the partitions at the end of its tree; size in blocks.
+-- The relations that hold a table's rows: itself, or the leaf partitions of its tree; sizes in blocks.
 WITH RECURSIVE parts AS (
     SELECT %(table)s::oid AS oid
     UNION ALL
     SELECT i.inhrelid
     FROM parts
     JOIN pg_class AS p ON p.oid = parts.oid AND p.relkind = 'p'
-    -- What DETACH ... CONCURRENTLY has begun to detach is not read through its parent any more.
+    -- A partition that DETACH ... CONCURRENTLY has begun to detach is no longer read through its parent.
     JOIN pg_inherits AS i ON i.inhparent = p.oid AND NOT coalesce((to_jsonb(i) ->> 'inhdetachpending')::bool, false)
 )
 SELECT n.nspname, c.relname, c.oid::bigint, c.relkind::text,

@@ -64,7 +64,7 @@ def test_flush_does_not_wait_for_a_change_that_is_not_published(
     tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
     tuskline.json("init")
     source = sources.Source("shop", shop.dsn, "tuskline_shop")
-    assert sources.look(source).marked
+    assert sources.read_publication(source).marked
     shop.execute("ALTER PUBLICATION tuskline_shop SET TABLE orders")
     with pytest.raises(PublicationError, match=r"does not send tuskline\.flush") as caught:
         flush(str(tmp_path / "lake"), "grpc://127.0.0.1:1", [source])
@@ -73,7 +73,7 @@ def test_flush_does_not_wait_for_a_change_that_is_not_published(
         sources.mark(source)
     assert "does not send tuskline.flush" in told[0]["error"]
     tuskline.json("init")
-    assert sources.look(source).marked
+    assert sources.read_publication(source).marked
     tuskline.json("detach")
 
 
@@ -81,8 +81,8 @@ def test_flush_does_not_wait_for_a_change_that_is_not_published(
 def test_what_init_makes_detach_takes_back_and_nothing_else(tmp_path: Path, shop: Database) -> None:
     before = server_state(shop.dsn)
     tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
-    made = tuskline.json("init")["made"]
-    assert {row["made"] for row in made} == {
+    made = tuskline.json("init")["created"]
+    assert {row["created"] for row in made} == {
         "publication tuskline_shop",
         "schema tuskline",
         "slot tuskline_shop",
@@ -90,12 +90,12 @@ def test_what_init_makes_detach_takes_back_and_nothing_else(tmp_path: Path, shop
     attached = server_state(shop.dsn)
     assert difference(before, attached)
     # Done again, it makes nothing.
-    assert tuskline.json("init")["made"] == []
+    assert tuskline.json("init")["created"] == []
     assert difference(attached, server_state(shop.dsn)) == []
-    taken = tuskline.json("detach")["taken_back"]
-    assert {row["taken_back"] for row in taken} == {row["made"] for row in made}
+    taken = tuskline.json("detach")["removed"]
+    assert {row["removed"] for row in taken} == {row["created"] for row in made}
     assert difference(before, server_state(shop.dsn)) == []
-    assert tuskline.json("detach")["taken_back"] == []
+    assert tuskline.json("detach")["removed"] == []
 
 
 def test_detach_names_what_it_leaves_for_its_record_is_lost(tmp_path: Path, shop: Database) -> None:
@@ -127,8 +127,8 @@ def test_an_administrator_makes_a_role_that_may_do_no_more_than_it_needs(
     roots = shop.server.installation.major >= 13
     tables = [*TABLES, "sales.parts" if roots else "sales.parts_1"]
     tuskline = Attached(tmp_path, {"shop": {"dsn": as_role(shop, role), "tables": tables}})
-    made = tuskline.json("init", "--admin", "user=postgres", env=administrator(shop))["made"]
-    told = {row["made"] for row in made}
+    made = tuskline.json("init", "--admin", "user=postgres", env=administrator(shop))["created"]
+    told = {row["created"] for row in made}
     assert f"role {role}" in told
     assert f"SELECT on table sales.parts_1 for {role}" in told
     with psycopg.connect(as_role(shop, role), autocommit=True) as connection:
@@ -137,7 +137,7 @@ def test_an_administrator_makes_a_role_that_may_do_no_more_than_it_needs(
         for refused in (
             "SELECT * FROM secrets",
             "INSERT INTO orders VALUES (1, '')",
-            "INSERT INTO tuskline.made VALUES ('', 'role', 'postgres')",
+            "INSERT INTO tuskline.provisioned VALUES ('', 'role', 'postgres')",
             "CREATE SCHEMA mine",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -173,8 +173,8 @@ def test_what_was_there_before_stays(tmp_path: Path, shop: Database, role: str) 
     }
     tuskline = Attached(tmp_path, {"shop": section})
     admin = ("--admin", "user=postgres")
-    made = tuskline.json("init", *admin, env=administrator(shop))["made"]
-    told = {row["made"] for row in made}
+    made = tuskline.json("init", *admin, env=administrator(shop))["created"]
+    told = {row["created"] for row in made}
     assert "table public.audit in publication own" in told
     assert not any(line.startswith(("role", "slot", "publication")) for line in told)
     assert f"SELECT on table public.orders for {role}" not in told
@@ -307,14 +307,14 @@ def test_the_role_sees_what_its_gate_waits_for_as_long_as_it_is_attached(
     # Nobody waits for a candidate, so nobody has to see one.
     assert not _sees(shop, role)
     _gate(tuskline)
-    made = tuskline.json("init", *admin, env=env)["made"]
+    made = tuskline.json("init", *admin, env=env)["created"]
     membership = f"membership of {role} in pg_read_all_stats"
-    assert [(row["source"], row["made"]) for row in made] == [
+    assert [(row["source"], row["created"]) for row in made] == [
         ("orders", membership),
         ("audit", membership),
     ]
     assert _sees(shop, role)
-    assert tuskline.json("init", *admin, env=env)["made"] == []
+    assert tuskline.json("init", *admin, env=env)["created"] == []
     assert not any(
         "pg_read_all_stats" in finding["repair"]
         for finding in tuskline.json("doctor", code=Cause.SLOT)["findings"]
@@ -324,8 +324,8 @@ def test_the_role_sees_what_its_gate_waits_for_as_long_as_it_is_attached(
     assert _sees(shop, role)
     # Not by the role itself: an administrator gave it.
     tuskline.error("detach", code=Cause.PRIVILEGE)
-    taken = tuskline.json("detach", *admin, env=env)["taken_back"]
-    assert membership in {row["taken_back"] for row in taken}
+    taken = tuskline.json("detach", *admin, env=env)["removed"]
+    assert membership in {row["removed"] for row in taken}
     assert difference(before, server_state(shop.dsn)) == []
 
 

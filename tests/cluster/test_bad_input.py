@@ -181,7 +181,7 @@ def no_identity(place: Place) -> Iterator[Section]:
 
 
 TRY, TAKE_BACK = ("init", "doctor"), ("init", "doctor", "detach")
-FOREIGN_SLOT = (Cause.SLOT, "not a lasting pgoutput slot", "another slot name")
+FOREIGN_SLOT = (Cause.SLOT, "not a permanent pgoutput slot", "another slot name")
 UNREAD = (Cause.CONFIG, "libpq", "postgresql://")
 CASES = {
     "nobody listens": Case(
@@ -295,7 +295,7 @@ def test_a_lake_that_cannot_be_written(
         done = tuskline.run("doctor")
         assert word in done.stdout
         # It has just said so, and is started again and again: the others run.
-        told = tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+        told = tuskline.json("status", code=Cause.UNAVAILABLE)["problems"]
         (lake,) = [each for each in told if each.startswith("lake: ")]
         assert word in lake
         assert repair in lake

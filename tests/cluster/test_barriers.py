@@ -1,4 +1,4 @@
-"""Barriers that wait in the metadata repository: whose client has gone, too many, and how they hurry it."""
+"""Barriers that wait in the metadata repository: whose client has gone, too many, and how they is_urgent it."""
 
 import subprocess
 import sys
@@ -56,9 +56,9 @@ def test_barriers_beyond_the_most_are_refused_and_the_others_wait_on(
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as others:
             try:
                 assert others.stdout is not None
-                assert others.stdout.readline() == "3 barriers wait already\n"
+                assert others.stdout.readline() == "too many barriers: 3 are waiting\n"
                 wait_for(lambda: len(waiting.waiting) == 3, 30, "the others wait on")
-                with pytest.raises(UnavailableError, match="3 barriers wait already"):
+                with pytest.raises(UnavailableError, match="too many barriers: 3 are waiting"):
                     client.barrier({}, 30)
             finally:
                 others.kill()
@@ -67,13 +67,13 @@ def test_barriers_beyond_the_most_are_refused_and_the_others_wait_on(
 def test_a_barrier_that_waits_long_hurries_nobody() -> None:
     clock = 100.0
     waiting = barriers.Barriers(lambda: clock)
-    assert not waiting.hurry()
+    assert not waiting.is_urgent()
     barrier = waiting.add({STREAM: 7})
-    assert waiting.hurry()
-    clock += barriers.HASTE_SECONDS + 1
-    assert not waiting.hurry()
+    assert waiting.is_urgent()
+    clock += barriers.URGENT_SECONDS + 1
+    assert not waiting.is_urgent()
     waiting.add({STREAM: 8})
-    assert waiting.hurry()
+    assert waiting.is_urgent()
     waiting.remove(barrier)
     assert [each.positions for each in waiting.unforced()] == [{STREAM: 8}]
 

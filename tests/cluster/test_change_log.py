@@ -198,7 +198,7 @@ class Load:
         self.stopping.set()
         self.thread.join()
 
-    def goes_on(self) -> None:
+    def has_history(self) -> None:
         """Until more is acknowledged than now, and than what was on its way from a log server that is dead."""
         enough = self.count + 2
         eventually(lambda: self.count >= enough or self.problem is not None, "the load goes on")
@@ -260,11 +260,11 @@ def test_a_log_server_killed_under_load_loses_nothing_acknowledged(
     choose = random.Random(seed)
     with Load(processes, seed) as load:
         for _ in range(4):
-            load.goes_on()
+            load.has_history()
             time.sleep(choose.uniform(0.0, 0.7))
             processes.kill("log-server")
             processes.start_log_server()
-        load.goes_on()
+        load.has_history()
     assert load.problem is None
     assert load.restarts >= 4
     check_log(processes, load.acknowledged)
@@ -277,7 +277,7 @@ def test_a_repository_killed_under_load_goes_on_where_it_was(
     seen = 0
     with Load(processes, seed) as load:
         for _ in range(4):
-            load.goes_on()
+            load.has_history()
             time.sleep(choose.uniform(0.0, 0.7))
             with processes.log() as log:
                 seen = max(seen, log.status().version)
@@ -424,7 +424,7 @@ def test_an_old_writer_is_fenced_while_it_writes(processes: Processes) -> None:
     new = open_writer(processes, make)
     assert new.status.end_offset == 2
     assert new.status.term > old.term
-    with pytest.raises(FencedError, match="taken over"):
+    with pytest.raises(FencedError, match="newer writer"):
         send(old, make.whole())
     with pytest.raises(FencedError):
         old.send([])
@@ -458,7 +458,7 @@ def test_a_wrong_entry_ends_the_writer_and_writes_nothing(processes: Processes) 
         assert writer.status.end_offset == 2
         make.crc = writer.status.last_crc
         writer.send([rebuilt(make.whole())])
-        with pytest.raises(MalformedMessageError, match="was not sent"):
+        with pytest.raises(MalformedMessageError, match="schema of relation"):
             writer.next_ack(PATIENCE)
 
 
@@ -505,7 +505,7 @@ def test_a_stalled_reader_blocks_neither_trim_nor_its_disk(tmp_path: Path) -> No
             eventually(trimmed, "the log is trimmed")
             # 200 MB were written; what is left is at most two segments of 16 MB and a little.
             eventually(lambda: processes.disk_bytes < 50 << 20, "the disk is back")
-            with pytest.raises(TrimmedError, match="is the first that is kept"):
+            with pytest.raises(TrimmedError, match="has been trimmed; the first one available"):
                 list(processes.replica().read(STREAM, 1, 65))
             # The reader that stalled gets what was sent to it, then learns the same.
             with pytest.raises(TrimmedError):
@@ -578,13 +578,13 @@ def test_errors_cross_the_wire_as_what_they_are(processes: Processes) -> None:
             replica.open_writer("nowhere", 1)
         with pytest.raises(UnknownStreamError):
             log.writer_term("nowhere")
-        with pytest.raises(ConfigError, match="no name for a stream"):
+        with pytest.raises(ConfigError, match="invalid stream name"):
             log.create_stream("../up")
         with pytest.raises(UsageError, match="above 1"):
             list(replica.read(STREAM, 1, 5))
-        with pytest.raises(NotSupportedError, match="no action"):
+        with pytest.raises(NotSupportedError, match="unknown action"):
             log._call("drop_everything")
-        with pytest.raises(MalformedMessageError, match="more than a request"):
+        with pytest.raises(MalformedMessageError, match="exceeds the limit"):
             log._call("status", ballast="x" * protocol.MAX_ACTION_BYTES)
     with pytest.raises(UnavailableError, match="does not answer"):
         LogClient(f"127.0.0.1:{free_port()}").status()
@@ -617,7 +617,7 @@ def test_two_log_servers_never_share_a_data_directory(processes: Processes) -> N
         cwd=ROOT,
     )
     assert other.returncode == int(ConfigError.cause)
-    assert "another log server uses this data directory" in other.stderr
+    assert "data directory is in use by another log server" in other.stderr
 
 
 def test_a_log_server_that_hangs_blocks_neither_its_writer_nor_the_repository(

@@ -47,7 +47,7 @@ def test_a_good_server_has_no_errors_before_and_after_init(tmp_path: Path, shop:
     tuskline.json("init")
     report = tuskline.json("doctor")
     assert report["errors"] == 0
-    assert any("tuskline_shop holds" in what for what in findings(report, "ok")["slot"])
+    assert any("tuskline_shop retains" in what for what in findings(report, "ok")["slot"])
     tuskline.json("detach")
 
 
@@ -80,7 +80,7 @@ def test_the_script_repairs_what_a_plain_role_lacks_and_detach_takes_it_back(
         script = tuskline.run("doctor", "--fix-sql").stdout
         run_script(shop.dsn, script)
     assert tuskline.json("doctor")["errors"] == 0
-    assert {row["made"] for row in tuskline.json("init")["made"]} == {"slot tuskline_shop"}
+    assert {row["created"] for row in tuskline.json("init")["created"]} == {"slot tuskline_shop"}
     with shop.connect() as connection:
         query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tuskline_shop'"
         assert connection.execute(query.encode()).fetchone() == (1,)
@@ -121,7 +121,7 @@ def test_keys_that_the_stream_would_not_carry(tmp_path: Path, shop: Database) ->
     report = tuskline.json("doctor", code=Cause.PUBLICATION)
     (told,) = findings(report, "error")["replica identity"]
     assert "another replica identity than public.parted" in told
-    assert "another replica identity" in tuskline.error("init", code=Cause.PUBLICATION)["what"]
+    assert "replica identity differs" in tuskline.error("init", code=Cause.PUBLICATION)["what"]
     run_script(shop.dsn, tuskline.run("doctor", "--fix-sql").stdout)
     assert tuskline.json("doctor")["errors"] == 0
     tuskline.json("init")
@@ -130,7 +130,7 @@ def test_keys_that_the_stream_would_not_carry(tmp_path: Path, shop: Database) ->
         "ALTER PUBLICATION tuskline_shop ADD TABLE pairs (a, note)",
     )
     report = tuskline.json("doctor", code=Cause.PUBLICATION)
-    told = "public.pairs is published without a part of its key: b"
+    told = "public.pairs is published without these columns of its key: b"
     assert told in findings(report, "error")["publication"]
     shop.execute('ALTER TABLE "Odd ""1" SET UNLOGGED')
     (told,) = findings(tuskline.json("doctor", code=Cause.PUBLICATION), "error")["tables"]
@@ -210,7 +210,7 @@ def test_slots_that_are_not_ours_or_lost(tmp_path: Path, make_server: MakeServer
         connection.execute("SELECT pg_create_logical_replication_slot('tuskline_shop', 'pgoutput')")
         report = tuskline.json("doctor", code=Cause.PUBLICATION)
         assert "was dropped" in findings(report, "error")["publication"][0]
-        connection.execute("DELETE FROM tuskline.made")
+        connection.execute("DELETE FROM tuskline.provisioned")
         report = tuskline.json("doctor", code=Cause.PUBLICATION)
         assert "no change can be decoded" in findings(report, "error")["publication"][0]
 

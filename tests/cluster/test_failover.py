@@ -77,7 +77,7 @@ def test_15_29_a_fenced_primary_gets_no_acknowledgement_until_the_failover_is_ta
     stack.start("proposer")
     waiting.join(20)
     assert not waiting.is_alive(), stack.logs()
-    wait_for(stack.is_sync, 30, "the old primary's proposer is in office")
+    wait_for(stack.is_sync, 30, "the old primary's proposer leads")
     stack.start("safekeeper-2")
     wait_for(lambda: follows(stack, 2), 30, "who commits without its fence takes that back")
     stack.kill("safekeeper-0")
@@ -138,9 +138,9 @@ def test_a_standby_that_holds_the_dead_primarys_lock_on_the_record_takes_over(st
     """A standby keeps the ACCESS EXCLUSIVE locks of a transaction until its primary ends it, or it is promoted."""
     (standby,) = stack.standbys
     stack.ask("CREATE SCHEMA tuskline")
-    stack.ask("CREATE TABLE tuskline.made (kind text, name text)")
+    stack.ask("CREATE TABLE tuskline.provisioned (kind text, name text)")
     with contextlib.closing(psycopg.connect(primary.dsn())) as locker:
-        locker.execute("LOCK TABLE tuskline.made IN ACCESS EXCLUSIVE MODE")
+        locker.execute("LOCK TABLE tuskline.provisioned IN ACCESS EXCLUSIVE MODE")
         locker.execute("CREATE TABLE unfinished ()")
         insert(primary, 1)
         stack.caught_up(standby)

@@ -38,7 +38,7 @@ def role(shop: Database) -> Iterator[str]:
 def recorded(shop: Database) -> list[tuple[str, ...]]:
     """The record; an OID is another one each time a publication is made, so it is compared here."""
     query = """SELECT m.slot, m.kind, m.name, m.privilege, CASE WHEN m.grantee = p.oid::text THEN 'its OID' ELSE m.grantee END
-               FROM tuskline.made AS m LEFT JOIN pg_publication AS p ON m.kind = 'publication oid' AND p.pubname = m.name
+               FROM tuskline.provisioned AS m LEFT JOIN pg_publication AS p ON m.kind = 'publication oid' AND p.pubname = m.name
                ORDER BY 1, 2, 3, 4"""
     with shop.connect() as connection:
         return connection.execute(query.encode()).fetchall()

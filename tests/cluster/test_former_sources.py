@@ -16,7 +16,7 @@ from walsender_bridge.provisioning.init import init
 def named(settings: Config) -> list[str]:
     """What `status` and `doctor` say of it, in one line each."""
     with Observer(settings) as observer:
-        said = list(observer.look().notes)
+        said = list(observer.observe().notes)
     found = doctor_parts.of_former_sources(settings, settings.source[0])
     said += [f"{each.what}; {each.repair}" for each in found]
     return [each for each in said if "tuskline_late" in each]
@@ -44,7 +44,7 @@ def test_the_slot_of_a_renamed_source_is_named_until_it_is_dropped(
     status.streaming(row[0])
     said = named(renamed)
     assert len(said) == 2
-    assert all("source late is not configured any more" in each for each in said)
+    assert all("of source late, which is no longer configured" in each for each in said)
     (drop,) = {statement for each in said for statement in re.findall(r"SELECT .*?\)", each)}
     shop.execute(drop)
     assert named(renamed) == []

@@ -128,7 +128,7 @@ def test_15_a_slot_that_pg_receivewal_or_nobody_uses_blocks_by_name(
         assert f"slot {slot} " in holding(capture)
         with FakeStandby(shop.dsn, slot, replays=False) as tool:
             tool.flushed = end
-            wait_for(lambda: "replays nothing" in holding(capture), 30, "the reason")
+            wait_for(lambda: "does not replay WAL" in holding(capture), 30, "the reason")
             stays(log.committed_lsn)
         assert log.committed_lsn() == 0
         with FakeStandby(shop.dsn, slot) as standby:
@@ -276,7 +276,7 @@ def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_l
         told = [each["decision"] for each in decisions(tmp_path / "gate.jsonl")]
         assert told == ["timeline", "promoted"]
         output = capture.output.read_text()
-        assert "which nobody has seen, is cut off" in output
+        assert "cutting off the uncommitted tail of the log" in output
     finally:
         standby.destroy()
 
@@ -322,14 +322,14 @@ def test_15_an_operator_is_told_who_holds_consumers_up(
         def status() -> dict[str, Any]:
             done = tuskline.run("status", "--json")
             found: dict[str, Any] = json.loads(done.stdout)
-            assert bool(done.returncode) == bool(found["ill"])
+            assert bool(done.returncode) == bool(found["problems"])
             return found
 
         wait_for(lambda: status()["sources"][0]["state"] == "streaming", 60, "capture streams")
         insert(shop.dsn, 1)
-        told = wait_for(lambda: [w for w in status()["ill"] if "gate" in w], 90, "it says so")
+        told = wait_for(lambda: [w for w in status()["problems"] if "gate" in w], 90, "it says so")
         assert f"slot {slot} is not in use" in told[0]
-        assert "slot gone is not on the server" in told[0]
+        assert "slot gone does not exist on the server" in told[0]
         found = {row["candidate"]: row for row in status()["gate"]}
         assert (found["gone"]["standing"], found["gone"]["lsn"]) == ("counted", None)
         lag = {row["stage"]: row for row in tuskline.json("lag")["sources"]}
@@ -340,7 +340,7 @@ def test_15_an_operator_is_told_who_holds_consumers_up(
         shop.execute("SELECT pg_create_physical_replication_slot('gone', true)")
         with FakeStandby(shop.dsn, slot) as one, FakeStandby(shop.dsn, "gone") as two:
             one.flushed = two.flushed = insert(shop.dsn)
-            wait_for(lambda: not status()["ill"], 90, "all is well")
+            wait_for(lambda: not status()["problems"], 90, "all is well")
             report = tuskline.json("doctor")
             checks = [each for each in report["findings"] if each["check"] == "commit gate"]
             assert [each["severity"] for each in checks] == ["ok", "ok"]

@@ -97,7 +97,7 @@ def test_42_what_a_slot_remembers_of_an_unrewound_candidate_counts_for_nobody(
         assert log.committed_lsn() == 0
         # Rewound, so that it lacks it: the slot still remembers the other position until it says its own.
         with FakeStandby(shop.dsn, slot, speaks=False) as standby:
-            wait_for(lambda: "has not said yet" in holding(capture), 10, "the reason")
+            wait_for(lambda: "has not reported a position" in holding(capture), 10, "the reason")
             assert restart_lsn(shop.dsn) == ahead
             assert log.committed_lsn() == 0
             standby.flushed = insert(shop.dsn)

@@ -88,7 +88,10 @@ def test_a_dot_in_a_name_grants_on_that_table_alone(
     dsn = shop.server.dsn(shop.name, user=role, password=SECRET)
     tuskline = Attached(tmp_path, {"shop": {"dsn": dsn, "tables": [named]}})
     admin = {"PGPASSWORD": str(conninfo_to_dict(shop.dsn)["password"])}
-    made = {r["made"] for r in tuskline.json("init", "--admin", "user=postgres", env=admin)["made"]}
+    made = {
+        r["created"]
+        for r in tuskline.json("init", "--admin", "user=postgres", env=admin)["created"]
+    }
     assert f"SELECT on table {named} for {role}" in made
     with psycopg.connect(dsn, autocommit=True) as connection:
         read = sql.SQL("SELECT FROM {}")

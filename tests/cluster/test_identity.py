@@ -28,7 +28,7 @@ LOST = {
 
 def ill(tuskline: Attached) -> list[str]:
     with Observer(load_config(tuskline.config)) as observer:
-        return observer.look().ill
+        return observer.observe().problems
 
 
 def unready(tuskline: Attached) -> str:
@@ -74,7 +74,7 @@ def test_a_lost_replica_identity_is_named_with_its_repair_and_stops_nobody_else(
             assert "refuses its UPDATEs and DELETEs" in word
             assert f"ALTER TABLE {table} REPLICA IDENTITY FULL" in word
         assert len(words) == len(LOST)
-        assert tuskline.json("status", code=Cause.UNAVAILABLE)["ill"] == words
+        assert tuskline.json("status", code=Cause.UNAVAILABLE)["problems"] == words
         told = wait_for(lambda: unready(tuskline), 30, "/readyz says so")
         assert "ALTER TABLE public.orders REPLICA IDENTITY FULL" in told
         report = tuskline.json("doctor", code=Cause.PUBLICATION)

@@ -133,7 +133,7 @@ MAKE = f"CREATE PUBLICATION {PUBLICATION} FOR TABLE orders, audit, tuskline.flus
             [f"DROP PUBLICATION {PUBLICATION}"], "dropped", id="dropped", marks=pytest.mark.long
         ),
         pytest.param(
-            [f"DROP PUBLICATION {PUBLICATION}", MAKE], "dropped and made again", id="made again"
+            [f"DROP PUBLICATION {PUBLICATION}", MAKE], "dropped and recreated", id="made again"
         ),
         pytest.param(
             [f"ALTER PUBLICATION {PUBLICATION} RENAME TO other"],
@@ -147,7 +147,7 @@ def test_a_publication_that_went_while_capture_was_down(
     place: Place, shop: Database, statements: list[str], fate: str
 ) -> None:
     shop.execute(*statements[:1], "INSERT INTO orders VALUES (2, 'without')", *statements[1:])
-    wanted = f"publication '{PUBLICATION}' was {fate}: what was committed meanwhile is missing"
+    wanted = f"publication '{PUBLICATION}' was {fate}: changes committed in between are missing"
     error = place.refused(Cause.PUBLICATION)
     assert (error["what"], error["repair"]) == (wanted, REATTACH)
     found = place.doctor(Cause.PUBLICATION)
@@ -176,7 +176,7 @@ def test_a_publication_that_goes_while_capture_streams(
     error = place.capture.status()["error"]
     assert PUBLICATION in error["what"]
     assert error["repair"] == REATTACH
-    wanted = "dropped and made again" if again else "dropped"
+    wanted = "dropped and recreated" if again else "dropped"
     assert f"was {wanted}:" in place.refused(Cause.PUBLICATION)["what"]
     assert f"was {wanted}:" in place.doctor(Cause.PUBLICATION)["what"]
 
@@ -184,7 +184,7 @@ def test_a_publication_that_goes_while_capture_streams(
 def test_a_publication_that_an_older_version_began_with_is_recorded_by_the_next_session(
     place: Place, shop: Database
 ) -> None:
-    own = f"FROM tuskline.made WHERE slot = '{SLOT}' AND kind = 'publication oid'"
+    own = f"FROM tuskline.provisioned WHERE slot = '{SLOT}' AND kind = 'publication oid'"
     shop.execute(f"DELETE {own}")
     place.capture_some(shop.dsn, "INSERT INTO orders VALUES (2, 'goes on')")
     with shop.connect() as connection:
@@ -195,7 +195,8 @@ def test_a_publication_that_an_older_version_began_with_is_recorded_by_the_next_
     # Without the row: what made the publication is in the record, and that there is a history in the log.
     for rows in ("kind = 'publication oid'", "true"):
         shop.execute(
-            f"DELETE FROM tuskline.made WHERE {rows}", f"DROP PUBLICATION IF EXISTS {PUBLICATION}"
+            f"DELETE FROM tuskline.provisioned WHERE {rows}",
+            f"DROP PUBLICATION IF EXISTS {PUBLICATION}",
         )
         assert "was dropped:" in place.refused(Cause.PUBLICATION)["what"]
 
@@ -213,12 +214,14 @@ def test_a_role_that_an_administrator_made_sees_that_its_publication_is_another_
         place.capture_some(shop.dsn, "INSERT INTO orders VALUES (1, 'logged')")
         assert place.tuskline.json("doctor")["errors"] == 0
         shop.execute(f"DROP PUBLICATION {PUBLICATION}", MAKE)
-        assert "made again" in place.refused(Cause.PUBLICATION)["what"]
-        assert "made again" in place.doctor(Cause.PUBLICATION)["what"]
+        assert "recreated" in place.refused(Cause.PUBLICATION)["what"]
+        assert "recreated" in place.doctor(Cause.PUBLICATION)["what"]
         # With no right to read the record it is no worse than it was, and `doctor` names the right.
-        shop.execute(f"REVOKE SELECT ON tuskline.made FROM {role}")
+        shop.execute(f"REVOKE SELECT ON tuskline.provisioned FROM {role}")
         report = place.tuskline.json("doctor")
-        assert any("may not read tuskline.made" in each["what"] for each in report["findings"])
+        assert any(
+            "may not read tuskline.provisioned" in each["what"] for each in report["findings"]
+        )
     finally:
         place.tuskline.run("detach", *admin, env=env)
     with shop.connect() as connection:
@@ -245,9 +248,9 @@ def test_a_slot_that_was_dropped_and_one_that_was_made_again_by_hand(
         "INSERT INTO orders VALUES (2, 'skipped')",
         f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
     )
-    assert "the slot was made anew or moved" in place.refused(Cause.DIVERGED)["what"]
+    assert "the slot was recreated or moved" in place.refused(Cause.DIVERGED)["what"]
     found = place.doctor(Cause.DIVERGED)
-    assert "the slot was made anew or moved" in found["what"]
+    assert "the slot was recreated or moved" in found["what"]
     assert found["repair"] == REATTACH
 
 
@@ -262,13 +265,13 @@ def test_a_slot_that_the_server_has_invalidated(
             connection.execute("SELECT pg_switch_wal()")
         connection.execute("CHECKPOINT")
     error = place.refused(Cause.SLOT)
-    assert error["what"] == "the slot is lost: the server has removed WAL that it needs"
+    assert error["what"] == "the slot is lost: the server has removed WAL that the slot needs"
     assert error["repair"] == REATTACH
     found = place.doctor(Cause.SLOT)
-    assert found["what"] == f"{SLOT} is lost: the server has removed WAL that it needs"
+    assert found["what"] == f"{SLOT} is lost: the server has removed WAL that the slot needs"
     assert found["repair"] == REATTACH
     error = place.init_refused(server.dsn(), Cause.SLOT)
-    assert "the server has removed WAL that it needs" in error["what"]
+    assert "the server has removed WAL that the slot needs" in error["what"]
     assert error["repair"] == REATTACH
 
 
@@ -277,8 +280,8 @@ def test_init_names_the_slot_that_it_makes(tmp_path: Path, log: ChangeLog, shop:
     place.tuskline.json("init")
     # Nothing was captured, so nothing is skipped.
     drop_slot(shop, SLOT)
-    assert place.tuskline.json("init")["made"] == [{"source": "shop", "made": f"slot {SLOT}"}]
-    assert place.tuskline.json("init")["made"] == []
+    assert place.tuskline.json("init")["created"] == [{"source": "shop", "created": f"slot {SLOT}"}]
+    assert place.tuskline.json("init")["created"] == []
 
 
 def test_init_after_detach_does_not_begin_a_history_again(place: Place, shop: Database) -> None:
@@ -294,10 +297,10 @@ def test_init_after_detach_does_not_begin_a_history_again(place: Place, shop: Da
     # Where nobody knows of the history, the slot is made, and capture refuses it.
     place.log.stop_repository()
     place.capture.status_file.unlink()
-    assert f"slot {SLOT}" in {row["made"] for row in place.tuskline.json("init")["made"]}
+    assert f"slot {SLOT}" in {row["created"] for row in place.tuskline.json("init")["created"]}
     place.log.start_repository()
-    assert "the slot was made anew or moved" in place.refused(Cause.DIVERGED)["what"]
-    assert "the slot was made anew or moved" in place.doctor(Cause.DIVERGED)["what"]
+    assert "the slot was recreated or moved" in place.refused(Cause.DIVERGED)["what"]
+    assert "the slot was recreated or moved" in place.doctor(Cause.DIVERGED)["what"]
 
 
 @before_and_after_18
@@ -313,7 +316,7 @@ def test_a_publication_that_was_renamed_and_renamed_back_between_two_looks(
     )
     for _ in range(2):
         error = place.refused(Cause.PUBLICATION)
-        assert "was not there when changes were committed" in error["what"]
+        assert "changes that were committed while publication" in error["what"]
         assert error["repair"] == REATTACH
     (row,) = place.tuskline.json("reattach")["reattached"]
     assert row == {"source": "shop", "reason": error["what"]}

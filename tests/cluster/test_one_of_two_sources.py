@@ -47,7 +47,7 @@ def test_a_source_that_is_not_initialised_does_not_keep_up_from_starting_the_oth
         tuskline.up()
         wait_for(lambda: streaming(tuskline) == {"shop"}, 60, "shop streams\n" + tuskline.logs())
         report = tuskline.json("status", code=Cause.UNAVAILABLE)
-        (word,) = [word for word in report["ill"] if word.startswith("capture of late")]
+        (word,) = [word for word in report["problems"] if word.startswith("capture of late")]
         assert "tuskline init" in word
         assert "late" in tuskline.logs(1000)
         # The hint: from then on it is captured, without another `up`.

@@ -114,7 +114,7 @@ def test_functions_that_fit_better_than_those_of_the_catalog_are_not_called(
     )
     named = {"dsn": intruder.source, "tables": TABLES}
     tuskline = Attached(tmp_path, {"shop": named})
-    assert tuskline.json("init", *ADMIN, env=intruder.env)["made"]
+    assert tuskline.json("init", *ADMIN, env=intruder.env)["created"]
     assert intruder.ran() == []
     tuskline.json("doctor")
     tuskline.run("status")
@@ -123,7 +123,7 @@ def test_functions_that_fit_better_than_those_of_the_catalog_are_not_called(
     )
     with quorum.session(asked, ADMIN[1] + f" password={intruder.env['PGPASSWORD']}") as connection:
         quorum.facts(connection, asked)
-    assert tuskline.json("detach", *ADMIN, env=intruder.env)["taken_back"]
+    assert tuskline.json("detach", *ADMIN, env=intruder.env)["removed"]
     assert intruder.ran() == []
 
 
@@ -152,10 +152,10 @@ def test_a_schema_that_another_role_made_first_is_not_adopted(
         connection.execute(f"SET ROLE {intruder.name}".encode())
         connection.execute(load("flush/send").encode())
     refused()
-    intruder.execute("GRANT ALL ON tuskline.flush, tuskline.made TO PUBLIC")
+    intruder.execute("GRANT ALL ON tuskline.flush, tuskline.provisioned TO PUBLIC")
     intruder.trap("tuskline.t()", "trigger", "new")
     intruder.execute(
-        "CREATE TRIGGER t BEFORE INSERT ON tuskline.made FOR EACH ROW EXECUTE PROCEDURE tuskline.t()",
+        "CREATE TRIGGER t BEFORE INSERT ON tuskline.provisioned FOR EACH ROW EXECUTE PROCEDURE tuskline.t()",
         "INSERT INTO tuskline.flush VALUES (1)",
         "CREATE TRIGGER t BEFORE UPDATE ON tuskline.flush FOR EACH ROW EXECUTE PROCEDURE tuskline.t()",
     )
@@ -165,53 +165,53 @@ def test_a_schema_that_another_role_made_first_is_not_adopted(
     refused()
     report = tuskline.json("doctor", "--fix-sql", code=Cause.PRIVILEGE)
     assert any(intruder.name in each["what"] for each in report["findings"]), report
-    assert "tuskline.made" not in report["fix_sql"]
+    assert "tuskline.provisioned" not in report["fix_sql"]
     # A script that was printed before there was such a schema.
     with pytest.raises(AssertionError, match="belongs to another role"):
         run_script(shop.dsn, script)
     # The way out that the errors name.
     shop.execute("DROP SCHEMA tuskline CASCADE")
-    assert tuskline.json("init", *ADMIN, env=intruder.env)["made"]
-    assert tuskline.json("detach", *ADMIN, env=intruder.env)["taken_back"]
+    assert tuskline.json("init", *ADMIN, env=intruder.env)["created"]
+    assert tuskline.json("detach", *ADMIN, env=intruder.env)["removed"]
     assert intruder.ran() == []
 
 
 #: What a source's role may do to its own tables, and whatever undoes that.
 CHANGES = {
     "trigger": (
-        "CREATE TRIGGER t BEFORE DELETE ON tuskline.made FOR EACH ROW EXECUTE PROCEDURE mine.t()",
-        "DROP TRIGGER t ON tuskline.made",
+        "CREATE TRIGGER t BEFORE DELETE ON tuskline.provisioned FOR EACH ROW EXECUTE PROCEDURE mine.t()",
+        "DROP TRIGGER t ON tuskline.provisioned",
     ),
     "view": (
-        "ALTER TABLE tuskline.made RENAME TO kept; CREATE VIEW tuskline.made AS SELECT slot, mine.f(kind) AS kind, name, privilege, grantee, at FROM tuskline.kept",
-        "DROP VIEW tuskline.made; ALTER TABLE tuskline.kept RENAME TO made",
+        "ALTER TABLE tuskline.provisioned RENAME TO kept; CREATE VIEW tuskline.provisioned AS SELECT slot, mine.f(kind) AS kind, name, privilege, grantee, at FROM tuskline.kept",
+        "DROP VIEW tuskline.provisioned; ALTER TABLE tuskline.kept RENAME TO provisioned",
     ),
     "default": (
-        "ALTER TABLE tuskline.made ALTER at SET DEFAULT mine.f('now')::timestamptz",
-        "ALTER TABLE tuskline.made ALTER at SET DEFAULT clock_timestamp()",
+        "ALTER TABLE tuskline.provisioned ALTER at SET DEFAULT mine.f('now')::timestamptz",
+        "ALTER TABLE tuskline.provisioned ALTER at SET DEFAULT clock_timestamp()",
     ),
     "check": (
-        "ALTER TABLE tuskline.made ADD CONSTRAINT c CHECK (mine.f(kind) = kind) NOT VALID",
-        "ALTER TABLE tuskline.made DROP CONSTRAINT c",
+        "ALTER TABLE tuskline.provisioned ADD CONSTRAINT c CHECK (mine.f(kind) = kind) NOT VALID",
+        "ALTER TABLE tuskline.provisioned DROP CONSTRAINT c",
     ),
     "rule": (
-        "CREATE RULE r AS ON DELETE TO tuskline.made DO ALSO SELECT mine.f('')",
-        "DROP RULE r ON tuskline.made",
+        "CREATE RULE r AS ON DELETE TO tuskline.provisioned DO ALSO SELECT mine.f('')",
+        "DROP RULE r ON tuskline.provisioned",
     ),
     "policy": (
-        "CREATE POLICY p ON tuskline.made USING (mine.f(kind) = kind)",
-        "DROP POLICY p ON tuskline.made",
+        "CREATE POLICY p ON tuskline.provisioned USING (mine.f(kind) = kind)",
+        "DROP POLICY p ON tuskline.provisioned",
     ),
     "index": (
-        "CREATE INDEX i ON tuskline.made (mine.g(kind))",
+        "CREATE INDEX i ON tuskline.provisioned (mine.g(kind))",
         "DROP INDEX tuskline.i",
     ),
     "domain": (
-        "CREATE DOMAIN mine.d AS text CHECK (mine.f(VALUE) = VALUE); ALTER TABLE tuskline.made ADD more mine.d",
-        "ALTER TABLE tuskline.made DROP more",
+        "CREATE DOMAIN mine.d AS text CHECK (mine.f(VALUE) = VALUE); ALTER TABLE tuskline.provisioned ADD more mine.d",
+        "ALTER TABLE tuskline.provisioned DROP more",
     ),
     "child": (
-        "CREATE TABLE mine.c () INHERITS (tuskline.made)",
+        "CREATE TABLE mine.c () INHERITS (tuskline.provisioned)",
         "DROP TABLE mine.c",
     ),
 }
@@ -240,7 +240,7 @@ def test_an_administrator_runs_nothing_of_the_role_that_attached(
     tmp_path: Path, own: Intruder
 ) -> None:
     tuskline = Attached(tmp_path, {"shop": {"dsn": own.source, "tables": TABLES}})
-    assert tuskline.json("init")["made"]
+    assert tuskline.json("init")["created"]
     source = CaptureSource("shop", own.source, "tuskline_shop", "tuskline_shop", TABLES)
     admin = ADMIN[1] + f" password={own.env['PGPASSWORD']}"
     for change, (do, undo) in CHANGES.items():
@@ -258,9 +258,9 @@ def test_an_administrator_runs_nothing_of_the_role_that_attached(
         assert own.ran() == [], change
     own.execute(CHANGES["trigger"][0])
     error = tuskline.error("detach", *ADMIN, env=own.env, code=Cause.PRIVILEGE)
-    assert "trigger t on tuskline.made" in error["what"]
+    assert "trigger t on tuskline.provisioned" in error["what"]
     own.execute(CHANGES["trigger"][1])
-    assert tuskline.json("detach", *ADMIN, env=own.env)["taken_back"]
+    assert tuskline.json("detach", *ADMIN, env=own.env)["removed"]
     assert own.ran() == []
 
 
@@ -307,7 +307,7 @@ def test_functions_under_the_extensions_names_are_not_called_unless_a_superuser_
     look = PrimaryProbe(intruder.source)
     sessions = Sessions(intruder.source)
     try:
-        assert not look.look().has_extension
+        assert not look.read().has_extension
         with pytest.raises(ServerSettingError, match="a superuser's"):
             carry_out(Drop("kept", shop.name), sessions, sessions)
         facts = slots.ask(intruder.source)

@@ -7,7 +7,7 @@ from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.schema_match import unexpected, without_copied
 from spark_consumers.lake.tables.shape import Publication
-from spark_consumers.lake.tables.sources import Source, look
+from spark_consumers.lake.tables.sources import Source, read_publication
 from tests.support.capture_model import xlog
 from tests.support.servers import each_major
 from walsender_bridge.capture import core, events
@@ -78,15 +78,15 @@ def test_a_partition_with_rows_that_no_look_has_seen_has_the_table_copied_again(
     before, after, word = CASES[index]
     database.execute(*SETUP)
     source = Source("shop", database.dsn, "p")
-    [shape] = look(source).shapes.values()
+    [shape] = read_publication(source).shapes.values()
     table = TableVersion("p", "iceberg", 1, "", ("id",), (), 5, 1, 0, shape.oid, shape=shape.dump())
     with database.connect() as connection:
         connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         try:
             database.execute(*before)
-            table = followed(table, look(source, shape.relations))
+            table = followed(table, read_publication(source, shape.relations))
             database.execute(*after)
-            latest = look(source, shape.relations)
+            latest = read_publication(source, shape.relations)
             rows = connection.execute(
                 "SELECT data FROM pg_logical_slot_peek_binary_changes('s', NULL, NULL, "
                 "'proto_version', '1', 'publication_names', 'p')"
@@ -97,7 +97,7 @@ def test_a_partition_with_rows_that_no_look_has_seen_has_the_table_copied_again(
     # The next look began after all this; where it did not, the one after it tells.
     for seen, looked in ((followed(table, latest), {"shop"}), (table, set[str]())):
         oids = {oid for batch in found for oid in unexpected(batch, noticed.partitions(seen))}
-        tables, told = noticed.told_of({NAME: seen}, {NAME: oids}, looked)
+        tables, told = noticed.after_partition_changes({NAME: seen}, {NAME: oids}, looked)
         reason = told.get(NAME) or noticed.outdated(tables[NAME], latest.shapes["public.t"], latest)
         assert word in str(reason) if word else reason is None, (seen, looked)
     # A copy that was made after all this lacks nothing.

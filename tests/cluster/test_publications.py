@@ -13,7 +13,7 @@ import pytest
 
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.fold.keyed import fold
-from spark_consumers.fold.multiset import fold_bag
+from spark_consumers.fold.multiset import fold_multiset
 from tests.support.capture_stack import (
     PUBLICATION,
     STREAM,
@@ -112,7 +112,7 @@ def folded(log: ChangeLog, wanted: dict[str, tuple[str, ...] | None]) -> dict[st
         names = [column.name for column in of_table[0].relation.columns]
         columns: list[pa.Array]
         if key is None:
-            columns = fold_bag(of_table).rows()
+            columns = fold_multiset(of_table).rows()
         else:
             result = fold(of_table, [names.index(column) for column in key])
             assert not len(result.patches)

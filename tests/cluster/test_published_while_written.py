@@ -9,7 +9,7 @@ from tests.support.servers import Database, majors
 from tests.support.waiting import wait_for
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.publication import keeps_leaving_out
+from walsender_bridge.capture.publication import misses_running_writers
 from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.provisioning.detach import detach
@@ -52,7 +52,7 @@ def test_what_follows_a_transaction_that_wrote_before_the_table_was_published_is
             began = time.monotonic()
             left = publication.follow(connection, source)
             assert time.monotonic() - began < 5, "writers wait behind it"
-            assert bool(left) == keeps_leaving_out(connection.info.server_version)
+            assert bool(left) == misses_running_writers(connection.info.server_version)
             writer.execute("INSERT INTO late VALUES (222)")
         assert publication.follow(connection, source) == []
         database.execute("INSERT INTO late VALUES (333)")
@@ -63,6 +63,6 @@ def test_what_follows_a_transaction_that_wrote_before_the_table_was_published_is
 
 def test_servers_that_keep_leaving_out_are_told_by_their_minor_release() -> None:
     leaving_out = [110022, 120022, 130020, 140017, 150012, 160008, 170004]
-    assert [keeps_leaving_out(version) for version in leaving_out] == [True] * 7
+    assert [misses_running_writers(version) for version in leaving_out] == [True] * 7
     sending = [130021, 140018, 150013, 160009, 170005, 180000, 190000]
-    assert [keeps_leaving_out(version) for version in sending] == [False] * 7
+    assert [misses_running_writers(version) for version in sending] == [False] * 7

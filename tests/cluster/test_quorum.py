@@ -104,7 +104,7 @@ def test_4_a_second_proposer_displaces_the_first_which_says_who(quorum):
 
 
 def test_33_a_vote_for_a_dead_proposer_displaces_nobody(quorum):
-    """As the last vote of a process that was killed, which arrives when the next one is in office already."""
+    """As the last vote of a process that was killed, which arrives when the next one already leads."""
     quorum.insert(1)
     term = quorum.status()["term"]
     vote_for_the_dead(quorum, 2, term + 7, quorum.status())
@@ -124,7 +124,7 @@ def test_33_a_vote_for_a_dead_proposer_displaces_nobody(quorum):
 def vote_for_the_dead(quorum: QuorumStack, number: int, term: int, said: dict[str, Any]) -> None:
     """Have a safekeeper vote for a proposer in this term that is gone before anybody hears of it.
 
-    `said`: what the one in office says.
+    `said`: the leader's status.
     """
     server = ServerInfo(**said["server"])
     members = frozenset(int(each, 16) for each in said["membership"]["members"])
@@ -256,7 +256,7 @@ def test_the_proposer_renews_the_gates_page_and_says_when_it_cannot(quorum):
     quorum.commit_page.mkdir()
     wait_for(lambda: "cannot be written" in quorum.status()["commit_page_fault"], 20, "it is said")
     assert not stated()
-    assert "the page of the commit gates cannot be written" in quorum.log("proposer").read_text()
+    assert "could not write the commit page" in quorum.log("proposer").read_text()
     quorum.insert(2)  # commits do not depend on it
     quorum.commit_page.rmdir()
     wait_for(lambda: not quorum.status()["commit_page_fault"], 20, "it is written again")

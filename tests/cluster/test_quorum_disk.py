@@ -54,7 +54,7 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
         quorum.make_wal(30)
         wait_for(lambda: "may have" in quorum.fault(0), 20, "its state says that it is full")
         own = quorum.folder / "safekeeper-0.json"
-        wait_for(lambda: "no more WAL is taken" in own.read_text(), 20, "its own file says so")
+        wait_for(lambda: "no space for more WAL" in own.read_text(), 20, "its own file says so")
         assert len(wal_files(quorum, 0)) <= 12
         assert quorum.held(0) < parse_lsn(quorum.flush_lsn())
         # It is not acknowledged: with one other there is no quorum for what is beyond.
@@ -160,5 +160,5 @@ def test_17_the_wal_of_a_segment_that_the_server_has_let_go_is_not_needed_to_com
     quorum.ask("CHECKPOINT")
     assert quorum.ask("SELECT min(name) FROM pg_ls_waldir() WHERE length(name) = 24") > before
     quorum.start("proposer")
-    wait_for(quorum.is_sync, 30, f"a proposer is in office: {quorum.logs()}")
+    wait_for(quorum.is_sync, 30, f"a proposer leads: {quorum.logs()}")
     quorum.insert(1)

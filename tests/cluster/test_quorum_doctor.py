@@ -86,7 +86,7 @@ def test_2_two_standbys_of_one_name_beside_the_quorum_are_red(tmp_path, stack, r
     error = tuskline.error("quorum", "require", "--beside-standbys", code=Cause.SERVER_SETTING)
     assert "2 walsenders" in error["what"]
     with psycopg.connect(stack.server.dsn(), autocommit=True) as connection:
-        words = QuorumServer(load_config(tuskline.config)).look(connection)
+        words = QuorumServer(load_config(tuskline.config)).problems(connection)
     assert any("commits may return without a quorum" in each for each in words)
     # While the proposer is attached they do not answer in its place.
     for name in stack.names[:2]:
@@ -116,8 +116,8 @@ def test_a_role_of_least_privilege_is_given_what_the_quorum_needs(tmp_path, stac
     dsn = stack.server.dsn(user="tuskline_role", password=SECRET)
     tuskline = configured(tmp_path, stack, dsn)
     env = {"PGPASSWORD": str(conninfo_to_dict(stack.server.dsn())["password"])}
-    made = tuskline.json("init", "--admin", "user=postgres", env=env)["made"]
-    assert "membership of tuskline_role in pg_read_all_stats" in {row["made"] for row in made}
+    made = tuskline.json("init", "--admin", "user=postgres", env=env)["created"]
+    assert "membership of tuskline_role in pg_read_all_stats" in {row["created"] for row in made}
     assert names(stack) == f"ANY 1 ({NAME})"
     assert tuskline.json("doctor")["errors"] == 0
     assert tuskline.json("wait", "--quorum")["ready"] is True
@@ -141,13 +141,13 @@ def test_a_server_that_waits_for_nobody_is_told(tmp_path, stack):
     stack.kill("safekeeper-0")
     hanging(stack, 1)
     report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
-    assert "nobody runs it" in findings(report, "error")["proposer"][0]
+    assert "which is not running" in findings(report, "error")["proposer"][0]
     assert "does not answer" in findings(report, "warning")["safekeeper"][0]
     done = tuskline.run("down")
     assert "commits hang" in done.stderr
     stack.kill("safekeeper-1")
     report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
-    assert "1 of 3 safekeepers are fit" in findings(report, "error")["safekeeper"][0]
+    assert "1 of 3 safekeepers are usable" in findings(report, "error")["safekeeper"][0]
 
 
 def test_19_safekeepers_of_another_server_are_named(tmp_path, stack, make_server):
@@ -196,7 +196,7 @@ def test_17_a_clone_on_the_same_timeline_is_refused_and_doctor_tells_it(
         shared_files.prepare(told.run_dir)
         shutil.copy(other.status_file, told.proposer_status)
         report = tuskline.json("doctor", code=Cause.DIVERGED)
-        assert "went its own way" in findings(report, "error")["proposer"][0]
+        assert "differs from the safekeepers' WAL" in findings(report, "error")["proposer"][0]
         shared_files.clear(told.run_dir, told.proposer_status.name)
     stack.start("proposer")
     wait_for(lambda: streams(stack), 30, "the right one goes on")

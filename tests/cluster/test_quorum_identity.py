@@ -33,7 +33,9 @@ from walsender_bridge.runtime.sql import load
 
 #: The table in which the id is recorded.
 RECORD = next(
-    text for text in load("flush/send").split(";") if "TABLE IF NOT EXISTS tuskline.made" in text
+    text
+    for text in load("flush/send").split(";")
+    if "TABLE IF NOT EXISTS tuskline.provisioned" in text
 )
 
 
@@ -92,7 +94,7 @@ def test_a_quorum_of_one_that_somebody_makes_of_a_lost_disk_is_not_ours(
     insert(server, 2)
     stack.kill("proposer")
     stack.start("proposer")
-    wait_for(stack.is_sync, 60, "another one is in office")
+    wait_for(stack.is_sync, 60, "another one leads")
     wait_for(lambda: "belongs to quorum" in stack.fault(2), 30, "it is refused by name")
     insert(server, 3)
     for number in (0, 1):
@@ -116,7 +118,7 @@ def test_a_second_quorum_is_not_formed_on_a_server_that_has_one(stack, server, t
         beside.start("safekeeper-0")
         wait_for(lambda: beside.listens(0), 20, "it listens")
         assert ended(beside) == Cause.DIVERGED, beside.logs()
-        assert "commits wait for a quorum, and the safekeepers here are empty" in beside.logs()
+        assert "commits wait for a quorum, but the safekeepers here are empty" in beside.logs()
         assert beside.status()["phase"] == "ended"
     assert stack.ask("SELECT count(*) FROM pg_stat_replication WHERE application_name = %s", NAME)
     insert(server, 2)
@@ -129,9 +131,11 @@ def test_a_lock_on_the_record_that_waits_for_the_quorum_is_not_waited_for(stack,
     stack.ask(RECORD)
     stack.kill("proposer")
     stack.start("proposer")
-    wait_for(lambda: stack.ask("SELECT name FROM tuskline.made"), 60, "the id is recorded")
+    wait_for(lambda: stack.ask("SELECT name FROM tuskline.provisioned"), 60, "the id is recorded")
     stack.kill("proposer")
-    reindex = threading.Thread(target=stack.ask, args=["REINDEX TABLE tuskline.made"], daemon=True)
+    reindex = threading.Thread(
+        target=stack.ask, args=["REINDEX TABLE tuskline.provisioned"], daemon=True
+    )
     reindex.start()
     wait_for(lambda: waiting_for_quorum(stack), 30, "its COMMIT waits")
     ((pid, _),) = waiting_for_quorum(stack)
@@ -140,7 +144,7 @@ def test_a_lock_on_the_record_that_waits_for_the_quorum_is_not_waited_for(stack,
     kept = stack.quorum_file.rename(stack.quorum_file.with_suffix(".kept"))
     stack.start("proposer")
     wait_for(lambda: "is locked" in str(error_of(stack)), 60, "it says so")
-    assert f"process {pid} (REINDEX TABLE tuskline.made)" in error_of(stack)["what"]
+    assert f"process {pid} (REINDEX TABLE tuskline.provisioned)" in error_of(stack)["what"]
     assert f"SELECT pg_cancel_backend({pid})" in error_of(stack)["repair"]
     walsenders = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walsender' AND wait_event_type = 'Lock'"
     assert stack.ask(walsenders) == []
@@ -167,7 +171,7 @@ def test_a_locked_catalog_is_named_and_tried_again(stack, server, catalog, said)
         stack.start_with("proposer", TUSKLINE_SOURCE_DSN=dsn)
         wait_for(lambda: said in str(error_of(stack)), 60, f"it says so: {stack.logs()}")
         assert error_of(stack)["code"] == "UNAVAILABLE"
-        assert "it is tried again" in error_of(stack)["repair"]
+        assert "pg_locks" in error_of(stack)["repair"]
         holder.rollback()
     wait_for(stack.is_sync, 60, "it goes on by itself")
     insert(server, 1)
@@ -185,7 +189,7 @@ def test_a_damaged_file_of_the_id_is_not_another_quorum(stack, server):
     # The server does not know it: nobody but the safekeepers does, and somebody has to say that they may be asked.
     flipped()
     assert ended(stack) == Cause.CORRUPT
-    assert "remove it while the safekeepers" in error_of(stack)["repair"]
+    assert "remove the file while the safekeepers" in error_of(stack)["repair"]
     file.unlink()
     stack.start("proposer")
     wait_for(stack.is_sync, 60, "the safekeepers know the id")
@@ -196,7 +200,7 @@ def test_a_damaged_file_of_the_id_is_not_another_quorum(stack, server):
     stack.ask(RECORD)
     stack.kill("proposer")
     stack.start("proposer")
-    wait_for(lambda: stack.ask("SELECT name FROM tuskline.made"), 60, "the id is recorded")
+    wait_for(lambda: stack.ask("SELECT name FROM tuskline.provisioned"), 60, "the id is recorded")
     flipped()
     stack.start("proposer")
     wait_for(stack.is_sync, 60, "it goes on by itself")
@@ -223,7 +227,7 @@ def test_a_bridge_that_cannot_write_the_id_down_goes_on_with_the_server_s(stack,
     stack.ask(RECORD)
     stack.kill("proposer")
     stack.start("proposer")
-    wait_for(lambda: stack.ask("SELECT name FROM tuskline.made"), 60, "the id is recorded")
+    wait_for(lambda: stack.ask("SELECT name FROM tuskline.provisioned"), 60, "the id is recorded")
     stack.kill("proposer")
     stack.quorum_file.unlink()
     stack.quorum_file.mkdir()
@@ -290,7 +294,11 @@ def test_safekeepers_that_come_back_empty_are_refused_until_they_are_given_up(
 
 def named(quorum_id: int, ill: list[str]) -> bool:
     """Whether the quorum that is missing is told first of all, with what to do."""
-    return bool(ill) and f"{quorum_id:032x}" in ill[0] and "data directories back" in ill[0]
+    return (
+        bool(ill)
+        and f"{quorum_id:032x}" in ill[0]
+        and "restore the safekeepers' data directories" in ill[0]
+    )
 
 
 def _emptied(tuskline: Attached, server: LocalServer, tmp_path: Path) -> None:
@@ -310,7 +318,7 @@ def _emptied(tuskline: Attached, server: LocalServer, tmp_path: Path) -> None:
     # The bridge's disk is lost as well: the server knows.
     settings.quorum_id_file.unlink()
     tuskline.up()
-    wait_for(lambda: named(known.quorum, quorum(tuskline)["ill"]), 60, "it says so, by name")
+    wait_for(lambda: named(known.quorum, quorum(tuskline)["problems"]), 60, "it says so, by name")
     assert tuskline.run("status").returncode == Cause.UNAVAILABLE
     assert f"{known.quorum:032x}" in tuskline.run("doctor").stdout
     assert tuskline.run("wait", "--quorum", "--timeout", "1").returncode == Cause.TIMEOUT

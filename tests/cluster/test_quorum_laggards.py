@@ -127,7 +127,7 @@ def test_27_who_stays_too_far_behind_lets_go_of_the_wal_and_is_rebuilt(quorum):
         oldest = files(quorum, 2)[0]
         behind = quorum.make_wal(60)
         wait_for(lambda: quorum.status()["rebuild"], 20, "it is marked")
-        assert "is to be rebuilt" in quorum.log("proposer").read_text()
+        assert "needs a full resync" in quorum.log("proposer").read_text()
         wait_for(lambda: pg_wal_bytes(quorum) < 48 * MIB, 20, "pg_wal is bounded")
         wait_for(
             lambda: oldest not in files(quorum, 0) + files(quorum, 1),

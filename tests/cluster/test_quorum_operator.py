@@ -199,7 +199,7 @@ def test_what_a_quorum_needs_is_made_and_taken_back(tmp_path, primary, receive):
             stack.kill(name)
         # Commits hang, and detach's own do not.
         began = time.monotonic()
-        taken = {row["taken_back"] for row in tuskline.json("detach")["taken_back"]}
+        taken = {row["removed"] for row in tuskline.json("detach")["removed"]}
         assert time.monotonic() - began < 20
         assert {"setting synchronous_standby_names", "physical slot tuskline_safekeepers"} <= taken
         assert difference(before, server_state(primary.dsn())) == []

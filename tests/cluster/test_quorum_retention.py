@@ -71,7 +71,7 @@ def test_slots_and_archive_hold_wal_up_to_their_limit_and_what_is_lost_is_named(
             connection.execute("SELECT pg_switch_wal()")
 
     def words() -> str:
-        return "\n".join(quorum(tuskline)["ill"])
+        return "\n".join(quorum(tuskline)["problems"])
 
     # Long before WAL is lost to it.
     wait_for(lambda: "WAL is not archived: " in words(), 40, "the archive's error is named")

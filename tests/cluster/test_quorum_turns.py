@@ -1,4 +1,4 @@
-"""Where WAL turns a page, and who is in office: switches and checkpoints, ends at a boundary, new proposers."""
+"""Where WAL turns a page, and who leads: switches and checkpoints, ends at a boundary, new proposers."""
 
 import time
 from collections.abc import Iterator
@@ -131,7 +131,7 @@ def test_26_a_greater_node_id_displaces_and_readers_stay(stack, tmp_path) -> Non
             first, term = stack.processes.pop("proposer"), stack.status()["term"]
             stack.start("proposer")
             assert first.wait(timeout=30) == 11, stack.logs()
-            wait_for(stack.is_sync, 30, "the second is in office")
+            wait_for(stack.is_sync, 30, "the second leads")
             stack.ask("INSERT INTO load VALUES (2)")
             stack.ask("SELECT pg_switch_wal()")
             stack.ask("INSERT INTO load VALUES (3)")

@@ -93,14 +93,14 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
         wait_for(lambda: _lost(tuskline), 30, "it says so")
         lost = quorum(tuskline)
         assert waiting.is_alive()
-        assert lost["ill"][0].startswith("a quorum is lost, commits hang")
+        assert lost["problems"][0].startswith("the quorum is lost, commits hang")
         # First of all, for people too.
         said = tuskline.run("status")
         assert said.returncode == Cause.UNAVAILABLE
-        assert said.stderr.startswith("a quorum is lost, commits hang")
+        assert said.stderr.startswith("the quorum is lost, commits hang")
         code, text = fetch(tuskline, "/readyz")
         assert code == 503
-        assert "a quorum is lost" in json.loads(text)["reasons"][0]
+        assert "the quorum is lost" in json.loads(text)["reasons"][0]
         # Nor do consumers get what a failover could lose: the log has it, and its gate is closed.
         wait_for(lambda: _capture(tuskline)["gate"]["holding"], 10, "the gate is closed")
         told = _capture(tuskline)
@@ -143,7 +143,7 @@ def _check_reader(tuskline, server, receive, tmp_path) -> None:
 
 
 def _lost(tuskline: Attached) -> bool:
-    seen = quorum_view.look(load_config(tuskline.config))
+    seen = quorum_view.observe(load_config(tuskline.config))
     return seen is not None and not seen.quorum
 
 
@@ -233,8 +233,8 @@ def test_4_a_proposer_that_is_displaced_says_so_and_does_not_come_back(tuskline,
         wait_for(lambda: _ended(tuskline), 30, "the proposer of up has ended")
         found = quorum(tuskline)
         assert found["proposer"]["phase"] == "ended"
-        assert "displaced" in found["ill"][0]
-        assert "only one proposer may run" in found["ill"][0]
+        assert "displaced" in found["problems"][0]
+        assert "only one proposer may run" in found["problems"][0]
         insert(server, 1)  # the rival's quorum has it
         assert rival.poll() is None
         assert _ended(tuskline)
@@ -261,9 +261,9 @@ def test_38_a_membership_that_is_not_the_configured_one_is_red(tuskline):
     shared_files.prepare(settings.run_dir)
     told = {"phase": "leading", "quorum": True, "membership": {"members": [], "unlike": "1 of 3"}}
     status_file.write(settings.proposer_status, {**told, "safekeepers": []})
-    seen = quorum_view.look(settings)
+    seen = quorum_view.observe(settings)
     assert seen is not None
-    assert seen.ill[0] == "the membership differs from the configured one: 1 of 3"
+    assert seen.problems[0] == "the membership differs from the configured one: 1 of 3"
 
 
 def test_25_a_directory_of_somebody_else_is_left_alone_and_stops_no_other(tuskline):
@@ -296,7 +296,7 @@ def test_25_a_directory_of_somebody_else_is_left_alone_and_stops_no_other(tuskli
 
 
 def _hosted(tuskline: Attached) -> tuple[quorum_view.SafekeeperView, ...]:
-    seen = quorum_view.look(load_config(tuskline.config))
+    seen = quorum_view.observe(load_config(tuskline.config))
     assert seen is not None
     return seen.safekeepers
 
@@ -368,7 +368,7 @@ def test_a_damaged_log_makes_no_commit_wait_and_goes_on_once_it_is_mended(tuskli
     wait_for(lambda: not _lost(tuskline), 60, "a quorum")
     insert(server, 2)
     (told,) = wait_for(
-        lambda: _said(tuskline, "log: the repository cannot be read"), 30, "the log's fault is told"
+        lambda: _said(tuskline, "log: could not read the repository"), 30, "the log's fault is told"
     )
     assert str(file) in told
     # It is put back while everything runs.
@@ -378,7 +378,7 @@ def test_a_damaged_log_makes_no_commit_wait_and_goes_on_once_it_is_mended(tuskli
 
 def _said(tuskline: Attached, beginning: str) -> list[str]:
     done = tuskline.run("status", "--json")
-    ill = json.loads(done.stdout)["ill"]
+    ill = json.loads(done.stdout)["problems"]
     assert done.returncode == (Cause.UNAVAILABLE if ill else 0), done.stderr
     return [word for word in ill if word.startswith(beginning)]
 
@@ -396,4 +396,4 @@ def test_25_two_safekeepers_never_use_one_directory(tmp_path):
             timeout=30,
         )
     assert done.returncode == Cause.RUNNING
-    assert "another safekeeper runs in it" in done.stderr
+    assert "another safekeeper uses this data directory" in done.stderr

@@ -208,7 +208,7 @@ def test_a_repository_whose_disk_takes_nothing_is_every_streams_fault(tmp_path: 
                 repository._store._db.execute("PRAGMA query_only = 1")
             writer.send([make.whole()], schemas=list(SCHEMAS.values()))
             fault = wait_for(lambda: client.status().faults.get(STREAM), 30, "the fault")
-        assert "the repository cannot be written" in fault.what
+        assert "could not write the repository" in fault.what
         with repository._changed:
             repository._store._db.execute("PRAGMA query_only = 0")
         wait_for(lambda: not client.status().faults, 30, "the fault ends")
@@ -360,4 +360,4 @@ threading.Event().wait()
         check=False,
     )
     assert ended.returncode == 12, ended.stderr[-2000:]
-    assert "the repository cannot be read" in ended.stdout + ended.stderr
+    assert "could not read the repository" in ended.stdout + ended.stderr

@@ -17,7 +17,7 @@ from walsender_bridge.errors import ConnectionFailedError, UnavailableError
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.frames import HEADER_BYTES, decode, encode
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 from walsender_bridge.quorum.safekeeper import connection, control_file, data_dir
 from walsender_bridge.quorum.safekeeper.connection import MOST_CONNECTIONS
@@ -76,14 +76,14 @@ def wal(seed: int) -> bytes:
 
 @pytest.fixture
 def peer(safekeeper: SafekeeperDriver) -> Iterator[Peer]:
-    """A proposer in office, whose WAL begins at the second segment."""
+    """A leader whose WAL begins at the second segment."""
     peer = Peer(safekeeper.port)
     peer.send(m.ProposerGreeting(SERVER, NODE.proposer))
     assert isinstance(peer.answer(), m.SafekeeperGreeting)
     members = Configuration(1, frozenset({safekeeper.core.control.safekeeper}))
     peer.send(m.Vote(NODE, m.Purpose.ATTACH, 1, members))
     assert isinstance(peer.answer(), m.VoteReply)
-    history = History((EpochEntry(1, SEGMENT, 1),))
+    history = History((HistoryEntry(1, SEGMENT, 1),))
     peer.send(m.Elected(1, SEGMENT, SEGMENT, True, history, members.stamped(1)))
     assert peer.answer() == m.AppendAck(1, SEGMENT, 0)
     yield peer
@@ -178,7 +178,7 @@ def greeted(safekeeper: SafekeeperDriver) -> Peer:
 
 
 def test_silent_connections_keep_no_proposer_out(safekeeper, peer, wal):
-    """However many there are: the next proposer is heard, and the one in office keeps its connection."""
+    """However many there are: the next proposer is heard, and the leader keeps its connection."""
     append(peer, wal, 0)
     crowd = [greeted(safekeeper) for _ in range(2 * MOST_CONNECTIONS)]
     append(peer, wal, 1)
@@ -188,7 +188,7 @@ def test_silent_connections_keep_no_proposer_out(safekeeper, peer, wal):
     reply = successor.answer()
     assert isinstance(reply, m.VoteReply)
     crowd += [greeted(safekeeper) for _ in range(2 * MOST_CONNECTIONS)]
-    history = reply.history.succeeded(reply.flush_lsn, [EpochEntry(2, reply.flush_lsn, 1)])
+    history = reply.history.succeeded(reply.flush_lsn, [HistoryEntry(2, reply.flush_lsn, 1)])
     elected = m.Elected(2, reply.flush_lsn, SEGMENT, False, history, configuration.stamped(2))
     successor.send(elected)
     assert successor.answer() == m.AppendAck(2, reply.flush_lsn, SEGMENT)
@@ -229,9 +229,9 @@ def test_who_waits_for_room_writes_no_promise_into_another_disk(
         driver = SafekeeperDriver(settings)
         monkeypatch.setattr(control_file, "save", full_once)
         driver.core.commit_lsn = 1
-        with pytest.raises(UnavailableError, match="not the directory"):
+        with pytest.raises(UnavailableError, match="not the one that this process has locked"):
             driver._handle(PersistDue())
-        with pytest.raises(UnavailableError, match="not the directory"):
+        with pytest.raises(UnavailableError, match="not the one that this process has locked"):
             driver._close()
     found = control_file.read(FolderDisk(place / "control"))
     assert found is not None

@@ -245,7 +245,7 @@ def test_nothing_is_written_into_a_directory_that_another_one_has_taken_the_plac
     mounted.rename(place)
     assert safekeeper.process is not None
     assert safekeeper.process.wait(20) == Cause.UNAVAILABLE
-    assert "not the directory that this process has begun with" in safekeeper.log.read_text()
+    assert "the directory is not the one that this process has locked" in safekeeper.log.read_text()
     assert contents(place) == before
     # Its supervisor starts it again, as the safekeeper whose directory is there.
     safekeeper.start()

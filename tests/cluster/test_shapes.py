@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spark_consumers.lake.tables.shape import changed, refusal
-from spark_consumers.lake.tables.sources import Source, columns_now, look
+from spark_consumers.lake.tables.sources import Source, columns_now, read_publication
 from tests.support.servers import Database, each_major
 from walsender_bridge.errors import UnavailableError
 
@@ -138,7 +138,7 @@ VIA_ROOT = (
     ("t", ("ALTER TABLE t RENAME note TO memo",), "renamed to 'memo'"),
     ("t", ("ALTER TABLE t RENAME memo TO note",), "renamed to 'note'"),
     ("t", ("DROP TABLE t_a",), "t_a was dropped"),
-    ("t", ("ALTER TABLE t RENAME TO u", "CREATE TABLE t (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE t"), "another was made"),
+    ("t", ("ALTER TABLE t RENAME TO u", "CREATE TABLE t (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE t"), "another one created"),
 )  # fmt: skip
 LISTS = (
     ("plain", ("ALTER PUBLICATION p SET TABLE plain (id), t, typed",), "column list"),
@@ -167,15 +167,15 @@ def test_each_change_shows_and_nothing_else_does(database):
     if major >= 15:
         steps = [*LISTS, *steps]
     for table, statements, word in steps:
-        before = look(source).shapes[f"public.{table}"]
+        before = read_publication(source).shapes[f"public.{table}"]
         database.execute(*statements)
-        after = look(source, before.relations)
+        after = read_publication(source, before.relations)
         now = after.shapes[f"public.{table}"]
         found = changed(before, now, after.empty)
         assert word in str(found) if word else found is None, (statements, found)
         assert changed(now, now) is None
         # An idle look finds what it found before.
-        assert look(source).shapes[f"public.{table}"].dump() == now.dump()
+        assert read_publication(source).shapes[f"public.{table}"].dump() == now.dump()
 
 
 @each_major
@@ -188,15 +188,15 @@ def test_a_generated_column_that_becomes_an_ordinary_one_has_values_that_were_no
         "CREATE PUBLICATION p FOR TABLE plain",
     )
     source = _source(database)
-    before = look(source).shapes["public.plain"]
+    before = read_publication(source).shapes["public.plain"]
     assert before.generated == (2,)
     if major >= 18:
         database.execute("ALTER PUBLICATION p SET (publish_generated_columns = stored)")
-        assert look(source).shapes["public.plain"].generated == ()
+        assert read_publication(source).shapes["public.plain"].generated == ()
         database.execute("ALTER PUBLICATION p SET (publish_generated_columns = none)")
-        before = look(source).shapes["public.plain"]
+        before = read_publication(source).shapes["public.plain"]
     database.execute("ALTER TABLE plain ALTER g DROP EXPRESSION")
-    now = look(source).shapes["public.plain"]
+    now = read_publication(source).shapes["public.plain"]
     assert "'g' is generated no more" in str(changed(before, now))
 
 
@@ -209,16 +209,16 @@ def test_a_partition_whose_detaching_was_interrupted_is_none(database):
         "ALTER PUBLICATION p SET (publish_via_partition_root = true)",
     )
     source = _source(database)
-    before = look(source).shapes[ROOT]
+    before = read_publication(source).shapes[ROOT]
     with database.connect() as holder, database.connect() as detaching:
         holder.execute("BEGIN; SELECT count(*) FROM t")
         detaching.execute("SET lock_timeout = '100ms'")
         with pytest.raises(Exception, match="timeout"):
             detaching.execute("ALTER TABLE t DETACH PARTITION t_a CONCURRENTLY")
-    now = look(source).shapes[ROOT]
+    now = read_publication(source).shapes[ROOT]
     assert "t_a was dropped or detached" in str(changed(before, now))
     database.execute("ALTER TABLE t DETACH PARTITION t_a FINALIZE")
-    assert changed(now, look(source).shapes[ROOT]) is None
+    assert changed(now, read_publication(source).shapes[ROOT]) is None
 
 
 @each_major
@@ -242,7 +242,7 @@ def test_replica_identities_of_partitions_are_those_of_the_catalog(database):
         ("ALTER TABLE t_m1 REPLICA IDENTITY DEFAULT", "t_m1 has another replica identity"),
     ):
         database.execute(statement)
-        found = refusal(look(source).shapes[ROOT])
+        found = refusal(read_publication(source).shapes[ROOT])
         assert word in found.reason if found else not word, (statement, found)
 
 
@@ -271,11 +271,11 @@ def test_a_table_that_was_a_partition_for_a_while_lacks_what_was_sent_as_another
         attach = f"ALTER TABLE t ATTACH PARTITION {lent} FOR VALUES FROM (1000) TO (1100)"
         detach = f"ALTER TABLE t DETACH PARTITION {lent}"
         for statements, word in LENDING:
-            before = look(source).shapes[f"public.{lent}"]
+            before = read_publication(source).shapes[f"public.{lent}"]
             database.execute(
                 *(each.format(lent=lent, attach=attach, detach=detach) for each in statements)
             )
-            now = look(source, before.relations).shapes[f"public.{lent}"]
+            now = read_publication(source, before.relations).shapes[f"public.{lent}"]
             found = changed(before, now)
             assert word in str(found) if word else found is None, (statements, found)
             # What a publication sends under the table's own name lacks nothing.
@@ -312,7 +312,7 @@ def test_a_partition_whose_changes_are_not_in_the_wal_is_refused(database):
         )
         for statement, reason, repair in steps:
             database.execute(statement)
-            shapes = look(source).shapes.values()
+            shapes = read_publication(source).shapes.values()
             found = [each for each in map(refusal, shapes) if each is not None]
             assert bool(found) == bool(reason), (via_root, statement, found)
             for each in found if via_root else ():
@@ -345,8 +345,8 @@ def test_a_new_partition_that_is_locked_keeps_no_backend_waiting(database: Datab
         with other.transaction():
             other.execute("LOCK TABLE t_a")
             with pytest.raises(UnavailableError, match="lock timeout") as raised:
-                look(source, known=[1])
+                read_publication(source, known=[1])
             assert "pg_locks" in raised.value.repair
             waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 't_a'::regclass"
             assert other.execute(waiting).fetchall() == []
-        assert ROOT in look(source, known=[1]).shapes
+        assert ROOT in read_publication(source, known=[1]).shapes

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from slot_sync.apply import carry_out
-from slot_sync.controller import Controller, look
+from slot_sync.controller import Controller, probe
 from slot_sync.plan import FailoverCandidate
 from slot_sync.resolver.one_slot import GONE_POLLS
 from slot_sync.resolver.transitions import Action, CopyState, Reason
@@ -175,23 +175,23 @@ def test_43_a_second_machine_leaves_good_copies_alone_and_takes_them_over(
     with synced_pair.controller() as first:
         synced_pair.until(first, "READY", "kept")
         before = inspect(pair.standby, "kept")
-        found = look(elsewhere)
+        found = probe(elsewhere)
         (kept,) = found[STANDBY].transitions
         assert (kept.after, kept.reason) == (CopyState.KEPT_ELSEWHERE, Reason.OTHER_CONTROLLER)
         assert found.ready is None
-        assert "drop" not in " ".join(found[STANDBY].ill)
+        assert "drop" not in " ".join(found[STANDBY].problems)
         assert first.once(10).ready
         assert inspect(pair.standby, "kept") == before
     with Controller(elsewhere) as second:
         synced_pair.until(second, "READY", "kept")
-        assert look(elsewhere).ready
+        assert probe(elsewhere).ready
         # It is the same copy, and the first machine knows it still.
         assert inspect(pair.standby, "kept")["marker"] == before["marker"]
         assert synced_pair.states(second) == {"kept": CopyState.READY}
         # One that the second machine makes anew is not the first one's.
         pair.on_standby("SELECT tuskline_slots.drop('kept')")
         synced_pair.until(second, "READY", "kept")
-    (kept,) = look(synced_pair.plan())[STANDBY].transitions
+    (kept,) = probe(synced_pair.plan())[STANDBY].transitions
     assert kept.after is CopyState.KEPT_ELSEWHERE
     with synced_pair.controller() as first:
         synced_pair.until(first, "READY", "kept")

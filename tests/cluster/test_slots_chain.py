@@ -83,8 +83,8 @@ def test_35_a_candidate_behind_a_safekeeper_is_refused_by_name(
                 )  # fmt: skip
                 assert f"a safekeeper, {address}" in row["why"]
                 assert "primary_conninfo" in row["repair"]
-                (ill,) = told["ill"]
-                assert ill.startswith(
+                (problem,) = told["problems"]
+                assert problem.startswith(
                     f"{STANDBY}: slot kept: the standby streams from a safekeeper"
                 )
             assert f"a safekeeper, {address}" in tuskline.run("slots", "status").stderr
@@ -133,7 +133,9 @@ def gate_refuses(tuskline: Attached, synced_pair: SlotStack, log: ChangeLog, fol
         assert log.committed_lsn() == 0
         # Nor without its slot, which a standby that never streamed from the primary has not.
         rows(pair.primary, f"SELECT pg_drop_replication_slot('{PHYSICAL}')")
-        wait_for(lambda: f"slot {PHYSICAL} is not on the server" in holding(), 30, "it says so")
+        wait_for(
+            lambda: f"slot {PHYSICAL} does not exist on the server" in holding(), 30, "it says so"
+        )
         assert "from a safekeeper" in holding()
         assert log.committed_lsn() == 0
         rows(pair.primary, f"SELECT pg_create_physical_replication_slot('{PHYSICAL}', true)")

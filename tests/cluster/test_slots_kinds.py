@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from slot_sync.controller import Controller, look
+from slot_sync.controller import Controller, probe
 from slot_sync.plan import FailoverCandidate
 from slot_sync.probe.primary import PrimaryProbe
 from slot_sync.probe.standby import StandbyProbe
@@ -100,7 +100,7 @@ def test_1_slots_of_two_plugins_and_of_several_databases(
         assert (here["plugin"], here["database"]) == (there["plugin"], there["database"])
     # What is chosen: by database, or by plugin.
     for wanted in ({"databases": frozenset({"second"})}, {"plugins": frozenset({"otherput"})}):
-        told = look(synced_pair.plan(**wanted))[STANDBY]
+        told = probe(synced_pair.plan(**wanted))[STANDBY]
         kept = {each.slot for each in told.transitions if each.after != "ORPHAN"}
         assert kept == {"elsewhere"}
     do(pair.primary, "second", "SELECT pg_drop_replication_slot('elsewhere')")
@@ -221,10 +221,10 @@ def test_28_hundreds_of_slots_cost_little(synced_pair: SlotStack) -> None:
         StandbyProbe(pair.standby.dsn(), pair.primary.dsn()) as here,
     ):
         for each in (there, here):
-            each.look()
+            each.read()
             began = time.monotonic()
             for _ in range(10):
-                each.look()
+                each.read()
             seconds = (time.monotonic() - began) / 10
             print(f"{type(each).__name__}: {seconds * 1000:.1f} ms for {count} slots")
             assert seconds < 1

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from slot_sync.controller import Controller, look
+from slot_sync.controller import Controller, probe
 from slot_sync.plan import FailoverCandidate, SlotSyncPlan
 from slot_sync.resolver.observed import Selection
 from slot_sync.resolver.transitions import CopyState
@@ -143,7 +143,7 @@ def test_20_an_old_primary_comes_back_as_a_candidate(major: int, tmp_path: Path)
         pair.primary.start()
         assert slot_names(pair.primary) == {"kept"}
         # It is the slot itself, and no copy: whoever was promoted now would not go on from what the other is at.
-        assert look(plan)["old"].ready is False
+        assert probe(plan)["old"].ready is False
         with Controller(plan) as controller:
             report = controller.once(10)
             assert report[STANDBY].ready
@@ -251,7 +251,7 @@ def test_8_and_23_lost_slots_on_either_side(major: int, tmp_path: Path) -> None:
             pair.catch_up()
             rows(pair.standby, "CHECKPOINT")
             assert inspect(pair.standby, "kept")["invalidation"] == "wal_removed"
-            report = look(synced_pair.plan())[STANDBY]
+            report = probe(synced_pair.plan())[STANDBY]
             assert {each.after for each in report.transitions} == {CopyState.INVALID}
             rows(pair.standby, "ALTER SYSTEM RESET ALL")
             rows(pair.standby, "SELECT pg_reload_conf()")

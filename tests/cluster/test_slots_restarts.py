@@ -112,7 +112,7 @@ def test_12_a_snapshot_after_restarts_inside_running_transactions(
             stack.load.write_whole(5)
             pair.catch_up()
             report = controller.once(10)[STANDBY]
-            assert report.ready, report.ill
+            assert report.ready, report.problems
             assert {each.slot for each in report.expected} == {"kept", "still"}
         tables = [each.table for each in (first, prepared, last)]
         expected = {*first.rows, *prepared.rows, *last.rows, *stack.load.written}

@@ -89,7 +89,7 @@ def test_34_a_switch_point_inside_a_record_that_crosses_a_segment(
             seen = len(reports)
             wait_for(lambda: len(reports) > seen + 15, 60, "there were polls")
             verdict = reports[-1][STANDBY]
-            assert verdict.ready, verdict.ill
+            assert verdict.ready, verdict.problems
             shown = log.committed_lsn()
             assert 0 < shown <= begin
             pair.primary.kill()

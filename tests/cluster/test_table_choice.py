@@ -113,7 +113,7 @@ def test_no_update_is_refused_because_of_what_is_published_by_default(shop: Data
 @each_major
 def test_a_named_table_whose_updates_would_be_refused_is_not_published(shop: Database) -> None:
     shop.execute("CREATE TABLE heir (note text) INHERITS (orders)")
-    with pytest.raises(PublicationError, match=r"without a replica identity: public\.heir"):
+    with pytest.raises(PublicationError, match=r"no replica identity: public\.heir"):
         init(source_of(shop, "public.orders"))
     if shop.server.installation.major >= 18:
         shop.execute(
@@ -318,7 +318,7 @@ def test_a_publication_of_the_users_stays_as_it_is(shop: Database, statement: st
     follow(source)
     assert withdraw(source) == []
     severity = Severity.WARNING if is_all else Severity.OK
-    assert any("was not made by" in each.what for each in found(source, "publication", severity))
+    assert any("was not created by" in each.what for each in found(source, "publication", severity))
     late = {"public.late"} if is_all else set()
     assert published(shop) == before | late
     # What `tables` match is added to it, as they say so; nothing is taken out.
@@ -341,7 +341,7 @@ def test_what_the_role_may_not_publish_is_named_with_its_sql(
 
     def notes() -> list[str]:
         with Observer(load_config(tuskline.config)) as observer:
-            noted: list[str] = summary(observer.look())["notes"]
+            noted: list[str] = summary(observer.observe())["notes"]
             return noted
 
     assert notes() == []

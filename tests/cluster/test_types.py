@@ -10,7 +10,7 @@ from psycopg import sql
 
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.decode.types import column_type
-from spark_consumers.lake.tables.schema_match import Layout, columns_of, misfit
+from spark_consumers.lake.tables.schema_match import Layout, columns_of, mismatch
 from spark_consumers.snapshot.exported import ExportedSnapshot
 from spark_consumers.sources.snapshot import SnapshotSource
 from tests.support.pinned import connect_pinned
@@ -131,7 +131,7 @@ TEXTUAL = {
     "span": ["[1,5)"],
 }
 #: What a column of the type can hold, and its target cannot.
-UNFIT = [
+UNREPRESENTABLE = [
     ("numeric(10,2)", "NaN"),
     ("date", "infinity"),
     ("date", "-infinity"),
@@ -290,7 +290,7 @@ def test_23_every_other_type_is_its_own_text_through_stream_and_snapshot(
     assert all(column_type(c.type_oid, c.typmod).kept_as_text for c in found.columns[1:])
 
 
-@pytest.mark.parametrize(("kind", "value"), UNFIT)
+@pytest.mark.parametrize(("kind", "value"), UNREPRESENTABLE)
 def test_26_a_value_that_does_not_fit_is_named_in_stream_and_snapshot(
     database: Database, kind: str, value: str
 ) -> None:
@@ -382,7 +382,7 @@ def test_a_row_that_a_filter_lets_in_comes_without_its_unchanged_toast(database:
     assert bare.unchanged is not None
     assert bare.unchanged.tolist() == [[False, False, True]]
     layouts = (Layout(0, columns_of(bare.relation)),)
-    told = misfit(bare, pa.schema([]), layouts, ("id", "sent"), bare.relation.oid)
+    told = mismatch(bare, pa.schema([]), layouts, ("id", "sent"), bare.relation.oid)
     assert "REPLICA IDENTITY FULL" in str(told)
     assert whole.columns[2].to_pylist() == ["b" * 5000]
     assert whole.unchanged is None

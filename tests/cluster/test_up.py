@@ -57,7 +57,7 @@ def is_healthy(tuskline: Attached) -> bool:
 def ill(tuskline: Attached) -> list[str]:
     """What does not run as it should."""
     with Observer(load_config(tuskline.config)) as observer:
-        return observer.look().ill
+        return observer.observe().problems
 
 
 def fetch(tuskline: Attached, path: str) -> tuple[int, str]:
@@ -107,12 +107,12 @@ def test_up_runs_everything_and_down_ends_it(tuskline: Attached, shop: Database)
     assert report["up"] == tuskline.process.pid
     assert {row["process"] for row in report["processes"]} == {
         *("up", "log-server", "bridge", "metrics"),
-        *("log server/replicas", "bridge/capture-shop"),
+        *("log-server/replicas", "bridge/capture-shop"),
     }
     assert report["slots"][0]["active"] is True
     assert report["log"]["version"] > 0
     # Once only; and nothing is taken back under a running bridge.
-    assert "runs already" in tuskline.error_plain("up", code=Cause.RUNNING)
+    assert "is already running" in tuskline.error_plain("up", code=Cause.RUNNING)
     assert tuskline.error("detach", code=Cause.RUNNING)["repair"] == "tuskline down"
     _check_lag(tuskline)
     _check_endpoint(tuskline)
@@ -160,7 +160,7 @@ def _check_endpoint(tuskline: Attached) -> None:
     assert value["tuskline_ready",] == 1
     assert value["tuskline_capture_streaming", "shop"] == 1
     assert value["tuskline_process_up", "bridge/capture-shop"] == 1
-    assert value["tuskline_process_resident_memory_bytes", "log server/replicas"] > 1 << 20
+    assert value["tuskline_process_resident_memory_bytes", "log-server/replicas"] > 1 << 20
     assert value["tuskline_log_version",] > 0
     assert value["tuskline_lag_bytes", "gate", "shop"] == 0
     assert value["tuskline_slot_active", "shop", "tuskline_shop"] == 1
@@ -218,7 +218,7 @@ def test_a_part_that_dies_is_told_and_comes_back(tuskline: Attached, shop: Datab
     assert pid_file.owner(tuskline.run_dir) is None
     assert tuskline.json("down")["ended"] is None
     report = tuskline.json("status", code=Cause.UNAVAILABLE)
-    assert "process bridge is gone" in report["ill"]
+    assert "process bridge is gone" in report["problems"]
     tuskline.up()
     wait_for(lambda: is_healthy(tuskline), 60, "everything runs once more")
 
@@ -349,7 +349,7 @@ def test_top_shows_it(tuskline: Attached, shop: Database) -> None:
         re.match(r"source +state +capture +gate +barrier +slot holds", line) for line in seen
     )
     assert any(line.startswith("shop ") and " streaming " in line for line in seen)
-    for name in ("up", "bridge", "log server/replicas"):
+    for name in ("up", "bridge", "log-server/replicas"):
         assert any(re.match(rf"{name} +running ", line) for line in seen)
 
 

@@ -312,7 +312,9 @@ def test_21_an_expired_a_foreign_and_a_missing_client_certificate_are_refused(
         with pytest.raises(ConnectionError):
             command(server, "IDENTIFY_SYSTEM", sslmode="require")
         wait_for(
-            lambda: server.log.count("no TLS connection") == 3, 10, "all three refusals are told"
+            lambda: server.log.count("could not establish TLS") == 3,
+            10,
+            "all three refusals are told",
         )
         with pytest.raises(ConnectionError, match="password"):
             command(
@@ -408,7 +410,7 @@ def test_22_a_crowd_of_silent_logins_keeps_nobody_out(wal_server, held) -> None:
     crowd = [RawClient(wal_server.port) for _ in range(200)]
     try:
         works(wal_server, held)
-        assert "the oldest has to go" in wal_server.log
+        assert "closing the oldest" in wal_server.log
         for client in crowd[:100]:
             assert client.error()["C"] == "53300"
             assert client.socket.recv(1) == b""
@@ -489,10 +491,13 @@ def test_slots_are_refused_when_damaged_newer_or_too_many(wal_server, held, tmp_
     assert wal_server.stop() == 0
     good = wal_server.slots.read_bytes()
     for damaged, said in [
-        (good[:-30], "the replication slots cannot be read"),
+        (good[:-30], "could not read the replication slots"),
         (good.replace(b'"name": "s1"', b'"name": "s7"', 1), "its checksum is wrong"),
-        (checksummed_json.sealed({"format": 9, "slots": []}), "the slots have format 9"),
-        (b"", "the replication slots cannot be read"),
+        (
+            checksummed_json.sealed({"format": 9, "slots": []}),
+            "unsupported format 9 of the replication slots",
+        ),
+        (b"", "could not read the replication slots"),
     ]:
         wal_server.slots.write_bytes(damaged)
         with pytest.raises(AssertionError):

@@ -88,7 +88,7 @@ def run(payloads: list[bytes]) -> None:
             messages, used = spool.split(files[xid][given:], len(files[xid]))
             given = 0 if given + used == len(files[xid]) else given + used
             perform(core.step(state, events.Replayed(0.0, messages)))
-        assert state.streams.held <= 1 << 20
+        assert state.streams.spooled_bytes <= 1 << 20
         assert state.buffer_bytes <= 2 << 20
 
 

@@ -104,7 +104,7 @@ class World:
                 self.replica.entries[self.replica.committed - 1 : self.replica.committed]
             )
             assert tail[-1][:1] == b"C"
-        assert self.state.streams.held == sum(map(len, self.spool.values()))
+        assert self.state.streams.spooled_bytes == sum(map(len, self.spool.values()))
 
     def random_step(self) -> None:
         rng = self.rng

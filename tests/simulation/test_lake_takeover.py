@@ -68,7 +68,7 @@ def test_what_a_driver_killed_anywhere_left_in_tables_is_found() -> None:
         assert driver.head is not None
         for table in driver.head.versions:
             needed = set().union(*run.store.tables[table.path].snapshots.values())
-            there = {f for f in run.store.files[table.path] if not f.startswith("unfit/")}
+            there = {f for f in run.store.files[table.path] if not f.startswith("quarantine/")}
             assert there - needed == set(), f"after {run.trace}"
         if ended:
             break
@@ -116,11 +116,11 @@ def test_35_a_driver_waits_for_signs_of_life_and_not_for_a_clock() -> None:
         # A table of PostgreSQL that is called so: its % is written as %25.
         ("tables/s/public/docs%25t12-9f", 0),
         ("_tuskline/staging/00000000000000000007-t3-a1", 3),
-        ("unfit/00000000000000000007-t3-a1-rows.parquet", 3),
-        ("unfit/.00000000000000000007-t3-a1-rows.parquet.0a.tmp", 3),
-        ("unfit/copy-t4-0-9.parquet", 4),
-        ("unfit/skip-t5-0a.parquet", 5),
-        ("unfit/skip-0a.parquet", 0),
+        ("quarantine/00000000000000000007-t3-a1-rows.parquet", 3),
+        ("quarantine/.00000000000000000007-t3-a1-rows.parquet.0a.tmp", 3),
+        ("quarantine/copy-t4-0-9.parquet", 4),
+        ("quarantine/skip-t5-0a.parquet", 5),
+        ("quarantine/skip-0a.parquet", 0),
     ],
 )
 def test_a_name_says_the_term_of_its_writer(path: str, term: int) -> None:

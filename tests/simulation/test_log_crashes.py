@@ -19,7 +19,7 @@ from tests.support import pgoutput_messages as pg
 from tests.support.log_entries import ACCOUNTS, HASHES, SCHEMAS
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import ReplicaReport
-from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.repository.core import (
     Created,
@@ -99,8 +99,8 @@ class Simulation:
             host._store.close()
             self.hosts[stream] = self._host(stream)
             self.hosts[stream].recover()
-            judgement, reason = self.hosts[stream].judgement
-            assert judgement != Judgement.INVALID, reason
+            outcome, reason = self.hosts[stream].outcome
+            assert outcome != RecoveryOutcome.INVALID, reason
             status = self.hosts[stream].status()
             assert status.version >= self.versions[stream], "I5: a reported version went back"
             self.check_acknowledged(stream)
@@ -143,7 +143,7 @@ class Simulation:
                 reports.append(report)
         wanted = self.silent or self.choose.random() < 0.1
         barriers: tuple[dict[str, int], ...] = ({},) if wanted else ()
-        counted = self.faults.note(self.repository.judge(reports))
+        counted = self.faults.note(self.repository.evaluate(reports))
         assert counted == reports or self.rolled_back
         self.log_server.heard |= bool(reports)
         issue = self.faults.refusal(self.repository.streams, [self.log_server]) is None

@@ -48,9 +48,9 @@ def test_23_a_seed_replays_exactly() -> None:
 #: Each mutant with the faults that show it, and the seeds in which the search begins.
 SHOWN_BY = {
     "a copy is compared with one voter": ("clones", 0),
-    "older: lost donors are waited for": ("backfill", 10),
-    "older: damage is lent": ("damage", 0),
-    "older: the same donor is asked again": ("damage", 0),
+    "catch-up: lost donors are waited for": ("backfill", 10),
+    "catch-up: damage is lent": ("damage", 0),
+    "catch-up: the same donor is asked again": ("damage", 0),
     "1: VCL from before the vote": ("rivals", 0),
     "2: a vote for an equal term": ("rivals", 0),
     "2: an epoch that is no term": ("mixed", 0),

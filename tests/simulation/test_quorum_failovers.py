@@ -13,7 +13,7 @@ from walsender_bridge.quorum.proposer import core as proposer_core
 from walsender_bridge.quorum.proposer import lineage
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.protocol import messages as m
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.safekeeper import effects as e
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
@@ -87,11 +87,11 @@ def _fence_lifted_at_once() -> list[Patch]:
 def _any_switch_point() -> list[Patch]:
     """A server may have left its timeline below VCL; nor are bytes compared, which would tell."""
 
-    def successors(log: History, vcl: int, term: int, origin: Lineage) -> tuple[EpochEntry, ...]:
+    def successors(log: History, vcl: int, term: int, origin: Lineage) -> tuple[HistoryEntry, ...]:
         entries = log.counted(vcl)
         start = entries[-1].timeline if entries else origin.timeline_at(vcl)
         timeline = max(start, origin.timeline)
-        return (EpochEntry(term, vcl, timeline),)
+        return (HistoryEntry(term, vcl, timeline),)
 
     compare = proposer_core.Proposer._compare
 

@@ -184,7 +184,7 @@ def copy_ends(world: World) -> World | None:
     return replace(world, head=head, copying=None, read=None, overtaken=True)
 
 
-def published(world: World, looked: set[str]) -> World | None:
+def published(world: World, polled: set[str]) -> World | None:
     """The epoch that shows what was copied; none while the table is held without a copy.
 
     It applies the rows of the leaf that are in the log, unless there is a reason to copy again.
@@ -196,9 +196,9 @@ def published(world: World, looked: set[str]) -> World | None:
     if world.now.is_logged and table.offset == 1:
         known = noticed.partitions(table)
         oids = {LEAF} if LEAF not in known or known[LEAF] > LEAF_LSN else set[int]()
-        tables, told = noticed.told_of(tables, {NAME: oids}, looked)
+        tables, told = noticed.after_partition_changes(tables, {NAME: oids}, polled)
         if told:
-            head = states.stop(world.head, NAME, told[NAME], holds=True, anew=True)
+            head = states.stop(world.head, NAME, told[NAME], holds=True, full_resync=True)
             return replace(world, head=head)
         if tables[NAME].shape != table.shape:
             world = replace(world, overtaken=True)
@@ -228,7 +228,7 @@ def flush_begins(world: World) -> World | None:
 
 
 def flush_looks(world: World) -> World | None:
-    """It returns if the head is as the source was when it looked; otherwise it looks again.
+    """It returns if the head is as the source was when it polled; otherwise it looks again.
 
     Before that it waits for an epoch with what was in the log.
     """
@@ -314,13 +314,13 @@ def _first_file(before, now, empty):
 @pytest.mark.parametrize(
     ("place", "mutant"),
     [
-        ("told_of", lambda tables, unexpected, looked: (dict(tables), {})),
+        ("after_partition_changes", lambda tables, unexpected, polled: (dict(tables), {})),
         # What no look has followed is forgotten.
         (
-            "told_of",
-            lambda tables, unexpected, looked, told_of=noticed.told_of: (
+            "after_partition_changes",
+            lambda tables, unexpected, polled, real=noticed.after_partition_changes: (
                 dict(tables),
-                told_of(tables, unexpected, looked)[1],
+                real(tables, unexpected, polled)[1],
             ),
         ),
         # An empty partition never had rows.

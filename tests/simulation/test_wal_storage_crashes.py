@@ -63,7 +63,7 @@ class Simulation:
     def _opened(self) -> WalStorage:
         storage = WalStorage(self.disk, SMALL, LIMITS)
         storage.open()
-        self.older = BackfillStorage(storage)
+        self.catch_up = BackfillStorage(storage)
         return storage
 
     # -- what is done to it -------------------------------------------------------------------------
@@ -103,11 +103,11 @@ class Simulation:
             self.storage.write(start, data, self.wal.timeline)
             return
         while data:
-            room = self.storage.room(self.wal.timeline)
-            length = self.rng.randrange(1, min(len(room), len(data)) + 1)
+            space = self.storage.buffer(self.wal.timeline)
+            length = self.rng.randrange(1, min(len(space), len(data)) + 1)
             if self.rng.random() < 0.5:
-                length = min(len(room), len(data))
-            room[:length] = data[:length]
+                length = min(len(space), len(data))
+            space[:length] = data[:length]
             self.storage.advance(length)
             data = data[length:]
 
@@ -185,17 +185,17 @@ class Simulation:
 
     def backfill(self) -> None:
         """A donor's older WAL comes in pieces, in between whatever else there is; now and then one has it wrong."""
-        self.older.want(self.rng.randrange(self.wal.origin, self.storage.begin_lsn + 1))
+        self.catch_up.want(self.rng.randrange(self.wal.origin, self.storage.begin_lsn + 1))
         for _ in range(self.rng.randrange(1, 12)):
-            lsn, begin = self.older.next_lsn, self.storage.begin_lsn
-            if self.older.checking:
-                self._check_older(begin)
+            lsn, begin = self.catch_up.next_lsn, self.storage.begin_lsn
+            if self.catch_up.checking:
+                self._check_catch_up(begin)
             elif lsn >= self.wal.origin:
                 if lsn == begin - MIB:
                     self.donated = self._donated(lsn, begin)
                 data, timeline, _ = self.donated
                 at = lsn - (begin - MIB)
-                self.older.take(lsn, data[at : at + self.rng.choice([5000, 600_000])], timeline)
+                self.catch_up.take(lsn, data[at : at + self.rng.choice([5000, 600_000])], timeline)
 
     def _donated(self, start: int, end: int) -> tuple[bytes, int, bool]:
         """A segment as a donor has it, its timeline, and whether it is right."""
@@ -215,15 +215,15 @@ class Simulation:
     def timeline_at(self, lsn: int) -> int:
         return next(timeline for start, timeline in reversed(self.timelines) if start <= lsn)
 
-    def _check_older(self, begin: int) -> None:
-        while self.older.checking and self.rng.random() < 0.95:
-            if self.older.check():
+    def _check_catch_up(self, begin: int) -> None:
+        while self.catch_up.checking and self.rng.random() < 0.95:
+            if self.catch_up.check():
                 self.joined = begin - MIB
                 assert self.donated[2], "wrong WAL was joined"
                 self.brought += 1
-        if self.older.why:
-            assert not self.donated[2], self.older.why
-            self.older.why = ""
+        if self.catch_up.why:
+            assert not self.donated[2], self.catch_up.why
+            self.catch_up.why = ""
             self.refused += 1
 
     def stop_and_start(self) -> None:
@@ -469,7 +469,7 @@ def test_39_an_older_segment_that_is_not_synced_is_found(seed, monkeypatch):
 
 
 def test_39_older_wal_that_is_not_walked_is_found(seed, monkeypatch):
-    monkeypatch.setattr(BackfillStorage, "_walked", lambda self: iter(()))
+    monkeypatch.setattr(BackfillStorage, "_scanned", lambda self: iter(()))
     assert found(seed, 25)
 
 

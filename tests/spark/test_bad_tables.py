@@ -86,14 +86,14 @@ def test_setting_such_rows_aside_is_a_way_out_without_a_copy(bills, database):
     bills.flush()
     assert kept() == [before.epoch], "also after it has failed once more"
     bills.house.close()
-    house = bills.house = bills.lakehouse(on_unfit_value={BILLS: "quarantine"})
+    house = bills.house = bills.lakehouse(on_unrepresentable_value={BILLS: "quarantine"})
     bills.flush()
     assert bills.head().tables[BILLS].state == "stale", "nobody has asked yet"
     ask(bills, house, "resume")
     after = bills.flush()
     assert sorted(row.id for row in after["bills"].collect()) == [1, 3]
     assert after.manifest.tables[BILLS].path == stopped.manifest.tables[BILLS].path
-    assert after.manifest.tables[BILLS].unfit_rows == 1
+    assert after.manifest.tables[BILLS].quarantined_rows == 1
 
 
 def test_who_wants_all_or_nothing_gets_it(bills, database):

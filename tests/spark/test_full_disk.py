@@ -70,7 +70,7 @@ def test_a_disk_that_fills_is_named_and_nothing_is_lost_once_there_is_room(
             assert str(lake) in told_by_the_job(tuskline)
             (told,) = [
                 word
-                for word in tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+                for word in tuskline.json("status", code=Cause.UNAVAILABLE)["problems"]
                 if word.startswith("lake: ")
             ]
             assert "full" in told

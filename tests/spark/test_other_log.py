@@ -117,16 +117,16 @@ def test_a_lake_goes_on_with_a_log_that_was_made_anew(tmp_path, database, spark)
         def named() -> bool:
             done = tuskline.run("status")
             text = " ".join(done.stderr.split())
-            return f"this lake is of {old}" in text and "tuskline reattach" in text
+            return f"this lake belongs to {old}" in text and "tuskline reattach" in text
 
         wait_for(named, 180, "the cause in `status`\n" + tuskline.logs())
         new = identity(address)
         flushed = tuskline.run("flush")
         assert flushed.returncode == Cause.LAKE, flushed.stderr
-        assert f"the log is {new}, this lake is of {old}" in flushed.stderr
+        assert f"the log is {new}, but this lake belongs to {old}" in flushed.stderr
         assert head(tuskline.lake) == before
         looked = " ".join(tuskline.run("doctor").stdout.split())
-        assert f"this lake is of {old}" in looked
+        assert f"this lake belongs to {old}" in looked
 
         asked = adopt.request(tuskline.lake, new)
         assert asked is not None

@@ -26,9 +26,9 @@ SETUP = (
     "CREATE TABLE docs (id int PRIMARY KEY, price numeric(10,2), due date, grid int[], body text)",
     "ALTER TABLE docs ALTER body SET STORAGE EXTERNAL, ALTER grid SET STORAGE EXTERNAL",
     "INSERT INTO docs SELECT g, g, '2024-01-01', '{1}', repeat(chr(96 + g), 4000) FROM generate_series(1, 6) g",
-    "INSERT INTO docs VALUES (7, 'NaN', 'infinity', NULL, 'copied unfit')",
+    "INSERT INTO docs VALUES (7, 'NaN', 'infinity', NULL, 'copied unrepresentable')",
     "CREATE TABLE pairs (at timestamptz, b int, note text, PRIMARY KEY (at, b))",
-    "INSERT INTO pairs VALUES ('2024-01-01', 1, 'fit'), ('infinity', 1, 'copied unfit')",
+    "INSERT INTO pairs VALUES ('2024-01-01', 1, 'fit'), ('infinity', 1, 'copied unrepresentable')",
     "CREATE TABLE bag (a int, due date)",
     "ALTER TABLE bag REPLICA IDENTITY FULL",
     "INSERT INTO bag VALUES (1, '2024-01-01'), (2, '-infinity'), (2, '-infinity')",
@@ -48,7 +48,7 @@ POLICY = {"default": "quarantine"}
 def pipeline(spark, tmp_path, database):
     database.execute(*SETUP)
     with Pipeline(spark, tmp_path, database) as running:
-        running.house = running.lakehouse(on_unfit_value=POLICY)
+        running.house = running.lakehouse(on_unrepresentable_value=POLICY)
         running.wait_for_tables("docs", "pairs", "bag")
         yield running
 
@@ -62,7 +62,7 @@ def check(pipeline):
             columns = snapshot[name].columns
             texts = ", ".join(f"{column}::text" for column in columns)
             query = f"SELECT {texts} FROM {relation} WHERE ({condition}) IS %s true"
-            fit, unfit = (
+            fit, quarantined = (
                 sorted(connection.execute((query % word).encode()).fetchall(), key=repr)
                 for word in ("", "NOT")
             )
@@ -72,11 +72,11 @@ def check(pipeline):
             assert version.rows == len(fit)
             aside = list(rows_of(pipeline.lake, name, version))
             told = [tuple(row.values[column] for column in columns) for row in aside]
-            assert sorted(told, key=repr) == unfit, name
-            assert version.unfit_rows == len(unfit)
+            assert sorted(told, key=repr) == quarantined, name
+            assert version.quarantined_rows == len(quarantined)
             for row in aside:
-                assert row.unfit
-                assert set(row.unfit) <= set(columns)
+                assert row.unrepresentable
+                assert set(row.unrepresentable) <= set(columns)
     return snapshot
 
 
@@ -93,10 +93,10 @@ def test_26_rows_are_set_aside_and_settle_with_what_becomes_of_them(pipeline, da
     check(pipeline)
     database.execute(
         # An insert; an update of a row that was fit, and that leaves its TOASTed column alone.
-        "INSERT INTO docs VALUES (8, 1, '0044-03-15 BC', '{2}', 'streamed unfit')",
+        "INSERT INTO docs VALUES (8, 1, '0044-03-15 BC', '{2}', 'streamed unrepresentable')",
         "UPDATE docs SET price = 'NaN' WHERE id = 1",
         "UPDATE docs SET grid = '{{1,2},{3,4}}' WHERE id = 2",
-        "INSERT INTO pairs VALUES ('-infinity', 2, 'streamed unfit')",
+        "INSERT INTO pairs VALUES ('-infinity', 2, 'streamed unrepresentable')",
         "INSERT INTO bag VALUES (3, 'infinity'), (3, 'infinity')",
     )
     check(pipeline)
@@ -106,7 +106,7 @@ def test_26_rows_are_set_aside_and_settle_with_what_becomes_of_them(pipeline, da
         "UPDATE docs SET price = 2 WHERE id = 7",
         # One column fits now, another does not.
         "UPDATE docs SET price = 'NaN', due = '2025-01-01' WHERE id = 8",
-        # The key of an unfit row changes, and stays unfit.
+        # The key of a quarantined row changes, and stays unrepresentable.
         "UPDATE pairs SET b = 5 WHERE at = '-infinity'",
         "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE a = 3)",
     )
@@ -123,8 +123,8 @@ def test_26_rows_are_set_aside_and_settle_with_what_becomes_of_them(pipeline, da
         "DELETE FROM pairs WHERE at = 'infinity'",
     )
     snapshot = check(pipeline)
-    assert snapshot.manifest.tables[DOCS].unfit_rows == 0
-    assert snapshot.manifest.tables[BAG].unfit_rows == 2
+    assert snapshot.manifest.tables[DOCS].quarantined_rows == 0
+    assert snapshot.manifest.tables[BAG].quarantined_rows == 2
     database.execute(
         "INSERT INTO docs VALUES (9, 'NaN')",
         "BEGIN; TRUNCATE docs, bag; INSERT INTO docs VALUES (10, 'NaN'), (11, 1); COMMIT",
@@ -146,17 +146,17 @@ def test_26_rows_that_come_and_go_within_an_epoch_of_many_ranges(pipeline, datab
         # A commit of the log of its own, so that each is a range.
         pipeline.barrier()
     snapshot = check(pipeline)
-    assert snapshot.manifest.tables[DOCS].unfit_rows
+    assert snapshot.manifest.tables[DOCS].quarantined_rows
 
 
 def test_26_the_policy_is_fail_where_nothing_else_is_said(pipeline, database):
-    house = pipeline.lakehouse(on_unfit_value={PAIRS: "quarantine"})
+    house = pipeline.lakehouse(on_unrepresentable_value={PAIRS: "quarantine"})
     pipeline.flush(house)
     database.execute("INSERT INTO pairs VALUES ('infinity', 7, 'set aside')")
-    assert pipeline.flush(house).manifest.tables[PAIRS].unfit_rows == 2
+    assert pipeline.flush(house).manifest.tables[PAIRS].quarantined_rows == 2
     # What is set aside already stays so and is followed on; a new one stops its table by its name.
     database.execute("UPDATE docs SET due = '2024-01-01', price = 1 WHERE id = 7")
-    assert pipeline.flush(house).manifest.tables[DOCS].unfit_rows == 0
+    assert pipeline.flush(house).manifest.tables[DOCS].quarantined_rows == 0
     before = pipeline.head()
     database.execute("UPDATE docs SET price = 'NaN' WHERE id = 3")
     stopped = pipeline.flush(house).manifest.tables[DOCS]
@@ -186,10 +186,10 @@ def test_26_a_round_that_is_repeated_sets_nothing_aside_twice(pipeline, database
         pipeline.flush()
     # Nobody sees what the broken round has set aside.
     assert pipeline.head() == before
-    assert broken[0].tables[DOCS].unfit_rows == 3
+    assert broken[0].tables[DOCS].quarantined_rows == 3
     check(pipeline)
     # A writer that takes over goes on from what is published, and removes what nobody names.
-    again = pipeline.house = pipeline.lakehouse(on_unfit_value=POLICY)
+    again = pipeline.house = pipeline.lakehouse(on_unrepresentable_value=POLICY)
     database.execute("UPDATE docs SET due = 'infinity' WHERE id = 1")
     check(pipeline)
     again._writer.kept.expire(again._writer.head, 0.0)
@@ -197,9 +197,9 @@ def test_26_a_round_that_is_repeated_sets_nothing_aside_twice(pipeline, database
         str(pipeline.lake / table.path / file)
         for manifest in open_chain(pipeline.lake).links()
         for table in manifest.tables.values()
-        for file in table.unfit_files
+        for file in table.quarantine_files
     }
-    found = {str(file) for table in folders(pipeline.lake) for file in table.glob("unfit/*")}
+    found = {str(file) for table in folders(pipeline.lake) for file in table.glob("quarantine/*")}
     assert found == named | {str(checksums.sums_of(Path(file))) for file in named}
 
 
@@ -213,7 +213,7 @@ def test_26_a_table_that_gets_a_column_keeps_what_is_set_aside(pipeline, databas
         "UPDATE docs SET more = '2024-01-01' WHERE id = 2",
         "UPDATE docs SET price = 1, due = '2024-01-01' WHERE id = 7",
     )
-    assert check(pipeline).manifest.tables[DOCS].unfit_rows == 0
+    assert check(pipeline).manifest.tables[DOCS].quarantined_rows == 0
 
 
 def test_26_rows_are_listed_skipped_and_tried_again(pipeline, database, tmp_path):
@@ -230,7 +230,7 @@ def test_26_rows_are_listed_skipped_and_tried_again(pipeline, database, tmp_path
         dsn = "{database.dsn}"
         [lake]
         uri = "{pipeline.lake}"
-        [lake.on_unfit_value]
+        [lake.on_unrepresentable_value]
         default = "fail"
         "{DOCS}" = "quarantine"
         """
@@ -253,7 +253,7 @@ def test_26_rows_are_listed_skipped_and_tried_again(pipeline, database, tmp_path
         ("price", "NaN"),
         ("due", "infinity"),
     ]
-    assert copied["values"]["body"] == "copied unfit"
+    assert copied["values"]["body"] == "copied unrepresentable"
     assert "is not in decimal128(10, 2)" in copied["columns"][0]["reason"]
     assert streamed["key"] == {"id": "3"}
     assert streamed["values"]["body"] == "c" * 4000
@@ -266,23 +266,27 @@ def test_26_rows_are_listed_skipped_and_tried_again(pipeline, database, tmp_path
     tuskline("skip", DOCS, copied["row"])
     pipeline.house.run_once()
     version = pipeline.head().tables[DOCS]
-    assert (version.unfit_rows, version.skipped_rows) == (2, 1)
+    assert (version.quarantined_rows, version.skipped_rows) == (2, 1)
     rows = {r["row"]: r["state"] for r in tuskline("list", DOCS)["quarantine"]}
     assert rows == {copied["row"]: "skipped", streamed["row"]: "waiting"}
     request = requests.ask(open_chain(pipeline.lake), requests.SKIP, [DOCS], ["nothing"])
     pipeline.house.run_once()
-    with pytest.raises(LakeError, match="no such row is set aside: nothing"):
+    with pytest.raises(LakeError, match="no such quarantined row: nothing"):
         requests.wait(open_chain(pipeline.lake), request, timeout=5)
     # Tried again: they do not fit, and nothing changes.
     tuskline("retry", DOCS)
     check(pipeline)
     version = pipeline.head().tables[DOCS]
-    assert (version.unfit_rows, version.skipped_rows, version.retry_unfit) == (2, 1, False)
+    assert (version.quarantined_rows, version.skipped_rows, version.retry_quarantined) == (
+        2,
+        1,
+        False,
+    )
     # What has been mended at the source needs no command, skipped or not.
     database.execute(
         "UPDATE docs SET price = 1, due = '2024-01-01', grid = NULL WHERE id IN (3, 7)"
     )
-    assert check(pipeline).manifest.tables[DOCS].unfit_rows == 0
+    assert check(pipeline).manifest.tables[DOCS].quarantined_rows == 0
     assert tuskline("list", DOCS) == {"quarantine": []}
 
 
@@ -291,11 +295,11 @@ def test_26_what_fits_by_now_is_in_the_table_after_a_retry(pipeline, database):
     database.execute("UPDATE docs SET due = 'infinity', grid = '{5}' WHERE id = 4")
     pipeline.flush()
     version = pipeline.head().tables[DOCS]
-    for file in version.unfit_files:
+    for file in version.quarantine_files:
         # By an older version's file, in which these dates did not fit.
         path = pipeline.lake / version.path / file
         table = pq.read_table(path)
-        at = table.schema.get_field_index("unfit due")
+        at = table.schema.get_field_index("unrepresentable due")
         old = pa.array(["2024-07-01"] * len(table), pa.string())
         checksums.remove(path)
         pq.write_table(table.set_column(at, table.schema.field(at), old), path)
@@ -307,7 +311,7 @@ def test_26_what_fits_by_now_is_in_the_table_after_a_retry(pipeline, database):
     # The other one still has a price that does not fit.
     assert 7 not in rows
     head = pipeline.head().tables[DOCS]
-    assert (head.unfit_rows, head.rows) == (1, len(rows))
+    assert (head.quarantined_rows, head.rows) == (1, len(rows))
     database.execute(
         "UPDATE docs SET due = '2024-01-01' WHERE id IN (4, 7)", "DELETE FROM docs WHERE id = 4"
     )

@@ -33,7 +33,7 @@ VOLATILE = (
     (r"127\.0\.0\.1:\d+", "HOST"),
     (r"[0-9A-F]+/[0-9A-F]+(?![\w/])", "LSN"),
     (r"\b\d+(\.\d+)? (k|K|M|G)B\b", "SIZE"),
-    (r".*disk room: .*\n", ""),
+    (r".*disk space: .*\n", ""),
     (r"PostgreSQL \d.*", "PostgreSQL VERSION"),
     # How long a flush takes, and so what it waits for.
     (r"waiting for .*\n?", ""),

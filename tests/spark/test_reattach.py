@@ -15,8 +15,8 @@ from tests.support.waiting import wait_for
 
 def reattached(shop: Shop, cause: str, *sources: str) -> None:
     """The cause is named with the command; it is followed, and only these sources are copied again."""
-    wait_for(lambda: cause in shop.ill(), 90, cause)
-    assert "tuskline reattach shop" in shop.ill()
+    wait_for(lambda: cause in shop.problems(), 90, cause)
+    assert "tuskline reattach shop" in shop.problems()
     assert "tuskline reattach shop" in shop.doctor()
     before = shop.head()
     looked = shop.tuskline.json("reattach", "--dry-run")["reattached"]
@@ -79,10 +79,10 @@ def invalidated(shop: Shop) -> None:
 
 STATES: dict[str, tuple[Callable[[Shop], None], str, *tuple[str, ...]]] = {
     "dropped": (dropped, "the slot is gone", "shop"),
-    "made by hand": (made_by_hand, "the slot was made anew or moved", "shop"),
+    "made by hand": (made_by_hand, "the slot was recreated or moved", "shop"),
     "detached": (detached, "the slot is gone", "shop"),
     # The limit is the server's, for all slots.
-    "invalidated": (invalidated, "the server has removed WAL that it needs", *TABLES),
+    "invalidated": (invalidated, "the server has removed WAL that the slot needs", *TABLES),
     "no publication": (unpublished, "publication 'tuskline_shop' was dropped", "shop"),
 }
 

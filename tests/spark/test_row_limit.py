@@ -62,7 +62,7 @@ def test_a_row_too_large_to_send_is_named_and_a_new_source_name_leaves_it_behind
         database.execute("INSERT INTO docs VALUES (4, '1')")
 
         def ended() -> list[str]:
-            ill = tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+            ill = tuskline.json("status", code=Cause.UNAVAILABLE)["problems"]
             return [word for word in ill if WORDS in word]
 
         wait_for(lambda: tuskline.run("status").returncode and ended(), 60, "status says so")

@@ -65,7 +65,7 @@ CHANGES = (
     (("ALTER TABLE docs RENAME COLUMN title TO heading",), "renamed to 'heading'"),
     (("ALTER TABLE docs ALTER n TYPE text USING 'n' || n",), "another type for n"),
     (("ALTER TABLE docs ADD given int DEFAULT 7",), "with a default"),
-    ((REMADE,), "dropped and another was made"),
+    ((REMADE,), "dropped, and another one created"),
 )
 MORE_CHANGES = (
     (("ALTER TABLE docs ALTER n TYPE numeric(20, 3)",), "another type for n"),

@@ -59,14 +59,14 @@ NOTICED = {
                 f" ALTER PUBLICATION {PUBLICATION} DROP TABLE {{t}}_old; {ADD}; COMMIT"
             ),
         ),
-        "another was made",
+        "another one created",
     ),
     "made_again": (
         PLAIN,
         (
             f"BEGIN; DROP TABLE {{t}}; CREATE TABLE {{t}} (id int PRIMARY KEY, note text); {ADD}; COMMIT",
         ),
-        "another was made",
+        "another one created",
     ),
     "list_grown": (
         (*PLAIN, REMOVE, f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {{t}} (id)"),
@@ -128,7 +128,7 @@ NOTICED = {
             "UPDATE {t} SET c = 1, d = 2 WHERE id < 4",
             "BEGIN; ALTER TABLE {t} RENAME c TO e; ALTER TABLE {t} RENAME d TO c; ALTER TABLE {t} RENAME e TO d; COMMIT",
         ),
-        "another one by now",
+        "has been replaced since",
     ),
     "name_taken": (
         PLAIN,
@@ -137,7 +137,7 @@ NOTICED = {
             "UPDATE {t} SET c = 7 WHERE id < 4",
             "BEGIN; ALTER TABLE {t} RENAME c TO d; ALTER TABLE {t} ADD c int; COMMIT",
         ),
-        "another one by now",
+        "has been replaced since",
     ),
     "expression_dropped": (
         (

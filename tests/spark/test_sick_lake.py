@@ -37,7 +37,7 @@ def test_a_lake_of_another_log_is_named_all_the_time_and_another_folder_is_a_way
 
         def named() -> bool:
             text = " ".join(" ".join(ill(tuskline)).split())
-            return "this lake is of another log" in text
+            return "this lake belongs to another log" in text
 
         wait_for(named, 120, "the cause in `status`\n" + tuskline.logs())
         before = restarts(tuskline)

@@ -475,7 +475,7 @@ def test_a_checkpoint_of_another_log_is_named(
         moved = LogWriter(second, writer.stream)
         try:
             commit_orders(moved, 1)
-            with pytest.raises(PySparkException, match=r"(?s)ConfigError.*position is one of log"):
+            with pytest.raises(PySparkException, match=r"(?s)ConfigError.*position belongs to log"):
                 Collector(reads.stream(log=second.address), checkpoint).run(availableNow=True)
         finally:
             moved.close()
@@ -501,7 +501,7 @@ def test_a_log_that_is_replaced_inside_a_batch_ends_the_query(tmp_path: Path) ->
             log.start_repository()
             _commit_one(log, 2)
             for task in tasks:
-                with pytest.raises(ConfigError, match="the position is one of log"):
+                with pytest.raises(ConfigError, match="the position belongs to log"):
                     list(reader.read(task))
 
 

@@ -77,7 +77,7 @@ def test_22_tables_are_added_paused_resumed_and_resynced_while_the_others_go_on(
             # And while nobody is there to do it.
             assert stack.stop("lake") == 0
             asked = table_command(stack, "resume", "public.audit")
-            assert asked[AUDIT]["outcome"] == "asked"
+            assert asked[AUDIT]["outcome"] == "requested"
             refused = stack.cli("table", "pause", "public.nothing", "--wait", "--timeout", "0")
             assert refused.returncode == Cause.TIMEOUT
             assert "not carried out yet; it stays" in refused.stderr
@@ -174,7 +174,9 @@ def test_a_table_that_does_not_belong_to_its_log_holds_alone_what_it_must(
     complete = "spark_consumers.lake.epoch.epoch_writer.check_found"
 
     def lost(target, *_):
-        raise CorruptError("3 rows should be in the table as it was, 2 are", where=target.name)
+        raise CorruptError(
+            "expected 3 rows in the table before the epoch, found 2", where=target.name
+        )
 
     monkeypatch.setattr(complete, lost)
     database.execute("UPDATE docs SET title = 'x' WHERE id = 3", "UPDATE pairs SET tags = '{5}'")

@@ -16,8 +16,8 @@ from walsender_bridge.capture.gate.core import (
     Decided,
     GateDecision,
     GateState,
+    ObservedServer,
     Rule,
-    Seen,
     Standing,
     step,
 )
@@ -203,9 +203,9 @@ def look(world: World) -> World:
     first, known = world.first, world.gate
     state = GateState(Rule((NAME,)), timeline=known.timeline, standings={NAME: known.standing})
     state.position = state.shown = known.position
-    state.candidates[NAME].held = known.held
+    state.candidates[NAME].flush_lsn = known.held
     slots = {} if world.slot is None else {NAME: GateSlot(world.slot, _sender(world))}
-    seen = Seen(0.0, first.timeline, len(first.wal), slots, first.was)
+    seen = ObservedServer(0.0, first.timeline, len(first.wal), slots, first.was)
     before = checked(state)
     effects = step(state, seen)
     check_invariants(state, before, seen)
@@ -215,7 +215,7 @@ def look(world: World) -> World:
         elif state.counted and world.other.wal[: effect.lsn] != first.wal[: effect.lsn]:
             raise PassedError(f"{effect.lsn} passed in {world}")
     candidate = state.candidates[NAME]
-    after = Known(state.timeline, candidate.standing, candidate.held, state.position)
+    after = Known(state.timeline, candidate.standing, candidate.flush_lsn, state.position)
     return world._replace(gate=after)
 
 

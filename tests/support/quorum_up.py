@@ -34,13 +34,13 @@ def quorum(tuskline: Attached) -> dict[str, Any]:
     done = tuskline.run("safekeeper", "status", "--json")
     assert done.returncode in {0, Cause.UNAVAILABLE}, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    assert bool(found["ill"]) == bool(done.returncode)
+    assert bool(found["problems"]) == bool(done.returncode)
     return found
 
 
 def follows(tuskline: Attached) -> bool:
-    seen = quorum_view.look(load_config(tuskline.config))
-    return seen is not None and seen.proposer_here and seen.ill == []
+    seen = quorum_view.observe(load_config(tuskline.config))
+    return seen is not None and seen.proposer_here and seen.problems == []
 
 
 def up(tuskline: Attached) -> None:

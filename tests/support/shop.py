@@ -96,9 +96,9 @@ class Shop:
             assert sorted(map(tuple, snapshot[table].collect())) == expected
             assert snapshot.manifest.tables[table].rows == len(expected)
         assert set(snapshot) >= {*TABLES.values()}
-        wait_for(lambda: not self.ill(), 240, "all is well")
+        wait_for(lambda: not self.problems(), 240, "all is well")
 
-    def ill(self) -> str:
+    def problems(self) -> str:
         """What `status` says is wrong, in one line."""
         done = self.tuskline.run("status")
         assert done.returncode in {0, Cause.UNAVAILABLE}, done.stderr

@@ -61,12 +61,12 @@ class Sick:
         """What a person reads there, in one line; empty while nothing is wrong."""
         match place:
             case "status":
-                return self.shop.ill()
+                return self.shop.problems()
             case "status --json":
                 done = self.tuskline.run("status", "--json")
                 record = json.loads(done.stdout.splitlines()[-1])
                 assert (done.returncode == 0) == record["healthy"]
-                return " ".join(record["ill"])
+                return " ".join(record["problems"])
             case "readyz":
                 return self.shop.unready()
             case "doctor":
@@ -348,14 +348,16 @@ STATES = {
         levels=ERRORS,
     ),
     "detach and init": State(detached, "the slot is gone", REATTACH, reattached, levels=ERRORS),
-    "a removed log": State(log_removed, "this lake is of", REATTACH, all_reattached, levels=ERRORS),
+    "a removed log": State(
+        log_removed, "this lake belongs to", REATTACH, all_reattached, levels=ERRORS
+    ),
     "a second up": State(
-        second_up, "`tuskline up` runs already", "tuskline down", downed, ("command",)
+        second_up, "`tuskline up` is already running", "tuskline down", downed, ("command",)
     ),
     "a taken port": State(
         port_taken,
         "cannot listen: Address already in use",
-        "end the program that listens there",
+        "stop the program that listens there",
         port_free,
         ("command", "doctor"),
     ),

@@ -62,12 +62,12 @@ def adopted(before: Manifest, status: LogStatus, *asked: Request, holds: bool = 
 def test_a_lake_of_another_log_waits_for_a_request_that_names_that_log(chain):
     newest = head()
     assert adopt.wanted(chain, newest, "old") == []
-    with pytest.raises(LakeError, match=r"the log is new, this lake is of old\n") as found:
+    with pytest.raises(LakeError, match=r"the log is new, but this lake belongs to old\n") as found:
         adopt.wanted(chain, newest, "new")
     assert found.value.repair.startswith("tuskline reattach")
     assert found.value.where == str(chain.root)
     adopt.request(chain.root, "a third one")
-    with pytest.raises(LakeError, match="it was asked to go on with a third one, which does not"):
+    with pytest.raises(LakeError, match="a request to continue with a third one is pending"):
         adopt.wanted(chain, newest, "new")
     made = adopt.request(chain.root, "new")
     assert made in adopt.wanted(chain, newest, "new")
@@ -77,7 +77,7 @@ def test_a_lake_of_another_log_waits_for_a_request_that_names_that_log(chain):
 
 def test_a_request_of_another_kind_names_no_log(chain):
     requests.ask(chain, requests.RESYNC, ["a.public.live"])
-    with pytest.raises(LakeError, match=r"this lake is of old\n"):
+    with pytest.raises(LakeError, match=r"this lake belongs to old\n"):
         adopt.wanted(chain, head(), "new")
 
 
@@ -85,7 +85,7 @@ def test_a_request_that_has_its_answer_is_not_carried_out_again(chain):
     made = requests.ask(chain, requests.ADOPT, (), log_id="new")
     # The driver died before it removed the file; then the old log was put back, and asked for.
     newest = head(log_id="old", answered={made.id: {"at": 0.0, "kind": "adopt", "tables": {}}})
-    with pytest.raises(LakeError, match=r"this lake is of old\n"):
+    with pytest.raises(LakeError, match=r"this lake belongs to old\n"):
         adopt.wanted(chain, newest, "new")
 
 
@@ -97,7 +97,7 @@ def test_the_newest_link_says_of_which_log_the_lake_is(chain):
     newest = chain.head()
     assert adopt.log_of(chain, newest) == "new"
     assert adopt.log_of(chain, newest.next(101.0, term=3)) == "new"
-    with pytest.raises(LakeError, match="the log is old, this lake is of new"):
+    with pytest.raises(LakeError, match="the log is old, but this lake belongs to new"):
         adopt.wanted(chain, newest, "old")
     assert adopt.request(chain.root, "new") is None
     assert adopt.request(chain.root, "old") is not None
@@ -112,7 +112,7 @@ def test_what_doctor_says(chain, tmp_path):
             chain.publish(replace(head(), link=1), None)
         found = adopt.trouble(chain.root, "new")
         assert found is not None
-        assert found.what == "the log is new, this lake is of old"
+        assert found.what == "the log is new, but this lake belongs to old"
     assert adopt.trouble(chain.root, "old") is None
     adopt.request(chain.root, "new")
     assert adopt.trouble(chain.root, "new") is None
@@ -190,7 +190,7 @@ def test_a_request_made_twice_is_answered_once_for_both_and_one_for_another_log_
     made = adopted(head(), log(), ASKED, replace(ASKED, id="8"), other)
     assert set(made.answered) == {"7", "8", "9"}
     assert made.answered["7"]["tables"] == made.answered["8"]["tables"]
-    with pytest.raises(LakeError, match="the log that answers is new"):
+    with pytest.raises(LakeError, match="log new answers"):
         requests.finished(made, other)
 
 
@@ -200,7 +200,7 @@ def test_what_is_asked_for_while_the_lakes_own_log_answers():
     assert requests.finished(again, ASKED) == {}
     refused = adopt.answered(head(), ASKED, "old", 5.0, {})
     assert refused.tables == head().tables
-    with pytest.raises(LakeError, match="the log that answers is old, and the lake is of it"):
+    with pytest.raises(LakeError, match="log old answers, and the lake belongs to it"):
         requests.finished(refused, ASKED)
 
 
@@ -249,5 +249,5 @@ def test_the_log_skips_the_versions_that_the_lake_has_used():
 def test_an_epoch_that_was_read_while_the_log_was_replaced_is_not_published():
     found, _ = access(log("old"), log("new"))
     found.unchanged(log("old", version=9))
-    with pytest.raises(UnavailableError, match=r"the log is new, and .* from old"):
+    with pytest.raises(UnavailableError, match=r"the log is new, but .* from old"):
         found.unchanged(log("old", version=9))

@@ -13,10 +13,10 @@ from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
-from walsender_bridge.quorum.safekeeper import older
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
+from walsender_bridge.quorum.safekeeper import catch_up
 from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
-from walsender_bridge.quorum.safekeeper.effects import ControlState, SendWal, TakeOlder
+from walsender_bridge.quorum.safekeeper.effects import ControlState, SendWal, TakeCatchUpWal
 from walsender_bridge.quorum.safekeeper.lending import Lending
 from walsender_bridge.quorum.safekeeper.storage.segments import RECEIVING, StorageLimits
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
@@ -121,7 +121,7 @@ def test_39_a_damaged_segment_is_not_taken_and_named(disk, wal, where):
     wal.data[record - wal.origin + 20] ^= 1
     bring(backfill, wal)
     assert storage.begin_lsn == BEGIN
-    assert "WAL from 0/300000 on was brought and not taken" in backfill.why
+    assert "received WAL at 0/300000 was rejected" in backfill.why
     assert RECEIVING not in disk.names()
     # From a donor that has it right:
     wal.data[record - wal.origin + 20] = right
@@ -228,12 +228,12 @@ def test_39_a_full_disk_ends_a_piece_and_nothing_else(disk, wal):
 def test_39_older_wal_of_another_timeline_than_the_history_says_is_refused(
     timeline, begin, length, taken
 ):
-    history = History((EpochEntry(3, 4 * MIB, 1), EpochEntry(5, 5 * MIB + 7, 2)))
+    history = History((HistoryEntry(3, 4 * MIB, 1), HistoryEntry(5, 5 * MIB + 7, 2)))
     control = ControlState(1, m.ServerInfo(7, 16, MIB), m.NodeId(5, 9), history)
-    effects = older.answer(4, m.Older(5, begin, timeline, length), control, 9 * MIB)
-    assert effects == ([TakeOlder(4, 5, begin, timeline)] if taken else [])
+    effects = catch_up.answer(4, m.CatchUpWal(5, begin, timeline, length), control, 9 * MIB)
+    assert effects == ([TakeCatchUpWal(4, 5, begin, timeline)] if taken else [])
     behind = ControlState(1, m.ServerInfo(7, 16, MIB), m.NodeId(6, 9), history)
-    assert older.answer(4, m.Older(6, begin, timeline, length), behind, 9 * MIB) == []
+    assert catch_up.answer(4, m.CatchUpWal(6, begin, timeline, length), behind, 9 * MIB) == []
 
 
 # -- the proposer's ---------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def streaming() -> Streaming:
     found = Streaming(
         peers,
         Configuration(1, frozenset({10, 11, 12})),
-        History((EpochEntry(5, 4 * MIB, 2),)),
+        History((HistoryEntry(5, 4 * MIB, 2),)),
         epoch_start=5 * MIB,
         commit_lsn=5 * MIB,
         restart_lsn=4 * MIB,
@@ -276,9 +276,11 @@ def held(begin: int, following: int, wanted: int = MIB) -> m.Held:
 def test_39_a_segment_is_read_in_pieces_from_one_that_has_all_of_it(feed, streaming):
     peers = streaming.peers
     (read,) = feed.held(peers[0], held(4 * MIB, 3 * MIB), streaming)
-    assert read == e.ReadOlder(0, 3 * MIB, 3 * MIB + PIECE, 1)
+    assert read == e.ReadCatchUpWal(0, 3 * MIB, 3 * MIB + PIECE, 1)
     assert feed.held(peers[0], held(4 * MIB, 3 * MIB), streaming) == [], "one piece at a time"
-    assert feed.was_read(read, PIECE, streaming) == [e.SendOlder(0, 3 * MIB, 3 * MIB + PIECE, 2)]
+    assert feed.was_read(read, PIECE, streaming) == [
+        e.SendCatchUpWal(0, 3 * MIB, 3 * MIB + PIECE, 2)
+    ]
     (read,) = feed.held(peers[0], held(4 * MIB, 3 * MIB + PIECE), streaming)
     assert read.end_lsn == 4 * MIB
     assert feed.goal(peers[0], streaming) == MIB
@@ -341,7 +343,7 @@ def test_39_nobody_lends_who_is_not_in_the_term_or_has_less(feed, streaming):
     # It has removed it since.
     assert feed.was_read(read, 0, streaming) == []
     assert feed.held(peers[0], held(4 * MIB, 3 * MIB), streaming) == []
-    peers[0].state = PeerState.TAKING
+    peers[0].state = PeerState.RECOVERING
     assert feed.held(peers[0], held(4 * MIB, 3 * MIB), streaming) == []
 
 

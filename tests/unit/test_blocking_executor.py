@@ -17,10 +17,10 @@ def waker():
     waker.close()
 
 
-def served(errands: BlockingExecutor, waker: Waker) -> None:
+def served(executor: BlockingExecutor, waker: Waker) -> None:
     assert select.select([waker], [], [], 20)[0], "nothing is done"
     waker.clear()
-    errands.serve()
+    executor.serve()
 
 
 def failing(error: Exception):
@@ -31,18 +31,18 @@ def failing(error: Exception):
 
 
 def test_an_error_that_nobody_foresaw_is_raised_on_the_loop(waker):
-    errands = BlockingExecutor(waker)
+    executor = BlockingExecutor(waker)
     told: list[object] = []
     try:
-        errands.ask(failing(ConnectionFailedError("refused")), told.append)
-        served(errands, waker)
+        executor.ask(failing(ConnectionFailedError("refused")), told.append)
+        served(executor, waker)
         assert [type(each) for each in told] == [ConnectionFailedError]
-        errands.ask(failing(OSError("a disk")), told.append)
+        executor.ask(failing(OSError("a disk")), told.append)
         with pytest.raises(OSError, match="a disk"):
-            served(errands, waker)
+            served(executor, waker)
         # The thread lives: what is asked next is answered.
-        errands.ask(os.getpid, told.append)
-        served(errands, waker)
+        executor.ask(os.getpid, told.append)
+        served(executor, waker)
         assert told[1:] == [os.getpid()]
     finally:
-        errands.close()
+        executor.close()

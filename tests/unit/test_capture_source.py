@@ -46,7 +46,7 @@ def test_a_log_that_does_not_know_its_cluster_yet_takes_the_servers() -> None:
     [
         # 29: dropped; dropped and made again (or moved by somebody).
         (LOG, None, 2000, HISTORY, (2, 800), "gone"),
-        (LOG, 801, 2000, HISTORY, (2, 800), "made anew"),
+        (LOG, 801, 2000, HISTORY, (2, 800), "recreated or moved"),
         # A failover that lost the end of the log, and one that lost more.
         (LOG, 700, 2000, ServerTimelines(3, ((1, 500), (2, 850))), (2, 850), "left at"),
         (LOG, 700, 2000, ServerTimelines(3, ((1, 500), (2, 750))), (2, 750), "left at"),

@@ -281,7 +281,7 @@ def test_a_driver_that_slept_puts_nothing_older_back(lake, monkeypatch, moment):
             with capture_logs() as logged:
                 take_over()
             # It waits for the one that sleeps, and its rounds go on.
-            assert "another driver is in the middle of it" in logged[0]["error"]
+            assert "another driver is updating the names" in logged[0]["error"]
             follow(head)
 
         monkeypatch.setattr(older, "_follow_links", sleep)
@@ -334,7 +334,7 @@ def test_a_file_that_is_no_catalog_is_kept_aside_and_made_again(lake, kind):
     Path(f"{file}-journal").write_bytes(b"" if there is not None else b"of another")
     with capture_logs() as logged:
         names.follow(lake.publish(orders="orders%t1-ab 2", items="items%t1-cd 1"))
-    assert [line["event"] for line in logged] == ["catalog made again"]
+    assert [line["event"] for line in logged] == ["catalog recreated"]
     assert lake.entries() == {
         "orders": "orders%t1-ab/metadata/v2.metadata.json",
         "items": "items%t1-cd/metadata/v1.metadata.json",
@@ -410,7 +410,7 @@ def test_a_lock_of_others_delays_the_catalog_alone(lake, holds):
             for _ in range(3):
                 names.follow(link)
                 lake.clock += 2
-        assert [line["event"] for line in logged] == ["the names of tables are behind"]
+        assert [line["event"] for line in logged] == ["table names are out of date"]
         assert "locked" in logged[0]["error"]
         # The folder's names do not depend on it.
         assert lake.links()["orders"] == "orders%t1-ef"
@@ -421,7 +421,7 @@ def test_a_lock_of_others_delays_the_catalog_alone(lake, holds):
             }
     with capture_logs() as logged:
         names.follow(link)
-    assert [line["event"] for line in logged] == ["the names of tables are right again"]
+    assert [line["event"] for line in logged] == ["table names are up to date again"]
     assert lake.entries()["items"] == "items%t1-cd/metadata/v2.metadata.json"
 
 
@@ -493,13 +493,13 @@ def test_a_folder_of_an_early_version_is_its_own_name_until_the_table_is_copied(
 def test_a_link_is_no_second_table_to_whoever_lists_the_folders(lake):
     lake.names().follow(lake.publish(orders="orders%t1-ab 1"))
     folder = lake.root / "tables/shop/public/orders%t1-ab"
-    (folder / "unfit").mkdir()
-    (folder / "unfit" / "copy-t1-1.parquet").touch()
+    (folder / "quarantine").mkdir()
+    (folder / "quarantine" / "copy-t1-1.parquet").touch()
     assert list(table_links.folders(lake.root)) == [folder]
     left = [each.path for each in LakeSite(lake.chain, Mock()).left()]
     assert left == [
         "tables/shop/public/orders%t1-ab",
-        "tables/shop/public/orders%t1-ab/unfit/copy-t1-1.parquet",
+        "tables/shop/public/orders%t1-ab/quarantine/copy-t1-1.parquet",
     ]
     read: list[str] = []
     verify(lake.chain, lambda file, *_: read.append(file))

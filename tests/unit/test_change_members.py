@@ -76,7 +76,7 @@ def test_12_an_address_that_could_be_any_member_is_waited_for(
     given.status.write_text(
         json.dumps(said | {"server": {"system_id": 1, "major": 16, "segment_size": 1 << 24}})
     )
-    with pytest.raises(UnavailableError, match="2 members have not been heard of"):
+    with pytest.raises(UnavailableError, match="2 members that have not been heard of"):
         change(given, remove=["b:2"])
 
 

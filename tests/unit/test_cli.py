@@ -52,7 +52,7 @@ def test_a_demo_of_both_failovers_is_refused_with_the_reason(tmp_path):
     done = _run("demo", "--standby", "--safekeepers", "3", "--json", cwd=tmp_path)
     assert done.returncode == Cause.USAGE
     error = json.loads(done.stderr)["error"]
-    assert "without the safekeepers' failover" in error["what"]
+    assert "without a failover by the safekeepers" in error["what"]
     assert "docs/failover.md" in error["repair"]
 
 

@@ -132,7 +132,7 @@ def test_a_page_that_cannot_be_written_is_a_fault_until_it_can(tmp_path, clock, 
         assert writer.fault == f"{path} cannot be written: No such file or directory"
     assert reader.committed(SYSTEM, TIMELINE)[0] is None
     said = capsys.readouterr()
-    assert (said.out + said.err).count("the page of the commit gates cannot be written") == 1
+    assert (said.out + said.err).count("could not write the commit page") == 1
     path.parent.mkdir()
     assert renewed(writer, reader) == (0x1000, "")
     assert writer.fault == ""

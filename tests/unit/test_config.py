@@ -62,6 +62,15 @@ def test_a_lake_uri_with_a_scheme_is_left_alone(tmp_path):
         ('data_dir = "log"', "", "log.data_dir"),
         ("[log]", "[log", "not TOML"),
         ('uri = "lake"', 'uri = "lake"\nepoch_interval = -1', "lake.epoch_interval"),
+        ('uri = "lake"', 'uri = "lake"\nepoch_interval = inf', "lake.epoch_interval"),
+        (":7400", ":99999", "99999 is not a port"),
+        (":7401", ":7400", "log.listen and log_server.0.listen are both 127.0.0.1:7400"),
+        ("127.0.0.1:7401", "0.0.0.0:7400", "log.listen and log_server.0.listen are both"),
+        ("[lake]", '[metrics]\nlisten = "127.0.0.1:7401"\n[lake]', "and metrics.listen are both"),
+        ('"/var/lib/tuskline/log-server"', '"log"', "log.data_dir and log_server.0.data_dir are"),
+        ('uri = "lake"', 'uri = "log"', "lake.uri and log.data_dir are in each other's way"),
+        ('uri = "lake"', 'uri = "log/run"', "lake.uri and log.data_dir are in each other's way"),
+        ('uri = "lake"', 'uri = "file:///var/lib/tuskline"', "lake.uri and log_server.0.data_dir"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, old, new, message):
@@ -158,16 +167,21 @@ def test_no_password_in_errors(tmp_path):
 
 
 def test_what_does_not_fit_has_a_policy_by_table(tmp_path):
-    text = f'{GOOD}[lake.on_unfit_value]\ndefault = "quarantine"\n"shop.public.a" = "fail"\n'
+    text = (
+        f'{GOOD}[lake.on_unrepresentable_value]\ndefault = "quarantine"\n"shop.public.a" = "fail"\n'
+    )
     config = _load(tmp_path, text)
     assert config.lake is not None
-    assert config.lake.on_unfit_value == {"default": "quarantine", "shop.public.a": "fail"}
+    assert config.lake.on_unrepresentable_value == {
+        "default": "quarantine",
+        "shop.public.a": "fail",
+    }
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('default = "skip"', r"lake\.on_unfit_value\.default: Input should be 'fail' or"),
+        ('default = "skip"', r"lake\.on_unrepresentable_value\.default: Input should be 'fail' or"),
         ('defualt = "fail"', r"'defualt' is no table .*\n.*did you mean 'default'"),
         ('"shopp.public.a" = "fail"', r"did you mean 'shop\.public\.a'"),
         ('"shop.public.b" = "fail"', r"did you mean 'shop\.public\.a'"),
@@ -177,7 +191,7 @@ def test_what_does_not_fit_has_a_policy_by_table(tmp_path):
 def test_a_policy_for_no_table_is_named(tmp_path, line, message):
     text = GOOD.replace('name = "shop"', 'name = "shop"\ntables = ["public.a"]')
     with pytest.raises(ConfigError, match=message):
-        _load(tmp_path, f"{text}[lake.on_unfit_value]\n{line}\n")
+        _load(tmp_path, f"{text}[lake.on_unrepresentable_value]\n{line}\n")
 
 
 def test_without_safekeepers_nothing_is_hosted_and_no_server_waits(tmp_path):

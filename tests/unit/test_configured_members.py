@@ -34,7 +34,7 @@ def test_38_fewer_members_than_configured_have_to_be_asked_for(membership, reque
     if not refused:
         refuse_smaller(membership, THREE, request_)
         return
-    with pytest.raises(ConfigError, match="a quorum of 2, and 3 are configured"):
+    with pytest.raises(ConfigError, match="the quorum has 2 safekeepers, but 3 are configured"):
         refuse_smaller(membership, THREE, request_)
 
 
@@ -50,7 +50,7 @@ def test_38_fewer_members_than_configured_have_to_be_asked_for(membership, reque
             THREE,
             FOUND,
             None,
-            "2 safekeepers are the quorum, 3 are configured; configured, but not members: c:3",
+            "the quorum has 2 safekeepers, 3 are configured; configured, but not members: c:3",
         ),
         # The same number, and not the same ones.
         (OF_THREE, THREE, {**FOUND, ("c", 3): 9}, None, "configured, but not members: c:3"),

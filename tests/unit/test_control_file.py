@@ -8,7 +8,7 @@ import pytest
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import NodeId, ServerInfo
 from walsender_bridge.quorum.safekeeper import control_file
 from walsender_bridge.quorum.safekeeper.effects import ControlState, Fence
@@ -19,7 +19,7 @@ STATE = ControlState(
     safekeeper=2**128 - 1,
     server=ServerInfo(system_id=7_000_000_000_000_000_001, major=16, segment_size=16 << 20),
     node_id=NodeId(term=9, proposer=2**127 + 5),
-    history=History((EpochEntry(2, 0x100, 1), EpochEntry(9, 2**63, 2))),
+    history=History((HistoryEntry(2, 0x100, 1), HistoryEntry(9, 2**63, 2))),
     configuration=Configuration(
         3,
         frozenset({1, 2**100}),
@@ -66,19 +66,19 @@ def test_25_a_damaged_one_is_refused_and_kept(disk, seed):
         kind = rng.randrange(3)
         damaged = [data[:at], data + b"x", data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]][kind]
         (disk.folder / "control").write_bytes(damaged)
-        with pytest.raises(CorruptError, match=r"is damaged.*kept as control\.corrupt"):
+        with pytest.raises(CorruptError, match=r"is damaged.*renamed to control\.corrupt"):
             control_file.load(disk)
         assert (disk.folder / f"control.corrupt-{number}").read_bytes() == damaged
         assert not (disk.folder / "control").exists()
         # It does not become a new safekeeper by that.
-        with pytest.raises(CorruptError, match=r"missing, and the folder holds control\.corrupt-1"):
+        with pytest.raises(CorruptError, match=r"missing, but the folder holds control\.corrupt-1"):
             control_file.load(disk)
 
 
 def test_25_a_missing_one_beside_anything_is_refused(disk):
     (disk.folder / "wal").mkdir()
     with pytest.raises(
-        CorruptError, match=r"(?s)missing, and the folder holds wal.*safekeeper replace"
+        CorruptError, match=r"(?s)missing, but the folder holds wal.*safekeeper replace"
     ):
         control_file.load(disk)
 

@@ -25,7 +25,10 @@ HINT:  none
             "walsender_bridge.errors.UnsupportedValueError: public.prices.price, row 2: 'NaN' is not in decimal",
             UnsupportedValueError,
             "public.prices.price, row 2: 'NaN' is not in decimal",
-            ("change the value at the source", f'[lake.on_unfit_value] "{NAME}" = "quarantine"'),
+            (
+                "change the value at the source",
+                f'[lake.on_unrepresentable_value] "{NAME}" = "quarantine"',
+            ),
         ),
         (
             "walsender_bridge.errors.SnapshotError: the snapshot is gone",

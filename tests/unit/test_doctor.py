@@ -36,7 +36,7 @@ def test_minor_versions_that_are_unsafe(version, words):
 
 def test_every_fault_is_mended_after_it_came():
     for fault in FAULTS:
-        for major, minor in fault.mended.items():
+        for major, minor in fault.fixed_in.items():
             assert fault.since.get(major, 0) < minor
 
 

@@ -70,11 +70,11 @@ def test_a_table_that_does_not_follow_is_named_with_the_way_out(settings: Config
         (
             "shop.public.c",
             "was not copied: permission denied",
-            "GRANT SELECT; it is tried again",
+            "GRANT SELECT; it is retried",
         ),
     ]
     (other,) = [each for each in doctor_parts.of_lake(settings, "other") if each.check == "lake"]
-    assert "this lake is of log" in other.what
+    assert "this lake belongs to log" in other.what
     # Also what its job said, once.
     lake_status.write(settings.run_dir, LakeError(other.what, where=other.where))
     told = [each for each in doctor_parts.of_lake(settings, "other") if each.check == "lake"]

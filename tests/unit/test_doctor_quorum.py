@@ -106,7 +106,7 @@ def test_28_names_that_can_outvote_the_proposer_are_refused(names, fix):
 def test_35_a_list_that_waits_for_an_older_walsender_is_named() -> None:
     problem = found(names=f"FIRST 1 ({NAME})")["synchronous_standby_names"]
     assert problem.severity is Severity.WARNING
-    assert "the older one's walsender" in problem.what
+    assert "the walsender of the previous one" in problem.what
     assert f"'ANY 1 ({NAME})'" in problem.fix
 
 
@@ -278,7 +278,7 @@ def test_a_safekeeper_whose_vote_no_election_reaches_is_named():
 
 def test_an_address_twice_is_no_second_safekeeper():
     found = problems(greeting(1), greeting(1), greeting(1))
-    assert "counted twice" in found[0].what
+    assert "count twice" in found[0].what
     assert "1 of 3" in found[1].what
 
 

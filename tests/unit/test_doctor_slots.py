@@ -74,10 +74,14 @@ def test_good_servers_are_good():
 
 
 SETTINGS = [
-    ({"wal_level": "replica"}, "wal_level", "less than logical"),
-    ({"hot_standby_feedback": "off"}, "hot_standby_feedback", "removes catalog rows"),
-    ({"wal_receiver_status_interval": "0"}, "hot_standby_feedback", "tells the primary nothing"),
-    ({"primary_slot_name": "other"}, "primary_slot_name", "[slots] says standby_a"),
+    ({"wal_level": "replica"}, "wal_level", "logical slots require logical"),
+    ({"hot_standby_feedback": "off"}, "hot_standby_feedback", "may remove catalog rows"),
+    (
+        {"wal_receiver_status_interval": "0"},
+        "hot_standby_feedback",
+        "sends no feedback to the primary",
+    ),
+    ({"primary_slot_name": "other"}, "primary_slot_name", "[slots] names standby_a"),
     ({"max_replication_slots": "1"}, "max_replication_slots", "too few"),
     ({"output_plugin_libraries": "test_decoding, tuskline"}, "output_plugin_libraries", "pgoutput"),
     ({"output_plugin_libraries": ""}, "output_plugin_libraries", "pgoutput"),
@@ -96,16 +100,16 @@ def test_10_each_setting_of_a_standby_is_named_with_its_repair(settings, check, 
 
 CASES = [
     ({"receiver_slot": None, "settings": {"primary_slot_name": ""}}, "primary_slot_name", "empty"),
-    ({"extension": None}, "extension", "is not in database shop"),
+    ({"extension": None}, "extension", "is not installed in database shop"),
     ({"extension": {"usable": False, "version": "0.1"}}, "extension", "may not call"),
-    ({"extension": {"usable": True, "version": "0.0"}}, "extension", "0.1 is installed"),
+    ({"extension": {"usable": True, "version": "0.0"}}, "extension", "0.1 is available"),
     ({"system_id": "8"}, "standby", "another cluster"),
     ({"version": 160_008, "version_text": "16.8"}, "minor version", "too early"),
-    ({"version": 120_022, "version_text": "12.22"}, "minor version", "never mended"),
+    ({"version": 120_022, "version_text": "12.22"}, "minor version", "no minor of 12 fixes that"),
     (
         {"settings": {"sync_replication_slots": "on"}, "conninfo_dbname": False},
         "primary_conninfo",
-        "names no database",
+        "has no dbname",
     ),
 ]
 
@@ -169,7 +173,7 @@ def test_10_the_script_has_each_statement_once_and_connects_where_there_are_seve
 def test_15_a_physical_slot_that_is_missing_or_idle_is_shown_by_its_name():
     assert "standby_a" in of_primary(slots=[LOGICAL])["physical slot"].what
     idle = {"slot_name": PHYSICAL, "slot_type": "physical", "temporary": False, "active": False}
-    assert "nobody streams from standby_a" in of_primary(slots=[idle])["physical slot"].what
+    assert "standby_a is not active" in of_primary(slots=[idle])["physical slot"].what
     lost = {**idle, "active": True, "wal_status": "lost"}
     assert "is lost" in of_primary(slots=[lost])["physical slot"].what
 

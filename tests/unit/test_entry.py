@@ -152,10 +152,10 @@ def test_types_of_a_schema_are_ordered_and_single() -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([], "needs a message"),
+        ([], "without messages"),
         ([b""], "empty"),
-        ([b"R123456"], "cannot be in an entry"),
-        ([b"I12"], "cut short"),
+        ([b"R123456"], "not allowed in an entry"),
+        ([b"I12"], "truncated row"),
         ([b"B12"], "wrong length"),
         ([pg.truncate(ACCOUNTS)[:-1]], "wrong length"),
         ([pg.insert(999, [])], "relation 999"),
@@ -178,7 +178,7 @@ def test_a_payload_that_claims_another_length_is_not_decompressed() -> None:
     at = 4 + 2 + 1 + 1 + 2 + 4 + 16 + 16 + 12
     assert struct.unpack_from("<Q", data, at)[0] == entry.read_header(bytes(data)).raw_length
     struct.pack_into("<Q", data, at, 5)
-    with pytest.raises(CorruptError, match="not of the length"):
+    with pytest.raises(CorruptError, match="length differs"):
         entry.read_payload(bytes(data))
 
 

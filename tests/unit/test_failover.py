@@ -21,7 +21,7 @@ from walsender_bridge.quorum.proposer import election, lineage
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 
 STANDBY = PromotionCandidate(in_recovery=True, lineage=Lineage(1), end_lsn=200, replay_lsn=200)
 READY = replace(STANDBY, guarded=True, follows=True)
@@ -38,12 +38,12 @@ def test_16_a_standby_at_vcl_is_promoted_and_one_below_is_not() -> None:
 
 
 def test_16_a_log_that_has_changed_its_timeline_can_be_failed_over_again() -> None:
-    log = History((EpochEntry(1, 100, 1), EpochEntry(3, 200, 1), EpochEntry(3, 240, 2)))
+    log = History((HistoryEntry(1, 100, 1), HistoryEntry(3, 200, 1), HistoryEntry(3, 240, 2)))
     origin = lineage.of_log(log, 300)
     assert origin == Lineage(2, ((1, 240),))
-    assert lineage.successors(log, 300, 4, origin) == (EpochEntry(4, 300, 2),)
+    assert lineage.successors(log, 300, 4, origin) == (HistoryEntry(4, 300, 2),)
     # What does not count says nothing: the log ends before the switch.
-    assert lineage.successors(log, 220, 4, lineage.of_log(log, 220)) == (EpochEntry(4, 220, 1),)
+    assert lineage.successors(log, 220, 4, lineage.of_log(log, 220)) == (HistoryEntry(4, 220, 1),)
 
 
 def test_16_a_tail_is_committed_first_and_nothing_without_an_election() -> None:
@@ -96,7 +96,7 @@ def test_who_cannot_become_the_primary_is_refused_before_anybody_is_displaced(
 
 def test_30_what_all_had_of_a_record_that_was_replaced_is_not_what_all_have() -> None:
     """All had 264, inside a record from 200 on, where another epoch went on; then one of the old ones votes."""
-    new = History((EpochEntry(1, 100, 1), EpochEntry(2, 200, 2)))
+    new = History((HistoryEntry(1, 100, 1), HistoryEntry(2, 200, 2)))
     best = m.VoteReply(m.NodeId(3, 1), 300, 300, 200, 100, new, Configuration())
     away = m.VoteReply(m.NodeId(3, 1), 250, 0, 264, 100, History(new.entries[:1]), Configuration())
     assert election.restart(away, best, 300) == 200

@@ -1,4 +1,4 @@
-"""A failover's term in office: whoever ends it is heard, and a proposer that does not leave is said to be there."""
+"""A failover's leader term: an error that ends it is raised, and a proposer that does not end is reported."""
 
 import threading
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from walsender_bridge.errors import DeadlineError, FencedError
-from walsender_bridge.quorum.failover import term as term_in_office
+from walsender_bridge.quorum.failover import term as leader_term
 from walsender_bridge.quorum.failover.term import LeaderTerm
 
 
@@ -31,21 +31,21 @@ def session() -> Iterator[Session]:
 
 
 def test_16_a_proposer_that_does_not_leave_its_office_is_an_error(session, monkeypatch):
-    monkeypatch.setattr(term_in_office, "_LEAVE_SECONDS", 0.1)
-    office = LeaderTerm(lambda _tell: session)
-    with pytest.raises(DeadlineError, match="has not left its office"):
-        office.close()
+    monkeypatch.setattr(leader_term, "_LEAVE_SECONDS", 0.1)
+    term = LeaderTerm(lambda _tell: session)
+    with pytest.raises(DeadlineError, match="has not ended"):
+        term.close()
     session.go.set()
-    monkeypatch.setattr(term_in_office, "_LEAVE_SECONDS", 10.0)
-    office.close()
+    monkeypatch.setattr(leader_term, "_LEAVE_SECONDS", 10.0)
+    term.close()
 
 
 def test_16_what_ended_the_term_is_raised(session):
-    office = LeaderTerm(lambda _tell: session)
-    office.check()
-    assert not office.over
+    term = LeaderTerm(lambda _tell: session)
+    term.check()
+    assert not term.over
     session.error = FencedError("displaced")
     session.go.set()
     with pytest.raises(FencedError):
-        office.wait(lambda: False, 10, "what is waited for")
-    assert office.over
+        term.wait(lambda: False, 10, "what is waited for")
+    assert term.over

@@ -94,8 +94,7 @@ def test_34_garbage_is_named_where_all_are_needed(addresses):
         find_membership(addresses, INFO, seconds=SECONDS)
     host, port = addresses[0]
     assert (
-        refused.value.where
-        == f"{host}:{port} (no frame of the safekeeper protocol begins with 0x53)"
+        refused.value.where == f"{host}:{port} (unknown frame kind 0x53 in the safekeeper protocol)"
     )
 
 

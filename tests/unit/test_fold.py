@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_consumers.fold.keyed import ABSENT, PATCH, ROW, compose, fold
-from spark_consumers.fold.multiset import compose_bags, fold_bag
+from spark_consumers.fold.multiset import compose_multisets, fold_multiset
 from spark_consumers.fold.row_codes import row_codes
 from walsender_bridge.errors import CorruptError
 
@@ -206,9 +206,9 @@ def test_a_key_kept_out_of_line_is_read_from_the_old_tuple():
     ],
 )
 def test_changes_that_cannot_follow_are_refused(events):
-    with pytest.raises(CorruptError, match="do not follow"):
+    with pytest.raises(CorruptError, match="changes are inconsistent"):
         fold([Batch(events)], KEY)
-    with pytest.raises(CorruptError, match="do not follow"):
+    with pytest.raises(CorruptError, match="changes are inconsistent"):
         compose(fold([Batch(events[:1])], KEY), fold([Batch(events[1:])], KEY))
 
 
@@ -307,19 +307,19 @@ def apply_bag(start, result):
 def test_bags_fold_and_compose(history, cuts):
     start, events, expected = history
     parts = batches(events, cuts, BAG_TYPES)
-    composed, *rest = [fold_bag([part]) for part in parts]
+    composed, *rest = [fold_multiset([part]) for part in parts]
     for each in rest:
-        composed = compose_bags(composed, each)
-    for result in (fold_bag(parts), composed):
+        composed = compose_multisets(composed, each)
+    for result in (fold_multiset(parts), composed):
         assert apply_bag(start, result) == Counter(map(repr, expected))
 
 
 def test_30_of_three_equal_rows_one_goes():
     row = (1, "a", [1])
-    result = fold_bag([Batch([(D, None, (), row, "O")], BAG_TYPES)])
+    result = fold_multiset([Batch([(D, None, (), row, "O")], BAG_TYPES)])
     assert apply_bag([row] * 3, result) == Counter({repr(row): 2})
 
 
 def test_an_update_of_a_bag_without_its_old_row_is_refused():
     with pytest.raises(CorruptError, match="REPLICA IDENTITY FULL"):
-        fold_bag([Batch([(U, (1, "a", None), (), None, None)], BAG_TYPES)])
+        fold_multiset([Batch([(U, (1, "a", None), (), None, None)], BAG_TYPES)])

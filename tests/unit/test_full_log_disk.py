@@ -26,7 +26,7 @@ data_dir = "disk"
 listen = "127.0.0.1:1"
 [[log_server]]
 data_dir = "log-server"
-listen = "127.0.0.1:1"
+listen = "127.0.0.1:2"
 [[source]]
 name = "shop"
 dsn = "host=127.0.0.1 port=1"
@@ -112,21 +112,21 @@ def test_up_ends_by_the_cause_and_without_a_traceback(tmp_path, disk, flag):
 def test_status_names_the_disk(tmp_path, disk):
     (tmp_path / "tuskline.toml").write_text(CONFIG)
     with Observer(load_config(tmp_path / "tuskline.toml")) as observer:
-        found = [word for word in observer.look().ill if word.startswith("disk: ")]
+        found = [word for word in observer.observe().problems if word.startswith("disk: ")]
         assert len(found) == 1
         assert found[0].startswith(f"disk: the disk is full: 0 bytes are free ({disk}); make room")
         (disk / "ballast").unlink()
-        assert "disk" not in observer.look().errors
+        assert "disk" not in observer.observe().errors
 
 
 def test_damage_is_kept_aside_though_there_is_no_room_for_the_reason(disk):
     segment = disk / "run" / "1"
     segment.mkdir()
     told = damaged_segments.keep_aside(segment, CorruptError("a checksum is wrong", where="here"))
-    assert "a checksum is wrong; it was kept aside as 1.corrupt-1" in told.what
+    assert "a checksum is wrong; renamed to 1.corrupt-1" in told.what
     assert (
         damaged_segments.damage(disk / "run" / "1.corrupt-1")
-        == "1.corrupt-1 was damaged, and was kept aside"
+        == "segment 1.corrupt-1 was damaged and has been renamed"
     )
 
 

@@ -14,9 +14,9 @@ from walsender_bridge.capture.gate.core import (
     Effect,
     GateDecision,
     GateState,
+    ObservedServer,
     Pass,
     Rule,
-    Seen,
     Standing,
     step,
 )
@@ -42,7 +42,8 @@ def look(
     state: GateState, slots: Mapping[str, GateSlot], now: float = 0.0, **facts: Any
 ) -> list[Effect]:
     return step(
-        state, Seen(**{"now": now, "timeline": 1, "flush_lsn": END, "slots": slots, **facts})
+        state,
+        ObservedServer(**{"now": now, "timeline": 1, "flush_lsn": END, "slots": slots, **facts}),
     )
 
 
@@ -96,15 +97,15 @@ def test_nothing_passes_that_the_server_itself_could_lose() -> None:
 @pytest.mark.parametrize(
     ("slot", "word"),
     [
-        (None, "is not on the server"),
+        (None, "does not exist on the server"),
         (GateSlot(500), "is not in use"),
         (GateSlot(None), "has never been used"),
-        (follows(None), "has not said yet"),
-        (follows(500, replays=False), "replays nothing"),
+        (follows(None), "has not reported a position"),
+        (follows(500, replays=False), "does not replay WAL"),
         (follows(500, lost=True), "has lost its WAL"),
-        (follows(500, physical=False), "is a logical one"),
+        (follows(500, physical=False), "is a logical slot"),
         (follows(500, state=None, flush_lsn=None), "cannot see its walsender"),
-        (follows(500, flush_lsn=None), "has not said yet"),
+        (follows(500, flush_lsn=None), "has not reported a position"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -234,7 +235,7 @@ def test_a_promotion_takes_that_candidate_out_and_the_others_still_count() -> No
     effects = look(state, {}, timeline=2, was="a")
     assert decided(effects) == [("promoted", "a")]
     assert state.position == 100
-    assert "slot b is not on the server" in state.holding(101)[0]
+    assert "slot b does not exist on the server" in state.holding(101)[0]
     look(state, {"b": follows(150)}, timeline=2, was="a")
     assert state.position == 150
     # The old primary comes back under the name that is free, and counts.
@@ -326,7 +327,7 @@ def test_42_an_open_gate_is_said() -> None:
     look(state, {"a": follows(100)})
     look(state, {}, timeline=2, was="a")
     assert state.open
-    (word,) = gate_view.ill("shop", told(open=True), 0.0)
+    (word,) = gate_view.problems("shop", told(open=True), 0.0)
     assert "the commit gate of shop is open" in word
     both = members("a", "b", on_missing="degrade", degrade_after=1.0)
     look(both, {"b": GateSlot(100)}, was="a")
@@ -464,7 +465,7 @@ def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_pat
 
 
 def told(**changes: Any) -> dict[str, Any]:
-    candidate = {"slot": "a", "standing": "counted", "held_lsn": 100, "away": ""}
+    candidate = {"slot": "a", "standing": "counted", "flush_lsn": 100, "away": ""}
     gate = {"position_lsn": 100, "holding": [], "stuck_since": None, "quorum_lsn": None}
     gate["open"] = False
     return {**gate, "candidates": [{**candidate, **changes.pop("candidate", {})}], **changes}
@@ -473,15 +474,17 @@ def told(**changes: Any) -> dict[str, Any]:
 def test_a_gate_that_is_closed_for_long_is_said_with_its_reasons_and_a_candidate_that_is_left_out() -> (
     None
 ):
-    assert list(gate_view.ill("shop", None, 0.0)) == []
-    assert list(gate_view.ill("shop", told(), 1000.0)) == []
+    assert list(gate_view.problems("shop", None, 0.0)) == []
+    assert list(gate_view.problems("shop", told(), 1000.0)) == []
     closed = told(holding=["slot a is not in use"], stuck_since=990.0)
-    assert list(gate_view.ill("shop", closed, 991.0)) == []
-    (word,) = gate_view.ill("shop", closed, 1000.0)
+    assert list(gate_view.problems("shop", closed, 991.0)) == []
+    (word,) = gate_view.problems("shop", closed, 1000.0)
     assert "closed for 10 s" in word
     assert "slot a is not in use" in word
-    (word,) = gate_view.ill("shop", told(candidate={"standing": "degraded", "away": "gone"}), 0.0)
-    assert "candidate a is left out" in word
+    (word,) = gate_view.problems(
+        "shop", told(candidate={"standing": "degraded", "away": "gone"}), 0.0
+    )
+    assert "no longer waits for candidate a" in word
     assert "gone" in word
 
 
@@ -508,9 +511,9 @@ def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
     of_members = Rule(("a", "b"), members=True, on_missing=on_missing)
     good, itself = doctor_gate.evaluate(facts, of_members, "shop")
     assert good.severity is itself.severity is Severity.OK
-    assert "b is the server itself" in itself.what
+    assert "b is the current primary" in itself.what
     both = {**facts, "slots": {"a": slot, "b": slot}}
     *_, none = doctor_gate.evaluate(both, of_members, "shop")
-    assert "the server is not one of them" in none.what
+    assert "so the server itself is not among them" in none.what
     *_, blind = doctor_gate.evaluate({**facts, "may_see": False}, rule, "shop")
     assert "pg_read_all_stats" in blind.repair

@@ -81,7 +81,7 @@ def test_a_directory_that_cannot_be_made_stops_no_other(settings, tmp_path):
     places = hosting.hosted(section, tmp_path / "log-server", settings.run_dir)
     refused = hosting.prepare(places, section, settings.run_dir)
     assert list(refused) == [2]
-    assert "cannot be made" in refused[2].what
+    assert "could not create the data directory" in refused[2].what
     # Once the disk is mounted the hot loop finds it, and what stands beside it is there, too.
     names = {child.name for child in hosting.children(places, section, refused)}
     assert {

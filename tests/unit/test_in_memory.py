@@ -43,7 +43,7 @@ def test_full_memory_is_named_and_not_taken_for_a_lost_quorum(tmp_path, memory, 
     shared_files.prepare(settings.run_dir)
     told = {"phase": "leading", "quorum": True, "commit_lsn": "0/2", "end_lsn": "0/2"}
     status_file.write(settings.proposer_status, {**told, "safekeepers": []})
-    seen = quorum_view.look(settings)
+    seen = quorum_view.observe(settings)
     assert seen is not None
     assert (seen.memory_full, seen.quorum) == ("", True)
     fill(memory / "ballast")
@@ -51,15 +51,15 @@ def test_full_memory_is_named_and_not_taken_for_a_lost_quorum(tmp_path, memory, 
     monkeypatch.setattr(time, "time", lambda: later)
     # It goes on, and finds no room to say so.
     status_file.write(settings.proposer_status, {**told, "safekeepers": []})
-    seen = quorum_view.look(settings)
+    seen = quorum_view.observe(settings)
     assert seen is not None
-    assert len(seen.ill) == 2
-    assert seen.ill[0].startswith(f"{memory} is full: 0 bytes are free")
-    assert "make room" in seen.ill[0]
-    assert seen.ill[1] == "whether a quorum follows is not known"
+    assert len(seen.problems) == 2
+    assert seen.problems[0].startswith(f"{memory} is full: 0 bytes are free")
+    assert "free space" in seen.problems[0]
+    assert seen.problems[1] == "it is unknown whether a quorum follows the proposer"
     (memory / "ballast").unlink()
     status_file.write(settings.proposer_status, {**told, "safekeepers": []})
-    seen = quorum_view.look(settings)
+    seen = quorum_view.observe(settings)
     assert seen is not None
     assert (seen.memory_full, seen.quorum) == ("", True)
 

@@ -24,7 +24,7 @@ from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.quorum.explorer import INFO
 from tests.unit.test_capture_core import new_state
 from tests.unit.test_failover import PRIMARY, READY, VCL
-from tests.unit.test_quorum_cores import EPOCH_1, MEMBERS, in_office, safekeeper
+from tests.unit.test_quorum_cores import EPOCH_1, MEMBERS, led, safekeeper
 from tests.unit.test_repository import log_of, report
 from tests.unit.test_repository_store import fill
 from walsender_bridge.capture import core as capture_core
@@ -38,9 +38,9 @@ from walsender_bridge.capture.gate.core import (
     Decided,
     GateDecision,
     GateState,
+    ObservedServer,
     Pass,
     Rule,
-    Seen,
     Standing,
 )
 from walsender_bridge.capture.gate.monitor import OpenGate, ServerGate
@@ -72,7 +72,7 @@ from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.safekeeper import invariants as of_safekeeper
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 from walsender_bridge.quorum.safekeeper.driver import SafekeeperDriver
@@ -109,7 +109,7 @@ def _sets(**fields: Any) -> Callable[[Any], None]:
 
 def _out_of_order() -> History:
     """A history refuses to be made so; a bit that turns over in memory asks nobody."""
-    history = History((EpochEntry(1, 100, 1), EpochEntry(2, 200, 1)))
+    history = History((HistoryEntry(1, 100, 1), HistoryEntry(2, 200, 1)))
     object.__setattr__(history, "entries", history.entries[::-1])
     return history
 
@@ -119,9 +119,9 @@ SAFEKEEPER = {
     "identity_never_changes": _control(safekeeper=9),
     "server_never_changes": _control(server=replace(INFO, system_id=INFO.system_id + 1)),
     "one_vote_in_a_term": _control(node_id=m.NodeId(2, 33)),
-    "history_within_vote": _control(history=History((EpochEntry(3, 100, 1),))),
+    "history_within_vote": _control(history=History((HistoryEntry(3, 100, 1),))),
     "history_ascends": _control(history=_out_of_order()),
-    "log_begins_in_its_history": _control(history=History((EpochEntry(2, 250, 1),))),
+    "log_begins_in_its_history": _control(history=History((HistoryEntry(2, 250, 1),))),
     "flush_lsn_within_written": _sets(flush_lsn=211),
     "served_lsn_within_commit_and_flush": _sets(served_lsn=206),
     "commit_lsn_never_goes_back": _sets(commit_lsn=204, served_lsn=204),
@@ -138,7 +138,7 @@ SAFEKEEPER = {
 def voter() -> Safekeeper:
     """A safekeeper in term 2, whose WAL is flushed to 210 and committed to 205."""
     core = safekeeper()
-    in_office(core)
+    led(core)
     core.control = replace(core.control, configuration=OF_QUORUM)
     return core
 
@@ -177,11 +177,11 @@ def test_a_safekeeper_with_a_fault_stops_and_writes_nothing(tmp_path, monkeypatc
 
 @pytest.fixture
 def leader() -> Proposer:
-    """In office in term 2 from 200 on: two of three have 250, which is committed."""
+    """Leads in term 2 from 200 on: two of three have 250, which is committed."""
     core = Proposer(22, INFO, Primary(Lineage(1), 300), MEMBERS, 3)
     core.node_id = m.NodeId(2, 22)
     core.membership = Membership(MEMBERS.stamped(2, 4))
-    history = EPOCH_1.succeeded(200, [EpochEntry(2, 200, 1)])
+    history = EPOCH_1.succeeded(200, [HistoryEntry(2, 200, 1)])
     for number, peer in core.peers.items():
         peer.greeting = m.SafekeeperGreeting(number + 1, INFO, core.node_id, MEMBERS, 200, 0, 1)
         peer.reply = m.VoteReply(core.node_id, 200, 150, 120, 100, EPOCH_1, MEMBERS)
@@ -199,7 +199,7 @@ def leader() -> Proposer:
         primary_begin=100,
     )
     streaming.end, streaming.established, streaming.acked = 300, True, {1: 250, 2: 250, 3: 200}
-    core.office = LeaderState(2, 200, history, core.peers, core.membership, streaming)
+    core.leader = LeaderState(2, 200, history, core.peers, core.membership, streaming)
     return core
 
 
@@ -231,7 +231,7 @@ PROPOSER: dict[str, Callable[[Proposer], None]] = {
     "membership_never_goes_back": _membership(term=1),
     "quorum_id_never_changes": _membership(quorum=5),
     "elected_by_a_quorum": _without_votes,
-    "epoch_is_the_term": lambda core: _sets(term=1)(core.office),
+    "epoch_is_the_term": lambda core: _sets(term=1)(core.leader),
     "counts_by_the_membership_in_force": _streaming(configuration=Configuration()),
     "commit_lsn_never_goes_back": _streaming(commit_lsn=249),
     "commit_lsn_backed_by_majorities": _streaming(commit_lsn=251),
@@ -507,7 +507,7 @@ def _held() -> GateState:
     """One candidate and the safekeepers have 1000, which has passed."""
     state = GateState(Rule(("a", "b"), quorum=1, safekeepers=True), timeline=2, shown=1000)
     state.position, state.quorum = 1000, 1100
-    state.candidates["a"].held = 1100
+    state.candidates["a"].flush_lsn = 1100
     return state
 
 
@@ -533,7 +533,7 @@ def test_a_broken_gate_is_named_by_its_invariant(name):
     state = _held()
     before = of_gate.checked(state)
     broken, timeline = GATE[name]
-    seen = Seen(0.0, timeline, 1200, {})
+    seen = ObservedServer(0.0, timeline, 1200, {})
     of_gate.check_invariants(state, before, seen)
     broken(state)
     with pytest.raises(InvariantError, match=f"invariant {name} "):
@@ -553,13 +553,13 @@ def test_a_gate_with_a_fault_records_nothing_and_lets_nothing_through(tmp_path, 
     answer = SimpleNamespace(fetchone=lambda: [{**facts, "may_see": True}])
     connection: Any = SimpleNamespace(execute=lambda *_: answer)
 
-    def faulty(state: GateState, seen: Seen) -> list[object]:
+    def faulty(state: GateState, seen: ObservedServer) -> list[object]:
         state.position = state.shown = 1300
         return [Decided(GateDecision.TIMELINE, "", 2, 0, "a fault"), Pass(1300)]
 
     monkeypatch.setattr(monitor, "step", faulty)
     with pytest.raises(InvariantError, match="passed_within_the_server"):
-        watch._look(connection)
+        watch._poll(connection)
     assert watch.position() == 0
     assert files(tmp_path) == before
 
@@ -596,7 +596,7 @@ def test_a_failover_with_a_fault_promotes_nobody(monkeypatch):
     proposer = ProposerSettings("", (), "test", "slot")
     run = FailoverRun(FailoverSettings(proposer, "", promote=pytest.fail))
     done: list[FailoverStep] = []
-    monkeypatch.setattr(run, "_server", SimpleNamespace(look=lambda: READY, where="standby"))
+    monkeypatch.setattr(run, "_server", SimpleNamespace(probe=lambda: READY, where="standby"))
     monkeypatch.setattr(run, "_check", lambda: None)
     monkeypatch.setattr(run, "_perform", lambda *_: pytest.fail("it was done"))
     monkeypatch.setattr(plan, "next_step", lambda *_, **__: FailoverStep.PROMOTE)
@@ -622,7 +622,7 @@ NEW = Reserve(TEMPORARY, "db", "pgoutput", 1, 1, False, None)
 UNPROVEN, RENAMING = _record(temporary_name=TEMPORARY), _record(renaming=True)
 COPIES: dict[str, tuple[Transition, StandbyRecord, StandbyRecord]] = {
     "safe_only_when_proven": (_found(Wait(), Reason.NO_MAPPINGS, "READY"), _record(), _record()),
-    "reservation_is_recorded": (_found(NEW, Reason.NOT_MADE), _record(), _record()),
+    "reservation_is_recorded": (_found(NEW, Reason.NOT_CREATED), _record(), _record()),
     "rename_is_of_a_proven_copy": (
         _found(Rename(TEMPORARY, "s", "db"), Reason.NO_MAPPINGS),
         UNPROVEN,
@@ -637,7 +637,7 @@ COPIES: dict[str, tuple[Transition, StandbyRecord, StandbyRecord]] = {
 @pytest.mark.parametrize("name", names(of_copies.INVARIANTS))
 def test_a_broken_poll_of_a_slot_s_copy_is_named_by_its_invariant(name):
     of_copies.check_invariants(
-        [_found(NEW, Reason.NOT_MADE)], _record(), UNPROVEN, in_recovery=True
+        [_found(NEW, Reason.NOT_CREATED)], _record(), UNPROVEN, in_recovery=True
     )
     of_copies.check_invariants(
         [_found(Rename(TEMPORARY, "s", "db"))], UNPROVEN, RENAMING, in_recovery=True
@@ -664,7 +664,7 @@ def test_a_controller_with_a_fault_records_nothing_and_begins_nothing(tmp_path, 
     with SlotCopier(candidate, plan_of_slots, nothing) as copier:
         dropped = _found(Drop("users_slot", "db"), Reason.GONE, "ORPHAN")
         found = SlotRound("near", "", 0.0, (dropped,), _record(), None, None)
-        monkeypatch.setattr(copier, "_seen", lambda *_: found)
+        monkeypatch.setattr(copier, "_resolved", lambda *_: found)
         monkeypatch.setattr(copier, "_begin", lambda _: pytest.fail("it was begun"))
         before = files(tmp_path)
         with pytest.raises(InvariantError, match="drop_is_recorded"):

@@ -49,7 +49,7 @@ def slot_report() -> dict[str, Any]:
     return {
         "updated_at": NOW,
         "pid": 1,
-        "ill": [],
+        "problems": [],
         "standbys": [{"standby": "near", "at": NOW}],
         "slots": [{**slot, "evidence": evidence}],
     }
@@ -67,7 +67,7 @@ def observation() -> Observation:
         "stuck_since": None,
         "open": False,
         "quorum_lsn": LSN,
-        "candidates": [{"slot": "near", "standing": "counted", "held_lsn": LSN, "away": ""}],
+        "candidates": [{"slot": "near", "standing": "counted", "flush_lsn": LSN, "away": ""}],
     }
     server = {"active": True, "wal_status": "reserved", "retained_bytes": 7, "server_lsn": LSN}
     source = SourceView("shop", "tuskline_shop", None, capture, server, None)
@@ -84,7 +84,7 @@ def table_row() -> dict[str, Any]:
     return {"table": "shop.public.orders", "copy": {"began_at": NOW, "rows": 1}}
 
 
-def unfit_row() -> dict[str, Any]:
+def quarantined_row() -> dict[str, Any]:
     return {"table": "shop.public.orders", "lsn": "1/A28", "commit_time": MICROSECONDS}
 
 
@@ -95,7 +95,7 @@ VIEWS = {
     "epochs show": lambda: epochs.shown(manifest()),
     "log status": lambda: cli.log_rows(log()),
     "table list": lambda: table.shown(table_row()),
-    "quarantine list": lambda: quarantine.shown(unfit_row()),
+    "quarantine list": lambda: quarantine.shown(quarantined_row()),
 }
 
 
@@ -112,5 +112,5 @@ def test_lsns_and_times_are_those_of_people(command):
 def test_a_time_that_is_not_known_stays_so():
     assert table.shown({**table_row(), "copy": None})["copy"] is None
     assert table.shown({**table_row(), "copy": {"began_at": 0.0}})["copy"] == {"began_at": None}
-    assert quarantine.shown({**unfit_row(), "commit_time": None})["commit_time"] is None
+    assert quarantine.shown({**quarantined_row(), "commit_time": None})["commit_time"] is None
     assert slots_view.shown({}) == {}

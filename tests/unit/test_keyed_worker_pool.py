@@ -13,18 +13,18 @@ def test_a_slot_has_one_piece_of_work_at_a_time_and_others_go_on():
     def stuck() -> None:
         over.wait(30)
 
-    with KeyedWorkerPool("near", workers=2) as hands:
-        assert hands.give("stuck", stuck)
-        assert not hands.give("stuck", lambda: None)
-        assert hands.give("other", other.set)
+    with KeyedWorkerPool("near", workers=2) as pool:
+        assert pool.submit("stuck", stuck)
+        assert not pool.submit("stuck", lambda: None)
+        assert pool.submit("other", other.set)
         assert other.wait(10)
         # It is at work until its worker has said how it ended.
-        wait_for(lambda: [*hands.busy()] == ["stuck"], 10, "the other one is done")
-        assert not hands.wait(0.05)
+        wait_for(lambda: [*pool.busy()] == ["stuck"], 10, "the other one is done")
+        assert not pool.wait(0.05)
         over.set()
-        assert hands.wait(10)
-        assert hands.ended() == {"other": None, "stuck": None}
-        assert hands.ended() == {}
+        assert pool.wait(10)
+        assert pool.ended() == {"other": None, "stuck": None}
+        assert pool.ended() == {}
 
 
 def test_a_fault_of_any_kind_is_told_and_ends_no_worker():
@@ -34,12 +34,12 @@ def test_a_fault_of_any_kind_is_told_and_ends_no_worker():
     def broken() -> None:
         raise ZeroDivisionError("ours")
 
-    with KeyedWorkerPool("near", workers=1) as hands:
-        hands.give("first", refused)
-        hands.give("second", broken)
-        hands.give("third", lambda: None)
-        assert hands.wait(10)
-        ended = hands.ended()
+    with KeyedWorkerPool("near", workers=1) as pool:
+        pool.submit("first", refused)
+        pool.submit("second", broken)
+        pool.submit("third", lambda: None)
+        assert pool.wait(10)
+        ended = pool.ended()
     assert isinstance(ended["first"], SlotError)
     assert "ZeroDivisionError" in str(ended["second"])
     assert ended["third"] is None
@@ -47,15 +47,15 @@ def test_a_fault_of_any_kind_is_told_and_ends_no_worker():
 
 def test_what_was_not_begun_at_the_end_is_not_done():
     begun, over, done = threading.Event(), threading.Event(), threading.Event()
-    hands = KeyedWorkerPool("near", workers=1)
+    pool = KeyedWorkerPool("near", workers=1)
 
     def first() -> None:
         begun.set()
         over.wait(30)
 
-    hands.give("first", first)
-    hands.give("second", done.set)
+    pool.submit("first", first)
+    pool.submit("second", done.set)
     assert begun.wait(10)
-    hands.close()
+    pool.close()
     over.set()
     assert not done.wait(0.2)

@@ -147,7 +147,7 @@ def test_a_file_removed_while_it_is_sealed_leaves_no_checksums(
 
 def table_files(table: Path, ids: list[int], told: int | None = None) -> None:
     """Write the table's files anew, with checksums; the manifest tells of so many rows."""
-    rows = {"data/a.parquet": ids, "data/gone.parquet": [2], "unfit/b.parquet": [9]}
+    rows = {"data/a.parquet": ids, "data/gone.parquet": [2], "quarantine/b.parquet": [9]}
     for name, values in rows.items():
         (table / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"id": values}), table / name)
@@ -169,7 +169,7 @@ def table_files(table: Path, ids: list[int], told: int | None = None) -> None:
             for number in range(2)
         ],
     )
-    for folder in ("metadata", "data", "unfit"):
+    for folder in ("metadata", "data", "quarantine"):
         for file in (table / folder).glob("[!.]*"):
             sums_of(file).unlink(missing_ok=True)
             seal(file)
@@ -229,7 +229,12 @@ LINK = "_tuskline/epochs/00000000000000000001.json"
 METADATA = "tables/shop/public/t/metadata/v2.metadata.json"
 OTHERS = [
     f"tables/shop/public/t/{name}"
-    for name in ("metadata/snap-7.avro", "metadata/m0.avro", "data/a.parquet", "unfit/b.parquet")
+    for name in (
+        "metadata/snap-7.avro",
+        "metadata/m0.avro",
+        "data/a.parquet",
+        "quarantine/b.parquet",
+    )
 ]
 
 
@@ -290,8 +295,16 @@ def test_33_lake_verify_reads_the_older_links_too(lake: Path) -> None:
     ("ids", "told", "said"),
     [
         # What was damaged before it was copied into files whose checksums are right.
-        ([1, 2, 3], None, "shop.public.t: epoch 5 has 4 rows of it, its files have 2"),
-        ([1, 3, 4, 5, 6], None, "shop.public.t: epoch 5 has 4 rows of it, its files have 5"),
+        (
+            [1, 2, 3],
+            None,
+            "shop.public.t: its manifest has 4 rows at epoch 5, but its files have 2",
+        ),
+        (
+            [1, 3, 4, 5, 6],
+            None,
+            "shop.public.t: its manifest has 4 rows at epoch 5, but its files have 5",
+        ),
         ([1, 2, 3], 5, "a.parquet: has 3 rows, and 5 by its manifest"),
     ],
 )

@@ -7,7 +7,7 @@ from walsender_bridge.observability.observation import Observation
 HELD = TableVersion(
     *("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "held"),
     reason="it lost t",
-    unfit_rows=5,
+    quarantined_rows=5,
     skipped_rows=2,
 )
 COPY = {"rows": 5, "bytes": 600, "pieces": 4, "pieces_done": 1, "rows_per_second": 1.0}
@@ -31,8 +31,8 @@ def test_held_tables_and_copies_are_told():
         for sample in metric.samples
     }
     assert samples["tuskline_lake_table_behind", "shop.public.a", "held"] == 1
-    assert samples["tuskline_lake_table_unfit_rows", "shop.public.a"] == 3
+    assert samples["tuskline_lake_table_quarantined_rows", "shop.public.a"] == 3
     assert samples["tuskline_lake_table_skipped_rows", "shop.public.a"] == 2
     assert samples["tuskline_lake_copy_bytes", "shop.public.b"] == 600
     assert samples["tuskline_lake_copy_pieces_done", "shop.public.b"] == 1
-    assert "table shop.public.a holds the epochs back: it lost t" in seen.ill
+    assert "table shop.public.a holds the epochs back: it lost t" in seen.problems

@@ -40,31 +40,31 @@ def test_a_full_disk_is_named_with_its_place_whoever_says_so(error, what, where)
 
 
 def test_other_failures_keep_their_words():
-    unfit = UnsupportedValueError("NaN", where="public.docs.price", repair="set it aside")
-    assert folder.why(unfit, "/srv/lake") is unfit
+    unrepresentable = UnsupportedValueError("NaN", where="public.docs.price", repair="set it aside")
+    assert folder.why(unrepresentable, "/srv/lake") is unrepresentable
     assert folder.why(ValueError("first\nsecond"), "/srv/lake").what == "a round failed: first"
 
 
 def test_the_job_s_word_counts_while_it_lives(tmp_path):
     run_dir, lake = tmp_path / "run", str(tmp_path)
-    assert lake_status.trouble(run_dir, lake) is None
+    assert lake_status.problem(run_dir, lake) is None
     lake_status.write(run_dir, LakeError("a disk is full", where="there", repair="make room"))
-    found = lake_status.trouble(run_dir, lake)
+    found = lake_status.problem(run_dir, lake)
     assert isinstance(found, LakeError)
     assert (found.what, found.where, found.repair) == ("a disk is full", "there", "make room")
     lake_status.write(run_dir, None)
-    assert lake_status.trouble(run_dir, lake) is None
+    assert lake_status.problem(run_dir, lake) is None
     # What one said that has died since is said no more, but for one that could not start a moment ago.
     with subprocess.Popen(["true"]) as gone:
         pass
     path = run_dir / "lake.status.json"
     record = {"pid": gone.pid, "updated_at": 0.0, "error": LakeError("old").to_wire()}
     path.write_text(json.dumps(record))
-    assert lake_status.trouble(run_dir, lake) is None
+    assert lake_status.problem(run_dir, lake) is None
     path.write_text(json.dumps({**record, "updated_at": time.time()}))
-    assert lake_status.trouble(run_dir, lake) is not None
+    assert lake_status.problem(run_dir, lake) is not None
     path.write_text("half a rec")
-    assert lake_status.trouble(run_dir, lake) is None
+    assert lake_status.problem(run_dir, lake) is None
 
 
 def test_a_job_that_lives_and_says_nothing_any_more_hangs(tmp_path):
@@ -74,20 +74,20 @@ def test_a_job_that_lives_and_says_nothing_any_more_hangs(tmp_path):
     record = json.loads(path.read_text())
     silent = record["updated_at"] - lake_status.HUNG_SECONDS - 1
     path.write_text(json.dumps({**record, "updated_at": silent}))
-    found = lake_status.trouble(run_dir, lake)
+    found = lake_status.problem(run_dir, lake)
     assert found is not None
     assert found.cause == Cause.UNAVAILABLE
-    assert "has not come to the end of a round for 30" in found.what
+    assert "has not finished a round for 30" in found.what
     assert str(os.getpid()) in found.where
     # What one wrote that has ended is no sign of anything.
     with subprocess.Popen(["true"]) as gone:
         pass
     path.write_text(json.dumps({**record, "updated_at": silent, "pid": gone.pid}))
-    assert lake_status.trouble(run_dir, lake) is None
+    assert lake_status.problem(run_dir, lake) is None
 
 
 def told(run_dir, lake) -> TusklineError:
-    found = lake_status.trouble(run_dir, lake)
+    found = lake_status.problem(run_dir, lake)
     assert found is not None
     return found
 
@@ -103,12 +103,12 @@ def test_a_job_that_was_started_again_is_told_until_its_first_round(tmp_path):
             record = {"pid": gone.pid, "updated_at": 0.0, "error": error}
             (run_dir / "lake.status.json").write_text(json.dumps(record))
             found = told(run_dir, lake)
-            assert "has been started, and has not come to the end of a round yet" in found.what
-            assert ("the one before said: old" in found.what) == (error is not None)
+            assert "has started, and has not finished a round yet" in found.what
+            assert ("the previous job reported: old" in found.what) == (error is not None)
             assert found.where == f"process {os.getpid()}"
         lake_status.write(run_dir, None)
-        assert lake_status.trouble(run_dir, lake) is None
-    assert lake_status.trouble(run_dir, lake) is None
+        assert lake_status.problem(run_dir, lake) is None
+    assert lake_status.problem(run_dir, lake) is None
 
 
 def test_the_lake_that_up_has_just_started_again_is_told_before_it_has_its_lock(tmp_path):
@@ -120,14 +120,14 @@ def test_the_lake_that_up_has_just_started_again_is_told_before_it_has_its_lock(
         assert told(run_dir, lake).where == f"process {os.getppid()}"
         states["children"]["lake"]["pid"] = os.getpid()
         (run_dir / "up.json").write_text(json.dumps(states))
-        assert lake_status.trouble(run_dir, lake) is None
+        assert lake_status.problem(run_dir, lake) is None
 
 
 def test_a_disk_without_room_is_told_without_the_job(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=folder.ROOM - 1))
-    found = lake_status.trouble(tmp_path / "run", str(tmp_path))
+    found = lake_status.problem(tmp_path / "run", str(tmp_path))
     assert found is not None
     assert "the disk is full: 63 MB are free" in found.what
     assert found.where == str(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=folder.ROOM))
-    assert lake_status.trouble(tmp_path / "run", str(tmp_path)) is None
+    assert lake_status.problem(tmp_path / "run", str(tmp_path)) is None

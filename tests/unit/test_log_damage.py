@@ -21,7 +21,7 @@ from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.client import LogStatus, ReplicaClient, StreamCut
 from walsender_bridge.change_log.protocol import CommitContext, CutPoint
 from walsender_bridge.change_log.replica import fatal_segments
-from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.service import ReplicaServer, _batch
 from walsender_bridge.change_log.storage.segment import Segment
@@ -178,8 +178,8 @@ def test_a_damaged_entry_is_named_kept_aside_and_not_skipped(damaged_log: tuple[
     folder, last = damaged_log
     replica = HostedReplica(folder)
     replica.recover()
-    assert replica.judgement[0] == Judgement.VALID
-    with pytest.raises(CorruptError, match=r"CRC32C.*kept aside") as caught:
+    assert replica.outcome[0] == RecoveryOutcome.VALID
+    with pytest.raises(CorruptError, match=r"CRC32C.*renamed") as caught:
         list(replica.read(1, last + 1, None))
     assert "stream shop, offset 3, " in caught.value.where
     assert "data.mdb" in caught.value.where
@@ -192,8 +192,8 @@ def test_a_damaged_entry_is_named_kept_aside_and_not_skipped(damaged_log: tuple[
     replica.close()
     again = HostedReplica(folder)
     again.recover()
-    judgement, reason = again.judgement
-    assert judgement == Judgement.INVALID
+    outcome, reason = again.outcome
+    assert outcome == RecoveryOutcome.INVALID
     assert "offset 3" in reason
     again.close()
 
@@ -246,9 +246,9 @@ def test_a_version_that_changed_on_the_wire_is_an_error() -> None:
     with wire, ReplicaClient(f"grpc://127.0.0.1:{wire.port}") as client:
         (got,) = client.read("shop", 8, 9)
         assert (got.version, bytes(got.data)) == (8, data)
-        with pytest.raises(CorruptError, match="versions are not those"):
+        with pytest.raises(CorruptError, match="checksum mismatch"):
             list(client.read("shop", 9, 10))
-        with pytest.raises(CorruptError, match="versions are not those"):
+        with pytest.raises(CorruptError, match="checksum mismatch"):
             list(client.read("other", 8, 9))
 
 
@@ -368,10 +368,10 @@ def test_a_segment_that_ends_its_reader_is_found_and_kept_aside_by_the_next_log_
     assert segment.exists()
     log_server = ReplicaServer(tmp_path, "127.0.0.1:0", after=signal.SIGBUS)
     try:
-        judged = {name: log_server.replica(name).judgement for name in ("bank", "shop")}
-        assert judged["bank"][0] == Judgement.VALID
-        assert judged["shop"][0] == Judgement.INVALID
-        assert "ends the process with SIG" in judged["shop"][1]
+        judged = {name: log_server.replica(name).outcome for name in ("bank", "shop")}
+        assert judged["bank"][0] == RecoveryOutcome.VALID
+        assert judged["shop"][0] == RecoveryOutcome.INVALID
+        assert "kills the process with SIG" in judged["shop"][1]
     finally:
         log_server.stop()
     assert not segment.exists()

@@ -33,7 +33,7 @@ def test_every_bit_of_the_name_is_covered(tmp_path: Path) -> None:
 )
 def test_a_file_that_holds_no_name_is_damage(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "log-server.json").write_bytes(content)
-    with pytest.raises(CorruptError, match="the log server's id cannot be read"):
+    with pytest.raises(CorruptError, match="could not read the log server's id"):
         log_server_identity.load(tmp_path)
 
 

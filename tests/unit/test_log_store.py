@@ -16,7 +16,7 @@ from tests.support import pgoutput_messages as pm
 from tests.support.log_entries import AUDIT, SCHEMAS, EntryMaker
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import CommitContext
-from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import StreamStore
@@ -97,7 +97,7 @@ def test_what_is_read_is_what_was_written_over_segments_and_restarts(log: Log) -
     log.fill(12)
     assert len(log.segments()) >= 3
     log.restart()
-    assert log.host.judgement == (Judgement.VALID, "")
+    assert log.host.outcome == (RecoveryOutcome.VALID, "")
     assert log.read(1, 13) == log.written
     entries = [e for batch in log.host.read(4, 9, None) for e in batch]
     assert [(e.offset, e.version, e.global_offset) for e in entries] == [
@@ -138,7 +138,7 @@ def test_trimmed_segments_give_their_disk_back(log: Log) -> None:
     log.restart()
     assert log.host.status().low_offset == 58
     assert set(log.read(58, 61)) == {58, 59, 60}
-    with pytest.raises(TrimmedError, match="58 is the first"):
+    with pytest.raises(TrimmedError, match="the first one available is 58"):
         log.read(57, 61)
     with pytest.raises(TrimmedError):
         log.host.plan(57, 99, None, None)
@@ -148,7 +148,7 @@ def test_all_trimmed_is_valid_and_goes_on_where_it_was(log: Log) -> None:
     log.fill(8)
     log.host.trim(FOREVER, FOREVER)
     log.restart()
-    assert log.host.judgement[0] in {Judgement.ALL_TRIMMED, Judgement.VALID}
+    assert log.host.outcome[0] in {RecoveryOutcome.ALL_TRIMMED, RecoveryOutcome.VALID}
     status = log.host.status()
     assert (status.low_offset, status.end_offset, status.version) == (9, 9, 8)
     log.take_over()
@@ -228,7 +228,7 @@ def test_a_half_made_segment_is_removed(log: Log) -> None:
     (draft / "data.mdb").write_bytes(b"half")
     log.restart()
     assert not draft.exists()
-    assert log.host.judgement == (Judgement.VALID, "")
+    assert log.host.outcome == (RecoveryOutcome.VALID, "")
 
 
 def test_a_drop_that_was_cut_off_is_finished_at_the_next_opening(log: Log) -> None:
@@ -241,7 +241,7 @@ def test_a_drop_that_was_cut_off_is_finished_at_the_next_opening(log: Log) -> No
             shutil.copytree(folder, log.folder / folder.name)
     log.restart()
     assert log.segments()[0] > 1
-    assert log.host.judgement == (Judgement.VALID, "")
+    assert log.host.outcome == (RecoveryOutcome.VALID, "")
 
 
 # -- damage -----------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ def test_a_drop_that_was_cut_off_is_finished_at_the_next_opening(log: Log) -> No
 
 def silent(log: Log, reason: str) -> None:
     assert log.host.report("k") is None
-    judgement, why = log.host.judgement
-    assert judgement == Judgement.INVALID
+    outcome, why = log.host.outcome
+    assert outcome == RecoveryOutcome.INVALID
     assert reason in why
 
 
@@ -262,11 +262,11 @@ def test_a_short_newest_segment_is_kept_aside_and_named(log: Log) -> None:
     log.host = log.hosted()
     log.host.recover()
     silent(log, "corrupt-1")
-    with pytest.raises(CorruptError, match="kept aside"):
+    with pytest.raises(CorruptError, match="renamed"):
         log.host.status()
     assert [p.name for p in log.folder.iterdir()] == ["segment-00000000000000000001.corrupt-1"]
     log.restart()
-    silent(log, "kept aside")
+    silent(log, "renamed")
 
 
 def test_an_older_state_never_stands_in_for_a_damaged_one(log: Log) -> None:
@@ -290,7 +290,7 @@ def test_a_missing_segment_is_a_hole_and_no_trim(log: Log) -> None:
     shutil.rmtree(sorted(log.folder.glob("segment-*"))[1])
     log.host = log.hosted()
     log.host.recover()
-    silent(log, "is gone")
+    silent(log, "is missing")
     with pytest.raises(InvalidReplicaError):
         log.host.open_writer(99)
 
@@ -301,7 +301,7 @@ def test_a_missing_first_segment_is_a_loss_and_no_trim(log: Log) -> None:
     shutil.rmtree(min(log.folder.glob("segment-*")))
     log.host = log.hosted()
     log.host.recover()
-    silent(log, "is gone")
+    silent(log, "is missing")
 
 
 def test_damage_that_a_reader_meets_makes_the_replica_silent(log: Log) -> None:
@@ -380,7 +380,7 @@ def test_a_stream_folder_without_a_segment_is_not_a_replica(tmp_path: Path) -> N
 def test_the_writer_before_the_last_is_fenced(log: Log) -> None:
     old = log.session
     log.take_over()
-    with pytest.raises(FencedError, match="taken over"):
+    with pytest.raises(FencedError, match="newer writer"):
         log.host.append(old, [], [], None, 0)
     log.append(log.make.whole())
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge.capture.publication import other_than_recorded
-from walsender_bridge.capture.source import CaptureSource, LogPosition, cannot_go_on, lost
+from walsender_bridge.capture.publication import publication_mismatch
+from walsender_bridge.capture.source import CaptureSource, LogPosition, cannot_continue, lost
 from walsender_bridge.capture.status import StatusFile
 from walsender_bridge.capture.stream_record import KnownPosition, of_file
 from walsender_bridge.cli.doctor import of_capture
@@ -41,7 +41,7 @@ SLOT: dict[str, Any] = {
         (5, 5, True, "own", ""),
         (None, None, True, None, "dropped:"),
         (None, 5, True, None, "dropped:"),
-        (6, 5, True, None, "dropped and made again:"),
+        (6, 5, True, None, "dropped and recreated:"),
         (None, 5, True, "new", "renamed to 'new':"),
         # Renamed, and another one was made under the name.
         (6, 5, True, "new", "renamed to 'new':"),
@@ -50,7 +50,7 @@ SLOT: dict[str, Any] = {
 def test_a_slot_goes_on_with_the_publication_that_it_began_with(
     oid: int | None, recorded: int | None, began: bool, now_called: str | None, fate: str
 ) -> None:
-    why = other_than_recorded("own", oid, recorded, began=began, now_called=now_called)
+    why = publication_mismatch("own", oid, recorded, began=began, now_called=now_called)
     assert why.startswith(f"publication 'own' was {fate}") if fate else why == ""
 
 
@@ -90,7 +90,7 @@ def test_doctor_judges_a_stream_as_capture_will() -> None:
         assert (gone.cause, gone.repair, gone.prevents) == (Cause.DIVERGED, REATTACH, False)
     ahead = {**SLOT, "confirmed_flush_lsn": "0/801"}
     (moved,) = findings(known, ahead)
-    assert "made anew or moved" in moved.what
+    assert "recreated or moved" in moved.what
     # A slot in use goes forward; what capture wrote before it was killed is not the last word; and what is lost is named so.
     assert findings(known, {**ahead, "active": True}) == []
     assert findings(replace(known, behind=True), ahead) == []
@@ -100,7 +100,7 @@ def test_doctor_judges_a_stream_as_capture_will() -> None:
     assert "restored or replaced" in restored.what
     (other,) = findings(known, None, system_id="8", server=None)
     assert other.check == stream.CLUSTER
-    assert "system identifier 7, and the server's is 8" in other.what
+    assert "system identifier 7, but the server's is 8" in other.what
     assert other.repair.endswith(REATTACH)
 
 
@@ -122,13 +122,13 @@ def test_the_status_file_keeps_what_a_later_process_does_not_know_yet(tmp_path: 
 
 
 def test_what_the_server_or_its_stream_says_has_the_source_and_its_repair() -> None:
-    told = cannot_go_on(SOURCE, PublicationError('publication "tuskline_shop" does not exist'))
+    told = cannot_continue(SOURCE, PublicationError('publication "tuskline_shop" does not exist'))
     assert isinstance(told, PublicationError)
-    assert 'which the server cannot send: publication "tuskline_shop" does not' in told.what
+    assert 'did not exist: publication "tuskline_shop" does not' in told.what
     assert told.repair == REATTACH
     own = PublicationError("publication was dropped", repair=REATTACH)
-    assert cannot_go_on(SOURCE, own) is own
-    other = cannot_go_on(SOURCE, DivergedError("it does not fit", where="walsender"))
+    assert cannot_continue(SOURCE, own) is own
+    other = cannot_continue(SOURCE, DivergedError("it does not fit", where="walsender"))
     assert isinstance(other, DivergedError)
     assert "db.example" in other.where
     assert other.repair.endswith(f"{REATTACH} --force")

@@ -27,7 +27,7 @@ for number, piece in enumerate(pieces):
 kept = own() - before
 malloc_trim.SECONDS = 0.05
 if sys.argv[1] == "returned":
-    malloc_trim.keep_returning()
+    malloc_trim.start()
 deadline = time.monotonic() + float(sys.argv[2])
 while own() - before > 1 << 14 and time.monotonic() < deadline:
     time.sleep(0.05)

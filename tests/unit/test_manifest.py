@@ -290,12 +290,26 @@ def test_a_lake_of_format_3_opens_and_damage_in_it_is_found(chain):
         chain.head()
 
 
+def test_quarantined_rows_of_a_lake_of_format_5_are_found(chain):
+    record = first().to_json()
+    table = record["tables"]["shop.public.t"]
+    for name in ("quarantined_rows", "quarantine_files", "retry_quarantined"):
+        del table[name]
+    table.update(unfit_rows=3, unfit_files=["unfit/a.parquet"], retry_unfit=True)
+    record["format_version"] = 5
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path.write_bytes(sealed_json.dump(record))
+    found = chain.head().tables["shop.public.t"]
+    assert (found.quarantined_rows, found.quarantine_files) == (3, ("unfit/a.parquet",))
+    assert found.retry_quarantined
+
+
 def test_a_newer_format_is_refused_by_name(chain):
     grow(chain, [1])
     path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
     newer = sealed_json.FORMAT_VERSION + 1
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": newer}))
-    with pytest.raises(NotSupportedError, match=f"format is {newer}"):
+    with pytest.raises(NotSupportedError, match=f"has format {newer}"):
         chain.head()
 
 
@@ -341,7 +355,7 @@ def test_a_lost_newest_link_is_told_by_takeover_verify_and_read(chain, monkeypat
     chain.publish(second, one)
     third = second.next(1.0, term=2)
     chain.publish(third, second)
-    assert chain.told() == PublishedLink(3, 9, 2)
+    assert chain.recorded_newest() == PublishedLink(3, 9, 2)
     file = lost_link(chain, third)
     kept = file.read_bytes()
     file.unlink()
@@ -387,7 +401,7 @@ def test_31_a_writer_whose_link_was_lost_and_made_again_by_another_is_refused(ch
     (chain.root / "_tuskline" / "newest.json").unlink()
     chain.publish(one.next(1.0, term=2), one)
     (chain.root / "_tuskline" / "newest.json").unlink()
-    with pytest.raises(FencedError, match="term 1 is over"):
+    with pytest.raises(FencedError, match="term 1 has ended"):
         chain.publish(lost.next(1.0, epoch=9), lost)
     assert chain.numbers() == [1, 2]
 
@@ -397,7 +411,7 @@ def test_31_a_writer_whose_link_was_lost_and_made_again_by_another_is_refused(ch
     [
         "tables/s/public/docs%t4-0a/metadata/v7.metadata.json",
         "tables/s/public/docs%t1-0a/data/00000000000000000003-t4-a1.parquet",
-        "tables/s/public/docs%t1-0a/unfit/.00000000000000000003-t4-a1-rows.parquet.0a.tmp",
+        "tables/s/public/docs%t1-0a/quarantine/.00000000000000000003-t4-a1-rows.parquet.0a.tmp",
         "tables/s/public/docs%t4-0a/data/copy-t1-0.parquet",
         "_tuskline/staging/00000000000000000003-t4-a1/0.arrow",
     ],
@@ -430,7 +444,7 @@ def test_a_chain_that_is_gone_as_a_whole_is_not_begun_anew(chain):
     chain.publish(one, None)
     lost_link(chain, one).unlink()
     site = LakeSite(chain, Mock())
-    with pytest.raises(CorruptError, match="that is left is none"):
+    with pytest.raises(CorruptError, match="remaining one is none"):
         takeover.carry_out(takeover.take_over(lambda *_: one), site.do)
 
 
@@ -452,11 +466,11 @@ def test_a_lake_of_an_earlier_version_tells_of_no_link_yet(chain):
     chain.publish(one, None)
     told = chain.root / "_tuskline" / "newest.json"
     told.unlink()
-    assert chain.told() is None
+    assert chain.recorded_newest() is None
     chain.publish(one.next(1.0), one)
-    assert chain.told() == PublishedLink(2, one.epoch, one.term)
+    assert chain.recorded_newest() == PublishedLink(2, one.epoch, one.term)
     # A writer that slept tells nothing older.
-    NewestRecord(told.parent).tell(one)
-    assert chain.told() == PublishedLink(2, one.epoch, one.term)
+    NewestRecord(told.parent).record(one)
+    assert chain.recorded_newest() == PublishedLink(2, one.epoch, one.term)
     told.write_bytes(b"{")
     assert "remove it" in verify(chain, print).errors[0].repair

@@ -56,7 +56,7 @@ def test_12_it_is_said_once_and_the_next_one_is_not_settled_yet():
 
 def test_12_a_change_begins_when_the_one_before_is_settled_and_goes_on_when_its_step_is():
     membership = Membership(OLD)
-    with pytest.raises(UsageError, match="holds the one in force"):
+    with pytest.raises(UsageError, match="holds the current one"):
         membership.begin(NEW, STREAMING)
     membership = settled(OLD, 1, 2)
     membership.use(membership.begin(NEW, STREAMING))
@@ -82,7 +82,7 @@ def test_a_change_that_could_not_begin_in_an_hour_is_carried_out_no_more(tmp_pat
     membership = settled(OLD, 1, 2)
     for later, state in ((60.0, ChangeState.WAITING), (3601.0, ChangeState.EXPIRED)):
         changes = MemberChanges(file, clock=lambda later=later: NOW + later)  # type: ignore[misc]  # bound now
-        changes.look()
+        changes.poll()
         assert changes.state(membership) == state
         assert changes.next(membership, None) is None
         assert ("within an hour" in changes.why) == (state == ChangeState.EXPIRED)
@@ -109,7 +109,7 @@ def test_a_request_with_a_changed_digit_or_letter_is_not_carried_out(tmp_path) -
     whole = file.read_bytes()
     for at, byte in enumerate(whole):
         file.write_bytes(whole[:at] + bytes([byte ^ 1]) + whole[at + 1 :])
-        with pytest.raises(CorruptError, match="asks for no membership"):
+        with pytest.raises(CorruptError, match="invalid membership request"):
             MemberRequest.load(file)
     file.write_bytes(whole)
     assert MemberRequest.load(file) == asked

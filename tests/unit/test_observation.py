@@ -25,6 +25,6 @@ def test_sources_are_asked_at_once_and_listed_in_their_order(tmp_path, monkeypat
 
     monkeypatch.setattr(psycopg, "connect", no_answer)
     with observation.Observer(load_config(tmp_path / "tuskline.toml")) as observer:
-        seen = observer.look()
+        seen = observer.observe()
     assert [source.name for source in seen.sources] == ["c", "a", "b"]
     assert all(source.error is not None for source in seen.sources)

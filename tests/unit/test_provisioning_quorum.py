@@ -62,7 +62,7 @@ def test_memberships_from_before_ids_are_taken_from_a_majority_of_their_members(
 def test_a_first_membership_that_was_begun_goes_on():
     begun = replace(THREE, term=0)
     assert in_force(held(s1=begun, s2=EMPTY, s3=EMPTY), 3, KnownQuorumId(OWN)) == begun
-    # Whoever began it has lost its record, and was never in office.
+    # Whoever began it has lost its record, and never led.
     found = held(s1=begun, s2=EMPTY, s3=EMPTY)
     assert not in_force(found, 3, KnownQuorumId())
     assert first(answers(*found), ADDRESSES, KnownQuorumId()).members == {1, 2, 3}
@@ -74,7 +74,11 @@ def test_a_first_membership_that_was_begun_goes_on():
         (RECORDED, (EMPTY, EMPTY, EMPTY), "no safekeeper here belongs to quorum 0{31}a"),
         (RECORDED, (EMPTY, STRANGER, STRANGER), "no safekeeper here belongs to quorum 0{31}a"),
         (KnownQuorumId(required=True), (EMPTY, EMPTY, EMPTY), "commits wait for a quorum"),
-        (KnownQuorumId(), (EMPTY, THREE, STRANGER), "no quorum that a majority of them is in"),
+        (
+            KnownQuorumId(),
+            (EMPTY, THREE, STRANGER),
+            "no majority of the safekeepers here belongs to one quorum",
+        ),
     ],
 )
 def test_no_new_quorum_takes_the_place_of_one_that_there_was(known, configurations, why):
@@ -82,7 +86,7 @@ def test_no_new_quorum_takes_the_place_of_one_that_there_was(known, configuratio
     with pytest.raises(DivergedError, match=why) as refused:
         first(answers(*found), ADDRESSES, known)
     assert "a:1 (empty)" in refused.value.where
-    assert "data directories back" in refused.value.repair
+    assert "restore the safekeepers' data directories" in refused.value.repair
     # The ones that are still away may be those of the quorum.
     away = ConnectionFailedError("no answer")
     with pytest.raises(UnavailableError, match=why) as waits:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_consumers.lake.tables import sources
-from spark_consumers.lake.tables.publication_poller import UNSEEN_SECONDS, PublicationPoller
+from spark_consumers.lake.tables.publication_poller import OVERDUE_SECONDS, PublicationPoller
 from spark_consumers.lake.tables.shape import Publication
 from spark_consumers.lake.tables.sources import Source
 from tests.support.waiting import wait_for
@@ -32,7 +32,7 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     made = Servers()
-    monkeypatch.setattr(sources, "look", made.look)
+    monkeypatch.setattr(sources, "read_publication", made.look)
     return made
 
 
@@ -59,17 +59,17 @@ def test_a_source_that_is_asked_in_vain_for_long_is_named(
 ) -> None:
     servers.refused["shop"] = LOCKED
     assert ask(looks, servers, "shop", "bank") == {"bank"}
-    assert looks.unseen() is None
-    servers.now += UNSEEN_SECONDS + 1
+    assert looks.overdue() is None
+    servers.now += OVERDUE_SECONDS + 1
     assert ask(looks, servers, "shop", "bank") == {"bank"}
-    error = looks.unseen()
+    error = looks.overdue()
     assert error is not None
     assert (error.where, error.repair) == ("source shop", "see pg_locks")
     assert "not been compared with the server's catalog for 61 s" in error.what
     assert "lock timeout" in error.what
     del servers.refused["shop"]
     assert ask(looks, servers, "shop", "bank") == {"shop", "bank"}
-    assert looks.unseen() is None
+    assert looks.overdue() is None
 
 
 def test_a_source_that_is_not_asked_any_more_is_not_named(
@@ -77,6 +77,6 @@ def test_a_source_that_is_not_asked_any_more_is_not_named(
 ) -> None:
     servers.refused["shop"] = LOCKED
     ask(looks, servers, "shop", "bank")
-    servers.now += UNSEEN_SECONDS + 1
+    servers.now += OVERDUE_SECONDS + 1
     ask(looks, servers, "bank")
-    assert looks.unseen() is None
+    assert looks.overdue() is None

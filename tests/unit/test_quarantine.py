@@ -82,7 +82,7 @@ class Model:
 
 
 class Lake:
-    """One table and its unfit rows on a disk, written by the pipeline's own functions, without Spark."""
+    """One table and its quarantined rows on a disk, written by the pipeline's own functions, without Spark."""
 
     def __init__(self, folder: Path, table: Table) -> None:
         self.folder, self.table = folder, table
@@ -102,9 +102,11 @@ class Lake:
             key=self.key,
             start_lsn=0,
             relation_id=1,
-            keeps_unfit=True,
-            unfit_files=tuple(f"{self.folder}/t/{file}" for file in self.version.unfit_files),
-            retry_unfit=self.version.retry_unfit,
+            quarantines=True,
+            quarantine_files=tuple(
+                f"{self.folder}/t/{file}" for file in self.version.quarantine_files
+            ),
+            retry_quarantined=self.version.retry_quarantined,
         )
 
     def apply(self, ranges: list[list[ChangeBatch]]) -> None:
@@ -159,10 +161,12 @@ class Lake:
         count = (0 if staged.truncated else len(self.rows)) + staged.added
         self.rows = pa.concat_tables(parts)
         assert len(self.rows) == count
-        self.version = quarantine.with_unfit(self.version, [staged.unfit, done.unfit])
+        self.version = quarantine.with_quarantined(
+            self.version, [staged.quarantined, done.quarantined]
+        )
 
     def found(self) -> tuple[Counter[Row], Counter[Row]]:
-        """The table's rows and the unfit ones, as texts."""
+        """The table's rows and the quarantined ones, as texts."""
         names = COLUMNS.names
         table = Counter(
             tuple(None if v is None else str(v) for v in row.values())
@@ -185,7 +189,7 @@ def batches_of(table: Table, groups: list[list[bytes]]) -> list[list[ChangeBatch
     for number, group in enumerate(groups):
         log = cut(list(transactions([[m] for m in group], 0x1000 * (number + 1))), [table])
         keep = {"public.t"}
-        found.append(list(decode_entries(log.entries, log.schemas, keep_unfit=keep)))
+        found.append(list(decode_entries(log.entries, log.schemas, keep_unrepresentable=keep)))
     return found
 
 
@@ -197,7 +201,7 @@ def test_the_table_and_what_is_set_aside_are_the_source(
 ) -> None:
     model, lake = Model(data, table), Lake(tmp_path_factory.mktemp("lake"), table)
     for _ in range(data.draw(st.integers(1, 4))):
-        if bool(lake.version.unfit_files) and data.draw(st.booleans()):
+        if bool(lake.version.quarantine_files) and data.draw(st.booleans()):
             lake.retry()
         counts = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
         groups = [[model.step() for _ in range(count)] for count in counts]
@@ -205,7 +209,7 @@ def test_the_table_and_what_is_set_aside_are_the_source(
         rows, aside = lake.found()
         assert rows == Counter(row for row in model.rows if fits(row))
         assert aside == Counter(row for row in model.rows if not fits(row))
-        assert lake.version.unfit_rows == aside.total()
+        assert lake.version.quarantined_rows == aside.total()
 
 
 def test_an_unsent_value_goes_with_its_row_into_quarantine_and_back(tmp_path: Path) -> None:
@@ -239,7 +243,7 @@ def test_a_row_that_is_given_up_is_followed_on(tmp_path: Path) -> None:
     )
     lake.version, missing = skip(tmp_path, "shop.public.t", lake.version, {first.id}, 1)
     assert not missing
-    assert (lake.version.unfit_rows, lake.version.skipped_rows) == (2, 1)
+    assert (lake.version.quarantined_rows, lake.version.skipped_rows) == (2, 1)
     found = {row.id: row.skipped for row in rows_of(tmp_path, "shop.public.t", lake.version)}
     assert found == {first.id: True, second.id: False}
     # Another value that does not fit is another loss, which nobody has accepted.
@@ -247,17 +251,17 @@ def test_a_row_that_is_given_up_is_followed_on(tmp_path: Path) -> None:
     assert lake.version.skipped_rows == 0
     lake.apply(batches_of(KEYED, [[update(KEYED, ("2024-01-01", "2024-01-01", UNCHANGED))]]))
     assert lake.found()[0] == Counter([("2024-01-01", "2024-01-01", None)])
-    assert lake.version.unfit_rows == 1
+    assert lake.version.quarantined_rows == 1
 
 
-def test_a_change_of_an_unfit_row_that_was_never_set_aside_is_damage(tmp_path: Path) -> None:
+def test_a_change_of_a_quarantined_row_that_was_never_set_aside_is_damage(tmp_path: Path) -> None:
     for number, (table, change) in enumerate(
         [
             (KEYED, delete(KEYED, ("infinity", None, None))),
             (BAG, delete(BAG, ("2024-01-01", "infinity", None), b"O")),
         ]
     ):
-        with pytest.raises(CorruptError, match=r"shop\.public\.t: a row"):
+        with pytest.raises(CorruptError, match=r"shop\.public\.t: a(n unrepresentable)? row"):
             Lake(tmp_path / str(number), table).apply(batches_of(table, [[change]]))
 
 
@@ -298,5 +302,5 @@ def test_too_many_rows_are_no_exceptions(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(quarantine, "MAX_ROWS", 2)
     rows = [insert(BAG, ("infinity", None, None)) for _ in range(3)]
-    with pytest.raises(UnsupportedValueError, match="at most 2 are set aside"):
+    with pytest.raises(UnsupportedValueError, match="at most 2 can be quarantined"):
         Lake(tmp_path, BAG).apply(batches_of(BAG, [rows]))

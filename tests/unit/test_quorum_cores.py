@@ -30,7 +30,7 @@ from walsender_bridge.quorum.proposer.effects import (
 )
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, History, HistoryEntry
 from walsender_bridge.quorum.safekeeper import effects as e
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
@@ -137,7 +137,7 @@ def test_6_a_crash_after_two_took_the_new_epoch_gives_vcl_2() -> None:
 # -- one safekeeper ---------------------------------------------------------------------------------
 
 MEMBERS = Configuration(1, frozenset({1, 2, 3}))
-EPOCH_1 = History((EpochEntry(1, 100, 1),))
+EPOCH_1 = History((HistoryEntry(1, 100, 1),))
 
 
 def safekeeper(flush_lsn: int = 200) -> Safekeeper:
@@ -186,9 +186,9 @@ def refusal(effects: list[e.Effect]) -> m.Refusal:
     return refused.reason
 
 
-def in_office(core: Safekeeper, term: int = 2, proposer: int = 22, conn: int = 5) -> None:
+def led(core: Safekeeper, term: int = 2, proposer: int = 22, conn: int = 5) -> None:
     """A proposer of timeline 1 is elected and sends 10 bytes, of which 5 are committed."""
-    history = EPOCH_1.succeeded(200, [EpochEntry(term, 200, 1)])
+    history = EPOCH_1.succeeded(200, [HistoryEntry(term, 200, 1)])
     configuration = MEMBERS.stamped(term)
     drive(core, conn, greeting(proposer), vote(term, proposer))
     drive(core, conn, m.Elected(term, 200, 150, False, history, configuration))
@@ -217,7 +217,7 @@ def test_2_a_vote_needs_a_greater_term(term: int) -> None:
 def test_3_zeros_come_before_the_history_and_new_wal_behind_it() -> None:
     core = safekeeper()
     drive(core, 5, greeting(22), vote(2, 22, timeline=2))
-    history = EPOCH_1.succeeded(150, [EpochEntry(2, 150, 2)])
+    history = EPOCH_1.succeeded(150, [HistoryEntry(2, 150, 2)])
     done = drive(core, 5, m.Elected(2, 150, 150, False, history, MEMBERS.stamped(2)))
     kinds = [type(x) for x in done]
     assert kinds == [e.TruncateWal, e.PersistControl, e.SendMessage]
@@ -228,16 +228,16 @@ def test_3_zeros_come_before_the_history_and_new_wal_behind_it() -> None:
 def test_6_a_position_that_is_not_its_own_divergence_point_is_refused() -> None:
     core = safekeeper()
     drive(core, 5, greeting(22), vote(2, 22))
-    history = EPOCH_1.succeeded(150, [EpochEntry(2, 150, 1)])
+    history = EPOCH_1.succeeded(150, [HistoryEntry(2, 150, 1)])
     done = drive(core, 5, m.Elected(2, 200, 150, False, history, MEMBERS.stamped(2)))
     assert refusal(done) == m.Refusal.DIVERGED
 
 
 def test_a_rewrite_below_what_is_committed_is_refused() -> None:
     core = safekeeper()
-    in_office(core)
+    led(core)
     drive(core, 6, greeting(33), vote(3, 33))
-    history = EPOCH_1.succeeded(180, [EpochEntry(3, 180, 1)])
+    history = EPOCH_1.succeeded(180, [HistoryEntry(3, 180, 1)])
     done = drive(core, 6, m.Elected(3, 180, 180, False, history, MEMBERS.stamped(3)))
     assert refusal(done) == m.Refusal.DIVERGED
     assert not [x for x in done if isinstance(x, e.TruncateWal)]
@@ -245,7 +245,7 @@ def test_a_rewrite_below_what_is_committed_is_refused() -> None:
 
 def test_26_a_greater_node_id_displaces_and_readers_stay() -> None:
     core = safekeeper()
-    in_office(core)
+    led(core)
     done = drive(core, 6, greeting(33), vote(3, 33))
     assert e.SendMessage(5, m.Refused(m.Refusal.OLDER_TERM, m.NodeId(3, 33), "displaced")) in done
     assert e.Close(5) in done
@@ -256,7 +256,7 @@ def test_26_a_greater_node_id_displaces_and_readers_stay() -> None:
 
 def test_26_a_short_disconnection_resumes_without_a_vote() -> None:
     core = safekeeper()
-    in_office(core)
+    led(core)
     drive(core, 5, m.Append(2, 210, 205, 120, 10))  # not synced when the connection breaks
     done = drive(core, 6, greeting(22), m.Resume(m.NodeId(2, 22)))
     assert e.Close(5) in done
@@ -269,7 +269,7 @@ def test_26_a_short_disconnection_resumes_without_a_vote() -> None:
 
 def test_5_a_resumption_of_another_process_is_refused() -> None:
     core = safekeeper()
-    in_office(core)
+    led(core)
     assert refusal(drive(core, 6, greeting(23), m.Resume(m.NodeId(2, 23)))) == m.Refusal.OLDER_TERM
 
 
@@ -281,7 +281,7 @@ def test_29_a_fenced_timeline_is_refused_until_its_successor_attached() -> None:
     again = Safekeeper(core.control, 200)  # the fence is durable
     assert refusal(drive(again, 6, greeting(11), vote(3, 11))) == m.Refusal.FENCED_TIMELINE
     drive(again, 7, greeting(33), vote(3, 33, timeline=2))
-    history = EPOCH_1.succeeded(200, [EpochEntry(3, 200, 2)])
+    history = EPOCH_1.succeeded(200, [HistoryEntry(3, 200, 2)])
     assert sent(
         drive(again, 7, m.Elected(3, 200, 200, False, history, MEMBERS.stamped(3))), m.AppendAck
     )
@@ -295,7 +295,7 @@ def test_29_a_fence_stands_until_the_log_itself_is_the_successor_s() -> None:
     assert sent(drive(core, 9, greeting(44)), m.SafekeeperGreeting)[0].fenced_timeline == 1  # type: ignore[union-attr]
     drive(core, 7, greeting(33), vote(3, 33, timeline=2))
     # It was promoted further on, and its WAL up to there has not come.
-    history = EPOCH_1.succeeded(200, [EpochEntry(3, 200, 1), EpochEntry(3, 230, 2)])
+    history = EPOCH_1.succeeded(200, [HistoryEntry(3, 200, 1), HistoryEntry(3, 230, 2)])
     drive(core, 7, m.Elected(3, 200, 200, False, history, MEMBERS.stamped(3)))
     assert refusal(drive(core, 8, greeting(11), vote(4, 11))) == m.Refusal.FENCED_TIMELINE
 
@@ -325,17 +325,17 @@ def test_19_another_server_is_refused_by_name(server: m.ServerInfo, reason: m.Re
     assert refusal(drive(safekeeper(), 5, m.ProposerGreeting(server, 22))) == reason
 
 
-def _promoted_inside_a_record(*later: EpochEntry) -> Safekeeper:
+def _promoted_inside_a_record(*later: HistoryEntry) -> Safekeeper:
     """It knew 205 to be committed, inside a record that began at 200; the successor starts at 200.
 
     `later`: the epoch that it hears of that from, if it missed the successor's own.
     """
     core = safekeeper()
-    in_office(core)
+    led(core)
     core.step(e.MessageReceived(6, greeting(33)))
     core.step(e.MessageReceived(6, vote(4, 33, timeline=2)))
     core.step(e.WalAligned(200, 200, 100))
-    successors = [EpochEntry(3, 200, 2), *later] if later else [EpochEntry(4, 200, 2)]
+    successors = [HistoryEntry(3, 200, 2), *later] if later else [HistoryEntry(4, 200, 2)]
     history = EPOCH_1.succeeded(200, successors)
     drive(core, 6, m.Elected(4, 200, 200, False, history, MEMBERS.stamped(4)))
     drive(core, 6, m.Append(4, 200, 200, 120, 10))
@@ -348,7 +348,7 @@ def test_30_what_was_committed_inside_a_record_is_not_what_a_promotion_wrote_the
 
 
 def test_30_nor_what_it_wrote_there_in_an_epoch_that_was_missed() -> None:
-    assert _promoted_inside_a_record(EpochEntry(4, 208, 2)).served_lsn == 200
+    assert _promoted_inside_a_record(HistoryEntry(4, 208, 2)).served_lsn == 200
 
 
 def test_24_mutant_9_would_serve_it() -> None:
@@ -359,7 +359,7 @@ def test_24_mutant_9_would_serve_it() -> None:
 def test_27_a_rebuild_forgets_its_history_before_its_wal() -> None:
     core = safekeeper()
     drive(core, 5, greeting(22), vote(9, 22))
-    history = History((EpochEntry(7, 800, 1), EpochEntry(9, 1200, 1)))
+    history = History((HistoryEntry(7, 800, 1), HistoryEntry(9, 1200, 1)))
     done = drive(core, 5, m.Elected(9, 1000, 1100, True, history, MEMBERS.stamped(9)))
     empty, reset, new, ack = done
     assert isinstance(empty, e.PersistControl)
@@ -373,7 +373,7 @@ def test_27_a_rebuild_forgets_its_history_before_its_wal() -> None:
 def test_27_a_rebuild_in_the_epoch_that_it_is_in_is_taken() -> None:
     """It was away, and the proposer of its own term has let go of what it lacks."""
     core = safekeeper()
-    in_office(core)
+    led(core)
     resumed = drive(core, 6, greeting(22), m.Resume(m.NodeId(2, 22)))
     assert not sent(resumed, m.Refused)
     history = core.control.history
@@ -385,7 +385,7 @@ def test_27_a_log_that_began_anew_beyond_vcl_begins_anew_again() -> None:
     """What was committed ended inside a record that begins in the segment before: VCL lies below all that it has."""
     core = Safekeeper(e.ControlState(1, INFO, m.NodeId(1, 11), EPOCH_1, MEMBERS), 1100)
     drive(core, 5, greeting(22), vote(9, 22), begin_lsn=1024)
-    history = EPOCH_1.succeeded(1020, [EpochEntry(9, 1020, 1)])
+    history = EPOCH_1.succeeded(1020, [HistoryEntry(9, 1020, 1)])
     follow = m.Elected(9, 1020, 1040, False, history, MEMBERS.stamped(9))
     assert refusal(drive(core, 5, follow)) == m.Refusal.DIVERGED
     for start in (1024, 1008):
@@ -411,7 +411,7 @@ def test_27_a_log_that_begins_beyond_vcl_is_told_to_begin_anew() -> None:
 def test_27_a_rebuild_above_what_is_committed_is_refused() -> None:
     core = safekeeper()
     drive(core, 5, greeting(22), vote(9, 22))
-    history = History((EpochEntry(7, 800, 1), EpochEntry(9, 1200, 1)))
+    history = History((HistoryEntry(7, 800, 1), HistoryEntry(9, 1200, 1)))
     done = drive(core, 5, m.Elected(9, 1000, 999, True, history, MEMBERS.stamped(9)))
     assert refusal(done) == m.Refusal.DIVERGED
 
@@ -435,7 +435,7 @@ def proposer(flush_lsn: int = 300) -> Proposer:
 
 
 def test_17_bytes_are_compared_on_one_timeline() -> None:
-    history = EPOCH_1.succeeded(190, [EpochEntry(2, 190, 2)])
+    history = EPOCH_1.succeeded(190, [HistoryEntry(2, 190, 2)])
     core = Proposer(22, INFO, Primary(Lineage(2, ((1, 190),)), 300), MEMBERS, 3)
     for peer in range(3):
         core.step(PeerConnected(peer))
@@ -572,7 +572,7 @@ def test_33_who_has_a_quorum_goes_on_for_as_long_as_it_waits() -> None:
     core.step(PeerReceived(2, held(3)))
     for peer, vote in enumerate(votes, 1):
         core.step(PeerReceived(peer, vote))
-    assert core.office is not None
+    assert core.leader is not None
     assert core.step(PeerReceived(0, replace(held(1), node_id=RIVAL))) == []
     assert not any(isinstance(each, Stop) for each in core.step(Tick()))
 
@@ -758,7 +758,7 @@ def test_30_a_failover_needs_a_complete_record() -> None:
     members = Configuration(1, frozenset({1, 2, 3}))
     proposer = Proposer(100, INFO, None, members, 3, purpose=m.Purpose.FAILOVER)
     told: list[object] = []
-    log = History((EpochEntry(1, BASE, 1),))
+    log = History((HistoryEntry(1, BASE, 1),))
     for peer in range(2):
         greeting = m.SafekeeperGreeting(peer + 1, INFO, m.NodeId(1, 9), members, BASE, 0, 1)
         proposer.step(PeerConnected(peer))
@@ -771,7 +771,7 @@ def test_30_a_failover_needs_a_complete_record() -> None:
 
 def test_33_a_dead_member_bars_nobody_from_office_after_many_epochs() -> None:
     """It holds back the restart LSN, and with it every epoch since, all in one segment or not."""
-    entries = tuple(EpochEntry(n + 1, 100 + n, 1) for n in range(MAX_ENTRIES))
+    entries = tuple(HistoryEntry(n + 1, 100 + n, 1) for n in range(MAX_ENTRIES))
     end, term = 100 + MAX_ENTRIES, MAX_ENTRIES
     core = proposer(end)
     core.step(PrimaryKeeps(96))
@@ -925,7 +925,7 @@ def test_7_a_distrusted_vote_that_came_first_is_no_vote() -> None:
 
 @pytest.mark.parametrize("compares", [False, True])
 def test_7_who_refuses_its_vote_tells_whom_it_distrusts(compares: bool) -> None:
-    """A proposer of an older timeline was campaigning already when the one in office noticed the rolled-back disk."""
+    """A proposer of an older timeline was campaigning already when the leader noticed the rolled-back disk."""
     core = proposer()
     for peer in range(3):
         core.step(PeerReceived(peer, held(peer + 1)))

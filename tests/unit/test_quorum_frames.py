@@ -10,11 +10,11 @@ from walsender_bridge.errors import MalformedMessageError, NotSupportedError, Tu
 from walsender_bridge.quorum.protocol import frames
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import MAX_MEMBERS, Configuration
-from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, History, HistoryEntry
 
 INFO = m.ServerInfo(0x0102030405060708, 16, 16 << 20)
 ID = m.NodeId(5, 0xABCD)
-HISTORY = History((EpochEntry(2, 0x1000000, 1), EpochEntry(5, 0x2000000, 1)))
+HISTORY = History((HistoryEntry(2, 0x1000000, 1), HistoryEntry(5, 0x2000000, 1)))
 ONE = Configuration(3, frozenset({1, 2}), None, 5)
 JOINT = Configuration(4, frozenset({1}), frozenset({2}), 5, quorum=0xBEEF)
 
@@ -55,7 +55,7 @@ ALL: list[m.Message] = [
     m.AppendAck(5, 1, 2, m.HotStandbyFeedback(700, 1, 600, 1)),
     m.Fetch(5, 10, 20),
     m.Fetched(5, 10, 10),
-    m.Older(5, 10, 2, 10),
+    m.CatchUpWal(5, 10, 2, 10),
     m.Held(5, 30, 10, 20),
     m.Configure(5, JOINT),
     m.Configure(5, replace(JOINT, distrusted=frozenset({1}))),
@@ -77,11 +77,11 @@ def test_the_bytes_of_version_2_stay_what_they_are(message: m.Message, golden: s
 def test_what_is_encoded_is_decoded(message: m.Message) -> None:
     header, body = split(frames.encode(message))
     assert frames.decode(header, body) == message
-    assert header.carries_wal == isinstance(message, m.Append | m.Fetched | m.Older)
+    assert header.carries_wal == isinstance(message, m.Append | m.Fetched | m.CatchUpWal)
 
 
 def test_the_longest_of_everything_fits() -> None:
-    history = History(tuple(EpochEntry(n + 1, n, 1) for n in range(MAX_ENTRIES)))
+    history = History(tuple(HistoryEntry(n + 1, n, 1) for n in range(MAX_ENTRIES)))
     members = frozenset(range(MAX_MEMBERS))
     configuration = Configuration(1, members, members, 1, distrusted=members)
     message = m.VoteReply(ID, 1, 2, 3, 4, history, configuration)
@@ -108,7 +108,7 @@ def test_22_a_header_that_is_none_is_refused(at: int, value: int) -> None:
 def test_22_a_length_of_2_gib_is_not_believed() -> None:
     data = bytearray(frames.encode(m.Append(1, 2, 3, 4, 5)))
     data[4:8] = (2 << 30).to_bytes(4, "big")
-    with pytest.raises(MalformedMessageError, match="too many"):
+    with pytest.raises(MalformedMessageError, match="exceeds the limit"):
         frames.decode_header(data)
 
 

@@ -6,12 +6,12 @@ from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedErr
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.proposer.lineage import successors
 from walsender_bridge.quorum.protocol.configuration import Configuration, newest
-from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History, divergence
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, History, HistoryEntry, divergence
 
 
 def log(*entries: tuple[int, int] | tuple[int, int, int]) -> History:
     return History(
-        tuple(EpochEntry(each[0], each[1], each[2] if len(each) > 2 else 1) for each in entries)
+        tuple(HistoryEntry(each[0], each[1], each[2] if len(each) > 2 else 1) for each in entries)
     )
 
 
@@ -66,9 +66,9 @@ def test_of_two_logs_the_later_epoch_is_ahead_and_then_the_longer_one() -> None:
 
 
 def test_an_epoch_without_a_byte_leaves_no_entry() -> None:
-    history = log((1, 10), (2, 50)).succeeded(50, [EpochEntry(3, 50, 1)])
+    history = log((1, 10), (2, 50)).succeeded(50, [HistoryEntry(3, 50, 1)])
     assert history == log((1, 10), (3, 50))
-    assert history.succeeded(50, [EpochEntry(4, 50, 1), EpochEntry(4, 50, 2)]) == log(
+    assert history.succeeded(50, [HistoryEntry(4, 50, 1), HistoryEntry(4, 50, 2)]) == log(
         (1, 10), (4, 50, 2)
     )
 
@@ -86,7 +86,7 @@ def test_a_history_that_goes_back_or_is_endless_is_refused() -> None:
         log((2, 10), (1, 20))
     with pytest.raises(CorruptError):
         log((1, 20), (2, 10))
-    full = History(tuple(EpochEntry(n + 1, n, 1) for n in range(MAX_ENTRIES + 1)))
+    full = History(tuple(HistoryEntry(n + 1, n, 1) for n in range(MAX_ENTRIES + 1)))
     with pytest.raises(NotSupportedError, match="known to be committed"):
         full.compacted(MAX_ENTRIES, 0)
     assert len(full.compacted(MAX_ENTRIES, 2).entries) == MAX_ENTRIES
@@ -156,8 +156,8 @@ def test_12_a_joint_quorum_needs_a_majority_of_each_membership() -> None:
 
 def test_a_configuration_of_a_later_term_wins_over_a_later_generation() -> None:
     left_behind = Configuration(2, frozenset({1}), frozenset({9}), term=3)
-    in_office = Configuration(1, frozenset({1}), None, term=4)
-    assert newest((left_behind, in_office)) == in_office
+    led = Configuration(1, frozenset({1}), None, term=4)
+    assert newest((left_behind, led)) == led
     assert not newest(()).has_quorum({1})
 
 
@@ -168,8 +168,8 @@ LOG = log((1, 10))
 
 def test_16_a_promotion_at_vcl_works() -> None:
     assert successors(LOG, 50, 7, Lineage(2, ((1, 50),))) == (
-        EpochEntry(7, 50, 1),
-        EpochEntry(7, 50, 2),
+        HistoryEntry(7, 50, 1),
+        HistoryEntry(7, 50, 2),
     )
     assert LOG.succeeded(50, successors(LOG, 50, 7, Lineage(2, ((1, 50),)))) == log(
         (1, 10), (7, 50, 2)
@@ -183,7 +183,7 @@ def test_16_a_promotion_below_vcl_is_refused() -> None:
 
 def test_16_what_a_standby_had_beyond_vcl_is_proposed_on_the_old_timeline() -> None:
     entries = successors(LOG, 50, 7, Lineage(3, ((1, 60), (2, 80))))
-    assert entries == (EpochEntry(7, 50, 1), EpochEntry(7, 60, 2), EpochEntry(7, 80, 3))
+    assert entries == (HistoryEntry(7, 50, 1), HistoryEntry(7, 60, 2), HistoryEntry(7, 80, 3))
 
 
 def test_15_a_server_on_a_timeline_that_was_left_is_refused() -> None:

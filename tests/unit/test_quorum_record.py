@@ -80,11 +80,11 @@ def test_a_file_that_cannot_be_read_for_now_is_no_damaged_one(tmp_path, monkeypa
                 lambda: draw(file),
                 lambda: QuorumRecord(file, "", "", BlockingExecutor(Waker())).settled(KNOWN.quorum),
             ):
-                with pytest.raises(UnavailableError, match="it is tried again") as refused:
+                with pytest.raises(UnavailableError, match="the operation is retried") as refused:
                     attempt()
                 assert refused.value.cause not in _PROPOSER_FINAL
             # The server has it.
-            errands: Any = SimpleNamespace(ask=lambda *_: None)
-            QuorumRecord(file, "", "", errands, formed=True).settled(KNOWN.quorum)
+            executor: Any = SimpleNamespace(ask=lambda *_: None)
+            QuorumRecord(file, "", "", executor, formed=True).settled(KNOWN.quorum)
         assert [path.name for path in tmp_path.iterdir()] == [file.name]
     assert load_file(file) == KNOWN

@@ -40,34 +40,34 @@ def told(monkeypatch):
 
 def test_18_the_gate_opens_when_the_quorum_has_what_was_there_when_it_was_first_asked(told):
     gate = QuorumGate(NOBODY, QUORUM)
-    assert "no proposer" in gate.look().reason
+    assert "no proposer" in gate.poll().reason
     told.now |= {"senders": 1, "flush_lsn": 200}
-    assert "nothing yet" in gate.look().reason
+    assert "nothing yet" in gate.poll().reason
     told.now |= {"quorum_lsn": 99}
-    assert "0/63" in gate.look().reason
+    assert "0/63" in gate.poll().reason
     told.now |= {"quorum_lsn": 100}
-    state = gate.look()
+    state = gate.poll()
     assert (state.reason, state.wanted, state.required) == ("", 100, True)
     # Passed once: a proposer that restarts has reported nothing yet, and later commits wait by themselves.
     told.now |= {"quorum_lsn": None, "senders": 0}
-    assert not gate.look().reason
+    assert not gate.poll().reason
     # A crash ends the connection, and with it the gate.
-    assert QuorumGate(NOBODY, QUORUM).look().reason
+    assert QuorumGate(NOBODY, QUORUM).poll().reason
 
 
 def test_2_standbys_of_one_name_beside_the_quorum_are_told(told):
     told.now |= {"names": "FIRST 2 (q, near)", "crowded": [{"name": "near", "walsenders": 2}]}
-    state = QuorumGate(NOBODY, QUORUM).look()
+    state = QuorumGate(NOBODY, QUORUM).poll()
     assert state.required
     assert "2 walsenders are named 'near'" in state.crowded
 
 
 def test_18_a_standby_has_no_gate_to_pass(told):
     told.now |= {"in_recovery": True, "flush_lsn": None}
-    assert "standby" in QuorumGate(NOBODY, QUORUM).look().reason
+    assert "standby" in QuorumGate(NOBODY, QUORUM).poll().reason
 
 
 def test_18_who_may_not_see_is_told_so_and_not_that_all_is_well(told):
     told.now |= {"may_see": False, "quorum_lsn": 100}
-    with pytest.raises(PrivilegeError, match="may not see"):
-        QuorumGate(NOBODY, QUORUM).look()
+    with pytest.raises(PrivilegeError, match="not allowed to see"):
+        QuorumGate(NOBODY, QUORUM).poll()

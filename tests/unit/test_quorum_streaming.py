@@ -7,7 +7,7 @@ from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 
 SEGMENT = 100
 
@@ -24,7 +24,7 @@ def lagging() -> tuple[Streaming, SafekeeperPeer]:
     streaming = Streaming(
         peers,
         Configuration(1, members),
-        History((EpochEntry(1, 100, 1),)),
+        History((HistoryEntry(1, 100, 1),)),
         epoch_start=100,
         commit_lsn=100,
         restart_lsn=100,
@@ -106,7 +106,7 @@ def test_8_the_full_disk_of_a_replaced_safekeeper_lets_no_laggard_go():
     streaming, laggard = lagging()
     streaming.rebuild = frozenset()
     streaming.limits = replace(streaming.limits, max_laggard_bytes=1 << 30, full_ticks=1)
-    streaming.no_room(streaming.peers[0])
+    streaming.disk_full(streaming.peers[0])
     members = streaming.configuration.members
     streaming.use(Configuration(2, members, (members - {11}) | {14}))
     assert streaming.full == {11: 5000}  # it counts until the change is complete

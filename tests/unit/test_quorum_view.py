@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge.cli.members import not_served
+from walsender_bridge.cli.members import unserved_wal
 from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
 from walsender_bridge.quorum.safekeeper.status import WRITE_SECONDS, WriteTimes
 from walsender_bridge.runtime import shared_files, status_file
@@ -34,13 +34,13 @@ def view(*safekeepers, **proposer):
 
 def test_all_is_well():
     seen = view(*(safekeeper(n) for n in range(3)))
-    assert (seen.ill, seen.quorum, seen.lag_bytes) == ([], True, 0x100)
+    assert (seen.problems, seen.quorum, seen.lag_bytes) == ([], True, 0x100)
 
 
 def test_a_lost_quorum_is_said_first():
     seen = view(safekeeper(0), safekeeper(1, "silent"), safekeeper(2, "away"), quorum=False)
-    assert seen.ill == [
-        "a quorum is lost, commits hang: 1 of 3 safekeepers follow",
+    assert seen.problems == [
+        "the quorum is lost, commits hang: 1 of 3 safekeepers follow the proposer",
         "safekeeper 127.0.0.1:2 is silent",
         "safekeeper 127.0.0.1:3 is away",
     ]
@@ -50,18 +50,20 @@ def test_a_lost_quorum_is_said_first():
 def test_40_a_disk_without_room_is_said_before_it_refuses_wal():
     own = now(state="following", flush_lsn="0/2000", free_bytes=0, free_limit=1 << 26)
     seen = view(safekeeper(0, own=own), safekeeper(1), safekeeper(2))
-    assert seen.ill == [
-        "safekeeper 127.0.0.1:1 will soon take no more WAL: 0 bytes are free, less than free_bytes = 67108864"
+    assert seen.problems == [
+        "safekeeper 127.0.0.1:1 will soon accept no more WAL: 0 bytes are free, less than free_bytes = 67108864"
     ]
     assert seen.quorum
-    assert not view(safekeeper(0, own={**own, "free_bytes": 1 << 26})).ill
+    assert not view(safekeeper(0, own={**own, "free_bytes": 1 << 26})).problems
 
 
 def test_why_a_safekeeper_ended_is_said_after_it():
     error = {"where": "/a/control", "what": "it is damaged", "repair": "replace it"}
     own = {"state": "ended", "pid": 0, "updated_at": 0.0, "error": error}
     seen = view(safekeeper(0, "away", own=own), safekeeper(1), safekeeper(2))
-    assert seen.ill == ["safekeeper 127.0.0.1:1 is away: /a/control: it is damaged; replace it"]
+    assert seen.problems == [
+        "safekeeper 127.0.0.1:1 is away: /a/control: it is damaged; replace it"
+    ]
 
 
 def test_what_is_let_go_of_for_want_of_room_is_said():
@@ -70,11 +72,11 @@ def test_what_is_let_go_of_for_want_of_room_is_said():
     slots = [{"slot": "a", "wal_status": "lost", "restart_lsn": "0/300"}]
     slots += [{"slot": "b", "wal_status": "unreserved", "restart_lsn": "0/800"}]
     one = replace(one, server={"slots": slots})
-    words = [word.removeprefix("safekeeper 127.0.0.1:1: ") for word in view(one).ill]
+    words = [word.removeprefix("safekeeper 127.0.0.1:1: ") for word in view(one).problems]
     assert [word.partition(" (")[0] for word in words] == [
         "replication slot a is lost: WAL from 0/300 on has been removed",
-        "WAL from 0/500 to 0/700 was removed before it was archived here, and is not known to be in the archive",
-        "the archive has nothing from 0/900 on, and no more WAL is kept for it",
+        "WAL from 0/500 to 0/700 was removed before it was archived here, and may be missing in the archive",
+        "the archive has no WAL from 0/900 on, and WAL is no longer kept for it",
     ]
 
 
@@ -83,11 +85,11 @@ def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
         return safekeeper(number, own={}, hosted=False, begin_lsn=lsn, flush_lsn="0/90000", **more)
 
     def shorter(*safekeepers, keep_bytes=0x80000):
-        return replace(view(*safekeepers), keep_bytes=keep_bytes).shorter
+        return replace(view(*safekeepers), keep_bytes=keep_bytes).notes
 
     (word,) = shorter(begins(0, "0/10000"), begins(1, "0/40000"), begins(2, "0/8000"))
     assert (
-        "127.0.0.1:2 has no WAL before 0/40000, and safekeeper 127.0.0.1:3 has it from 0/8000 on"
+        "127.0.0.1:2 has no WAL before 0/40000, but safekeeper 127.0.0.1:3 has it from 0/8000 on"
         in word
     )
     # By now the others may have removed all that is below: only what they have to retain counts.
@@ -96,7 +98,7 @@ def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
     assert not shorter(begins(0, "0/10000"), begins(1, "0/40000", member=False))
     assert not shorter(begins(0, "0/10000"), begins(1, None))
     assert not shorter(begins(0, "0/0"), begins(1, "0/40000")), "a new one has none yet"
-    assert not view(begins(0, "0/10000"), begins(1, "0/40000")).ill
+    assert not view(begins(0, "0/10000"), begins(1, "0/40000")).problems
     # What it says of itself is of now.
     own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000")
     (word,) = shorter(begins(0, "0/10000"), safekeeper(1, own=own, begin_lsn="0/0"))
@@ -104,39 +106,42 @@ def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
 
 
 def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
-    told = {"begin_lsn": "0/40000", "brought_to": "0/10000", "stuck": True}
+    told = {"begin_lsn": "0/40000", "catch_up_target_lsn": "0/10000", "stuck": True}
     seen = view(safekeeper(0), safekeeper(1, **told), safekeeper(2))
-    (word,) = seen.ill
+    (word,) = seen.problems
     assert word == (
-        "safekeeper 127.0.0.1:2 lacks WAL from 0/10000 to 0/40000, and no other could bring it: "
-        "theirs is damaged, or cannot be read"
+        "safekeeper 127.0.0.1:2 lacks WAL from 0/10000 to 0/40000, and could not get it from another: "
+        "their WAL is damaged, or cannot be read"
     )
-    own = now(state="following", older_wal={"wanted_lsn": "0/10000", "why": "it does not follow"})
-    (word,) = view(safekeeper(1, own=own, **told)).ill
-    assert word.endswith("no other could bring it: it does not follow")
-    for fine in ({"stuck": False}, {"brought_to": None}):
-        assert not view(safekeeper(1, **(told | fine))).ill
+    own = now(state="following", catch_up={"wanted_lsn": "0/10000", "why": "it does not follow"})
+    (word,) = view(safekeeper(1, own=own, **told)).problems
+    assert word.endswith("could not get it from another: it does not follow")
+    for fine in ({"stuck": False}, {"catch_up_target_lsn": None}):
+        assert not view(safekeeper(1, **(told | fine))).problems
 
 
 def test_a_segment_that_is_not_lent_is_named():
     own = now(state="following", damaged=["000000010000000000000003"])
-    (word,) = view(safekeeper(0, own=own), safekeeper(1)).ill
-    assert word.endswith("damaged WAL, which is not served: 000000010000000000000003")
+    (word,) = view(safekeeper(0, own=own), safekeeper(1)).problems
+    assert word.endswith("damaged WAL, which it does not serve: 000000010000000000000003")
 
 
 def test_39_a_member_that_is_brought_older_wal_says_how_much_is_left():
     first = safekeeper(0, own={}, hosted=False, begin_lsn="0/10000", flush_lsn="0/90000")
-    told = {"begin_lsn": "0/40000", "flush_lsn": "0/90000", "brought_to": "0/10000"}
+    told = {"begin_lsn": "0/40000", "flush_lsn": "0/90000", "catch_up_target_lsn": "0/10000"}
     second = safekeeper(1, own={}, hosted=False, **told)
-    (word,) = replace(view(first, second), keep_bytes=0x80000).shorter
-    assert word.endswith("have to go there until it has been brought it, down to 0/10000")
-    assert second.older_wal_bytes == 0x30000
-    assert safekeeper(1, own={}, hosted=False, **(told | {"brought_to": None})).older_wal_bytes == 0
-    assert first.older_wal_bytes is None, "an earlier version's proposer says nothing of it"
-    older = {"wanted_lsn": "0/10000", "why": "WAL was brought and not taken: it is damaged"}
-    own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", older_wal=older)
-    (word,) = replace(view(first, safekeeper(1, own=own)), keep_bytes=0x80000).shorter
-    assert word.endswith("have to go there; WAL was brought and not taken: it is damaged")
+    (word,) = replace(view(first, second), keep_bytes=0x80000).notes
+    assert word.endswith("have to use that one until it has caught up, down to 0/10000")
+    assert second.catch_up_bytes == 0x30000
+    assert (
+        safekeeper(1, own={}, hosted=False, **(told | {"catch_up_target_lsn": None})).catch_up_bytes
+        == 0
+    )
+    assert first.catch_up_bytes is None, "an earlier version's proposer says nothing of it"
+    older = {"wanted_lsn": "0/10000", "why": "received WAL was rejected: it is damaged"}
+    own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", catch_up=older)
+    (word,) = replace(view(first, safekeeper(1, own=own)), keep_bytes=0x80000).notes
+    assert word.endswith("have to use that one; WAL was brought and not taken: it is damaged")
 
 
 def test_39_what_one_that_joined_cannot_serve_is_told():
@@ -148,26 +153,26 @@ def test_39_what_one_that_joined_cannot_serve_is_told():
         safekeeper(4, own={}, begin_lsn="0/5000", member=False),  # it has left
     )
     members: list[dict[str, Any]] = [{"address": each, "begin_lsn": "0/30000"} for each in MEMBERS]
-    assert not_served(members, before, [MEMBERS[2]]) == [
+    assert unserved_wal(members, before, [MEMBERS[2]]) == [
         {"address": MEMBERS[2], "from": "0/10000", "to": "0/30000"}
     ]
-    assert not_served(members, before, []) == []
+    assert unserved_wal(members, before, []) == []
     members = [{"address": MEMBERS[2], "begin_lsn": lsn} for lsn in (None, "0/10000")]
-    assert [each["to"] for each in not_served(members, before, [MEMBERS[2]])] == [None]
+    assert [each["to"] for each in unserved_wal(members, before, [MEMBERS[2]])] == [None]
 
 
 def test_why_a_proposer_does_not_go_on_is_told_with_its_repair():
     error = {"what": "the proposer stopped, displaced", "repair": "stop this one"}
     seen = view(safekeeper(0), phase="ended", quorum=False, error=error)
-    assert seen.ill[0].endswith("hang: the proposer stopped, displaced; stop this one")
+    assert seen.problems[0].endswith("hang: the proposer stopped, displaced; stop this one")
 
 
 @pytest.mark.parametrize("old", [{"updated_at": time.time() - 60}, {"pid": 0}])
 def test_what_is_old_says_nothing_of_now(old):
     seen = view(safekeeper(0), **old)
     assert not seen.quorum
-    assert seen.ill == [
-        "a quorum is lost, commits hang: the proposer says nothing: it does not run, or hangs"
+    assert seen.problems == [
+        "the quorum is lost, commits hang: the proposer does not report: it is not running, or it hangs"
     ]
     hosted = safekeeper(0, own={**now(state="following", flush_lsn="0/2000"), **old})
     assert hosted.state == "away"
@@ -177,8 +182,8 @@ def test_what_is_old_says_nothing_of_now(old):
 def test_a_full_disk_and_a_refusal_are_told_with_their_reasons():
     full = safekeeper(0, own=now(state="full", why="no room", flush_lsn="0/2000"))
     refused = safekeeper(1, "joining", fault="the logs part at 0/1000")
-    assert view(full, refused).ill == [
-        "safekeeper 127.0.0.1:1 has no room: no room",
+    assert view(full, refused).problems == [
+        "safekeeper 127.0.0.1:1 has no space for WAL: no room",
         "safekeeper 127.0.0.1:2 is joining: the logs part at 0/1000",
     ]
 
@@ -188,12 +193,16 @@ def test_one_that_has_left_is_missed_by_nobody_but_only_when_all_members_are_the
     members = [safekeeper(n, safekeeper=names[n], member=True) for n in range(2)]
     left = safekeeper(2, "away", own={}, hosted=False, safekeeper=None, member=False)
     membership = {"members": names, "new_members": None}
-    assert view(*members, left, membership=membership).ill == []
+    assert view(*members, left, membership=membership).problems == []
     # That one may be the third member: nobody knows who is away.
     membership = {"members": [*names, "c"], "new_members": None}
-    assert view(*members, left, membership=membership).ill == ["safekeeper 127.0.0.1:3 is away"]
+    assert view(*members, left, membership=membership).problems == [
+        "safekeeper 127.0.0.1:3 is away"
+    ]
     membership = {"members": names, "new_members": [*names, "c"]}
-    assert view(*members, left, membership=membership).ill == ["safekeeper 127.0.0.1:3 is away"]
+    assert view(*members, left, membership=membership).problems == [
+        "safekeeper 127.0.0.1:3 is away"
+    ]
 
 
 def test_the_histogram_counts_what_took_at_most_so_long():
@@ -284,5 +293,7 @@ def test_without_memory_the_run_folder_serves(tmp_path, monkeypatch):
 
 def test_a_page_of_the_gates_that_cannot_be_written_is_red():
     seen = view(*(safekeeper(n) for n in range(3)), commit_page_fault="/x cannot be written: why")
-    assert len(seen.ill) == 1
-    assert seen.ill[0].startswith("commit gates that wait for the quorum stay closed: /x cannot")
+    assert len(seen.problems) == 1
+    assert seen.problems[0].startswith(
+        "commit gates that wait for the quorum stay closed: /x cannot"
+    )

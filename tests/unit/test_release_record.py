@@ -4,7 +4,7 @@ from walsender_bridge.provisioning.release_record import (
     FILE,
     ReleaseDecision,
     decisions,
-    standing,
+    in_force,
     write,
 )
 
@@ -15,14 +15,14 @@ REQUIRE = ReleaseDecision("require", "db:5432/x", "postgres", "0/4000000", None,
 
 
 def test_28_a_release_stands_until_the_quorum_is_required_again(tmp_path):
-    assert standing(tmp_path / "log") is None
+    assert in_force(tmp_path / "log") is None
     written = write(tmp_path / "log", RELEASE)
-    assert standing(tmp_path / "log") == written
+    assert in_force(tmp_path / "log") == written
     assert written.by
     assert written.at
-    assert "7 commits waited" in written.told()
+    assert "7 commits waited" in written.summary()
     write(tmp_path / "log", REQUIRE)
-    assert standing(tmp_path / "log") is None
+    assert in_force(tmp_path / "log") is None
     assert [each.action for each in decisions(tmp_path / "log")] == ["release", "require"]
 
 
@@ -30,6 +30,6 @@ def test_28_a_torn_line_hides_nothing_that_was_done(tmp_path):
     written = write(tmp_path, RELEASE)
     with (tmp_path / FILE).open("ab") as file:
         file.write(b'{"action": "requ')
-    assert standing(tmp_path) == written
+    assert in_force(tmp_path) == written
     write(tmp_path, REQUIRE)
-    assert standing(tmp_path) is None
+    assert in_force(tmp_path) is None

@@ -14,13 +14,13 @@ from walsender_bridge.change_log.replica.disk import (
     DropFrom,
     Durable,
     Effect,
-    Judgement,
     PutDurable,
     PutEntry,
     PutIndex,
     PutSchema,
+    RecoveryOutcome,
     StoredReplica,
-    judge,
+    evaluate,
 )
 from walsender_bridge.errors import (
     CorruptError,
@@ -56,22 +56,22 @@ def commit_all(replica: Replica, version: int, start: int = 1) -> CommitContext:
 # One character an offset, from 1.  x trimmed   C committed   U uncommitted   . lost
 # ] the end of the commit context (none: there is no context)   ) the end of the index, where it differs
 RECOVERY = [
-    ("", Judgement.NEW),
-    ("UU", Judgement.VALID),
-    ("CCC]", Judgement.VALID),
-    ("CCC]UU", Judgement.VALID),
-    ("xxCC]", Judgement.VALID),
-    ("xxCC]U", Judgement.VALID),
-    ("xxxx]", Judgement.ALL_TRIMMED),
-    ("xxxx]UU", Judgement.VALID),
-    ("....]", Judgement.INVALID),  # total loss is no trim
-    ("x...]", Judgement.INVALID),
-    ("..CC]", Judgement.INVALID),  # a prefix is lost, not trimmed
-    ("x.CC]", Judgement.INVALID),
-    ("CC..]", Judgement.INVALID),  # the context is ahead
-    ("CC]CC)", Judgement.INVALID),  # the context is behind the index
-    ("CC)CC]", Judgement.INVALID),  # the index is behind the context
-    ("CC)", Judgement.INVALID),  # commits without a context
+    ("", RecoveryOutcome.NEW),
+    ("UU", RecoveryOutcome.VALID),
+    ("CCC]", RecoveryOutcome.VALID),
+    ("CCC]UU", RecoveryOutcome.VALID),
+    ("xxCC]", RecoveryOutcome.VALID),
+    ("xxCC]U", RecoveryOutcome.VALID),
+    ("xxxx]", RecoveryOutcome.ALL_TRIMMED),
+    ("xxxx]UU", RecoveryOutcome.VALID),
+    ("....]", RecoveryOutcome.INVALID),  # total loss is no trim
+    ("x...]", RecoveryOutcome.INVALID),
+    ("..CC]", RecoveryOutcome.INVALID),  # a prefix is lost, not trimmed
+    ("x.CC]", RecoveryOutcome.INVALID),
+    ("CC..]", RecoveryOutcome.INVALID),  # the context is ahead
+    ("CC]CC)", RecoveryOutcome.INVALID),  # the context is behind the index
+    ("CC)CC]", RecoveryOutcome.INVALID),  # the index is behind the context
+    ("CC)", RecoveryOutcome.INVALID),  # commits without a context
 ]
 
 
@@ -91,15 +91,15 @@ def found_in(picture: str) -> StoredReplica:
 
 
 @pytest.mark.parametrize(("picture", "expected"), RECOVERY)
-def test_recovery_judges_what_it_finds(picture: str, expected: Judgement) -> None:
-    judgement, reason = judge(found_in(picture))
-    assert judgement == expected
-    assert bool(reason) == (expected == Judgement.INVALID)
+def test_recovery_judges_what_it_finds(picture: str, expected: RecoveryOutcome) -> None:
+    outcome, reason = evaluate(found_in(picture))
+    assert outcome == expected
+    assert bool(reason) == (expected == RecoveryOutcome.INVALID)
 
 
 def test_what_the_store_found_damaged_is_invalid_whatever_the_rest_says() -> None:
     found = replace(found_in("CCC]"), damage="segment-7 was damaged")
-    assert judge(found) == (Judgement.INVALID, "segment-7 was damaged")
+    assert evaluate(found) == (RecoveryOutcome.INVALID, "segment-7 was damaged")
 
 
 def test_an_invalid_replica_is_silent_and_refuses_everything() -> None:
@@ -163,7 +163,7 @@ def test_the_first_cluster_that_a_writer_names_stays() -> None:
     assert replica.append([], [], (1, 50)) == []
     assert replica.status().system_id == 7
     before = replica.durable
-    with pytest.raises(DivergedError, match="of system 7, not 8"):
+    with pytest.raises(DivergedError, match="system identifier 7, not 8"):
         replica.append([], [], (1, 60), system_id=8)
     assert replica.durable == before
 
@@ -181,7 +181,7 @@ def test_an_entry_that_does_not_continue_the_log_changes_nothing() -> None:
     wrong: list[tuple[bytes, type[Exception], str]] = [
         (first, CorruptError, "follows"),
         (stranger.whole(), MalformedMessageError, "already passed"),
-        (middle, MalformedMessageError, "starts no transaction"),
+        (middle, MalformedMessageError, "does not start a transaction"),
         (second[:-1] + bytes([second[-1] ^ 1]), CorruptError, "CRC32C"),
     ]
     for data, error, message in wrong:
@@ -257,7 +257,7 @@ def test_commits_that_do_not_follow_are_refused_and_old_ones_ignored() -> None:
     assert replica.commit(CommitContext(1, 1, 1, 1)) == []  # a duplicate
     assert replica.commit(CommitContext(0, 1, 1, 0)) == []  # stale
     wrong = {
-        "stands at 2": [CommitContext(2, 1, 2, 2), CommitContext(2, 3, 2, 1)],
+        "is at 2": [CommitContext(2, 1, 2, 2), CommitContext(2, 3, 2, 1)],
         "global 2": [CommitContext(2, 2, 1, 2)],
         "no transaction ends at 3": [CommitContext(2, 2, 2, 1)],
         "no transaction ends at 9": [CommitContext(2, 2, 2, 7)],
@@ -417,7 +417,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         found = StoredReplica(self.durable, first, last, indexed)
         tail = [self.entries[o] for o in offsets if o >= self.durable.committed_end]
         replica = Replica(found, tail, HASHES.values())
-        assert replica.judgement != Judgement.INVALID, replica.reason
+        assert replica.outcome != RecoveryOutcome.INVALID, replica.reason
         return replica
 
     def _do(self, effects: list[Effect]) -> None:

@@ -102,7 +102,7 @@ def test_a_report_that_cannot_be_placed_is_ignored(case: str) -> None:
     tick(state, report("a", 0, 1, 2))
     tick(state, report("a", 1, 3, 0))
     before = json.dumps(state.to_record())
-    assert state.judge([IGNORED[case]])[0].reason
+    assert state.evaluate([IGNORED[case]])[0].reason
     assert not tick(state, IGNORED[case])
     assert json.dumps(state.to_record()) == before
 

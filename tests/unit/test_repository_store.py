@@ -202,12 +202,12 @@ def test_what_cannot_be_kept_did_not_happen(
 
     monkeypatch.setattr(store, "_load", counted)
     store._db.execute("PRAGMA query_only = 1")
-    with pytest.raises(UnavailableError, match="cannot be written"):
+    with pytest.raises(UnavailableError, match="could not write"):
         fill(store, 1)
     assert store.state.to_record() == before
     assert isinstance(store.state, Repository)
     # And then it costs one load, whoever asks first: the repository's own recovery, or a request.
-    with pytest.raises(UnavailableError, match="cannot be written"):
+    with pytest.raises(UnavailableError, match="could not write"):
         fill(store, 1)
     store.reload()
     assert store.state.to_record() == before

@@ -49,7 +49,7 @@ from slot_sync.resolver.transitions import (
 
 ALL = Selection()
 TEMPORARY = TEMPORARY_PREFIX + "kept"
-SLOT = LogicalSlot("kept", "pgoutput", "shop", 1000, 2000, 700, datoid=5, marker="l1")
+SLOT = LogicalSlot("kept", "pgoutput", "shop", 1000, 2000, 700, datoid=5, incarnation_id="l1")
 PHYSICAL = PhysicalSlot("here", 2500, None, 690, "m1", 11, 5000, reply_time=9000, flush_lsn=2500)
 PRIMARY = ObservedPrimary(
     7, 1, False, 100, 150018, "logical", 2600, (SLOT,), (PHYSICAL,), databases={5: 90}
@@ -65,7 +65,7 @@ COPY = SlotCopy(
     700,
     snapshot_present=True,
     snapshot_complete=True,
-    marker=TEMPORARY,
+    incarnation_id=TEMPORARY,
     wal_present=True,
     mappings_complete=True,
     datoid=5,
@@ -95,8 +95,8 @@ STANDBY = ObservedStandby(
 KEY = epoch_key(PRIMARY, STANDBY)
 KNOWN = CopyRecord(
     "kept",
-    made=True,
-    marker=TEMPORARY,
+    created=True,
+    incarnation_id=TEMPORARY,
     seen=Sighting(8000, 2400),
     removed_before=690,
     reserved=Reserved(900, 680),
@@ -110,7 +110,7 @@ KNOWN = CopyRecord(
     state="READY",
 )
 EMPTY = replace(STANDBY, slots=())
-UNPROVEN = replace(KNOWN, made=False, temporary_name=TEMPORARY, state="PROVING")
+UNPROVEN = replace(KNOWN, created=False, temporary_name=TEMPORARY, state="PROVING")
 
 
 def record(known: CopyRecord = KNOWN) -> StandbyRecord:
@@ -232,7 +232,7 @@ def test_19_a_link_that_breaks_makes_a_copy_suspect(
     [
         (primary(backend_start=5001), STANDBY),
         (primary(active_pid=12), STANDBY),
-        (primary(marker="m2"), STANDBY),
+        (primary(incarnation_id="m2"), STANDBY),
         (replace(PRIMARY, postmaster_start=101), standby(upstream=Upstream(7, False, 101))),
         (PRIMARY, standby(conf_load_time=301)),
     ],
@@ -268,12 +268,12 @@ def test_19_an_epoch_with_a_gap_is_another_one() -> None:
 
 
 def test_19_a_new_physical_slot_is_marked_first() -> None:
-    found = resolved(primary(marker=None), STANDBY, record(), ALL)
+    found = resolved(primary(incarnation_id=None), STANDBY, record(), ALL)
     mark = only(found, "here")
     assert isinstance(mark.action, MarkIncarnation)
     assert mark.action.slot == "here"
-    assert only(found).reason is Reason.NO_MARKER
-    strange = resolved(primary(marker=None), standby(upstream=None), record(), ALL)
+    assert only(found).reason is Reason.NO_INCARNATION_ID
+    strange = resolved(primary(incarnation_id=None), standby(upstream=None), record(), ALL)
     assert [each.slot for each in strange] == ["kept"]
 
 
@@ -500,24 +500,26 @@ def test_32_a_rename_that_was_cut_is_finished() -> None:
     assert (found.reason, found.action) == (Reason.RENAME_CUT, Drop(TEMPORARY, "shop"))
     after = remember(written, PRIMARY, both, [found])
     assert answered(known=after).after is CopyState.READY
-    assert remember(after, PRIMARY, STANDBY, [answered(known=after)]).of("kept").made
+    assert remember(after, PRIMARY, STANDBY, [answered(known=after)]).of("kept").created
 
 
 def test_21_a_name_that_somebody_took_during_a_rename_is_not_ours() -> None:
     copy = replace(COPY, name=TEMPORARY)
     known = record(replace(UNPROVEN, renaming=True))
-    both = standby(copy, replace(COPY, marker=None, active_pid=5))
+    both = standby(copy, replace(COPY, incarnation_id=None, active_pid=5))
     found = answered(here=both, known=known)
     assert (found.after, found.action) == (CopyState.CONFLICT, Drop(TEMPORARY, "shop"))
     after = remember(known, PRIMARY, both, [found])
-    alone = standby(replace(COPY, marker=None, active_pid=5))
+    alone = standby(replace(COPY, incarnation_id=None, active_pid=5))
     found = answered(here=alone, known=after)
     assert (found.after, found.action) == (CopyState.CONFLICT, Nothing())
 
 
-@pytest.mark.parametrize("marker", [None, TEMPORARY + "_of_somebody"])
-def test_21_a_slot_of_a_copys_name_that_we_did_not_make_is_not_ours(marker: str | None) -> None:
-    here = standby(replace(COPY, marker=marker, active_pid=5))
+@pytest.mark.parametrize("incarnation_id", [None, TEMPORARY + "_of_somebody"])
+def test_21_a_slot_of_a_copys_name_that_we_did_not_make_is_not_ours(
+    incarnation_id: str | None,
+) -> None:
+    here = standby(replace(COPY, incarnation_id=incarnation_id, active_pid=5))
     found = answered(here=here)
     assert (found.after, found.reason, found.action) == (
         CopyState.CONFLICT,
@@ -525,7 +527,7 @@ def test_21_a_slot_of_a_copys_name_that_we_did_not_make_is_not_ours(marker: str 
         Nothing(),
     )
     after = remember(record(), PRIMARY, here, [found])
-    assert not after.of("kept").made
+    assert not after.of("kept").created
     # Nor is it dropped once the primary has no such slot, or called ready when the primary is down.
     assert resolved(primary(None), here, after, ALL) == []
     assert not answered(None, here).safe
@@ -569,7 +571,7 @@ def test_31_a_slot_from_a_backup_is_named_and_left_alone(version: int) -> None:
 
 
 #: A copy that a controller with another record has made.
-THEIRS = replace(COPY, marker=temporary_name("kept", 5))
+THEIRS = replace(COPY, incarnation_id=temporary_name("kept", 5))
 
 
 def taken_over(here: ObservedStandby, before: StandbyRecord) -> CopyRecord:
@@ -586,7 +588,7 @@ def test_43_another_controllers_copy_is_taken_over_as_one_just_reserved(version:
     here = standby(THEIRS, version=version)
     known = taken_over(here, StandbyRecord())
     assert known == CopyRecord(
-        "kept", made=True, marker=THEIRS.marker, state=CopyState.KEPT_ELSEWHERE
+        "kept", created=True, incarnation_id=THEIRS.incarnation_id, state=CopyState.KEPT_ELSEWHERE
     )
     found = answered(here=here, known=record(known))
     assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.NOT_HEARD)
@@ -599,23 +601,23 @@ def test_43_another_controllers_copy_is_taken_over_as_one_just_reserved(version:
 
 
 def test_43_another_controllers_unproven_copy_is_taken_over() -> None:
-    theirs = replace(THEIRS, name=THEIRS.marker or "")
+    theirs = replace(THEIRS, name=THEIRS.incarnation_id or "")
     known = taken_over(standby(theirs), StandbyRecord())
-    assert (known.temporary_name, known.made) == (theirs.name, False)
+    assert (known.temporary_name, known.created) == (theirs.name, False)
     # After a rename that was cut off the copy has both names.
     both = standby(THEIRS, theirs)
     known = taken_over(both, StandbyRecord())
-    assert (known.temporary_name, known.made) == (theirs.name, True)
+    assert (known.temporary_name, known.created) == (theirs.name, True)
     assert answered(here=both, known=record(known)).action == Drop(theirs.name, "shop")
 
 
 def test_43_a_copy_that_is_not_to_be_kept_here_is_told_and_left_alone() -> None:
-    stray = replace(THEIRS, name="stray", marker=temporary_name("stray", 5))
+    stray = replace(THEIRS, name="stray", incarnation_id=temporary_name("stray", 5))
     only_kept = Selection(frozenset({"kept"}))
     found = resolved(PRIMARY, standby(COPY, stray), record(), only_kept)
     told = only(found, "stray")
     assert (told.after, told.counts, told.repair) == (CopyState.KEPT_ELSEWHERE, False, "")
-    assert not remember(record(), PRIMARY, standby(COPY, stray), found).of("stray").made
+    assert not remember(record(), PRIMARY, standby(COPY, stray), found).of("stray").created
     # Named here, with no such slot on the primary: that is what counts.
     found = resolved(PRIMARY, standby(COPY, stray), record(), Selection(frozenset({"stray"})))
     assert only(found, "stray").reason is Reason.NO_SUCH_SLOT
@@ -673,7 +675,7 @@ def test_23_a_slot_that_is_lost_on_the_primary_is_told() -> None:
 
 def test_a_slot_that_is_being_made_is_awaited() -> None:
     found = answered(primary(replace(SLOT, confirmed_flush_lsn=None)), EMPTY, StandbyRecord())
-    assert (found.after, found.reason) == (CopyState.BLOCKED, Reason.SLOT_BEING_MADE)
+    assert (found.after, found.reason) == (CopyState.BLOCKED, Reason.SLOT_BEING_CREATED)
 
 
 def test_24_temporary_slots_are_ignored() -> None:
@@ -710,7 +712,7 @@ def test_30_a_native_copy_is_judged_and_never_touched() -> None:
     here = replace(EMPTY, native_sync=True, version=170000)
     assert answered(primary(slot), here, StandbyRecord()).reason is Reason.NATIVE_PENDING
     native = replace(COPY, synced=True)
-    known = record(replace(KNOWN, made=False))
+    known = record(replace(KNOWN, created=False))
     assert answered(primary(slot), standby(native), known).after is CopyState.READY
     unfinished = replace(native, persistency="temporary")
     found = answered(primary(slot), standby(unfinished), known)

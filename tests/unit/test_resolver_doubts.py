@@ -134,7 +134,7 @@ def test_26_nothing_is_reserved_from_another_primary(changes) -> None:
     assert (found.after, found.action) == (CopyState.MISSING, Wait())
     assert found.reason in {Reason.UPSTREAM_UNKNOWN, Reason.OTHER_TIMELINE}
     # Nobody has told the primary of anything yet, since there is no copy: that is no reason to wait.
-    first = primary(catalog_xmin=None, marker=None)
+    first = primary(catalog_xmin=None, incarnation_id=None)
     assert isinstance(answered(first, EMPTY, StandbyRecord()).action, Reserve)
 
 
@@ -142,7 +142,9 @@ def test_10_a_primary_that_does_not_show_all_of_a_slot_is_told_so() -> None:
     """Without the extension there `two_phase_at` is not known, and no copy is wrong for that."""
     slot = replace(SLOT, two_phase=True, two_phase_at=None)
     copy = replace(COPY, two_phase=True, two_phase_at=50)
-    found = answered(replace(primary(slot, marker=None), has_extension=False), standby(copy))
+    found = answered(
+        replace(primary(slot, incarnation_id=None), has_extension=False), standby(copy)
+    )
     assert (found.after, found.reason, found.action) == (
         CopyState.BLOCKED,
         Reason.NO_EXTENSION,
@@ -195,7 +197,7 @@ def test_20_a_leftover_that_is_not_to_be_kept_says_nothing_of_the_others() -> No
             record(),
             copies={
                 "kept": KNOWN,
-                "stray": replace(KNOWN, name="stray", made=False, seen_on_primary=True),
+                "stray": replace(KNOWN, name="stray", created=False, seen_on_primary=True),
             },
         )
         found = resolved(there, standby(COPY, stray), memory, wanted)

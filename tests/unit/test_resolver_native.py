@@ -22,13 +22,13 @@ from tests.unit.test_resolver import (
 from tests.unit.test_slot_report import made
 
 NATIVE_SLOT = replace(SLOT, failover=True)
-#: What the view shows: no markers, no snapshots, no WAL.
+#: What the view shows: no incarnation ids, no snapshots, no WAL.
 THERE = replace(
     PRIMARY,
     wal_lsn=STANDBY.replay_lsn,
     has_extension=False,
     logical_slots=(NATIVE_SLOT,),
-    physical_slots=(replace(PRIMARY.physical_slots[0], marker=None),),
+    physical_slots=(replace(PRIMARY.physical_slots[0], incarnation_id=None),),
 )
 NATIVE_COPY = replace(COPY, synced=True, snapshot_present=None, wal_present=None)
 ACCEPTED = ReadinessTerms(max_age=1000, accept_native=True)
@@ -56,7 +56,7 @@ def test_45_a_synchronized_copy_is_synced_and_what_is_not_shown_is_said() -> Non
     assert "accept_native" in found.repair
     assert made(found).ready is None
     words = " ".join(made(found).not_known)
-    assert all(word in words for word in ("snapshot", "marker", "WAL"))
+    assert all(word in words for word in ("snapshot", "incarnation id", "WAL"))
     accepted = judged()
     assert (accepted.after, accepted.safe) == (CopyState.SYNCED, True)
     assert made(accepted).ready is True
@@ -133,6 +133,6 @@ def test_45_without_the_primary_the_last_look_counts_for_its_time() -> None:
 
 
 def test_45_what_was_proven_with_the_extension_is_not_forgotten() -> None:
-    known = record(replace(KNOWN, made=False))
+    known = record(replace(KNOWN, created=False))
     after = remember(known, THERE, here(), [judged()]).of("kept")
     assert (after.proven_at, after.proven_in) == (KNOWN.proven_at, KNOWN.proven_in)

@@ -86,8 +86,8 @@ def test_status_and_doctor_say_why_the_capture_has_ended(settings):
     process = Process("bridge/capture-shop", None, "ended", 0, 15, 0.0)
     view = SourceView("shop", "tuskline_shop", process, told, None, None)
     seen = Observation(0.0, None, [process], [view], None, None)
-    assert "process bridge/capture-shop is ended (exit code 15, unsupported value)" in seen.ill
-    assert f"capture of shop is stopped: {error.what}; {error.repair}" in seen.ill
+    assert "process bridge/capture-shop is ended (exit code 15, unsupported value)" in seen.problems
+    assert f"capture of shop is stopped: {error.what}; {error.repair}" in seen.problems
 
 
 def test_a_capture_that_is_tried_again_is_no_finding(settings):

@@ -12,7 +12,7 @@ from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.lake.copy.bootstrap import usable_key
 from spark_consumers.lake.epoch.stage import Target
 from spark_consumers.lake.format.table_format import ROW_ID
-from spark_consumers.lake.tables.schema_match import Layout, key_of, misfit, unusable
+from spark_consumers.lake.tables.schema_match import Layout, key_of, mismatch, unusable
 from spark_consumers.snapshot.exported import PublishedTable
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
@@ -57,7 +57,7 @@ def test_32_changes_fit_a_table_of_just_the_key_that_their_relation_flags(op):
     for (identity, flagged, key), (*_, other) in product(SAID, SAID):
         change = batch(identity, flagged, op)
         assert key_of(change.relation) == key
-        reason = misfit(change, schema, layouts, tuple(sorted(other)), 7)
+        reason = mismatch(change, schema, layouts, tuple(sorted(other)), 7)
         assert (reason is None) == (key == other)
         assert reason is None or "replica identity changed" in reason
 
@@ -75,7 +75,7 @@ def test_an_insert_without_a_value_is_no_row(op, marks, fits):
     """A row filter makes an INSERT of an UPDATE, which the server does not send unchanged TOAST values with."""
     schema = pa.schema([("id", pa.int32()), ("region", pa.int32())])
     change = replace(batch("d", ("id",), op), unchanged=np.array([marks]))
-    reason = misfit(change, schema, (Layout(0, COLUMNS),), ("id",), 7)
+    reason = mismatch(change, schema, (Layout(0, COLUMNS),), ("id",), 7)
     assert (reason is None) is fits
     assert fits or "row filter" in str(reason)
 
@@ -83,7 +83,7 @@ def test_an_insert_without_a_value_is_no_row(op, marks, fits):
 @pytest.mark.parametrize(
     ("names", "word"),
     [
-        ((), "no column that is sent"),
+        ((), "no published column"),
         (("id", ROW_ID), ROW_ID),
         (("id", ROW_ID.upper()), "only in case"),
     ],
@@ -93,7 +93,7 @@ def test_columns_that_the_lake_cannot_keep_are_no_table(names, word):
     columns = tuple(Column(name, 25, -1, is_key=False) for name in names)
     change = replace(batch("f", (), "I"), relation=Relation(7, "public", "t", "f", columns))
     layouts = (Layout(0, tuple((name, 25, -1) for name in names)),)
-    reason = misfit(change, pa.schema([]), layouts, (), 7)
+    reason = mismatch(change, pa.schema([]), layouts, (), 7)
     assert word in str(reason)
     copied = PublishedTable("public", "t", 7, "r", "f", columns, None, None, ())
     with pytest.raises(NotSupportedError, match=word):
@@ -106,9 +106,7 @@ def test_a_column_with_a_name_of_icebergs_own_is_refused_since_spark_reads_no_su
     for name in ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"):
         columns = (Column("id", 23, -1, is_key=True), Column(name, 25, -1, is_key=False))
         copied = PublishedTable("public", "t", 7, "r", "d", columns, ("id",), None, ())
-        with pytest.raises(
-            NotSupportedError, match=f"'{name}' has the name of a column of Iceberg"
-        ):
+        with pytest.raises(NotSupportedError, match=f"'{name}' has the name of an Iceberg"):
             usable_key(copied)
     assert unusable(("id", "pos", "_POS", "_change_type"), ("id",)) is None
 

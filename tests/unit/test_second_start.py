@@ -66,7 +66,9 @@ def test_a_second_part_is_refused_with_the_pid_and_start_of_the_first(
     with pid_file.held(folder, part):
         error = refused(config, part, "run")
     assert isinstance(error, RunningError)
-    assert f"`tuskline {part} run` runs already, as process {os.getpid()} since 20" in error.what
+    assert (
+        f"`tuskline {part} run` is already running, as process {os.getpid()} since 20" in error.what
+    )
     assert error.where == str(folder)
     assert error.repair.startswith(f"tuskline down, or end process {os.getpid()}")
 
@@ -78,7 +80,7 @@ def test_up_is_refused_beside_a_part_that_runs_by_itself(tmp_path: Path, number:
     with pid_file.held(folder, part):
         error = refused(config, "up")
     assert isinstance(error, RunningError)
-    assert f"`tuskline {part} run` runs already, as process {os.getpid()}" in error.what
+    assert f"`tuskline {part} run` is already running, as process {os.getpid()}" in error.what
 
 
 def test_a_second_log_server_process_leaves_the_first_as_it_is(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def tree(*parts):
 @pytest.mark.parametrize(
     ("now", "word"),
     [
-        (replace(PLAIN, oid=11), "another was made"),
+        (replace(PLAIN, oid=11), "another one created"),
         (replace(PLAIN, column_list="[1]"), "column list"),
         (replace(PLAIN, row_filter="(id > 5)"), "row filter"),
         (replace(PLAIN, members=("table 7",)), "taken out"),
@@ -358,7 +358,7 @@ def test_a_lake_without_shapes_takes_over_what_is_seen_first():
     made, told = compared(head(version(None)), look(PLAIN))
     assert (told, Shape.load(made.tables[NAME].shape).dump()) == ({}, PLAIN.dump())
     _, told = compared(head(version(None, relation_id=9)), look(PLAIN))
-    assert "another was made" in told[NAME]
+    assert "another one created" in told[NAME]
     _, told = compared(head(version(None)), look(replace(PLAIN, unsent=("id",))))
     assert "does not send" in told[NAME]
 
@@ -384,7 +384,7 @@ GONE = 50
 
 
 def told(table, looked=("shop",), oids=(GONE,)):
-    tables, reasons = noticed.told_of({NAME: table}, {NAME: set(oids)}, looked)
+    tables, reasons = noticed.after_partition_changes({NAME: table}, {NAME: set(oids)}, looked)
     return tables[NAME], reasons.get(NAME)
 
 

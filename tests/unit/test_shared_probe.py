@@ -1,4 +1,4 @@
-"""One look at the primary for all candidates: never older than what it is wanted for, and a failure is shared."""
+"""One read of the primary for all candidates: never older than what it is wanted for, and a failure is shared."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ PRIMARY = ObservedPrimary(7, 1, False, 1, 160_014, "logical", 0x5000000)
 
 
 class FakeLook:
-    """In the place of `PrimaryProbe`: each look is `answer()`; the moments at which they began."""
+    """In the place of `PrimaryProbe`: each read is `answer()`; the moments at which they began."""
 
     began: list[float] = []  # noqa: RUF012  # of all of them, set anew by the fixture
     answer: Callable[[], ObservedPrimary]
@@ -31,7 +31,7 @@ class FakeLook:
         self.has_turn = False
         self._wants_turn = wants_turn
 
-    def look(self) -> ObservedPrimary:
+    def read(self) -> ObservedPrimary:
         self.began.append(time.monotonic())
         found = type(self).answer()
         self.has_turn = self._wants_turn
@@ -42,28 +42,28 @@ class FakeLook:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(FakeLook, "began", [])
     monkeypatch.setattr(FakeLook, "answer", staticmethod(lambda: PRIMARY), raising=False)
     monkeypatch.setattr(shared_probe, "PrimaryProbe", FakeLook)
     return FakeLook.began
 
 
-def test_who_wants_it_from_a_moment_on_gets_nothing_older(looks: list[float]) -> None:
+def test_who_wants_it_from_a_moment_on_gets_nothing_older(reads: list[float]) -> None:
     with SharedProbe("primary", wants_turn=True) as shared:
         moment = time.monotonic()
         assert shared.since(moment) is PRIMARY
         assert shared.since(moment) is PRIMARY
         assert shared.since(float("-inf")) is PRIMARY
-        assert len(looks) == 1
+        assert len(reads) == 1
         assert shared.has_turn
         shared.since(time.monotonic())
-        assert len(looks) == 2
-        assert looks[0] >= moment
+        assert len(reads) == 2
+        assert reads[0] >= moment
 
 
 def test_those_who_come_meanwhile_wait_for_the_same(
-    looks: list[float], monkeypatch: pytest.MonkeyPatch
+    reads: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
 
@@ -89,20 +89,20 @@ def test_those_who_come_meanwhile_wait_for_the_same(
         for thread in threads:
             thread.join(10)
         assert len(errors) == 3
-        assert len(looks) == 1
+        assert len(reads) == 1
         assert not shared.has_turn
 
 
 def test_candidates_look_at_the_same_moments(
-    looks: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    reads: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """However long each of them takes: the primary is asked once at each."""
 
-    def look(self: StandbyProbe) -> None:
+    def read(self: StandbyProbe) -> None:
         time.sleep(0.07 if "slow" in self.where else 0.001)
         raise ConnectionFailedError("no answer", where=self.where)
 
-    monkeypatch.setattr(StandbyProbe, "look", look)
+    monkeypatch.setattr(StandbyProbe, "read", read)
     names = ("one", "two", "slow")
     candidates = tuple(
         FailoverCandidate(name, f"host=127.0.0.1 dbname={name}", name) for name in names
@@ -114,13 +114,13 @@ def test_candidates_look_at_the_same_moments(
         began = time.monotonic()
         thread = threading.Thread(target=controller.watch, args=(stop, reports.append))
         thread.start()
-        # A busy machine polls less often: so many looks are waited for, and not a second.
-        wait_for(lambda: len(looks) > 10, 30, "some polls")
+        # A busy machine polls less often: so many reads are waited for, and not a second.
+        wait_for(lambda: len(reads) > 10, 30, "some polls")
         wait_for(lambda: reports and set(reports[-1].rounds) == set(names), 30, "all report")
         stop.set()
         thread.join(10)
         polls = (time.monotonic() - began) / plan.poll
-    assert len(looks) <= polls + 1
+    assert len(reads) <= polls + 1
 
 
 def test_an_upstream_is_asked_once_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +134,15 @@ def test_an_upstream_is_asked_once_for_each_connection(monkeypatch: pytest.Monke
     monkeypatch.setattr(StandbyProbe, "_ask", ask)
     at = ("127.0.0.1", 5432)
 
-    with StandbyProbe("host=127.0.0.1", "host=127.0.0.1") as look:
+    with StandbyProbe("host=127.0.0.1", "host=127.0.0.1") as probe:
         # Nobody answered, or a standby, which may be promoted while the connection lasts: it is asked again.
-        assert look._upstream_of({"pid": 7}, 100, at) is None
-        assert look._upstream_of({"pid": 7}, 100, at) == answers[1]
+        assert probe._upstream_of({"pid": 7}, 100, at) is None
+        assert probe._upstream_of({"pid": 7}, 100, at) == answers[1]
         for _ in range(3):
-            assert look._upstream_of({"pid": 7}, 100, at) == answers[2]
+            assert probe._upstream_of({"pid": 7}, 100, at) == answers[2]
         assert len(asked) == 3
-        assert look._upstream_of({"pid": 8}, 101, at) == answers[3]
+        assert probe._upstream_of({"pid": 8}, 101, at) == answers[3]
         answers.append(Upstream(1, False, 7))
         # Whoever may not see when the receiver began cannot tell it from another.
-        assert look._upstream_of({"pid": 8}, None, at) == answers[4]
+        assert probe._upstream_of({"pid": 8}, None, at) == answers[4]
         assert len(asked) == 5

@@ -27,7 +27,7 @@ RECORD = StandbyRecord(
         "a": CopyRecord("a", temporary_name="_tuskline_tmp_a", seen=Sighting(5, 6)),
         "b": CopyRecord(
             "b",
-            made=True,
+            created=True,
             proven_in=EPOCH,
             polls_gone=2,
             proven_at=9,
@@ -90,6 +90,6 @@ def test_one_that_cannot_be_written_says_so_and_the_old_one_stays(tmp_path):
     file = RecordFile(tmp_path, "one")
     file.save(RECORD)
     (tmp_path / "blocked").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="could not write"):
         RecordFile(tmp_path / "blocked", "one").save(RECORD)
     assert file.load() == RECORD

@@ -49,12 +49,12 @@ def test_what_nobody_expects_there_says_nothing_of_the_others():
 def test_who_does_not_answer_is_unknown_unless_something_is_remembered():
     assert made(found("a", CopyState.BLOCKED), standby=None, standby_error=DOWN).ready is None
     assert made(primary=None, primary_error=DOWN).ready is None
-    known = StandbyRecord(copies={"a": CopyRecord("a", made=True, proven_at=4_000_000)})
+    known = StandbyRecord(copies={"a": CopyRecord("a", created=True, proven_at=4_000_000)})
     silent = made(found("a", CopyState.READY), primary=None, record=known, primary_error=DOWN)
     assert silent.ready is True
     (row,) = silent.rows()
     assert row["age"] == 6.0
-    assert "the primary does not answer" in silent.ill[0]
+    assert "the primary does not answer" in silent.problems[0]
 
 
 def test_several_candidates_are_no_better_than_the_worst():

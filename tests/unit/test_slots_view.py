@@ -55,7 +55,7 @@ LINES = [
 def told(**other: Any) -> dict[str, Any]:
     now = time.time()
     standbys = [{"standby": "near", "at": now}]
-    record = {"updated_at": now, "pid": os.getpid(), "ill": [], "active": True}
+    record = {"updated_at": now, "pid": os.getpid(), "problems": [], "active": True}
     return {**record, "standbys": standbys, "slots": COPIES, **other}
 
 
@@ -85,14 +85,14 @@ def test_a_row_tells_of_each_copy() -> None:
 def test_what_is_old_says_nothing_of_now(settings: Config, old: dict[str, Any]) -> None:
     settings.slots_status.parent.mkdir(parents=True)
     settings.slots_status.write_text(json.dumps(told()))
-    seen = slots_view.look(settings)
+    seen = slots_view.observe(settings)
     assert seen is not None
     assert len(seen.rows) == 2
     settings.slots_status.write_text(json.dumps(told(**old)))
-    seen = slots_view.look(settings)
+    seen = slots_view.observe(settings)
     assert seen is not None
     assert seen.rows == []
-    assert "says nothing" in seen.ill[0]
+    assert "does not report" in seen.problems[0]
 
 
 class _Observer:
@@ -109,7 +109,7 @@ class _Observer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def look(self) -> Observation:
+    def observe(self) -> Observation:
         return Observation(time.time(), None, [], [], None, None, slots=self.seen)
 
 
@@ -117,7 +117,7 @@ async def _shown(settings: Config) -> list[str]:
     app = top.Top(settings, every=0.05)
     async with app.run_test(size=(140, 60)) as pilot:
         deadline = time.monotonic() + 60
-        while (text := str(app.query_one("#seen", Static).content)) == "looking":
+        while (text := str(app.query_one("#seen", Static).content)).startswith("waiting"):
             assert time.monotonic() < deadline, "nothing is shown"
             await pilot.pause(0.02)
         await pilot.press("q")

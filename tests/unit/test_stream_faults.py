@@ -1,4 +1,4 @@
-"""Why streams stand still, from the verdicts on reports and from which log servers answer."""
+"""Why streams stand still, from the evaluations on reports and from which log servers answer."""
 
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +25,7 @@ class LogServer:
     refused: dict[str, TusklineError] = field(default_factory=dict)
 
 
-class Looks:
+class Case:
     """The faults of a log with streams a and b, whose newest version is 1."""
 
     def __init__(self) -> None:
@@ -34,55 +34,55 @@ class Looks:
         tick(self.state, report("a", 0, 1, 2), report("b", 0, 1, 2))
         self.faults = StreamFaults(clock=lambda: self.now)
 
-    def look(self, *log_servers: LogServer) -> dict[str, TusklineError]:
-        return self.faults.look(self.state.streams, log_servers or (LogServer(),))
+    def found(self, *log_servers: LogServer) -> dict[str, TusklineError]:
+        return self.faults.faults(self.state.streams, log_servers or (LogServer(),))
 
 
 def test_a_log_that_is_well_has_no_faults() -> None:
-    looks = Looks()
+    case = Case()
     reports = [report("a", 1, 3, 1), report("b", 0, 1, 2)]
-    assert looks.faults.note(looks.state.judge(reports)) == reports
-    assert looks.look() == {}
-    assert not looks.faults.diverged
+    assert case.faults.note(case.state.evaluate(reports)) == reports
+    assert case.found() == {}
+    assert not case.faults.diverged
 
 
 def test_a_log_server_that_runs_in_a_copy_of_another_is_told_before_all_that_comes_of_it() -> None:
     """The copy's reports are older: they said that the log was to be put back, and the log was whole."""
-    looks = Looks()
-    looks.faults.note(looks.state.judge([report("a", 1, 3, 1), report("a", 0, 1, 2)]))
+    case = Case()
+    case.faults.note(case.state.evaluate([report("a", 1, 3, 1), report("a", 0, 1, 2)]))
     copy = LogServer(address="grpc://copy:1", refused={"a": InvalidReplicaError("does not follow")})
     for log_servers in ((LogServer(), copy), (copy, LogServer())):
-        fault = looks.look(*log_servers)["a"]
+        fault = case.found(*log_servers)["a"]
         assert isinstance(fault, ConfigError)
         assert "grpc://here:1" in fault.what
         assert "grpc://copy:1" in fault.what
-        assert "both call themselves k" in fault.what
+        assert "have the same id k" in fault.what
     copy.answers = False
-    assert looks.faults.note(looks.state.judge([report("a", 1, 3, 1)]))
-    assert looks.look(LogServer(), copy) == {}
+    assert case.faults.note(case.state.evaluate([report("a", 1, 3, 1)]))
+    assert case.found(LogServer(), copy) == {}
 
 
 def test_a_replica_of_a_stream_that_the_repository_has_lost_stops_the_versions() -> None:
     """The copy that was put back is older than the stream; made again on another log server, it began with version 1."""
     for lost in (report("c", 9, 3, 1), report("a", 9, 3, 1, log_server="other")):
-        looks = Looks()
-        assert looks.faults.note(looks.state.judge([lost])) == []
-        assert looks.faults.diverged
-        refusal = looks.faults.refusal(looks.state.streams, [LogServer()])
+        case = Case()
+        assert case.faults.note(case.state.evaluate([lost])) == []
+        assert case.faults.diverged
+        refusal = case.faults.refusal(case.state.streams, [LogServer()])
         assert isinstance(refusal, DivergedError)
-        assert {type(fault) for fault in looks.look().values()} == {DivergedError}
+        assert {type(fault) for fault in case.found().values()} == {DivergedError}
     # A replica of another log says nothing of this one.
-    looks = Looks()
-    looks.faults.note(looks.state.judge([replace(report("a", 9, 3, 1), log_id="another")]))
-    assert not looks.faults.diverged
+    case = Case()
+    case.faults.note(case.state.evaluate([replace(report("a", 9, 3, 1), log_id="another")]))
+    assert not case.faults.diverged
 
 
 def test_a_replica_ahead_of_the_repository_stops_every_stream_by_name() -> None:
-    looks = Looks()
+    case = Case()
     well = report("b", 1, 3, 1)
-    assert looks.faults.note(looks.state.judge([report("a", 9, 3, 1), well])) == [well]
-    assert looks.faults.diverged
-    found = looks.look()
+    assert case.faults.note(case.state.evaluate([report("a", 9, 3, 1), well])) == [well]
+    assert case.faults.diverged
+    found = case.found()
     assert isinstance(found["a"], DivergedError)
     assert "version 9 was never issued; the newest is 1" in found["a"].what
     assert "grpc://here:1" in found["a"].where
@@ -90,73 +90,74 @@ def test_a_replica_ahead_of_the_repository_stops_every_stream_by_name() -> None:
     assert isinstance(found["b"], DivergedError)
     assert "stream a has diverged" in found["b"].what
     # It stays so while the replica says nothing, and ends when it fits again.
-    looks.faults.note(looks.state.judge([well]))
-    assert looks.faults.diverged
-    looks.faults.note(looks.state.judge([report("a", 1, 3, 0)]))
-    assert looks.look() == {}
+    case.faults.note(case.state.evaluate([well]))
+    assert case.faults.diverged
+    case.faults.note(case.state.evaluate([report("a", 1, 3, 0)]))
+    assert case.found() == {}
 
 
 def test_a_replica_that_does_not_fit_is_its_own_streams_fault_alone() -> None:
-    looks = Looks()
-    looks.faults.note(looks.state.judge([report("a", 1, 4, 1)]))
-    assert not looks.faults.diverged
-    found = looks.look()
+    case = Case()
+    case.faults.note(case.state.evaluate([report("a", 1, 4, 1)]))
+    assert not case.faults.diverged
+    found = case.found()
     assert list(found) == ["a"]
     assert "at version 1 the stream ends at 3, the replica at 4" in found["a"].what
 
 
 def test_no_version_is_issued_before_all_that_have_replicas_were_heard() -> None:
-    looks = Looks()
+    case = Case()
     away = LogServer("", "grpc://there:1", answers=False, heard=False)
-    streams = looks.state.streams
-    refusal = looks.faults.refusal(streams, [away])
+    streams = case.state.streams
+    refusal = case.faults.refusal(streams, [away])
     assert isinstance(refusal, UnavailableError)
     assert refusal.where == "grpc://there:1"
-    assert looks.faults.refusal(streams, [LogServer(), away]) is None, "it has none of the replicas"
-    assert looks.faults.refusal({}, [away]) is None
-    looks.state = log_of("a")
+    assert case.faults.refusal(streams, [LogServer(), away]) is None, "it has none of the replicas"
+    assert case.faults.refusal({}, [away]) is None
+    case.state = log_of("a")
     other = {"b": StreamState(("other",))}
-    assert looks.look(LogServer(), away) == {}
-    assert looks.faults.refusal({**streams, **other}, [LogServer(), away]) is not None
+    assert case.found(LogServer(), away) == {}
+    assert case.faults.refusal({**streams, **other}, [LogServer(), away]) is not None
     # A log server that lost its identity is known to have: it is that stream's fault alone.
-    assert looks.faults.refusal({**streams, **other}, [LogServer(), LogServer("new")]) is None
+    assert case.faults.refusal({**streams, **other}, [LogServer(), LogServer("new")]) is None
     # A log server that is only restarted is no fault yet.
-    assert looks.faults.look({**streams, **other}, [LogServer(), away]) == {}
-    looks.now += AWAY_SECONDS
-    found = looks.faults.look({**streams, **other}, [LogServer(), away])
+    assert case.faults.faults({**streams, **other}, [LogServer(), away]) == {}
+    case.now += AWAY_SECONDS
+    found = case.faults.faults({**streams, **other}, [LogServer(), away])
     assert "has not answered since the repository started" in found["a"].what
 
 
 def test_a_log_server_with_another_id_is_told_the_id_that_it_had() -> None:
-    looks = Looks()
+    case = Case()
     log_server = LogServer(log_server_id="x")
-    looks.faults.note(looks.state.judge([report("a", 1, 3, 0, log_server="x")]))
-    found = looks.look(log_server)
+    case.faults.note(case.state.evaluate([report("a", 1, 3, 0, log_server="x")]))
+    found = case.found(log_server)
     assert isinstance(found["a"], ConfigError)
     assert '"log_server_id": "k"' in found["a"].repair
     # Of stream b it has nothing at all.
     assert isinstance(found["b"], DivergedError)
-    assert "log server k has its replica, and is none of the log servers: x at grpc://here:1" in (
-        found["b"].what
+    assert (
+        "the replica is on log server k, which is not among the log servers x at grpc://here:1"
+        in (found["b"].what)
     )
 
 
 def test_a_log_server_that_is_away_is_a_fault_when_that_takes_longer_than_its_restart() -> None:
-    looks = Looks()
+    case = Case()
     away = LogServer(answers=False)
-    assert looks.look(away) == {}
-    looks.now = AWAY_SECONDS - 1
-    assert looks.look(away) == {}
-    looks.now = AWAY_SECONDS
-    assert isinstance(looks.look(away)["a"], UnavailableError)
-    assert looks.look() == {}
-    assert looks.look(away) == {}
+    assert case.found(away) == {}
+    case.now = AWAY_SECONDS - 1
+    assert case.found(away) == {}
+    case.now = AWAY_SECONDS
+    assert isinstance(case.found(away)["a"], UnavailableError)
+    assert case.found() == {}
+    assert case.found(away) == {}
 
 
 def test_a_commit_that_the_replica_refuses_is_its_streams_fault() -> None:
-    looks = Looks()
+    case = Case()
     refusal = InvalidReplicaError("commit 2 does not follow", where="stream b")
-    assert looks.look(LogServer(refused={"b": refusal})) == {"b": refusal}
+    assert case.found(LogServer(refused={"b": refusal})) == {"b": refusal}
 
 
 def test_faults_cross_the_wire_and_an_older_repository_tells_none() -> None:

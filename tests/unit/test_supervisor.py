@@ -184,3 +184,27 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):
     asyncio.run(asyncio.wait_for(run(), 20))
     assert marks.read_text() == "x"
     assert (state()["state"], state()["exit_code"], state()["restarts"]) == ("ended", 11, 0)
+
+
+def test_a_stopped_child_of_a_child_is_killed_with_it(tmp_path):
+    """As a driver's JVM that is suspended: it cannot see its parent end, and would keep its memory."""
+    script = (
+        "import os, signal, subprocess, sys, time; signal.signal(15, signal.SIG_IGN);"
+        "below = subprocess.Popen(['sleep', '600']); os.kill(below.pid, signal.SIGSTOP);"
+        "open(sys.argv[1] + '.new', 'w').write(str(below.pid));"
+        "os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(600)"
+    )
+    told = tmp_path / "pid"
+
+    async def run():
+        stop = asyncio.Event()
+        child = Child("c", [sys.executable, "-c", script, str(told)])
+        running = asyncio.create_task(
+            Supervisor("s", [child], run_dir=tmp_path, grace=0.3).run(stop)
+        )
+        await asyncio.to_thread(_wait, told.exists)
+        stop.set()
+        await running
+
+    asyncio.run(run())
+    _wait(lambda: not alive(int(told.read_text())))

@@ -151,10 +151,10 @@ def test_what_every_table_would_meet_is_no_tables_fault(
         staged(tmp_path, log((BILLS, ("1", "2024-01-01"))), monkeypatch)
     one = ComposeTask(target(tmp_path, BILLS), (), 1, "", 0)
     if isinstance(error, TusklineError):
-        assert table_fault.told(failing)(one) == ("error", error.to_wire())
+        assert table_fault.as_values(failing)(one) == ("error", error.to_wire())
     else:
         with pytest.raises(type(error)):
-            table_fault.told(failing)(one)
+            table_fault.as_values(failing)(one)
 
 
 def test_decoding_goes_on_without_a_relation_that_fails() -> None:
@@ -174,7 +174,7 @@ def test_faults_come_back_from_the_executors_as_what_they_were(tmp_path: Path) -
     one = ComposeTask(target(tmp_path, BILLS), (), 1, "", 0)
     version = TableVersion("t", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "live")
     with pytest.raises(TableFaultsError) as raised:
-        table_fault.results([table_fault.told(corrupt)(one)], {one.target.name: version})
+        table_fault.results([table_fault.as_values(corrupt)(one)], {one.target.name: version})
     (error,) = raised.value.by_path().values()
     assert isinstance(error, CorruptError)
     assert table_fault.reason_of(error, "/lake/t") == (

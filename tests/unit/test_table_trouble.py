@@ -4,7 +4,7 @@ import pytest
 
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
 from walsender_bridge.observability.observation import Observation, Process, SourceView
-from walsender_bridge.observability.table_problems import ill
+from walsender_bridge.observability.table_problems import sentences
 
 NAME = "shop.public.a"
 
@@ -40,12 +40,12 @@ def manifest(state: str, reason: str = "", resync: str = "", **set_aside: str) -
             manifest("stale", "it lost f", "it lost f", a="denied\nHINT:  GRANT SELECT"),
             [
                 f"table {NAME} is stale, as of epoch 7: it lost f",
-                f"table {NAME} was not copied: denied; GRANT SELECT; it is tried again",
+                f"table {NAME} was not copied: denied; GRANT SELECT; it is retried",
             ],
         ),
         (
             manifest("live", a="denied\n  repair: GRANT SELECT"),  # an earlier version wrote it
-            ["table shop.public.a was not copied: denied; GRANT SELECT; it is tried again"],
+            ["table shop.public.a was not copied: denied; GRANT SELECT; it is retried"],
         ),
         (
             manifest("paused", "paused"),
@@ -53,12 +53,12 @@ def manifest(state: str, reason: str = "", resync: str = "", **set_aside: str) -
         ),
         (
             manifest("live", b="no key"),
-            ["table shop.public.b was not copied: no key; it is tried again"],
+            ["table shop.public.b was not copied: no key; it is retried"],
         ),
     ],
 )
 def test_each_table_that_does_not_follow_is_named(lake: Manifest, words: list[str]) -> None:
-    assert list(ill(lake)) == words
+    assert list(sentences(lake)) == words
 
 
 def process(state: str, failures: int, started_at: float) -> Process:
@@ -67,12 +67,12 @@ def process(state: str, failures: int, started_at: float) -> Process:
 
 def test_a_process_that_ends_again_and_again_is_named_while_it_runs_too() -> None:
     looping = process("running", 3, 100.0)
-    (word,) = looping.ill(130.0)
-    assert word == "process lake ends again and again, 3 times in a row (exit code 17, lake)"
-    assert not list(looping.ill(161.0)), "a minute of good life"
-    assert not list(process("running", 2, 100.0).ill(101.0))
-    assert list(process("gone", 1, 100.0).ill(101.0)) == ["process lake is gone"]
-    assert list(process("restarting", 1, 100.0).ill(101.0)) == [
+    (word,) = looping.problems(130.0)
+    assert word == "process lake keeps failing, 3 times in a row (exit code 17, lake)"
+    assert not list(looping.problems(161.0)), "a minute of good life"
+    assert not list(process("running", 2, 100.0).problems(101.0))
+    assert list(process("gone", 1, 100.0).problems(101.0)) == ["process lake is gone"]
+    assert list(process("restarting", 1, 100.0).problems(101.0)) == [
         "process lake is restarting (exit code 17, lake)"
     ]
 
@@ -84,8 +84,8 @@ def test_a_capture_that_does_not_stream_says_why() -> None:
     ended = Process("bridge/capture-shop", 7, "running", 0, None, 0.0)
     again = SourceView("shop", "tuskline_shop", ended, capture, None, None)
     seen = Observation(0.0, None, [ended], [view, again], None, None)
-    assert "capture of shop is waiting: connection refused; start it" in seen.ill
+    assert "capture of shop is waiting: connection refused; start it" in seen.problems
     assert (
-        "capture of shop is starting: the one before ended with: connection refused; start it"
-        in seen.ill
+        "capture of shop is starting: the previous process ended with: connection refused; start it"
+        in seen.problems
     )

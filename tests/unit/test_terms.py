@@ -22,7 +22,7 @@ from walsender_bridge.quorum.proposer.election import next_term
 from walsender_bridge.quorum.protocol import frames
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.terms import MAX_LEAP, MAX_REACH, MAX_TERM
 from walsender_bridge.quorum.safekeeper import control_file, votes
 from walsender_bridge.quorum.safekeeper.effects import ControlState
@@ -30,7 +30,7 @@ from walsender_bridge.quorum.safekeeper.effects import ControlState
 INFO = m.ServerInfo(7, 16, 1 << 24)
 MEMBERS = Configuration(1, frozenset({1, 2, 3}), term=5)
 GREATEST = (1 << 64) - 1
-WAL = History((EpochEntry(5, 0, 1),))
+WAL = History((HistoryEntry(5, 0, 1),))
 
 
 def held(safekeeper: int, term: int) -> m.SafekeeperGreeting:
@@ -158,9 +158,7 @@ def test_a_vote_out_of_reach_is_that_safekeepers_fault_and_ends_nobody(term):
     refused = m.Refused(m.Refusal.OLDER_TERM, m.NodeId(term, 9), "it voted")
     fault, close = core.step(PeerReceived(2, refused))
     assert isinstance(fault, PeerFault)
-    assert (
-        f"it voted in term {term}, which no election of the others reaches" in fault.refused.detail
-    )
+    assert f"voted in term {term}, which no election of the others reaches" in fault.refused.detail
     assert close == ClosePeer(2)
     core.peers[2].closed()
     core.step(PeerConnected(2))

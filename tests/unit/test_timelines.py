@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from walsender_bridge.postgres.protocol.wal_page import WalFormat
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.timelines import history_file
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 from walsender_bridge.runtime.folder import FolderDisk
 
 FIRST, SECOND = b"1\t0/100\tpromotion\n", b"2\t0/200\tpromotion\n"
-ALL = History((EpochEntry(1, 50, 1), EpochEntry(1, 0x100, 2), EpochEntry(2, 0x200, 3)))
+ALL = History((HistoryEntry(1, 50, 1), HistoryEntry(1, 0x100, 2), HistoryEntry(2, 0x200, 3)))
 
 
 def test_16_what_the_server_has_left_is_told_though_the_log_began_later() -> None:

@@ -119,7 +119,7 @@ def test_what_finds_no_room_is_counted(width, height):
     text = "\n".join(lines)
     faults, sources, tables, processes = (
         int(found[1]) if (found := re.search(rf"(\d+) more {name}", text)) else 0
-        for name in ("faults", "sources", "tables", "processes")
+        for name in ("problems", "sources", "tables", "processes")
     )
     assert faults > 0
     assert sources + sum(line.startswith(("shop  ", "source_")) for line in lines) == 30
@@ -148,19 +148,21 @@ def test_a_slot_that_is_not_proven_has_no_age():
         "reason": "not_heard",
     }
     row |= {"age": None, "lag_bytes": None}
-    told = {"ill": [], "standbys": [], "slots": [{**row, "expected": False}]}
+    told = {"problems": [], "standbys": [], "slots": [{**row, "expected": False}]}
     lines = shown(observation(slots=SlotsView(told)), 80, 24)
     assert "app   near       SUSPECT  -    -       not_heard" in lines
 
 
 def test_a_session_whose_server_sends_nothing_is_named_and_so_is_a_process_that_is_suspended():
     seen = observation(lake=False)
-    assert seen.ill == []
+    assert seen.problems == []
     seen.sources[0].capture["silent_seconds"] = SILENT - 1
-    assert seen.ill == []
+    assert seen.problems == []
     seen.sources[0].capture["silent_seconds"] = SILENT + 1
-    (silent,) = seen.ill
-    assert silent.startswith("the server has sent shop nothing for 121 s, and has WAL to send")
+    (silent,) = seen.problems
+    assert silent.startswith("the server of shop has WAL to send, but has sent nothing for 121 s")
     assert "slot tuskline_shop" in silent
     one = Process("lake", 100, "running", 0, None, 0.0, suspended=101)
-    assert list(one.ill(NOW)) == ["process lake is suspended; kill -CONT 101"]
+    assert list(one.problems(NOW)) == [
+        "process lake is stopped by a signal or a debugger; run kill -CONT 101"
+    ]

@@ -222,7 +222,7 @@ def test_21_only_verifiers_are_read_and_an_error_does_not_show_them(tmp_path) ->
         assert text not in str(caught.value)
     path = tmp_path / "users"
     path.write_text(f'"a ""b""" "{verifier("x")}"\n')
-    with pytest.raises(ConfigError, match="others may read"):
+    with pytest.raises(ConfigError, match="readable by others"):
         Users(path)
     path.chmod(0o600)
     users = Users(path)

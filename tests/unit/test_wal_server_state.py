@@ -342,7 +342,7 @@ def test_a_slot_file_that_is_damaged_anywhere_is_refused(tmp_path: Path) -> None
 def test_a_slot_file_of_a_newer_version_is_refused_by_name(tmp_path: Path) -> None:
     file = SlotFile(tmp_path / "slots")
     checksummed_json.save(file.path, {"format": 3, "slots": []})
-    with pytest.raises(NotSupportedError, match="the slots have format 3"):
+    with pytest.raises(NotSupportedError, match="unsupported format 3 of the replication slots"):
         file.load()
     assert file.path.exists()
 

@@ -133,8 +133,8 @@ def test_what_is_given_in_small_pieces_is_one_write(storage, disk, wal):
 
 
 def test_a_receiver_puts_bytes_where_they_are_written_from(storage, wal):
-    room = storage.room(1)
-    room[:5000] = wal.piece(MIB, MIB + 5000)
+    space = storage.buffer(1)
+    space[:5000] = wal.piece(MIB, MIB + 5000)
     storage.advance(5000)
     assert storage.flush_lsn == MIB
     assert storage.flush() == MIB + 5000
@@ -292,7 +292,7 @@ def test_10_old_wal_is_removed_at_the_horizon_and_not_before(storage, wal):
     # The record at the horizon begins in the segment before it: that is still needed.
     assert storage.remove_below(at + 8) == (2 if at == 3 * MIB else 1)
     assert storage.read(at, 8) == wal.piece(at, at + 8)
-    with pytest.raises(TrimmedError, match="not held any more"):
+    with pytest.raises(TrimmedError, match="has been removed"):
         storage.read(storage.begin_lsn - 1, 1)
     assert storage.remove_below(2**63) > 0
     assert storage.begin_lsn == 5 * MIB
@@ -332,7 +332,9 @@ def test_9_no_room_for_a_segment_is_an_error_no_ack_and_it_goes_on(wal, seed):
     disk.capacity = MIB + 300_000
     storage.write(storage.write_lsn, wal.piece(2 * MIB - 5000, 2 * MIB + 9000), 1)
     for _ in range(3):
-        with pytest.raises(DiskFullError, match=r"(?s)no more WAL is taken.*HINT:  make room"):
+        with pytest.raises(
+            DiskFullError, match=r"(?s)no space for more WAL.*HINT:  free disk space"
+        ):
             storage.flush()
         # What fits is durable, and no byte more was told.
         assert storage.flush_lsn == 2 * MIB
@@ -369,7 +371,7 @@ def test_9_the_file_system_is_full_although_it_said_otherwise(wal, seed, monkeyp
 def test_31_the_limit_stops_it_before_the_disk_is_full(storage, disk, wal):
     storage.segments.limits = StorageLimits(wal_bytes=3 * MIB, free_bytes=0, spares=1)
     feed(storage, wal, 4 * MIB)
-    with pytest.raises(DiskFullError, match="3145728 bytes, and may have 3145728"):
+    with pytest.raises(DiskFullError, match="3145728 bytes, and its limit is 3145728"):
         feed(storage, wal, 4 * MIB + 10)
     assert storage.segments.full
     assert storage.flush_lsn == 4 * MIB
@@ -382,7 +384,7 @@ def test_31_room_that_is_to_stay_free_does(wal, seed):
     disk = SimulatedDisk(random.Random(seed), capacity=4 * MIB)
     storage = opened(disk, StorageLimits(free_bytes=MIB))
     storage.reset(MIB)
-    with pytest.raises(DiskFullError, match="are to stay so"):
+    with pytest.raises(DiskFullError, match="must remain free"):
         feed(storage, wal, 8 * MIB)
     assert disk.free_bytes() >= MIB
     storage.close()
@@ -398,7 +400,7 @@ def test_a_write_that_fails_is_not_tried_again(storage, disk, wal, monkeypatch):
     storage.write(MIB + 5000, wal.piece(MIB + 5000, MIB + 6000), 1)
     with pytest.raises(OSError, match="Input/output"):
         storage.flush()
-    with pytest.raises(UnavailableError, match=r"(?s)Input/output.*start the safekeeper again"):
+    with pytest.raises(UnavailableError, match=r"(?s)Input/output.*restart the safekeeper"):
         storage.flush()
     assert storage.flush_lsn == MIB + 5000
 
@@ -426,7 +428,7 @@ def test_lost_and_damaged_wal_is_named(tmp_path, seed):
     with pytest.raises(CorruptError, match="1048575 bytes, not 1048576"):
         opened(disk)
     path.unlink()
-    with pytest.raises(CorruptError, match="which was durable, is gone"):
+    with pytest.raises(CorruptError, match="which was durable, is missing"):
         opened(disk)
     (tmp_path / "wal" / "position").unlink()
     with pytest.raises(CorruptError, match="position file is missing"):
@@ -440,7 +442,7 @@ def test_a_damaged_position_is_kept_aside(tmp_path, wal):
     feed(storage, wal, MIB + 100_000)
     path = tmp_path / "wal" / "position"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(CorruptError, match=r"kept as position\.corrupt-1"):
+    with pytest.raises(CorruptError, match=r"renamed to position\.corrupt-1"):
         opened(disk)
     assert (tmp_path / "wal" / "position.corrupt-1").exists()
 

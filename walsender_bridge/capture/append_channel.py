@@ -1,8 +1,8 @@
-"""Between capture's poll loop and the replica's writer.
+"""The channel between capture's poll loop and the replica's writer.
 
-The loop must never wait for the replica: the server wants its answers also while a log server hangs. The
-writer sends on threads of its own; here one more waits for acknowledgements, and wakes the loop through a
-pipe. What waits is bounded by the core (`core.IN_FLIGHT_BYTES`).
+The loop must never block on the replica: the server expects status updates even while a log server hangs. The
+writer sends on its own threads; the channel adds one thread that waits for acknowledgements and wakes the loop
+through a pipe. The core bounds the bytes in flight (`core.IN_FLIGHT_BYTES`).
 """
 
 import queue
@@ -26,7 +26,7 @@ class AppendChannel:
         self._listener.start()
 
     def put(self, append: AppendToReplica) -> None:
-        """Send this when the log server takes it; does not wait. Raises the error that ended the writer."""
+        """Queue an append without blocking. Raises the error that ended the writer."""
         self._writer.send(
             append.entries,
             schemas=append.schemas,
@@ -35,7 +35,7 @@ class AppendChannel:
         )
 
     def acks(self) -> Iterator[Ack]:
-        """The acknowledgements that have arrived. Raises the error that ended the writer."""
+        """Yield the acknowledgements that have arrived. Raises the error that ended the writer."""
         while True:
             try:
                 ack = self._acks.get_nowait()
@@ -46,7 +46,7 @@ class AppendChannel:
             yield ack
 
     def close(self) -> None:
-        """End the writer, and with it the thread; waits about a second for a log server that hangs."""
+        """Close the writer, which ends the thread; a log server that hangs delays this by about a second."""
         self._writer.close()
         self._listener.join()
 

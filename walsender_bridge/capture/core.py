@@ -1,32 +1,32 @@
-"""What capture decides, without sockets or clocks: `step(state, event) -> effects`.
+"""The core of capture, without sockets or clocks: `step(state, event) -> effects`.
 
-One `CaptureState` lives as long as one session: a walsender's stream on one side, a writer of the log's
-stream on the other. When either breaks, both are given up and a new state starts from what the log
-holds. So nothing here survives a crash, and nothing has to.
+A `CaptureState` exists for one session: a walsender's stream on one side, a writer of the log's stream
+on the other. When either breaks, both are closed, and a new state starts from the contents of the log.
+So no state in this module survives a crash, and none needs to.
 
 Invariants.
 - *Exactly once.* Commit records do not overlap, so a transaction is in the log iff its Begin's final
-  LSN (the start of its commit record) is below the end LSN of the log's last transaction. Those that
-  the server sends again are skipped whole. A Stream Commit names the same two ends of that record; a
-  message of no transaction names the end of its own, and is in the log iff that is not above the log's.
-- *Never early.* The server hears of an LSN only after the replica has made it durable as `confirm_to`,
-  and it becomes `confirm_to` only if the log's order has committed everything that ends at or before
-  it. A keepalive's LSN counts only while no transaction is open and nothing that was received waits:
+  LSN (the start of its commit record) is below the end LSN of the log's last transaction. Transactions that
+  the server sends again are skipped whole. A Stream Commit carries the same two ends of the commit record; a
+  non-transactional message carries the end of its own record, and is in the log iff that end is not above the log's.
+- *Never early.* An LSN is reported to the server only after the replica has made it durable as `confirm_to`,
+  and it becomes `confirm_to` only once the log has committed everything that ends at or before
+  it. A keepalive's LSN counts only while no transaction is open and nothing received is pending:
   then everything that commits before it has been received, logged and committed.
-- *The same history.* Nothing is appended or confirmed before what the server sends again has been found to
-  be what the log holds (`overlap.py`).
-- *Bounded.* At most one entry (1 MiB, or one message) is held uncut, and 64 MiB wait for the replica's
-  acknowledgement; past that `CaptureState.reading` is false and the socket is left alone, while reports go on. The
-  same when the log holds more than `held_limit` bytes of WAL that is not committed, while the gate is closed:
-  then the server keeps it.
+- *The same history.* Nothing is appended or confirmed until the transactions that the server sends again have been
+  verified against the log (`overlap.py`).
+- *Bounded.* At most one entry (1 MiB, or one message) is buffered uncut, and 64 MiB await the replica's
+  acknowledgement; beyond that `CaptureState.reading` is false and the socket is not read, while status updates continue.
+  The same applies when the log holds more than `max_uncommitted_bytes` of uncommitted WAL behind a closed gate:
+  the server then retains the WAL.
 
-An entry is cut where a transaction ends if one does, so under load each entry's end is committable; a
-transaction of several entries is cut where the size says. A transaction that changes no published
-table (servers before 15 send its Begin and Commit) is not written: it is only a position.
+An entry is cut at the end of a transaction if it contains one, so under load the end of each entry is committable; a
+transaction of several entries is cut by size. A transaction that changes no published
+table (servers before 15 send its Begin and Commit) is not written: it only advances the position.
 
-A transaction that comes while it is in progress is kept outside the log (package `spool`). Its commit
-stops the reading until the driver has given all of it back (`Replayed`), so the log has it as the server
-would have sent it otherwise: whole, in commit order, in the same form.
+A transaction that is streamed while in progress is kept outside the log (package `spool`). Its commit
+suspends reading until the driver has returned all of it (`Replayed`), so the log receives it as the server
+would have sent it after COMMIT: whole, in commit order, in the same form.
 """
 
 import struct
@@ -60,18 +60,18 @@ from walsender_bridge.postgres.protocol.replication import (
     parse_xlog_header,
 )
 
-#: Seconds after its first message at which an entry that ends a transaction is cut, if the replica has
-#: answered what it was sent.
+#: Seconds after its first message at which an entry that ends a transaction is cut, provided that no append is in
+#: flight.
 ENTRY_SECONDS: Final = 0.020
-#: Bytes of WAL, between its last committed transaction and its end, that a log may hold back uncommitted.
-HELD_BYTES: Final = 16 << 30
-#: Bytes of entries that may wait for the replica's acknowledgement.
+#: Bytes of uncommitted WAL that a log may hold, from its last committed transaction to its end.
+MAX_UNCOMMITTED_BYTES: Final = 16 << 30
+#: Bytes of entries that may await the replica's acknowledgement.
 IN_FLIGHT_BYTES: Final = 64 << 20
-#: The same while a spooled transaction is replayed: it waits on disk as well, and needs no memory.
+#: The same while a spooled transaction is replayed: the rest of it is on disk and needs no memory.
 REPLAY_BYTES: Final = 8 << 20
-#: Seconds between reports to the server.
+#: Seconds between status updates to the server.
 REPORT_SECONDS: Final = 1.0
-#: Seconds between appends of nothing: while the log holds what is not confirmed, and otherwise.
+#: Seconds between heartbeats (empty appends): while the log holds unconfirmed transactions, and otherwise.
 BUSY_HEARTBEAT_SECONDS: Final = 0.1
 IDLE_HEARTBEAT_SECONDS: Final = 1.0
 
@@ -79,10 +79,10 @@ _BEGIN_SIZE: Final = XLOG_HEADER_SIZE + 21
 _COMMIT_SIZE: Final = XLOG_HEADER_SIZE + 26
 _FINAL_LSN: Final = struct.Struct(">Q")
 _COMMIT: Final = struct.Struct(">QQq")
-#: A message without its header: made once, not for each message. And how much shorter its entry is.
+#: Slices that strip the header off a message, created once rather than per message, and the difference in length.
 _TAIL: Final = slice(XLOG_HEADER_SIZE, None)
 _LESS: Final = XLOG_HEADER_SIZE - PREFIX
-#: Transactions are of these; outside of one a Message may stand too.
+#: The kinds of message inside a transaction; a Message may also occur outside of one.
 _INSIDE: Final = frozenset(
     (
         *(pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE, pgoutput.TRUNCATE),
@@ -90,14 +90,14 @@ _INSIDE: Final = frozenset(
     )
 )
 
-# Where the stream stands: between transactions; after a Begin that nothing followed yet; inside a
-# transaction that is taken; inside one that the log has.
-_OUTSIDE, _BEGUN, _TAKING, _SKIPPING = range(4)
+# The position in the stream: between transactions; after a Begin and before its first change; inside a
+# transaction that is appended; inside a transaction that the log already has.
+_OUTSIDE, _BEGUN, _APPENDING, _SKIPPING = range(4)
 
 
 @dataclass(slots=True, kw_only=True)
 class CaptureState(Entries):
-    """A session. The fields without a default, and `overlap`, are what the log says when it begins.
+    """A session. The fields without a default, and `overlap`, are read from the log when the session begins.
 
     `confirmed` is the durable `confirm_to`.
     """
@@ -106,29 +106,29 @@ class CaptureState(Entries):
     confirmed: tuple[int, int]
 
     gate: int = MAX_LSN
-    #: Bytes of WAL that the log may hold uncommitted: what the commit gate holds is on the log's disk up to here.
-    held_limit: int = HELD_BYTES
+    #: Bytes of WAL that the log may hold uncommitted: transactions behind the gate are on the log's disk up to this limit.
+    max_uncommitted_bytes: int = MAX_UNCOMMITTED_BYTES
     overlap: Overlap = field(default_factory=Overlap)
     durable_lsn: int = 0
-    #: Everything that commits at or before this, and is not above `received_lsn`, is known to be empty.
+    #: Between `received_lsn` and this LSN no transaction with changes commits.
     idle_lsn: int = 0
     confirming: tuple[int, int] = field(init=False)
-    #: The gate that the replica knows.
-    told_gate: int = field(init=False)
-    #: The server waits for an answer: the next heartbeat is near.
-    hurry: bool = False
+    #: The gate position last sent to the replica.
+    reported_gate: int = field(init=False)
+    #: The server has requested a reply: the next heartbeat is due early.
+    reply_requested: bool = False
 
     mode: int = _OUTSIDE
     final_lsn: int = 0
     begin: bytes = b""
 
-    #: Bytes of each append without an answer, oldest first, and since when the oldest waits.
+    #: Bytes of each unacknowledged append, oldest first, and when it was sent.
     in_flight: deque[tuple[int, float]] = field(default_factory=deque)
     in_flight_bytes: int = 0
     appended_at: float = field(init=False)
     reported_at: float = field(init=False)
 
-    #: Transactions that come while they are in progress, and the one that goes into the log now.
+    #: Transactions that are streamed while in progress, and the one that is being replayed into the log.
     streams: Streams = field(default_factory=Streams)
     replay: Replay | None = None
 
@@ -137,36 +137,36 @@ class CaptureState(Entries):
     def __post_init__(self) -> None:
         Entries.__post_init__(self)
         self.confirming = self.confirmed
-        self.told_gate = self.gate
+        self.reported_gate = self.gate
         self.appended_at = self.now
-        # The server hears at once how far its slot is confirmed.
+        # The first status update, with the slot's confirmed position, is sent at once.
         self.reported_at = self.now - REPORT_SECONDS
 
     @property
     def reading(self) -> bool:
-        """Whether more may be taken from the walsender."""
-        held = self.logged_lsn - max(self.committed_lsn, self.confirmed[1])
+        """Whether the walsender's socket may be read."""
+        uncommitted = self.logged_lsn - max(self.committed_lsn, self.confirmed[1])
         return (
             self.in_flight_bytes < IN_FLIGHT_BYTES
             and self.replay is None
-            and held < self.held_limit
+            and uncommitted < self.max_uncommitted_bytes
         )
 
     @property
     def replaying(self) -> int | None:
-        """The xid of the spooled transaction that more may be taken of, as `Replayed`; or None."""
+        """The xid of the spooled transaction of which the next part is wanted (`Replayed`); or None."""
         if self.replay is None or self.in_flight_bytes >= REPLAY_BYTES:
             return None
         return self.replay.spooled.xid
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest append without an answer was made; None if there is none."""
+        """When the oldest unacknowledged append was sent; None if there is none."""
         return self.in_flight[0][1] if self.in_flight else None
 
     @property
     def deadline(self) -> float:
-        """When a `CaptureTick` is due, unless something happens before."""
+        """When a `CaptureTick` is due unless another event arrives first."""
         due = self.reported_at + REPORT_SECONDS
         if not self.in_flight:
             if self.whole:
@@ -176,10 +176,10 @@ class CaptureState(Entries):
 
 
 def step(state: CaptureState, event: Event) -> list[Effect]:
-    """What `event` makes capture do; `state` is changed in place.
+    """Apply `event` to `state` in place and return the effects.
 
-    Raises `MalformedMessageError` for bytes that are not the protocol, `DivergedError` when the
-    server's transactions do not follow the log's.
+    Raises `MalformedMessageError` on a protocol violation, `DivergedError` when the server's transactions do not
+    follow the log's.
     """
     effects: list[Effect] = []
     state.now = event.now
@@ -194,8 +194,8 @@ def step(state: CaptureState, event: Event) -> list[Effect]:
         _acknowledge(state, event, effects)
     else:
         state.gate = max(event.gate, 0)
-    # Time cuts nothing while the replica is busy: it takes appends one after the other, so a small entry
-    # would only wait there, and cost it a write of its own.
+    # No entry is cut by time while an append is in flight: the replica processes appends one at a time, so a small
+    # entry would only queue there, and cost a write of its own.
     if state.whole and not state.in_flight and state.now >= state.first_at + ENTRY_SECONDS:
         state.cut()
     _append(state, effects)
@@ -208,13 +208,13 @@ def step(state: CaptureState, event: Event) -> list[Effect]:
 
 
 def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
-    """Take the payloads in; True if the server asked for a report.
+    """Process the payloads; True if the server requested a reply.
 
-    Local names and one pass: this is the loop that each row goes through.
+    Local names and a single pass: every row passes through this loop.
     """
     reply = False
     mode = state.mode
-    buffer, held, limit = state.buffer, state.buffer_bytes, entries.ENTRY_BYTES
+    buffer, buffered, limit = state.buffer, state.buffer_bytes, entries.ENTRY_BYTES
     tail, add, inside = _TAIL, buffer.append, _INSIDE
     if not buffer:
         state.first_at = state.now
@@ -227,7 +227,7 @@ def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
             tag, kind = data[0], data[XLOG_HEADER_SIZE]
         except IndexError:
             if data and data[0] == XLOG_DATA:
-                raise _fault("an XLogData message without data", data) from None
+                raise _fault("XLogData message without data", data) from None
             tag, kind = KEEPALIVE, 0
         if tag != XLOG_DATA:
             keepalive = parse_keepalive(data)
@@ -237,26 +237,26 @@ def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
             reply |= keepalive.reply_requested
             continue
         if kind in inside:
-            if mode != _TAKING:
+            if mode != _APPENDING:
                 if mode == _SKIPPING:
                     continue
                 if mode == _OUTSIDE:
-                    held = _message(state, data, held)
+                    buffered = _message(state, data, buffered)
                     continue
                 if not state.overlap.done:
                     state.overlap.taken(state.final_lsn)
-                held = state.room(held, len(state.begin) + PREFIX)
+                buffered = state.room(buffered, len(state.begin) + PREFIX)
                 add(state.begin)
-                held += len(state.begin) + PREFIX
-                mode = _TAKING
+                buffered += len(state.begin) + PREFIX
+                mode = _APPENDING
             size = len(data) - _LESS
-            held += size
-            if held > limit:
-                held = state.room(held - size, size) + size
+            buffered += size
+            if buffered > limit:
+                buffered = state.room(buffered - size, size) + size
             add(data[tail])
         elif kind == pgoutput.BEGIN:
             if len(data) != _BEGIN_SIZE or mode != _OUTSIDE:
-                raise _fault("a Begin message of a wrong length, or inside a transaction", data)
+                raise _fault("Begin message has a wrong length or is inside a transaction", data)
             (state.final_lsn,) = _FINAL_LSN.unpack_from(data, XLOG_HEADER_SIZE + 1)
             state.begin = data[XLOG_HEADER_SIZE:]
             mode = _SKIPPING if state.final_lsn < state.received_lsn else _BEGUN
@@ -264,82 +264,82 @@ def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
                 state.overlap.passed(state.final_lsn)
         elif kind == pgoutput.COMMIT:
             if len(data) != _COMMIT_SIZE or mode == _OUTSIDE:
-                raise _fault("a Commit message of a wrong length, or outside a transaction", data)
+                raise _fault("Commit message has a wrong length or is outside a transaction", data)
             commit_lsn, end_lsn, commit_time = _COMMIT.unpack_from(data, XLOG_HEADER_SIZE + 2)
             if commit_lsn != state.final_lsn or (end_lsn <= state.received_lsn) != (
                 mode == _SKIPPING
             ):
                 raise _not_in_order(state, commit_lsn, end_lsn)
-            if mode == _TAKING:
+            if mode == _APPENDING:
                 size = _COMMIT_SIZE - XLOG_HEADER_SIZE + PREFIX
-                if held + size > limit:
-                    held = state.room(held, size)
+                if buffered + size > limit:
+                    buffered = state.room(buffered, size)
                 buffer.append(data[XLOG_HEADER_SIZE:])
-                held += size
-                state.end_transaction(end_lsn, held)
+                buffered += size
+                state.end_transaction(end_lsn, buffered)
             elif mode == _BEGUN:
                 state.idle_lsn = max(state.idle_lsn, end_lsn)
             else:
                 state.overlap.skipped(end_lsn, commit_time + pgoutput.POSTGRES_EPOCH)
             mode = _OUTSIDE
         elif kind == pgoutput.RELATION:
-            state.buffer_bytes = held
+            state.buffer_bytes = buffered
             state.streams.described(state.relation(data[XLOG_HEADER_SIZE:]))
-            held = state.buffer_bytes
+            buffered = state.buffer_bytes
         elif kind == pgoutput.TYPE:
             message = bytes(data[XLOG_HEADER_SIZE:])
             state.types[pgoutput.relation_oid(message)] = message
         elif mode != _OUTSIDE:
-            raise _fault(f"a message of kind {chr(kind)!r} in a transaction", data)
+            raise _fault(f"unexpected message of kind {chr(kind)!r} in a transaction", data)
         elif kind == pgoutput.STREAM_START:
             state.streams.start(data[XLOG_HEADER_SIZE:])
             reply |= state.streams.take(rest)
         elif kind == pgoutput.STREAM_ABORT:
             state.streams.abort(data[XLOG_HEADER_SIZE:])
         elif kind == pgoutput.STREAM_COMMIT:
-            state.buffer_bytes = held
+            state.buffer_bytes = buffered
             _stream_commit(state, data[XLOG_HEADER_SIZE:])
-            held = state.buffer_bytes
+            buffered = state.buffer_bytes
             if state.replay is not None:
                 state.replay.waiting += rest
                 state.messages -= len(state.replay.waiting)
         else:
-            raise _fault(f"a message of unknown kind {chr(kind)!r}", data)
-    state.mode, state.buffer_bytes = mode, held
-    state.hurry |= reply
+            raise _fault(f"unknown message kind {chr(kind)!r}", data)
+    state.mode, state.buffer_bytes = mode, buffered
+    state.reply_requested |= reply
     return reply
 
 
-def _message(state: CaptureState, data: bytes, held: int) -> int:
-    """Take a logical message of no transaction, as a transaction of its own with xid 0."""
+def _message(state: CaptureState, data: bytes, buffered: int) -> int:
+    """Append a non-transactional logical message as a transaction of its own with xid 0."""
     if data[XLOG_HEADER_SIZE] != pgoutput.MESSAGE:
-        raise _fault("a change outside a transaction", data)
+        raise _fault("change outside a transaction", data)
     text = data[XLOG_HEADER_SIZE:]
     message = pgoutput.parse_message(text)
     if message.transactional:
-        raise _fault("a message of a transaction outside of it", data)
+        raise _fault("transactional message outside a transaction", data)
     if message.end_lsn <= state.received_lsn:
-        # The time is when it was sent, another one now.
+        # It carries the send time, which differs when the server sends it again.
         state.overlap.skipped(message.end_lsn, state.overlap.commit_time)
-        return held
+        return buffered
     state.overlap.passed(message.end_lsn - 1)
     if not state.overlap.done:
         state.overlap.taken(message.end_lsn - 1)
-    # Where its record starts is not said; one byte before its end lies behind every earlier record.
+    # The message does not carry the start of its record; one byte before the end lies behind every earlier record.
     end, moment = message.end_lsn, parse_xlog_header(data).sent_at
     begin = pgoutput.build_begin(pgoutput.Begin(end - 1, moment, 0))
     commit = pgoutput.build_commit(pgoutput.Commit(end - 1, end, moment))
     whole = (begin, text, commit)
     size = sum(map(len, whole)) + len(whole) * PREFIX
-    # In one entry, whatever its length: xid 0 is no transaction that goes on in the next.
-    held = state.room(held, size) + size
+    # Always in one entry, whatever its length: a transaction with xid 0 cannot continue in the next.
+    buffered = state.room(buffered, size) + size
     state.buffer += whole
-    state.end_transaction(end, held)
-    return held
+    state.end_transaction(end, buffered)
+    return buffered
 
 
 def _stream_commit(state: CaptureState, message: bytes) -> None:
-    """A streamed transaction has committed: start its replay, unless the log has it."""
+    """Start the replay of a streamed transaction that has committed, unless the log has it already."""
     commit, spooled = state.streams.commit(message)
     known = commit.commit_lsn < state.received_lsn
     if (commit.end_lsn <= state.received_lsn) != known:
@@ -360,7 +360,7 @@ def _stream_commit(state: CaptureState, message: bytes) -> None:
 
 
 def _replay(state: CaptureState, messages: Sequence[bytes]) -> list[bytes]:
-    """Take a part of the spooled transaction in; at its end, the payloads that waited for that."""
+    """Append a part of the spooled transaction; at its end, return the payloads that were deferred."""
     replay = state.replay
     assert replay is not None
     if not replay.take(state, messages):
@@ -378,34 +378,34 @@ def _acknowledge(state: CaptureState, event: Acknowledged, effects: list[Effect]
     state.committed_lsn = max(state.committed_lsn, event.committed_lsn)
     if event.confirmed_to is not None and event.confirmed_to[1] > state.confirmed[1]:
         state.confirmed = event.confirmed_to
-        state.hurry = False
+        state.reply_requested = False
         _report(state, effects)
 
 
 def _confirmable(state: CaptureState) -> int:
-    """Up to where the log's order has committed everything."""
+    """The LSN up to which the log has committed everything."""
     if not state.overlap.done:
         return 0
     idle = state.committed_lsn >= state.logged_lsn and not state.buffer and state.mode == _OUTSIDE
-    # With nothing waiting, what the server said last is as good as its last transaction.
+    # With nothing pending, the server's last keepalive is as good as its last transaction.
     return (
         max(state.committed_lsn, min(state.idle_lsn, state.gate)) if idle else state.committed_lsn
     )
 
 
 def _heartbeat_seconds(state: CaptureState) -> float:
-    busy = state.hurry or state.logged_lsn > state.confirmed[1]
+    busy = state.reply_requested or state.logged_lsn > state.confirmed[1]
     return BUSY_HEARTBEAT_SECONDS if busy else IDLE_HEARTBEAT_SECONDS
 
 
 def _opened(state: CaptureState) -> bool:
-    """The gate lets more pass than the replica knows, and something waits for it."""
-    waits = state.logged_lsn > max(state.committed_lsn, state.told_gate)
-    return waits and state.gate > state.told_gate
+    """Whether the gate has advanced past the position that the replica has, and a transaction waits for it."""
+    waits = state.logged_lsn > max(state.committed_lsn, state.reported_gate)
+    return waits and state.gate > state.reported_gate
 
 
 def _append(state: CaptureState, effects: list[Effect]) -> None:
-    """Hand over what was cut; or ask how far the log is, when it is time and no answer is due."""
+    """Append the entries that were cut; or send a heartbeat if one is due and no append is in flight."""
     if not state.new_entries:
         due = state.appended_at + _heartbeat_seconds(state)
         if state.in_flight or not (state.now >= due or _opened(state)):
@@ -414,8 +414,8 @@ def _append(state: CaptureState, effects: list[Effect]) -> None:
     confirmable = _confirmable(state)
     if confirmable > state.confirming[1]:
         confirm_to = state.confirming = (state.timeline, confirmable)
-    # What the server waits for may need one more turn, if it can be confirmed at all.
-    state.hurry = confirm_to is not None
+    # The position that the server waits for may need one more round trip, if it can be confirmed at all.
+    state.reply_requested = confirm_to is not None
     entries, schemas = tuple(state.new_entries), tuple(state.new_schemas)
     state.new_entries.clear()
     state.new_schemas.clear()
@@ -423,7 +423,7 @@ def _append(state: CaptureState, effects: list[Effect]) -> None:
     state.in_flight.append((size, state.now))
     state.in_flight_bytes += size
     state.appended_at = state.now
-    state.told_gate = state.gate
+    state.reported_gate = state.gate
     effects.append(AppendToReplica(entries, schemas, confirm_to, state.gate))
 
 
@@ -446,5 +446,5 @@ def _not_in_order(state: CaptureState, commit_lsn: int, end_lsn: int) -> Diverge
         f"a transaction whose commit record is {format_lsn(commit_lsn)} to {format_lsn(end_lsn)} does"
         f" not follow the log, which ends at {format_lsn(state.received_lsn)}",
         where="walsender",
-        repair="the log and the server have different histories: `tuskline reattach --force` begins again from the server",
+        repair="the log and the server have different histories; run `tuskline reattach --force` to start over from the server",
     )

@@ -1,11 +1,11 @@
-"""Runs capture's core: sockets, threads and clocks, and nothing that decides.
+"""The driver of capture's core: sockets, threads and clocks, but no decisions.
 
-A session is a walsender's stream, a writer of the log's stream, and a `core.State`. It ends when either
-side breaks, and the next one starts from what the log holds; the pause between them grows to
-`LONGEST_PAUSE`. Errors that another attempt cannot mend are raised out of `Capture.run`.
+A session consists of a walsender's stream, a writer of the log's stream, and a `core.CaptureState`. It ends when either
+side breaks, and the next one starts from the contents of the log; the pause between sessions grows to
+`LONGEST_PAUSE`. Errors that a retry cannot resolve are raised out of `Capture.run`.
 
-The log server's acknowledgements may stay away for `ACK_SECONDS`; then the process is better started anew
-than left with a call that may hang for ever.
+If the log server acknowledges nothing for `ACK_SECONDS`, the process exits and is restarted, since a call to a hung log
+server might never return.
 """
 
 import select
@@ -65,16 +65,16 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.replication import mark_for_failover, status_update
 from walsender_bridge.runtime.waker import Waker
 
-#: Seconds between two sessions: the first pause, and what it doubles up to.
+#: Seconds between two sessions: the first pause, which doubles up to the longest.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
-#: Seconds of streaming after which the next pause is the first again.
+#: Seconds of streaming after which the pause is reset.
 GOOD_SESSION = 5.0
-#: Seconds that a slot may be in somebody's use: longer than a server's default wal_sender_timeout.
+#: Seconds for which a slot may be in use by another session: longer than the default wal_sender_timeout.
 SLOT_PATIENCE = 90.0
-#: From this version on standbys synchronise slots by themselves, if the slot says so.
+#: The first version whose standbys synchronize slots that have the failover property.
 SYNCED_FROM = 170000
-#: Seconds without an acknowledgement after which a log server counts as hung.
+#: Seconds without an acknowledgement after which the log server is considered hung.
 ACK_SECONDS = 120.0
 #: Seconds to let messages gather after a small read. A walsender writes one message at a time; reading
 #: each write costs this side twice the CPU that reading a hundred does. An entry waits for
@@ -84,7 +84,7 @@ GATHER_SECONDS = 0.003
 #: walsender's small writes instead of carrying each through TCP by itself; that halves the walsender's CPU
 #: (docs/performance.md). What arrives meanwhile fits into the socket's buffers.
 LOADED_GATHER_SECONDS = 0.020
-#: Messages that make a read large: more is there already, and the walsender must not wait for us.
+#: Messages that make a read large: more data is waiting, and the walsender must not be delayed.
 MANY = 500
 
 _RETRIED = (
@@ -99,7 +99,7 @@ _log = structlog.get_logger(__name__)
 
 
 class HungLogServerError(TusklineError):
-    """A log server that is connected and does not acknowledge."""
+    """A connected log server does not acknowledge appends."""
 
     cause = UnavailableError.cause
 
@@ -115,20 +115,21 @@ class Capture:
         gate: GateMonitor,
         spool: Path,
         spool_limit: int,
-        held_limit: int = core.HELD_BYTES,
+        max_uncommitted_bytes: int = core.MAX_UNCOMMITTED_BYTES,
         status_file: Path | None = None,
     ) -> None:
         """`spool`: a folder for this source's large transactions, at most `spool_limit` bytes of them.
 
-        With a limit of 0 the server sends no transaction before it has committed. `held_limit`: see `core.State`.
+        With a limit of 0 the server sends no transaction before it has committed. `max_uncommitted_bytes`: see
+        `core.CaptureState`.
         """
         self._source = source
         self._log_address = log
         self._gate = gate
         self._spool = spool
         self._spool_limit = spool_limit
-        self._held_limit = held_limit
-        #: A session has broken inside a transaction in progress.
+        self._max_uncommitted_bytes = max_uncommitted_bytes
+        #: Whether the last session broke inside a block of a transaction in progress.
         self._broken_in_stream = False
         self._status = StatusFile(status_file, source.name, source.slot)
         self._stopped = False
@@ -136,12 +137,12 @@ class Capture:
         self.waker = Waker()
 
     def stop(self) -> None:
-        """End `run` soon. May be called from a signal handler or another thread."""
+        """Make `run` return soon. Can be called from a signal handler or another thread."""
         self._stopped = True
         self.waker.wake()
 
     def run(self) -> None:
-        """Stream until `stop`; raises what another attempt cannot mend."""
+        """Stream until `stop`. Raises errors that a retry cannot resolve."""
         pause, in_use_since = FIRST_PAUSE, None
         try:
             while not self._stopped:
@@ -194,10 +195,10 @@ class Capture:
             logged = stream_record.of_log(log, own.name)
             self._status.begin(logged)
             source.check_cluster(connection, own, logged)
-            goes_on = logged is not None and logged.begun
-            published = source.prepare(connection, own, goes_on=goes_on)
+            has_history = logged is not None and logged.begun
+            published = source.prepare(connection, own, has_history=has_history)
             slot_confirmed = source.slot_position(connection, own)
-            # Of several hosts, the one that was just asked: each connection could go to another.
+            # With several hosts in the DSN, stay with the server just checked: each connection could reach another.
             here = replace(own, dsn=same_server(own.dsn, connection))
             name = source.application_name(own)
             walsender = stack.enter_context(
@@ -207,7 +208,9 @@ class Capture:
             replica = stack.enter_context(ReplicaClient(address))
             joining = SessionSetup(own, walsender, log, replica, partial(self._check, connection))
             joined = joining.join(
-                slot_confirmed, spool_limit=self._spool_limit, held_limit=self._held_limit
+                slot_confirmed,
+                spool_limit=self._spool_limit,
+                max_uncommitted_bytes=self._max_uncommitted_bytes,
             )
             state, writer = joined.state, joined.writer
             handover = AppendChannel(writer, self.waker)
@@ -219,7 +222,7 @@ class Capture:
                 walsender.command(mark_for_failover(own.slot), timeout=ANSWER_SECONDS)
             files = SpoolFiles(self._spool, writer.term)
             stack.callback(files.close)
-            # Some servers fail to decode a transaction in progress, and decode it well once it has
+            # Some servers fail to decode a transaction in progress but succeed once it has
             # committed ("could not map filenumber", docs/decisions/capture.md).
             streaming = self._spool_limit > 0 and not self._broken_in_stream
             walsender.start_logical(own.slot, [own.publication], streaming=streaming)
@@ -242,20 +245,20 @@ class Capture:
                 self._broken_in_stream = len(state.streams) > 0
                 raise
             except (PublicationError, DivergedError) as error:
-                raise source.cannot_go_on(own, error) from None
+                raise source.cannot_continue(own, error) from None
             except UnsupportedValueError as error:
                 if not streaming:
                     raise
-                # A transaction in progress may yet be rolled back; one that has committed is sent again.
+                # A transaction in progress may still be rolled back; one that has committed is sent again.
                 self._broken_in_stream = True
                 raise UnavailableError(error.what, where=error.where, repair=error.repair) from None
             finally:
-                self._status.progress(state, wal_end.lsn, watch.told(), behind=False)
+                self._status.progress(state, wal_end.lsn, watch.status(), behind=False)
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
-        """While a slot is made: is it still wanted, and is the server only slow or does it not run?"""
+        """Check, while a slot is being created, that capture has not been stopped and that the server responds."""
         if self._stopped:
-            raise UnavailableError("capture was told to stop", where=self._source.where)
+            raise UnavailableError("capture is stopping", where=self._source.where)
         connection.execute("SELECT 1")
 
     def _stream(
@@ -268,7 +271,7 @@ class Capture:
         watch: Watch,
         tables: publication_watch.PublicationPoll,
     ) -> None:
-        """The poll loop: the walsender's socket, and the waker for acknowledgements, the gate and `stop`."""
+        """Run the poll loop over the walsender's socket and the waker (acknowledgements, the gate, `stop`)."""
         poll = select.poll()
         poll.register(self.waker, select.POLLIN)
         poll.register(walsender, select.POLLIN)
@@ -298,7 +301,7 @@ class Capture:
                         ),
                     )
             if state.reading:
-                # Also when nothing seems to be there: TLS may hold bytes that poll does not see.
+                # Even if poll reports nothing: TLS may have buffered bytes that poll does not see.
                 if socket in ready or not ready:
                     payloads = walsender.receive()
                 if payloads:
@@ -306,7 +309,7 @@ class Capture:
             elif ready.get(socket, 0) & (select.POLLERR | select.POLLHUP):
                 raise ConnectionFailedError("the connection broke", where=walsender.where)
             if state.replaying is not None:
-                # What one batch brought whole, from its Stream Start to its Stream Commit, is spooled first.
+                # A transaction that arrives complete in one batch, Stream Start to Stream Commit, is spooled first.
                 _perform(effects, walsender, handover, files)
                 effects = self._step(state, Replayed(now, files.read(state.replaying)))
             gate = watch.position()
@@ -325,7 +328,7 @@ class Capture:
                 published_at = now
                 wal_end.refresh()
                 self._status.progress(
-                    state, wal_end.lsn, watch.told(), behind=True, silent=now - heard_at
+                    state, wal_end.lsn, watch.status(), behind=True, silent=now - heard_at
                 )
                 self._check_log_server(state, now)
                 tables.check()
@@ -335,7 +338,7 @@ class Capture:
                 loaded = len(payloads) >= MANY
 
     def _step(self, state: core.CaptureState, event: Event) -> list[Effect]:
-        """What the core wants done. Raises `InvariantError` before any of it is."""
+        """Step the core and return its effects. Raises `InvariantError` before any of them is performed."""
         effects = core.step(state, event)
         if not invariants.is_hot(event):
             self._checked = invariants.check_invariants(state, self._checked)
@@ -347,7 +350,7 @@ class Capture:
             raise HungLogServerError(
                 f"no acknowledgement from the log server in {ACK_SECONDS:.0f} s",
                 where=f"stream {self._source.name}",
-                repair="see whether the log server hangs, or its disk",
+                repair="check the log server and its disk",
             )
 
 

@@ -1,7 +1,7 @@
-"""Messages become entries: what is buffered, where it is cut, and which schema each relation has in it.
+"""Builds entries from messages: what is buffered, where it is cut, and which schema each relation has in it.
 
-Invariant: an entry decodes alone. It holds one schema of each relation, and the record of that schema goes
-to the log before it or with it.
+Invariant: each entry can be decoded by itself. It refers to one schema of each relation, and the record of that schema
+is written to the log before the entry or with it.
 """
 
 from dataclasses import dataclass, field
@@ -30,8 +30,8 @@ _BEFORE_ROWS: Final = frozenset((pgoutput.BEGIN, pgoutput.ORIGIN))
 class Entries:
     """The entries of a session.
 
-    `logged_lsn` is the end LSN of the last transaction that is whole in an entry, or (at the start) that
-    was found in the log; `previous_crc` the checksum of the last entry.
+    `logged_lsn` is the end LSN of the last transaction that ends in an entry, or (at the start) that
+    was found in the log; `previous_crc` is the checksum of the last entry.
     """
 
     timeline: int
@@ -40,28 +40,28 @@ class Entries:
     #: Monotonic seconds.
     now: float
 
-    #: End LSN of the last transaction that was received whole.
+    #: End LSN of the last transaction that was received completely.
     received_lsn: int = field(init=False)
     buffer: list[bytes] = field(default_factory=list)
-    #: Bytes of the buffer, prefixes included. Whoever fills the buffer in a loop keeps it in a local name
-    #: (`held`) and puts it back before calling what cuts.
+    #: Bytes of the buffer, prefixes included. A loop that fills the buffer keeps this in a local variable
+    #: (`buffered`) and stores it back before calling a method that cuts.
     buffer_bytes: int = 0
-    #: Messages of the buffer up to the end of its last whole transaction, and their bytes.
+    #: Messages of the buffer up to the end of its last complete transaction, and their bytes.
     whole: int = 0
     whole_bytes: int = 0
-    #: When the first message of the buffer came, or when something was cut away before it.
+    #: When the first message of the buffer arrived, or when the entry before it was cut.
     first_at: float = 0.0
-    #: Transactions that became whole.
+    #: Number of transactions completed.
     transactions: int = 0
 
     types: dict[int, bytes] = field(default_factory=dict)
-    #: What each relation has now, by OID: the schema's hash, and the schema.
+    #: The current schema of each relation, by OID: its hash and its record.
     schema_hashes: dict[int, bytes] = field(default_factory=dict)
     records: dict[int, bytes] = field(default_factory=dict)
-    #: The last Relation message, and where it came.
+    #: The last Relation message, and its place in the stream.
     described: tuple[pgoutput.Relation, tuple[int, int]] | None = None
-    #: Partitions that were described behind the table as which their rows come: where the next message will be in
-    #: the buffer, the partition's OID (or `NAMED_OTHERWISE`), the table's.
+    #: Partitions described right after the root through which their rows are published: the buffer index of the next
+    #: message, the partition's OID (or `NAMED_OTHERWISE`), the root's OID.
     partitions: list[tuple[int, int, int]] = field(default_factory=list)
     new_schemas: list[bytes] = field(default_factory=list)
     new_entries: list[bytes] = field(default_factory=list)
@@ -69,24 +69,24 @@ class Entries:
     def __post_init__(self) -> None:
         self.received_lsn = self.logged_lsn
 
-    def room(self, held: int, size: int) -> int:
-        """Cut the buffer (of `held` bytes) until `size` more fit, or it is empty; the bytes still held."""
-        self.buffer_bytes = held
+    def room(self, buffered: int, size: int) -> int:
+        """Cut entries until `size` more bytes fit into the buffer, or it is empty; return the bytes still buffered."""
+        self.buffer_bytes = buffered
         while self.buffer and self.buffer_bytes + size > ENTRY_BYTES:
             self.cut()
         return self.buffer_bytes
 
-    def end_transaction(self, end_lsn: int, held: int) -> None:
-        """The buffer, of `held` bytes, ends with a whole transaction."""
+    def end_transaction(self, end_lsn: int, buffered: int) -> None:
+        """Note that the buffer, of `buffered` bytes, ends with a complete transaction."""
         self.received_lsn = end_lsn
-        self.whole, self.whole_bytes = len(self.buffer), held
+        self.whole, self.whole_bytes = len(self.buffer), buffered
         self.transactions += 1
 
     def relation(self, message: bytes) -> int:
-        """Follow a Relation message, behind its Type messages; the relation's OID.
+        """Process a Relation message that follows its Type messages; return the relation's OID.
 
-        Where a partition is published through its root, pgoutput describes the root, the partition, and then sends
-        a row of the root: the only sign of which partition has rows. Raises `MalformedMessageError`.
+        For a partition published through its root, pgoutput describes the root, then the partition, and then sends
+        a row of the root: the only indication of which partition has rows. Raises `MalformedMessageError`.
         """
         relation = pgoutput.parse_relation(message)
         own_types = {c.type_oid for c in relation.columns} & self.types.keys()
@@ -96,17 +96,17 @@ class Entries:
         self.describe(relation.oid, record)
         if before is not None and adjacent and before[0].oid != relation.oid:
             root = before[0]
-            told = [relation.oid, NAMED_OTHERWISE][: 1 + _is_named_otherwise(root, relation)]
-            self.partitions += [(len(self.buffer), oid, root.oid) for oid in told]
+            oids = [relation.oid, NAMED_OTHERWISE][: 1 + _is_named_otherwise(root, relation)]
+            self.partitions += [(len(self.buffer), oid, root.oid) for oid in oids]
         self.described = relation, self._place()
         return relation.oid
 
     def _place(self) -> tuple[int, int]:
-        """Another one after each message that is kept, and each entry."""
+        """The place in the stream: it changes with each buffered message and each entry."""
         return self.previous_crc, len(self.buffer)
 
     def describe(self, oid: int, record: bytes) -> None:
-        """From here on the relation has the schema of this record."""
+        """Set the relation's schema from here on."""
         digest = schema_hash(record)
         known = self.schema_hashes.get(oid)
         if known == digest:
@@ -115,11 +115,11 @@ class Entries:
             self.cut_all()
         self.schema_hashes[oid] = digest
         self.records[oid] = record
-        # Also one that it had before: the log's newest schema of a relation is the last that was sent.
+        # Even a schema that it had before: the log's newest schema of a relation is the one sent last.
         self.new_schemas.append(record)
 
     def cut(self) -> None:
-        """Make one entry: of the whole transactions in the buffer, or else of everything in it."""
+        """Cut one entry: the complete transactions in the buffer, or everything in it if there are none."""
         count = self.whole or len(self.buffer)
         entry = build_entry(
             self.buffer[:count],
@@ -133,7 +133,7 @@ class Entries:
             self.buffer_bytes -= self.whole_bytes
         else:
             self.buffer_bytes = 0
-        # In place: the loop over the payloads holds this list.
+        # In place, since the loop over the payloads has a reference to this list.
         del self.buffer[:count]
         self.whole = self.whole_bytes = 0
         self.first_at = self.now
@@ -141,7 +141,7 @@ class Entries:
         self.new_entries.append(entry)
 
     def _begun(self, count: int) -> list[PartitionRow]:
-        """The partitions of which rows are among the first `count` messages of the buffer; the others wait."""
+        """The partitions with rows among the first `count` messages of the buffer; the others stay pending."""
         found: list[PartitionRow] = []
         waiting = []
         for at, oid, table in self.partitions:
@@ -155,15 +155,15 @@ class Entries:
         return found
 
     def cut_all(self) -> None:
-        """Make entries of everything in the buffer."""
+        """Cut everything in the buffer into entries."""
         while self.buffer:
             self.cut()
 
 
 def _is_named_otherwise(root: pgoutput.Relation, partition: pgoutput.Relation) -> bool:
-    """Whether the partition's replica identity lacks a column of the root's: an UPDATE of that one has no old key.
+    """Whether the partition's replica identity lacks a column of the root's: an UPDATE of that column sends no old key.
 
-    Without any identity it has no updates and deletes: the server refuses them.
+    A partition without a replica identity has no updates or deletes, since the server refuses them.
     """
     key = {column.name for column in root.columns if column.is_key}
     has_key = any(column.is_key for column in partition.columns)

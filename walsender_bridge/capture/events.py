@@ -1,4 +1,4 @@
-"""What goes into capture's core, and what comes out of it: `core.step(state, event) -> effects`."""
+"""The events and effects of capture's core: `core.step(state, event) -> effects`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The replica's answer to the oldest `AppendToReplica` without one: LSNs are end LSNs."""
+    """The replica's acknowledgement of the oldest `AppendToReplica` in flight. LSNs are end LSNs."""
 
     now: float
     durable_lsn: int
@@ -43,9 +43,9 @@ Event = CopyDataReceived | Replayed | Acknowledged | CaptureTick
 
 @dataclass(frozen=True, slots=True)
 class AppendToReplica:
-    """Hand these to the replica: schema records first, then entries, as one batch.
+    """Send the replica one batch: schema records, then entries.
 
-    With neither it asks how far the log is committed. `confirm_to` is (timeline, LSN) to make durable.
+    An empty batch is a heartbeat: it asks for the committed position. `confirm_to` is (timeline, LSN) to make durable.
     """
 
     entries: tuple[bytes, ...]
@@ -56,7 +56,7 @@ class AppendToReplica:
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
-    """Tell the server: `write` is durable in the log, `flush` is what the slot is confirmed to."""
+    """Send a status update: `write` is durable in the log, `flush` is the position to confirm the slot to."""
 
     write: int
     flush: int
@@ -64,7 +64,7 @@ class StandbyStatusUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SpoolAppend:
-    """Write this behind what the transaction's spool file holds; the first makes the file."""
+    """Append to the transaction's spool file, which the first append creates."""
 
     xid: int
     data: bytes
@@ -72,7 +72,7 @@ class SpoolAppend:
 
 @dataclass(frozen=True, slots=True)
 class SpoolCut:
-    """Keep the first `length` bytes of the transaction's spool file; 0: remove it."""
+    """Truncate the transaction's spool file to `length` bytes; 0 removes it."""
 
     xid: int
     length: int

@@ -1,6 +1,6 @@
-"""What must hold of a capture session after each step. Pure.
+"""The invariants of a capture session. Pure.
 
-The driver checks it after the steps that are not hot, acknowledgements and ticks, and before the effects: before anything is
+The driver checks them after steps that are not hot, acknowledgements and ticks, and before their effects: before anything is
 appended to the log with a position to confirm, or reported to the server.
 """
 
@@ -14,7 +14,7 @@ from walsender_bridge.runtime.invariants import Invariant
 
 
 class Checked(NamedTuple):
-    """What the last check found, and the next one compares with."""
+    """The state at the last check, with which the next one compares."""
 
     confirmed: tuple[int, int]
     confirming: tuple[int, int]
@@ -28,17 +28,17 @@ class _Step(NamedTuple):
 
 
 def checked(state: CaptureState) -> Checked:
-    """The session as the next check compares it, when there was none yet."""
+    """Capture the session's state for the first check."""
     return Checked(state.confirmed, state.confirming, state.committed_lsn, state.received_lsn)
 
 
 def is_hot(event: Event) -> bool:
-    """Rows on their way into entries."""
+    """Whether the step only moves rows into entries."""
     return type(event) is CopyDataReceived or type(event) is Replayed
 
 
 def check_invariants(state: CaptureState, before: Checked) -> Checked:
-    """What the next check compares with. Raises `InvariantError`."""
+    """Check the invariants; return the state for the next check. Raises `InvariantError`."""
     invariants.check("capture", INVARIANTS, _Step(state, before), _describe)
     return checked(state)
 
@@ -46,16 +46,16 @@ def check_invariants(state: CaptureState, before: Checked) -> Checked:
 def _describe(step: _Step) -> str:
     state = step.state
     lsns = "received_lsn", "logged_lsn", "committed_lsn", "durable_lsn", "idle_lsn"
-    told = [f"{name} {format_lsn(max(getattr(state, name), 0))}" for name in lsns]
+    positions = [f"{name} {format_lsn(max(getattr(state, name), 0))}" for name in lsns]
     confirmed = format_lsn(state.confirmed[1]), format_lsn(state.confirming[1])
     return (
-        f"{', '.join(told)}, confirmed {confirmed[0]}, confirming {confirmed[1]}, {len(state.in_flight)} appends of"
+        f"{', '.join(positions)}, confirmed {confirmed[0]}, confirming {confirmed[1]}, {len(state.in_flight)} appends of"
         f" {state.in_flight_bytes} bytes in flight"
     )
 
 
 def _confirms_what_is_committed(step: _Step) -> bool:
-    """What an earlier session has confirmed may have been empty transactions, which this one has not heard of."""
+    """An earlier session may have confirmed empty transactions, which this session has not received."""
     state = step.state
     if state.confirming == step.before.confirming:
         return True

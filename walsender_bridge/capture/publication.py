@@ -1,17 +1,18 @@
-"""A source's publication: made or adopted, and kept to what the source's `tables` mean (`table_patterns`).
+"""A source's publication: created or adopted, and kept in line with the source's `tables` (`table_patterns`).
 
-One that Tuskline has made says so in its comment. To that, tables are added as they come to fit, and one that loses its
-replica identity is taken out, since the server refuses its UPDATEs; `init` takes out what `tables` do not mean any more, too.
-One that somebody else has made sends what it sends: only what `tables` name or match is added to it. Adding a table takes
-the rights of its owner and of the publication's: a role without them adds nothing, and `status` and `doctor` name the table.
+A publication created by Tuskline is marked by its comment. Matching tables are added to it as they become publishable, and a
+table that loses its replica identity is removed, since the server refuses its UPDATEs; `init` also removes tables that `tables`
+no longer match. A publication created by someone else is never reduced: only tables that `tables` name or match are added.
+Adding a table requires ownership of the table and of the publication: without it nothing is added, and `status` and `doctor`
+name the table.
 
-A table is locked by publishing it, until the commit; so it is judged once more then, and nothing can change that before.
-Where the server would go on leaving out a table that is published while a transaction that has written to it runs
-(`keeps_leaving_out`), the lock keeps writers away as well: there are none then.
+Publishing a table locks it until COMMIT; so it is evaluated again under the lock, where nothing can change it any more.
+Where the server would keep omitting a table that is published while a transaction that has written to it runs
+(`misses_running_writers`), a stronger lock excludes writers, so that no such transaction exists.
 
-A slot's changes are looked up in the publication as it was at each of them. While there was none of that name, the server
-refuses to decode them (before 18), or leaves them out and only warns (from 18 on). So a slot goes on with the publication that
-it began with, by its OID, and never with another one that has taken its name (`other_than_recorded`).
+Each change of a slot is looked up in the publication as of that change. While no publication of that name exists, the server
+refuses to decode (before 18), or omits the changes and only warns (18 and later). So a slot continues with the publication that
+it started with, identified by OID, and never with another one of the same name (`publication_mismatch`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,13 +33,13 @@ from walsender_bridge.runtime.sql import load
 if TYPE_CHECKING:
     from walsender_bridge.capture.source import CaptureSource
 
-#: The table that a flush writes to; published with the others.
+#: The table that a flush writes to; it is published with the others.
 FLUSH_TABLE: Final = "tuskline.flush"
 #: The first version that publishes partitions through their root.
 VIA_ROOT_VERSION: Final = 130000
-#: The first minor release of a major that tells transactions in progress of what others commit to the catalog.
+#: The first minor release of each major that distributes catalog invalidations to transactions in progress.
 _TELLS_RUNNING: Final = {13: 130021, 14: 140018, 15: 150013, 16: 160009, 17: 170005}
-#: So many names are in an error.
+#: Names listed in an error.
 _SHOWN: Final = 10
 
 Connection = psycopg.Connection[Any]
@@ -47,14 +48,14 @@ _log = logs.logger(__name__)
 
 
 def facts(connection: Connection, source: "CaptureSource") -> dict[str, Any] | None:
-    """The publication as sql/publication/source.sql describes it; None: there is none."""
+    """The publication as sql/publication/source.sql describes it, or None if it does not exist."""
     names = {"publication": source.publication}
     rows = _rows(connection, "publication/source", names)
     return dict(rows[0][0]) if rows else None
 
 
 def survey(connection: Connection, source: "CaptureSource") -> Chosen:
-    """What the source's `tables` mean in its database now."""
+    """The tables that the source's `tables` currently match in its database."""
     choice = Choice.of(source.tables)
     names = choice.named
     wanted = {
@@ -82,40 +83,40 @@ def _found(row: Sequence[Any]) -> CatalogTable:
 
 
 def is_kept(found: dict[str, Any], choice: Choice) -> bool:
-    """Whether tables are added to this publication as they come to fit."""
+    """Whether matching tables are added to this publication as they become publishable."""
     return choice.follows and not found["puballtables"] and (found["ours"] or not choice.is_default)
 
 
-# -- is it the one that the slot began with? ------------------------------------------------------------
+# -- the publication that the slot started with ---------------------------------------------------------
 
 
-def other_than_recorded(
+def publication_mismatch(
     name: str, oid: int | None, recorded: int | None, *, began: bool, now_called: str | None = None
 ) -> str:
-    """Why a slot that is there cannot go on with its publication; empty: it can.
+    """Why an existing slot cannot continue with its publication; empty if it can.
 
-    `oid`: of the publication of this name now, None: there is none. `recorded`: of the one that the slot began with, None: not
-    known. `began`: whether the slot surely had one. `now_called`: another name that the recorded one has now.
+    `oid`: of the current publication of this name, None if there is none. `recorded`: of the one that the slot started with,
+    None if unknown. `began`: whether the slot is known to have had one. `now_called`: the recorded one's new name.
     """
     if recorded in {None, oid} and (oid is not None or not began):
         return ""
     if now_called is not None:
         fate = f"renamed to {now_called!r}"
     else:
-        fate = "dropped" if oid is None else "dropped and made again"
-    return f"publication {name!r} was {fate}: what was committed meanwhile is missing"
+        fate = "dropped" if oid is None else "dropped and recreated"
+    return f"publication {name!r} was {fate}: changes committed in between are missing"
 
 
 def reattach(source: "CaptureSource") -> str:
-    """The repair of a stream that cannot go on."""
+    """The repair of a stream that cannot continue."""
     return f"tuskline reattach {source.name}"
 
 
-def not_sent(source: "CaptureSource", error: PublicationError) -> PublicationError:
-    """The error of a server that misses a publication for changes which it was to send."""
+def missing_publication(source: "CaptureSource", error: PublicationError) -> PublicationError:
+    """The error of a server that lacks the publication for changes that it has to send."""
     if error.repair == reattach(source):
         return error
-    what = f"publication {source.publication!r} was not there when changes were committed, which the server cannot send: {error.what}"
+    what = f"the server cannot send changes that were committed while publication {source.publication!r} did not exist: {error.what}"
     return PublicationError(what, where=source.where, repair=reattach(source))
 
 
@@ -125,24 +126,24 @@ def recorded_fault(
     record: ProvisionedRecord,
     found: dict[str, Any] | None,
 ) -> str:
-    """`other_than_recorded` of the source's slot, which is there, as far as the record can be read. `found`: `facts`."""
+    """`publication_mismatch` of the source's existing slot, as far as the record is readable. `found`: `facts`."""
     name = source.publication
     recorded = record.publication_oid(name)
     began = recorded is not None or (
         record.readable and ProvisionedObject("publication", name) in record.own()
     )
     oid = None if found is None else found["oid"]
-    return other_than_recorded(
+    return publication_mismatch(
         name, oid, recorded, began=began, now_called=_called(connection, recorded)
     )
 
 
 def check_same(connection: Connection, source: "CaptureSource", oid: int) -> None:
-    """Raise `PublicationError` unless the source's publication still is the one with this OID."""
+    """Raise `PublicationError` unless the source's publication still has this OID."""
     found = facts(connection, source)
     now = None if found is None else found["oid"]
     called = _called(connection, oid)
-    why = other_than_recorded(source.publication, now, oid, began=True, now_called=called)
+    why = publication_mismatch(source.publication, now, oid, began=True, now_called=called)
     if why:
         raise PublicationError(why, where=source.where, repair=reattach(source))
 
@@ -152,28 +153,28 @@ def _called(connection: Connection, oid: int | None) -> str | None:
     return str(rows[0][0]) if rows else None
 
 
-# -- what init and each session of capture do -----------------------------------------------------------
+# -- at init and at the start of each session -----------------------------------------------------------
 
 
-def make_or_adopt(
+def create_or_adopt(
     connection: Connection,
     source: "CaptureSource",
     record: ProvisionedRecord,
     *,
     has_slot: bool = False,
-    goes_on: bool = False,
+    has_history: bool = False,
 ) -> int:
-    """Make the publication, or add to one that is there what `tables` name one by one; its OID, which is recorded.
+    """Create the publication, or add the tables named one by one to an existing one; record and return its OID.
 
-    `has_slot`: there is a slot, which has to go on with the publication that it began with. `goes_on`: and a log of its
-    changes, so it had one. Raises `PublicationError`, `ConfigError`, `PrivilegeError`.
+    `has_slot`: there is a slot, which must continue with the publication that it started with. `has_history`: the log has
+    changes of it, so it had one. Raises `PublicationError`, `ConfigError`, `PrivilegeError`.
     """
     connection.execute(load("publication/lock_timeout").encode())
     found = facts(connection, source)
     if has_slot:
         why = recorded_fault(connection, source, record, found)
-        if not why and found is None and goes_on:
-            why = other_than_recorded(source.publication, None, None, began=True)
+        if not why and found is None and has_history:
+            why = publication_mismatch(source.publication, None, None, began=True)
         if why:
             raise PublicationError(why, where=source.where, repair=reattach(source))
     if found is None:
@@ -197,7 +198,7 @@ def _adopt(
     missing = [op for op in ("insert", "update", "delete", "truncate") if not found[f"pub{op}"]]
     if missing:
         raise PublicationError(
-            f"publication {source.publication!r} leaves out {', '.join(missing)}",
+            f"publication {source.publication!r} does not publish {', '.join(missing)}",
             where=source.where,
             repair=sql.SQL(load("fix/operations"))
             .format(publication=sql.Identifier(source.publication))
@@ -224,15 +225,17 @@ def _make(connection: Connection, source: "CaptureSource") -> None:
     _check_owned(connection, source, chosen.fit)
     named = [*(table.name for table in chosen.named), FLUSH_TABLE]
     _publish(connection, "publication/create", source, named, [t.name for t in chosen.fit])
-    # Once more: another table may have taken a name before it was published, which locks it until the commit.
+    # Check again: another table may have taken a name before the table was published, which locks it until COMMIT.
     _check_again(connection, source, chosen.named, chosen.fit)
     _publish(connection, "publication/comment", source)
     if connection.info.server_version >= VIA_ROOT_VERSION:
         _publish(connection, "publication/via_root", source)
 
 
-def bring_up(connection: Connection, source: "CaptureSource", record: ProvisionedRecord) -> None:
-    """Add all that `tables` match and that fits, in the transaction of the caller. Raises `PrivilegeError`."""
+def add_matching(
+    connection: Connection, source: "CaptureSource", record: ProvisionedRecord
+) -> None:
+    """Add all publishable tables that `tables` match, in the caller's transaction. Raises `PrivilegeError`."""
     found = facts(connection, source)
     if found is None or not is_kept(found, Choice.of(source.tables)):
         return
@@ -248,7 +251,10 @@ def bring_up(connection: Connection, source: "CaptureSource", record: Provisione
 
 
 def withdraw(connection: Connection, source: "CaptureSource") -> list[str]:
-    """Take out of a publication of ours what `tables` do not mean, or the server refuses UPDATEs of; which tables."""
+    """Remove from our own publication the tables that `tables` do not match, or whose UPDATEs the server refuses.
+
+    Returns the tables removed.
+    """
     found = facts(connection, source)
     if found is None or not found["ours"] or found["puballtables"]:
         return []
@@ -261,14 +267,14 @@ def withdraw(connection: Connection, source: "CaptureSource") -> list[str]:
     return names
 
 
-# -- what goes on while capture runs --------------------------------------------------------------------
+# -- while capture runs ---------------------------------------------------------------------------------
 
 
 def follow(connection: Connection, source: "CaptureSource") -> list[str]:
-    """Add what has come to fit, and take out what has lost its replica identity, as far as the role may.
+    """Add tables that have become publishable and remove those that lost their replica identity, as the role's rights allow.
 
-    One by one: a table that somebody else has locked is left for the next time. Returns the names of those to be added
-    that were left.
+    Tables are changed one by one: one that another session has locked is left for the next poll. Returns the names of the
+    tables that could not be added.
     """
     found = facts(connection, source)
     if found is None or not found["owned"] or not is_kept(found, Choice.of(source.tables)):
@@ -293,7 +299,7 @@ def _change(
     *,
     records: bool = False,
 ) -> bool:
-    """Whether the table is as it should be now."""
+    """Add or remove one table; return whether it is now as it should be."""
     try:
         with connection.transaction():
             connection.execute(load("publication/lock_timeout").encode())
@@ -318,11 +324,11 @@ def _change(
     return True
 
 
-def keeps_leaving_out(version: int) -> bool:
-    """Whether a server of this version may leave out all changes of a table that was published while somebody wrote to it.
+def misses_running_writers(version: int) -> bool:
+    """Whether a server of this version may omit all changes of a table that was published while a transaction wrote to it.
 
-    A transaction that had begun before is decoded with the catalog of its beginning. Servers without the repair of May 2025
-    (11 and 12 never had it) keep what they have found there, that the table is not published, for those that follow.
+    A transaction that began earlier is decoded with the catalog as of its start. Servers without the fix of May 2025
+    (11 and 12 never received it) cache the result, that the table is not published, for the transactions that follow.
     """
     major = version // 10_000
     return version < _TELLS_RUNNING.get(major, 0) or major < min(_TELLS_RUNNING)
@@ -334,34 +340,34 @@ def keeps_leaving_out(version: int) -> bool:
 def _check_named(
     connection: Connection, source: "CaptureSource", chosen: Chosen, tables: Iterable[CatalogTable]
 ) -> None:
-    """Raise for a table that is named and is not there, or whose publishing would break an application."""
+    """Raise for a named table that does not exist, or whose publication would break an application."""
     tables = list(tables)
     if chosen.unknown:
         raise ConfigError(
-            f"no such table: {', '.join(chosen.unknown)}",
+            f"table does not exist: {', '.join(chosen.unknown)}",
             where=source.where,
-            repair="write schema.table as the server spells it",
+            repair="write schema.table exactly as in the catalog",
         )
     unfit = [table.name for table in tables if table.kind not in {"r", "p"} or not table.logged]
     if unfit:
         raise PublicationError(
             f"not an ordinary, logged table: {', '.join(unfit)}",
             where=source.where,
-            repair="leave it out of `tables`",
+            repair="remove it from `tables`",
         )
     bare = sorted({name for table in tables for name in (*table.bare, *table.children)})
     if bare:
         raise PublicationError(
-            f"without a replica identity: {', '.join(bare)}; once published, their UPDATEs and "
-            "DELETEs would be refused",
+            f"no replica identity: {', '.join(bare)}; once these tables are published, the server would refuse their "
+            "UPDATEs and DELETEs",
             where=source.where,
             repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in bare),
         )
     generated = sorted({column for table in tables for column in table.generated})
     if generated:
         raise PublicationError(
-            f"generated columns, which are not sent, in a replica identity: {', '.join(generated)}; from PostgreSQL 18 on "
-            "UPDATEs and DELETEs would be refused once they are published",
+            f"replica identity contains generated columns, which are not sent: {', '.join(generated)}; PostgreSQL 18 and "
+            "later would refuse UPDATEs and DELETEs once the tables are published",
             where=source.where,
             repair="give the table a primary key without them, and REPLICA IDENTITY DEFAULT",
         )
@@ -371,11 +377,11 @@ def _check_named(
 def _check_partitions(
     connection: Connection, source: "CaptureSource", tables: Sequence[str]
 ) -> None:
-    """Raise `PublicationError` for partitions by whose updates no row of their table would be found."""
+    """Raise `PublicationError` for partitions whose updates would not identify a row of their root."""
     found = partitions_named_otherwise(connection, tables)
     if found:
         raise PublicationError(
-            f"another replica identity than the table that it is published through: {', '.join(name for name, *_ in found)}",
+            f"replica identity differs from that of the partition root: {', '.join(name for name, *_ in found)}",
             where=source.where,
             repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for *_, name in found),
         )
@@ -390,7 +396,7 @@ def _check_owned(
         raise PrivilegeError(
             f"role {connection.info.user} does not own {', '.join(foreign[:_SHOWN])}{more}",
             where=source.where,
-            repair="an owner of the tables and of the publication adds them",
+            repair="have the owner of the tables and of the publication add them",
         )
 
 
@@ -400,25 +406,26 @@ def _check_again(
     named: Iterable[CatalogTable],
     fit: Iterable[CatalogTable],
 ) -> None:
-    """Raise unless these tables may still be published; they are locked by now."""
+    """Raise unless these tables, which are now locked, may still be published."""
     chosen = survey(connection, source)
     again = {table.name for table in named}
     _check_named(connection, source, chosen, [t for t in chosen.named if t.name in again])
     changed = {table.name for table in fit} - {table.name for table in chosen.fit}
     if changed:
         raise PublicationError(
-            f"changed while it was published: {', '.join(sorted(changed))}",
+            f"table changed while it was being published: {', '.join(sorted(changed))}",
             where=source.where,
-            repair="do it again",
+            repair="try again",
         )
 
 
 def partitions_named_otherwise(
     connection: Connection, tables: Sequence[str] | None
 ) -> list[tuple[str, str, str]]:
-    """Partitions, and the tables whose rows they would name by other columns if published through them.
+    """Partitions whose replica identity differs from that of the root they would be published through.
 
-    Of these tables, or of all (None); third, the partition as SQL writes it. Before 13 nothing is published so.
+    Of these tables, or of all (None). Returns (root, partition, partition quoted for SQL). Before 13 no partition is
+    published through its root.
     """
     if connection.info.server_version < VIA_ROOT_VERSION:
         return []
@@ -439,13 +446,13 @@ def _publish(
     tables: Sequence[str] = (),
     alone: Sequence[str] = (),
 ) -> None:
-    """`alone`: without the tables that inherit from them, each of which is judged by itself."""
+    """`alone`: without the tables that inherit from them, each of which is evaluated by itself."""
     names: list[sql.Composable] = [sql.Identifier(*split_relation(name)) for name in tables]
     only: list[sql.Composable] = [sql.Identifier(*split_relation(name)) for name in alone]
     whole, only = [*names, *only], [sql.SQL("ONLY {}").format(name) for name in only]
     version = connection.info.server_version
-    if text == "publication/add" and keeps_leaving_out(version):
-        # Partitions, too, that are published through their root.
+    if text == "publication/add" and misses_running_writers(version):
+        # Includes the partitions that are published through their root.
         locked = whole if version >= VIA_ROOT_VERSION else [*names, *only]
         connection.execute(
             sql.SQL(load("publication/lock_writers")).format(tables=sql.SQL(", ").join(locked))

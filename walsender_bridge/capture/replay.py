@@ -1,8 +1,8 @@
-"""A streamed transaction that has committed goes from its spool file into the log.
+"""Replays a streamed transaction that has committed from its spool file into the log.
 
-It becomes what the server would have sent of it in one piece: a Begin, its changes in order, a Commit. Its
-rows have the schemas that were sent in its blocks, and no others; what held outside of it holds again behind
-it. Its entries are its own: what was buffered before is cut before.
+It takes the form in which the server would have sent it after COMMIT: a Begin, its changes in order, a Commit. Its
+rows have the schemas that were sent in its blocks, and no others; the schemas from before the transaction apply again after
+it. It has entries of its own: what was buffered before it is cut first.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from walsender_bridge.postgres.protocol import pgoutput
 
 @dataclass(slots=True)
 class Replay:
-    """What is left of it: `left` bytes of the file; then come the payloads that are `waiting`."""
+    """The remainder of the replay: `left` bytes of the file, then the deferred payloads (`waiting`)."""
 
     spooled: Spooled
     commit: pgoutput.Commit
     left: int
-    #: The schemas outside of it, by OID: hashes, and records.
+    #: The schemas outside the transaction, by OID: hashes and records.
     outside: tuple[dict[int, bytes], dict[int, bytes]]
     waiting: list[bytes] = field(default_factory=list)
 
     @classmethod
     def start(cls, into: Entries, spooled: Spooled, commit: pgoutput.Commit) -> Self:
-        """Begin the transaction."""
+        """Start the replay."""
         into.cut_all()
         outside = (into.schema_hashes, into.records)
         replay = cls(spooled, commit, spooled.length, outside)
@@ -41,29 +41,29 @@ class Replay:
         return replay
 
     def take(self, into: Entries, messages: Sequence[bytes]) -> bool:
-        """Take the file's next messages; True once that was the last of them."""
-        buffer, held, limit = into.buffer, into.buffer_bytes, entries.ENTRY_BYTES
+        """Append the file's next messages; return True after the last of them."""
+        buffer, buffered, limit = into.buffer, into.buffer_bytes, entries.ENTRY_BYTES
         for message in messages:
             size = len(message) + PREFIX
             self.left -= size
             if message[0] == pgoutput.RELATION:
-                into.buffer_bytes = held
+                into.buffer_bytes = buffered
                 into.relation(message)
-                held = into.buffer_bytes
+                buffered = into.buffer_bytes
             elif message[0] == pgoutput.TYPE:
                 into.types[pgoutput.relation_oid(message)] = message
             else:
-                if held + size > limit:
-                    held = into.room(held, size)
+                if buffered + size > limit:
+                    buffered = into.room(buffered, size)
                 buffer.append(message)
-                held += size
-        into.buffer_bytes = held
-        assert self.left >= 0, "a spool file is longer than what was written to it"
+                buffered += size
+        into.buffer_bytes = buffered
+        assert self.left >= 0, "spool file is longer than the data written to it"
         if self.left:
             return False
         commit = pgoutput.build_commit(self.commit)
         size = len(commit) + PREFIX
-        into.buffer_bytes = into.room(held, size) + size
+        into.buffer_bytes = into.room(buffered, size) + size
         buffer.append(commit)
         into.end_transaction(self.commit.end_lsn, into.buffer_bytes)
         into.cut_all()
@@ -71,6 +71,6 @@ class Replay:
         into.schema_hashes, into.records = self.outside
         for oid, digest in inside.items():
             if into.schema_hashes.get(oid, digest) != digest:
-                # Again the newest that the log has of this relation.
+                # Restore it as the newest schema that the log has of this relation.
                 into.new_schemas.append(into.records[oid])
         return True

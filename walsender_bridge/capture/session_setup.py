@@ -1,14 +1,14 @@
-"""How a session takes up the log where the one before left it: does the slot continue it, and with which tail?
+"""Session setup: decides whether the slot continues the log, and which uncommitted tail is cut off.
 
-The log may end with transactions that are durable and not committed: the commit gate held them, or a session broke in
-between. Nobody has seen those. When the server that took over lacks them, they are cut off: they happened on the server
-that is gone, and nowhere else. What is *committed* in the log is never cut: if the server lacks some of that, or has
-skipped some, the stream has diverged, and stays where it is.
+The log may end with transactions that are durable but not committed: the commit gate held them back, or the session
+broke. No consumer has seen them. If the server that took over lacks them, they are cut off: they existed only on the
+failed server. *Committed* transactions are never cut: if the server lacks some of them, or has skipped some, the stream
+has diverged and is left as it is.
 
-Cutting is safe because nothing can commit the tail meanwhile. The new writer has fenced the older one; it tells the
-replica a gate that lets nothing pass, so no report offers the tail; a barrier returns when every commit that was
-issued before has arrived. Then the replica removes the tail from its disk, in one durable step. The slot was confirmed
-to no more than was committed, so the server sends again what it has of it.
+Cutting is safe because nothing can commit the tail in the meantime. The new writer has fenced the previous one; it sends
+the replica a gate position of 0, so no report offers the tail; and a barrier returns once every commit issued earlier has
+arrived. The replica then removes the tail from its disk in one durable step. The slot was confirmed to no more than was
+committed, so the server sends again those transactions that it has.
 """
 
 import time
@@ -28,7 +28,7 @@ from walsender_bridge.postgres.client.replication_connection import ReplicationC
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
-#: Seconds that the log server may take for an answer of its own.
+#: Seconds that the log server has to answer a request.
 ANSWER_SECONDS = 120.0
 #: Transactions that a `DivergedError` lists.
 LISTED = 20
@@ -37,9 +37,9 @@ _log = structlog.get_logger(__name__)
 
 
 def settle(writer: AppendWriter, log: LogClient, seconds: float) -> None:
-    """Have no more of the stream committed, and what is on its way arrive: then its tail may be cut off.
+    """Stop commits of the stream and wait for those in transit, so that its tail may be cut off.
 
-    Raises `UnavailableError` if the log server does not answer in `seconds`, `DeadlineError` if the repository does not.
+    Raises `UnavailableError` if the log server does not answer within `seconds`, `DeadlineError` if the repository does not.
     """
     writer.send([], gate_lsn=0)
     if writer.next_ack(seconds) is None:
@@ -49,7 +49,7 @@ def settle(writer: AppendWriter, log: LogClient, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A session's begin: its writer (whoever gets this closes it), its state, and the server that it streams from."""
+    """The start of a session: its writer (to be closed by the caller), its state, and the server that it streams from."""
 
     writer: AppendWriter
     state: core.CaptureState
@@ -58,7 +58,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class SessionSetup:
-    """What it takes. `check` is called while a slot is made, which may take long; what it raises ends that."""
+    """The inputs of session setup. `check` is called while a slot is being created, which it can abort by raising."""
 
     source: CaptureSource
     walsender: ReplicationConnection
@@ -66,8 +66,10 @@ class SessionSetup:
     replica: ReplicaClient
     check: Callable[[], object]
 
-    def join(self, slot_confirmed: int | None, *, spool_limit: int, held_limit: int) -> Joined:
-        """Become the writer and go on from the slot; a new stream's slot is made here.
+    def join(
+        self, slot_confirmed: int | None, *, spool_limit: int, max_uncommitted_bytes: int
+    ) -> Joined:
+        """Become the writer and continue from the slot; for a new stream, create the slot.
 
         Raises `DivergedError` when the slot does not continue the log.
         """
@@ -84,7 +86,11 @@ class SessionSetup:
             if fork is not None:
                 raise self._diverged(fork)
             state = self._state(
-                writer, slot_confirmed, identity, spool_limit=spool_limit, held_limit=held_limit
+                writer,
+                slot_confirmed,
+                identity,
+                spool_limit=spool_limit,
+                max_uncommitted_bytes=max_uncommitted_bytes,
             )
         except BaseException:
             writer.close()
@@ -116,7 +122,7 @@ class SessionSetup:
         identity: SystemIdentity,
         history: ServerTimelines,
     ) -> bool:
-        """Whether the slot continues what is committed; then the tail behind that has been cut off."""
+        """Whether the slot continues the committed log; if so, the tail beyond it has been cut off."""
         name = self.source.name
         settle(writer, self.log, ANSWER_SECONDS)
         cut, status = self.log.status().streams[name], self.replica.stream_status(name)
@@ -129,7 +135,7 @@ class SessionSetup:
         if source.evaluate(committed, slot_confirmed, identity, history) is not None:
             return False
         _log.warning(
-            "the tail of the log, which nobody has seen, is cut off: the server lacks transactions of it",
+            "cutting off the uncommitted tail of the log, which the server does not have",
             source=name,
             reason=fork.reason,
             committed=format_lsn(status.committed_end_lsn),
@@ -145,17 +151,17 @@ class SessionSetup:
         identity: SystemIdentity,
         *,
         spool_limit: int,
-        held_limit: int,
+        max_uncommitted_bytes: int,
     ) -> core.CaptureState:
         status = writer.status
         confirmed = status.confirmed_to
         if confirmed is None:
             if slot_confirmed is None:
-                # May wait for old transactions to end, for as long as they like.
+                # Waits for running transactions to end, without a limit.
                 slot_confirmed = self.walsender.create_slot(self.source.slot, check=self.check)
             confirmed = (identity.timeline, slot_confirmed)
         if status.confirmed_to is None or status.system_id is None:
-            # A new stream; or one from before the identifier was kept, which takes this server's.
+            # A new stream, or one from before identifiers were recorded, which adopts this server's.
             self._record(writer, confirmed, identity.system_id)
         return core.CaptureState(
             timeline=identity.timeline,
@@ -164,18 +170,18 @@ class SessionSetup:
             previous_crc=status.last_crc,
             confirmed=confirmed,
             now=time.monotonic(),
-            # Until its gate has been asked, nothing passes.
+            # Nothing passes the gate before its first poll.
             gate=0,
             overlap=Overlap.of(
                 status.last_end_lsn, status.last_commit_time, confirmed[1], slot_confirmed or 0
             ),
             streams=Streams(spool_limit),
-            held_limit=held_limit,
+            max_uncommitted_bytes=max_uncommitted_bytes,
         )
 
     @staticmethod
     def _record(writer: AppendWriter, confirmed: tuple[int, int], system_id: int) -> None:
-        """Make durable where a stream starts, and on which cluster, before anything streams."""
+        """Record durably where the stream starts, and on which cluster, before streaming begins."""
         writer.send([], confirm_to=confirmed, gate_lsn=0, system_id=system_id)
         ack = writer.next_ack(ANSWER_SECONDS)
         if ack is None or ack.confirmed_to != confirmed:
@@ -184,7 +190,7 @@ class SessionSetup:
             )
 
     def _listed(self, timeline: int, lsn: int) -> list[str]:
-        """The log's first transactions behind this point, in words."""
+        """The log's first transactions behind this point, one line each."""
         found = self.replica.list_transactions_after(
             self.source.name, timeline, lsn, limit=LISTED + 1
         )
@@ -192,7 +198,7 @@ class SessionSetup:
             f"xid {xid}, ends at {format_lsn(end)}, committed {utc(commit_time)}"
             for end, xid, commit_time in found[:LISTED]
         ]
-        return lines + (["and more"] if len(found) > LISTED else [])
+        return lines + (["..."] if len(found) > LISTED else [])
 
     def _diverged(self, fork: Fork) -> DivergedError:
         """The error, with the log's transactions behind the fork."""
@@ -201,6 +207,6 @@ class SessionSetup:
         return DivergedError(
             f"stream {self.source.name} has diverged: {fork.reason}\n  {listed}",
             where=f"{self.source.where}, slot {self.source.slot}",
-            repair=f"nothing was skipped; `{reattach(self.source)}` begins again from the server as it is now, "
-            "with a new copy of its tables",
+            repair=f"nothing was skipped; run `{reattach(self.source)}` to start over from this server with a full resync "
+            "of its tables",
         )

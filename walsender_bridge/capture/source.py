@@ -1,18 +1,18 @@
-"""The source as capture needs it: publication, slot, and a history that is the log's own.
+"""Checks a source before streaming: server, publication, slot, and whether its history is the log's.
 
-The publication is there before the slot, since pgoutput looks it up as of each change. What exists is
-adopted if it fits, and never made smaller. `evaluate` decides, without I/O, whether the slot continues the
-log; its rules are the only ones by which a session may start:
+The publication is created before the slot, since pgoutput looks it up as of each change. Existing objects are
+adopted if they are suitable, and never reduced. `evaluate` decides, without I/O, whether the slot continues the
+log. A session starts only if
 
 - the server is of the cluster that the log was written from (its system identifier);
 - the slot is confirmed to no more than the log's `confirmed_to`: nothing was skipped;
-- the server's timelines contain `confirmed_to` and the end of the log, and its WAL reaches both: what
-  the log holds happened there too.
+- the server's timelines contain `confirmed_to` and the end of the log, and its WAL reaches both: the server
+  has the log's transactions too.
 
-The cluster is compared before anything else is looked at: on another one the rest is missing as well, and must not be made.
+The cluster is compared first: on another cluster the publication and the slot are missing as well, and must not be created.
 
-Otherwise the stream has diverged. Nothing is skipped or repaired here. What `evaluate` cannot see, a copy of
-the cluster that ran on by itself past the log's end, shows in what it sends again: `overlap.py`.
+Otherwise the stream has diverged. Nothing is skipped or repaired here. `evaluate` cannot detect a copy of
+the cluster that continued independently past the log's end; `overlap.py` does, from the transactions sent again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ OLDEST_VERSION = 110000
 
 @dataclass(frozen=True, slots=True)
 class CaptureSource:
-    """A database to capture. `tables`: see `table_patterns`; none means all that can be published."""
+    """A database to capture. `tables`: see `table_patterns`; empty means all publishable tables."""
 
     name: str
     dsn: str
@@ -62,15 +62,15 @@ class CaptureSource:
 
 
 def application_name(source: CaptureSource) -> str:
-    """Of the session in which capture streams, as the server shows it: cut to what it keeps."""
+    """The application_name of capture's streaming session, truncated as the server truncates it."""
     return f"tuskline-capture-{source.name}"[:63]
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Where a log stream stands: its last transaction, and what it let the slot be confirmed to.
+    """The position of a log stream: its last transaction, and the LSN up to which the slot may have been confirmed.
 
-    `system_id`: of the cluster that it is written from; None: a log that does not know it yet.
+    `system_id`: of the cluster that it is written from; None if the log has not recorded it yet.
     """
 
     timeline: int
@@ -80,13 +80,13 @@ class LogPosition:
 
     @property
     def begun(self) -> bool:
-        """Whether the stream has a history, which a slot has to continue."""
+        """Whether the stream has a history that a slot must continue."""
         return self.confirmed_to is not None or self.last_end_lsn > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Why a slot does not continue a log, and after which point of it the histories differ."""
+    """Why a slot does not continue a log, and the point of the log after which the histories differ."""
 
     reason: str
     timeline: int
@@ -101,7 +101,7 @@ def evaluate(
         return Fork(_other_cluster(log.system_id, identity.system_id), log.timeline, 0)
     if log.confirmed_to is None:
         if log.last_end_lsn:
-            reason = "the log holds transactions, but not what the slot was confirmed to"
+            reason = "the log has transactions but no confirmed position of the slot"
             return Fork(reason, log.timeline, 0)
         return None
     timeline, confirmed = log.confirmed_to
@@ -110,7 +110,7 @@ def evaluate(
             end = history.end_of(own_timeline) or 0
             return Fork(
                 f"the log reaches {format_lsn(lsn)} on timeline {own_timeline}, which the server "
-                + (f"left at {format_lsn(end)}" if end else "never was on"),
+                + (f"left at {format_lsn(end)}" if end else "was never on"),
                 own_timeline,
                 end,
             )
@@ -127,8 +127,8 @@ def evaluate(
     if slot_confirmed > confirmed:
         return Fork(
             f"the slot starts at {format_lsn(slot_confirmed)}, the log was confirmed to "
-            f"{format_lsn(confirmed)}: the slot was made anew or moved, and what committed between "
-            "them would be missing",
+            f"{format_lsn(confirmed)}: the slot was recreated or moved, and transactions committed in between "
+            "would be missing",
             timeline,
             confirmed,
         )
@@ -137,51 +137,51 @@ def evaluate(
 
 def _other_cluster(logged: int | None, found: int) -> str:
     return (
-        f"the log was written from the cluster with system identifier {logged}, and the server's is {found}: another cluster, "
-        "or this one after pg_upgrade or a restore from a dump"
+        f"the log was written from the cluster with system identifier {logged}, but the server's is {found}: it is another "
+        "cluster, or the same one after pg_upgrade or a restore from a dump"
     )
 
 
 def gone(log: LogPosition) -> str:
-    """What to say of a slot that is not there."""
+    """The message for a slot that no longer exists."""
     confirmed = log.confirmed_to
     return "the slot is gone" + (
         f"; the log was confirmed to {format_lsn(confirmed[1])}" if confirmed else ""
     )
 
 
-#: What has made a slot useless, as the server calls it (17 and later), in words.
+#: Explanations of the server's invalidation reasons (17 and later).
 _INVALIDATED: Final = {
     "wal_level_insufficient": "wal_level was below logical",
-    "idle_timeout": "nobody read from it for longer than idle_replication_slot_timeout",
-    "rows_removed": "the server has removed rows of its catalogs that it needs",
+    "idle_timeout": "it was idle for longer than idle_replication_slot_timeout",
+    "rows_removed": "the server has removed catalog rows that the slot needs",
 }
 
 
 def lost(slot: Mapping[str, Any]) -> str:
-    """Why the server can send nothing from this slot any more; empty: it can. `slot`: as sql/capture/source_slot.sql has it."""
+    """Why the slot was invalidated; empty if it was not. `slot`: a row of sql/capture/source_slot.sql."""
     reason = slot.get("invalidation_reason")
     removed = slot.get("wal_status") == "lost" or slot["confirmed_flush_lsn"] is None
     if slot["plugin"] != "pgoutput" or not (reason or removed):
         return ""
-    return _INVALIDATED.get(reason or "", "the server has removed WAL that it needs")
+    return _INVALIDATED.get(reason or "", "the server has removed WAL that the slot needs")
 
 
-# -- what talks to the server -----------------------------------------------------------------------
+# -- queries to the server --------------------------------------------------------------------------
 
 
 @contextmanager
 def connect(source: CaptureSource) -> Iterator[psycopg.Connection[Any]]:
-    """An ordinary connection for checks; its failures are raised as Tuskline's errors.
+    """Open an ordinary connection for checks; failures are raised as Tuskline's errors.
 
-    No call on it waits longer than `ANSWER_SECONDS` (`DeadlineError`).
+    No call on it blocks longer than `ANSWER_SECONDS` (`DeadlineError`).
     """
     try:
         conninfo = pinned_conninfo(source.dsn, application_name=f"tuskline-{source.name}")
-        # Closed, not left as a context: that would end a transaction, and a question of `status.WalEnd`
-        # may be under way.
+        # Closed explicitly rather than as a context manager: that would end a transaction while a query of
+        # `status.WalEnd` may be in progress.
         with closing(BoundedConnection.connect(conninfo, autocommit=True)) as connection:
-            # What a transaction has locked it has to see as it is then, whatever the database's default is.
+            # A transaction must see objects as they are once it has locked them, whatever default_transaction_isolation is.
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             yield connection
     except psycopg.Error as error:
@@ -194,7 +194,7 @@ def connect(source: CaptureSource) -> Iterator[psycopg.Connection[Any]]:
 def check_cluster(
     connection: psycopg.Connection[Any], source: CaptureSource, log: LogPosition | None
 ) -> None:
-    """Raise `DivergedError` on another cluster than the one that the log was written from, if that is known."""
+    """Raise `DivergedError` if the server is of another cluster than the log, as far as that is known."""
     if log is None or log.system_id is None:
         return
     (found,) = _row(connection, "postgres/system_id")
@@ -202,59 +202,59 @@ def check_cluster(
         raise other_cluster(source, log.system_id, int(found))
 
 
-def cannot_go_on(
+def cannot_continue(
     source: CaptureSource, error: PublicationError | DivergedError
 ) -> PublicationError | DivergedError:
-    """An error of what was streamed, with the source that it is about, and its repair."""
+    """Return an error of the stream with its source and repair added."""
     if isinstance(error, PublicationError):
-        return publication.not_sent(source, error)
+        return publication.missing_publication(source, error)
     return DivergedError(
         error.what,
         where=f"{source.where}, slot {source.slot}",
-        repair="nothing was skipped; name the server that the log was written from in the DSN, or, if the stream is to go on from "
-        f"this server: {publication.reattach(source)} --force",
+        repair="nothing was skipped; correct the DSN to name the server that the log was written from, or, to continue from "
+        f"this server, run {publication.reattach(source)} --force",
     )
 
 
 def other_cluster(source: CaptureSource, logged: int, found: int) -> DivergedError:
-    """The error of a server of another cluster than the log's; both by their system identifiers."""
+    """The error for a server of another cluster than the log's. Both are system identifiers."""
     return DivergedError(
         f"stream {source.name} has diverged: {_other_cluster(logged, found)}",
         where=source.where,
-        repair=f"correct the DSN, or, if the stream is to go on from this server: {publication.reattach(source)}",
+        repair=f"correct the DSN, or, to continue from this server, run {publication.reattach(source)}",
     )
 
 
 def check_slot_kept(
     connection: psycopg.Connection[Any], source: CaptureSource, log: LogPosition | None
 ) -> None:
-    """Raise `SlotError` if the stream has a history, and the slot that has to continue it is gone, or was invalidated."""
+    """Raise `SlotError` if the stream has a history and the slot that must continue it is gone or invalidated."""
     if log is None or not log.begun:
         return
     slot = _find_slot(connection, source)
     why = gone(log) if slot is None else lost(slot)
     if why:
         raise SlotError(
-            f"{why}: what was committed since is missing",
+            f"{why}: changes committed since then are missing",
             where=f"{source.where}, slot {source.slot}",
             repair=publication.reattach(source),
         )
 
 
 def prepare(
-    connection: psycopg.Connection[Any], source: CaptureSource, *, goes_on: bool = False
+    connection: psycopg.Connection[Any], source: CaptureSource, *, has_history: bool = False
 ) -> int | None:
-    """Check the server, make or adopt the publication and the flush table; the publication's OID.
+    """Check the server, create or adopt the publication and the flush table; return the publication's OID.
 
-    `goes_on`: the log's stream has a history. Then nothing is made where the slot is gone or was invalidated, and no OID known.
+    `has_history`: the log's stream has a history. If its slot is gone or invalidated, nothing is created and None is returned.
     Raises `ServerSettingError`, `NotSupportedError`, `PublicationError`, `ConfigError` (no such table), `PrivilegeError`.
     """
     version = connection.info.server_version
     if version < OLDEST_VERSION:
         raise NotSupportedError(
-            f"the server's version is {version // 10000}",
+            f"unsupported server version {version // 10000}",
             where=source.where,
-            repair="PostgreSQL 11 or later is needed",
+            repair="use PostgreSQL 11 or later",
         )
     wal_level, in_recovery, has_schema, has_tables = _row(connection, "capture/source_facts")
     if wal_level != "logical":
@@ -265,25 +265,29 @@ def prepare(
         )
     if in_recovery:
         raise NotSupportedError(
-            "the server is a standby", where=source.where, repair="name the primary in the DSN"
+            "the server is a standby",
+            where=source.where,
+            repair="change the DSN to name the primary",
         )
     slot = _find_slot(connection, source)
-    if goes_on and (slot is None or lost(slot)):
+    if has_history and (slot is None or lost(slot)):
         return None
     with connection.transaction():
         own_tables.check(connection, source.dsn)
         if not has_tables:
             connection.execute(load("flush/send").encode())
-            # Once more: somebody may have made them first.
+            # Check again: another session may have created them first.
             own_tables.check(connection, source.dsn)
             connection.execute(load("flush/row").encode())
         record = ProvisionedRecord(connection, source.slot, source.dsn)
         if not has_schema:
             record.add(ProvisionedObject("schema", "tuskline"))
         kept = slot is not None and not lost(slot)
-        oid = publication.make_or_adopt(connection, source, record, has_slot=kept, goes_on=goes_on)
+        oid = publication.create_or_adopt(
+            connection, source, record, has_slot=kept, has_history=has_history
+        )
         if slot is None:
-            # Before it is there: a crash in between leaves a record too many, not a slot too many.
+            # Recorded before it exists: a crash in between leaves a surplus record, not a surplus slot.
             record.add(ProvisionedObject("slot", source.slot))
     return oid
 
@@ -300,16 +304,16 @@ def _find_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> di
 
 
 def has_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> bool:
-    """Whether there is a slot of the source's name for this database, of whatever use it is."""
+    """Whether a slot of the source's name exists in this database, usable or not."""
     slot = _find_slot(connection, source)
     return slot is not None and slot["database"] == connection.info.dbname
 
 
 def slot_position(connection: psycopg.Connection[Any], source: CaptureSource) -> int | None:
-    """What the slot is confirmed to (an LSN), or None when there is none.
+    """The slot's `confirmed_flush_lsn`, or None if there is no slot.
 
-    Raises `SlotError` if the slot is not one that capture can use, `LostSlotError` if it is of no use any more,
-    `SlotInUseError` if it is in use.
+    Raises `SlotError` if capture cannot use the slot, `LostSlotError` if it was invalidated, `SlotInUseError` if it is
+    in use.
     """
     slot = _find_slot(connection, source)
     if slot is None:
@@ -318,15 +322,15 @@ def slot_position(connection: psycopg.Connection[Any], source: CaptureSource) ->
     where = f"{source.where}, slot {source.slot}"
     if slot["plugin"] != "pgoutput" or slot["database"] != database or slot["temporary"]:
         raise SlotError(
-            f"not a lasting pgoutput slot of database {database}",
+            f"not a permanent pgoutput slot of database {database}",
             where=where,
             repair="choose another slot name",
         )
     if slot.get("two_phase"):
         raise SlotError(
-            "the slot sends prepared transactions at PREPARE",
+            "the slot decodes prepared transactions at PREPARE (two_phase)",
             where=where,
-            repair="choose another slot name, and let Tuskline create the slot",
+            repair="choose another slot name and let Tuskline create the slot",
         )
     why = lost(slot)
     if why:

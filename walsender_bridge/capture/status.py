@@ -1,4 +1,4 @@
-"""What a capture says of itself: one JSON file, replaced as a whole.
+"""The status file of a capture process: one JSON file, replaced atomically.
 
 Keys: `source`, `slot`, `pid`, `state` (`connecting`, `streaming`, `waiting`, `stopped`), `error` (`code`, `what`,
 `where`, `repair`; null when all is well), `timeline`, the LSNs `server_lsn` (durable end of the server's
@@ -12,7 +12,7 @@ position that is not known yet is 0. `system_id`: of the cluster that the log wa
 
 `gate` is null without a commit gate; else `open` (no candidate is left to wait for), `position_lsn` (what ends at or below
 may be shown), `holding` (why more waits than that, in words), `stuck_since` (when it began to wait without anything
-passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidates`: each one's `slot`, `standing` (`counted`, `degraded`, `promoted`), `held_lsn`, and why it is `away` (empty: it streams).
+passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidates`: each one's `slot`, `standing` (`counted`, `degraded`, `promoted`), `flush_lsn`, and why it is `away` (empty: it streams).
 """
 
 from pathlib import Path
@@ -27,12 +27,12 @@ from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.runtime import status_file
 from walsender_bridge.runtime.sql import load
 
-#: What outlives the process that wrote it: where the stream stands, also while neither the log nor capture runs.
+#: Keys that are kept across processes: the stream's position, for when neither the log nor capture runs.
 _KEPT: Final = ("system_id", "behind", "timeline", "committed_lsn", "confirmed_lsn")
 
 
 class StatusFile:
-    """Writes the file; without a path it does nothing."""
+    """Writes the status file; does nothing without a path."""
 
     def __init__(self, path: Path | None, source: str, slot: str) -> None:
         self._path = path
@@ -57,11 +57,11 @@ class StatusFile:
         self._record |= {key: before[key] for key in _KEPT if key in before}
 
     def state(self, name: str, error: TusklineError | None = None) -> None:
-        """A change of state, and why."""
+        """Record a change of state and its cause."""
         self._write(state=name, error=None if error is None else error.to_wire())
 
     def begin(self, log: LogPosition | None) -> None:
-        """What the log has when a session begins; None: nothing yet."""
+        """Record the log's position when a session starts; None if the stream is empty."""
         log = log or LogPosition(0, 0, None)
         timeline, confirmed = log.confirmed_to or (log.timeline, 0)
         self._write(
@@ -73,7 +73,7 @@ class StatusFile:
         )
 
     def streaming(self, system_id: int) -> None:
-        """A session streams from now on, from the cluster with this system identifier."""
+        """Record that a session streams, from the cluster with this system identifier."""
         self._write(state="streaming", error=None, system_id=system_id, behind=True)
 
     def progress(
@@ -85,7 +85,7 @@ class StatusFile:
         behind: bool,
         silent: float = 0.0,
     ) -> None:
-        """How far a streaming session is, and its gate. `behind`: it goes on. `silent`: seconds."""
+        """Record the positions and the gate of a streaming session. `behind`: it continues. `silent`: seconds."""
         confirmed = session.confirmed[1]
         server_lsn = max(server_lsn, session.received_lsn, session.idle_lsn)
         self._write(
@@ -102,7 +102,7 @@ class StatusFile:
             messages=session.messages,
             in_flight_bytes=session.in_flight_bytes,
             silent_seconds=silent,
-            spooled_bytes=session.streams.held,
+            spooled_bytes=session.streams.spooled_bytes,
         )
 
     def _write(self, **changes: Any) -> None:
@@ -112,7 +112,7 @@ class StatusFile:
 
 
 class WalEnd:
-    """Asks the server for its end of WAL without waiting for the answer."""
+    """Queries the server's end of WAL without waiting for the answer."""
 
     def __init__(self, connection: psycopg.Connection[Any], where: str) -> None:
         self._pgconn = connection.pgconn
@@ -122,7 +122,7 @@ class WalEnd:
         self.lsn = 0
 
     def refresh(self) -> None:
-        """Take the answer to the last question, if it is there, and ask again.
+        """Take the answer to the last query if it has arrived, and query again.
 
         Raises `ConnectionFailedError`.
         """

@@ -1,4 +1,4 @@
-"""What is known of a stream without its writer: from the log, or, where that does not run, from what capture wrote last."""
+"""The position of a stream without a writer: from the log, or, while that does not run, from capture's status file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime import status_file
 
-#: Seconds that a log has to answer before capture's file is taken for it.
+#: Seconds that the log has to answer before capture's status file is used instead.
 _ANSWER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPosition:
-    """A stream's position: what is committed. `behind`: the slot may have been confirmed to more since."""
+    """The committed position of a stream. `behind`: the slot may have been confirmed further since."""
 
     log: LogPosition
     behind: bool = False
 
 
 def ask(address: str, written: Path | None, stream: str) -> KnownPosition | None:
-    """What the log at `address` has of the stream, or else capture's status file `written`; None: neither knows of it."""
+    """The position from the log at `address`, or else from capture's status file `written`; None if neither has one."""
     try:
         with LogClient(address, timeout=_ANSWER_SECONDS) as log:
             position = of_log(log, stream)
@@ -33,7 +33,7 @@ def ask(address: str, written: Path | None, stream: str) -> KnownPosition | None
 
 
 def of_log(log: LogClient, stream: str) -> LogPosition | None:
-    """What is committed in the log; None: there is no such stream. Raises what the log's services raise."""
+    """The committed position in the log; None if there is no such stream. Raises the errors of the log's services."""
     cut = log.status().streams.get(stream)
     if cut is None:
         return None
@@ -44,7 +44,7 @@ def of_log(log: LogClient, stream: str) -> LogPosition | None:
 
 
 def of_file(written: Mapping[str, Any]) -> KnownPosition | None:
-    """The same from capture's status file, as `capture.status` describes it; None: it never got so far."""
+    """The position from capture's status file (see `capture.status`); None if no session has started yet."""
     confirmed, timeline = written.get("confirmed_lsn") or 0, written.get("timeline") or 0
     if not confirmed:
         return None

@@ -1,10 +1,10 @@
-"""The change log from outside: the repository (`LogClient`) and a replica (`ReplicaClient`).
+"""The client of the change log: of its repository (`LogClient`) and of a replica (`ReplicaClient`).
 
 Safe on a Spark executor: it needs pyarrow, numpy, zstandard and google-crc32c only, and every object is
-used by the process that made it. All methods raise the errors of `walsender_bridge.errors`, whatever
+used by the process that created it. All methods raise the errors of `walsender_bridge.errors`, whichever
 side they come from: `UnavailableError` when a service does not answer (it may be restarting: try
 again), `TrimmedError`, `FencedError`, `UnknownStreamError`, `InvalidReplicaError` and so on. Timeouts
-are seconds, times microseconds since the Unix epoch, offsets local and exclusive at the end.
+are in seconds, times in microseconds since the Unix epoch; offsets are local, and ends exclusive.
 """
 
 import contextlib
@@ -61,15 +61,15 @@ __all__ = [
     "verify",
 ]
 
-#: Seconds beyond a barrier's own timeout in which its answer may arrive.
+#: Seconds allowed for a barrier's answer beyond the barrier's own timeout.
 _GRACE = 5.0
-#: Seconds that the end of an append may take.
+#: Seconds allowed for closing an append.
 _CLOSING = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A committed entry: its place, the version that committed it, and all of its bytes."""
+    """A committed entry: its offsets, the version that committed it, and its bytes."""
 
     offset: int
     version: int
@@ -91,7 +91,7 @@ class _Client(Closing):
         return protocol.call(self._flight, self.address, action, within, **fields)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._flight.close()
 
 
@@ -103,21 +103,21 @@ class LogClient(_Client):
     """The metadata repository: versions, streams, barriers, consumers."""
 
     def status(self) -> LogStatus:
-        """The newest version that can be read whole, and where it cuts each stream."""
+        """The newest version that can be read completely, and where it cuts each stream."""
         return protocol.load(LogStatus, self._call("status"))
 
     def create_stream(self, stream: str) -> StreamCut:
-        """Make the stream unless it is there. Raises `ConfigError` for a bad name."""
+        """Create the stream unless it exists. Raises `ConfigError` for an invalid name."""
         return protocol.load(StreamCut, self._call("create_stream", stream=stream))
 
     def writer_term(self, stream: str) -> int:
-        """A term for a new writer of the stream, greater than any given before."""
+        """Obtain a term for a new writer of the stream, greater than any issued before."""
         return protocol.number(self._call("writer_term", stream=stream), "term")
 
     def barrier(self, positions: Mapping[str, int], timeout: float) -> int:
         """Wait until each stream is committed up to its position (an end LSN), then force a version.
 
-        Returns that version when it can be read. Barriers that wait together get one version. Raises
+        Returns that version once it can be read. Concurrent barriers share one version. Raises
         `DeadlineError` after `timeout`.
         """
         answer = self._call(
@@ -126,10 +126,10 @@ class LogClient(_Client):
         return protocol.number(answer, "version")
 
     def register_consumer(self, name: str, version: int | None, lease_seconds: float) -> None:
-        """Hold back trimming above what this consumer has published, until the lease ends.
+        """Prevent trimming above the version that this consumer has published, until the lease ends.
 
-        `version`: the last that it published; None: nothing yet, so everything is held. Called again
-        before the lease ends, it renews it.
+        `version`: the last one published; None: none yet, so everything is retained. A further call
+        before the lease ends renews it.
         """
         self._call("register_consumer", name=name, version=version, lease_seconds=lease_seconds)
 
@@ -138,7 +138,7 @@ class LogClient(_Client):
         self._call("drop_consumer", name=name)
 
     def raise_version(self, version: int) -> None:
-        """Skip the versions up to this one: every later commit gets a greater one."""
+        """Skip the versions up to this one, so that every later commit gets a greater one."""
         self._call("raise_version", version=version)
 
 
@@ -146,20 +146,21 @@ class ReplicaClient(_Client):
     """A log server's replicas: append, read, plan."""
 
     def stream_status(self, stream: str) -> ReplicaStatus:
-        """What this log server has of the stream."""
+        """The status of this log server's replica of the stream."""
         return protocol.load(ReplicaStatus, self._call("stream_status", stream=stream))
 
     def cut_tail(self, stream: str, term: int, end: int) -> None:
-        """Remove what is not committed, at or above the local offset `end`, where the last commit ends.
+        """Remove the uncommitted entries, at or above the local offset `end`, where the last commit ends.
 
-        For the writer of this term, which has seen to it that no commit is on its way, and has to begin again.
+        To be called by the writer of this term after it has ensured that no commit is in transit; the writer must then be
+        opened again.
         """
         self._call("cut_tail", stream=stream, term=term, end=end)
 
     def open_writer(self, stream: str, term: int) -> "AppendWriter":
-        """Become the stream's writer: older terms are refused, an unfinished transaction is cut off.
+        """Become the stream's writer: older terms are fenced, an unfinished transaction is cut off.
 
-        Raises `FencedError` if a newer writer is known.
+        Raises `FencedError` if there is a newer writer.
         """
         return AppendWriter(self.address, stream, term, self.timeout)
 
@@ -172,9 +173,9 @@ class ReplicaClient(_Client):
     ) -> Iterator[LogEntry]:
         """The committed entries [from, to), in order. Raises `TrimmedError` below the low watermark.
 
-        With `relations` ("schema.table") the log server leaves out entries that hold none of them and that
-        no transaction begins in and leaves unfinished; offsets then have gaps. The places are checked here;
-        the entries' bytes by whoever decodes them (`check`, `verify`). Raises `CorruptError`.
+        With `relations` ("schema.table") the log server omits entries that contain none of them, unless
+        a transaction begins in the entry and does not end there; offsets then have gaps. The offsets and versions are
+        checked here, the entries' bytes by the decoder (`check`, `verify`). Raises `CorruptError`.
         """
         ticket = protocol.encode(
             stream=stream,
@@ -193,13 +194,13 @@ class ReplicaClient(_Client):
                 batch, crc = chunk.data, chunk.app_metadata
                 if crc is None or bytes(crc) != protocol.places_crc(stream, batch):
                     raise CorruptError(
-                        "offsets and versions are not those that were sent (CRC32C)",
+                        "checksum mismatch (CRC32C) in the offsets and versions received",
                         where=f"stream {stream}, {self.address}",
                         repair="check the network and the memory of both machines",
                     )
                 yield from _entries(batch)
         finally:
-            # A reader that was left in the middle must not keep the log server's call open.
+            # A reader that is abandoned halfway must not keep the log server's call open.
             reader.cancel()
 
     def schemas(self, stream: str, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -210,13 +211,13 @@ class ReplicaClient(_Client):
         for digest, record in found.items():
             if schema_hash(record) != digest:
                 raise CorruptError(
-                    f"schema {digest.hex()} is not what was sent (its hash)",
+                    f"hash mismatch in schema {digest.hex()} received",
                     where=f"stream {stream}, {self.address}",
                 )
         return found
 
     def relations(self, stream: str) -> list[bytes]:
-        """The newest schema record of each relation that the stream ever had, ordered by name."""
+        """The newest schema record of each relation that the stream has ever had, ordered by name."""
         return [bytes.fromhex(r) for r in self._call("relations", stream=stream)["schemas"]]
 
     def plan(
@@ -227,10 +228,10 @@ class ReplicaClient(_Client):
         max_bytes: int | None = None,
         max_versions: int | None = None,
     ) -> list[CutPoint]:
-        """The commits whose ends lie behind `after_offset`, up to a version, in order.
+        """The commits that end beyond `after_offset`, up to a version, in order.
 
-        `max_bytes` counts from `after_offset`; at least one commit is returned whatever its size. At
-        most `protocol.MAX_PLAN` commits at once. Raises `TrimmedError`.
+        `max_bytes` counts from `after_offset`; at least one commit is returned, whatever its size, and at
+        most `protocol.MAX_PLAN`. Raises `TrimmedError`.
         """
         answer = self._call(
             "plan",
@@ -247,7 +248,7 @@ class ReplicaClient(_Client):
         return self._cut("version_at", stream=stream, commit_time=commit_time_us)
 
     def cut_before(self, stream: str, version: int) -> CutPoint | None:
-        """The last commit below `version` that is still kept."""
+        """The last commit below `version` that has not been trimmed."""
         return self._cut("cut_before", stream=stream, version=version)
 
     def _cut(self, action: str, **fields: Any) -> CutPoint | None:
@@ -257,9 +258,9 @@ class ReplicaClient(_Client):
     def list_transactions_after(
         self, stream: str, timeline: int, lsn: int, limit: int = 100
     ) -> list[tuple[int, int, int]]:
-        """(end LSN, xid, commit time) of transactions behind `lsn` on this timeline or a later one.
+        """(end LSN, xid, commit time) of transactions beyond `lsn` on this timeline or a later one.
 
-        Committed or not; the oldest first.
+        Includes those not committed in the log; oldest first.
         """
         answer = self._call("transactions", stream=stream, timeline=timeline, lsn=lsn, limit=limit)
         return [(end, xid, time) for end, xid, time in answer["transactions"]]
@@ -270,16 +271,16 @@ def _entries(batch: pa.RecordBatch) -> Iterator[LogEntry]:
     for offset, version, place, value in zip(
         offsets.to_pylist(), versions.to_pylist(), globals_.to_pylist(), data, strict=True
     ):
-        # A view of the batch's memory: an entry is copied by nobody who only reads it.
+        # A view of the batch's memory: reading an entry does not copy it.
         yield LogEntry(offset, version, place, memoryview(value.as_buffer()))
 
 
 class AppendWriter(Closing):
-    """The writing end of a stream. `send` and `next_ack` may be called from different threads.
+    """The writer of a stream. `send` and `next_ack` may be called from different threads.
 
-    `status` is the replica after it was opened: what is sent follows from there. Two threads of its own
-    speak with the log server, so that nothing here waits for a log server that hangs; the caller bounds what it
-    has sent and not got acknowledged. Any error ends the writer, and every later call raises it.
+    `status` is that of the replica when the writer was opened: appends continue from there. Two threads of the writer
+    communicate with the log server, so that no call here waits for a log server that hangs; the caller bounds the
+    appends in flight. Any error ends the writer, and every later call raises it.
     """
 
     def __init__(self, address: str, stream: str, term: int, timeout: float) -> None:
@@ -297,7 +298,9 @@ class AppendWriter(Closing):
         try:
             first = self._opened.get(timeout=timeout)
         except queue.Empty:
-            first = UnavailableError("it did not open the append in time", where=address)
+            first = UnavailableError(
+                "the log server did not open the append in time", where=address
+            )
         if isinstance(first, TusklineError):
             self.close()
             raise first
@@ -312,11 +315,11 @@ class AppendWriter(Closing):
         gate_lsn: int = MAX_LSN,
         system_id: int | None = None,
     ) -> None:
-        """Append the entries, in one durable step with their schemas; one ack answers each call.
+        """Append the entries, in one durable step with their schemas; each call is acknowledged once.
 
-        `confirm_to`: (timeline, LSN) to be recorded before the slot is confirmed. `gate_lsn`: what ends
-        above it may not be committed yet. `system_id`: of the cluster, to be recorded for good. No
-        entries: a heartbeat. Does not wait for the log server.
+        `confirm_to`: (timeline, LSN) to record before the slot is confirmed. `gate_lsn`: transactions that end
+        above it must not be committed yet. `system_id`: of the cluster, recorded permanently. Without
+        entries, this is a heartbeat. Does not wait for the log server.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -332,7 +335,7 @@ class AppendWriter(Closing):
         self._batches.put((batch, protocol.encode(**words)))
 
     def next_ack(self, timeout: float | None = None) -> Ack | None:
-        """The next acknowledgement, in the order of `send`; None if there is none within `timeout`."""
+        """Return the next acknowledgement, in the order of `send`; None if none arrives within `timeout`."""
         try:
             ack = self._acks.get(timeout=timeout) if timeout != 0 else self._acks.get_nowait()
         except queue.Empty:
@@ -343,23 +346,23 @@ class AppendWriter(Closing):
         return ack
 
     def close(self) -> None:
-        """End the append, and a `next_ack` that waits.
+        """End the append, and any `next_ack` in progress.
 
-        What was acknowledged stays; what was not may or may not be written. Does not wait longer than a
-        second for a log server that hangs.
+        Acknowledged appends are durable; others may or may not be. Waits at most a second
+        for a log server that hangs.
         """
         self._batches.put(None)
         self._sender.join(_CLOSING)
         self._fail(UnavailableError("the writer is closed", where=self.address))
 
     def _fail(self, error: TusklineError) -> None:
-        """The first reason is the one that is told."""
+        """End the writer. The first error is the one that later calls raise."""
         self._error = self._error or error
         self._opened.put(self._error)
         self._acks.put(self._error)
 
     def _send_all(self) -> None:
-        """Send what is handed over; the reason of an end is told by `_listen`, which hears the log server."""
+        """Send the queued batches. If the call ends, `_listen` receives the reason from the log server."""
         path = flight.FlightDescriptor.for_path("append", self.stream, str(self.term))
         try:
             with protocol.at(self.address), _connect(self.address) as client:
@@ -377,7 +380,7 @@ class AppendWriter(Closing):
             self._fail(error)
 
     def _listen(self, writer: Any, reader: Any) -> None:
-        """Hand over acknowledgements until the log server ends the call; its reason is the last one."""
+        """Deliver acknowledgements until the log server ends the call, then fail with its reason."""
         try:
             with protocol.at(self.address):
                 buffer = reader.read()
@@ -386,11 +389,11 @@ class AppendWriter(Closing):
                     self._opened.put(status)
                 while buffer is not None and (buffer := reader.read()) is not None:
                     self._acks.put(protocol.load(Ack, protocol.decode(buffer.to_pybytes())))
-                # Flight tells why a call ended only here.
+                # Only here does Flight report why a call ended.
                 writer.close()
             self._fail(UnavailableError("the append has ended", where=self.address))
         except TusklineError as error:
             self._fail(error)
         finally:
-            # The sender waits for more to send.
+            # Wake the sender, which waits for more batches.
             self._batches.put(None)

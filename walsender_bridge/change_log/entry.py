@@ -2,17 +2,17 @@
 
     fixed header (86 bytes, little-endian) | relations (36 bytes each) | payload
 
-The payload is the codec's form of (u32 length + message) repeated, in the order of the server.
-Relation and Type messages are not in it: they are schema records, kept in a registry by their hash,
-and the header names for each relation the one schema that its rows have. So any entry decodes alone.
-Behind them, format 2 names partitions whose rows are sent as another table's; without any it is format 1.
+The payload is (u32 length + message) repeated, in the server's order, encoded by the codec.
+It contains no Relation and Type messages: they are schema records, kept in a registry by their hash,
+and the header refers, for each relation, to the one schema of its rows. So each entry can be decoded by itself.
+After the relations, format 2 lists partitions whose rows are sent as another table's; an entry without any has format 1.
 
-Invariant: `crc` is the CRC32C of every other byte of the entry, seeded with the `crc` of the entry
-before it (0 for the first). An entry that verifies is what was written, in the place where it was
-written: a lost, doubled or exchanged entry breaks the chain as a flipped bit does.
+Invariant: `crc` is the CRC32C of every other byte of the entry, seeded with the `crc` of the preceding
+entry (0 for the first). An entry that verifies is unchanged and in its place:
+a lost, duplicated or exchanged entry breaks the chain just as a flipped bit does.
 
-Positions are end LSNs: where the Commit message says that its record *ends*. Times are microseconds
-since the Unix epoch, UTC. Lengths are bytes.
+Positions are end LSNs: the *end* of the commit record according to the Commit message. Times are microseconds
+since the Unix epoch, UTC. Lengths are in bytes.
 """
 
 import struct
@@ -37,8 +37,8 @@ VERSION, VERSION_OF_PARTITIONS = 1, 2
 FLAG_STARTS_TRANSACTION = 1
 FLAG_ENDS_TRANSACTION = 2
 SCHEMA_HASH_SIZE = 16
-#: A pgoutput message stays below 1 GiB (PostgreSQL's limit on one allocation), an entry is one
-#: message or about 1 MiB of them: no honest entry is longer than this.
+#: A pgoutput message is smaller than 1 GiB (PostgreSQL's limit on one allocation), and an entry is one
+#: message or about 1 MiB of them: no valid entry is longer than this.
 MAX_RAW_LENGTH = 1 << 30
 #: More relations than a transaction of 1 MiB can touch with messages of at least five bytes.
 MAX_RELATIONS = 1 << 18
@@ -48,13 +48,13 @@ _FIXED = struct.Struct("<4sHBBHIQQqqIIIQQIII")
 _CRC = struct.Struct("<I")
 _RELATION = struct.Struct("<I16sIIII")
 _COUNTS = attrgetter("relation_id", "schema_hash", "inserts", "updates", "deletes", "truncates")
-#: In a partition's record: in the place of a count, and of an OID (`PartitionRow`).
+#: Markers in a partition's record: in place of a count, and of an OID (`PartitionRow`).
 _PARTITION, NAMED_OTHERWISE = 2**32 - 1, 0
 _PREFIX = bytes(4)
 _BEGIN_SIZE = 21
 _COMMIT_SIZE = 26
 _I, _U, _D = pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE
-#: What a message may be, by its first byte; anything else has no place in a payload.
+#: The kinds of message allowed in a payload, by first byte.
 _ALLOWED = np.zeros(256, np.bool_)
 _ALLOWED[[_I, _U, _D, pgoutput.BEGIN, pgoutput.COMMIT, pgoutput.TRUNCATE]] = True
 _ALLOWED[[pgoutput.ORIGIN, pgoutput.MESSAGE]] = True
@@ -63,7 +63,7 @@ _IS_ROW[[_I, _U, _D]] = True
 
 
 class EntryKind(IntEnum):
-    """What an entry is (RESTART: see `restart`). Values from 4 are reserved for prepared transactions."""
+    """The kind of an entry (RESTART: see `restart`). Values from 4 on are reserved for prepared transactions."""
 
     DATA = 1
     RESTART = 2
@@ -71,7 +71,7 @@ class EntryKind(IntEnum):
 
 
 class Codec(IntEnum):
-    """How the payload is stored."""
+    """How the payload is compressed."""
 
     NONE = 0
     ZSTD = 1
@@ -83,7 +83,7 @@ _CODECS = frozenset(map(int, Codec))
 
 @dataclass(frozen=True, slots=True)
 class RelationCounts:
-    """How many changes of one relation an entry holds, and the schema that they have."""
+    """The number of changes of one relation in an entry, and their schema."""
 
     relation_id: int
     schema_hash: bytes
@@ -95,10 +95,10 @@ class RelationCounts:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """Message `number` is a row of this partition, sent as one of the table with that schema, as all its rows are.
+    """Message `number` is a row of this partition, published as a row of the table with that schema.
 
-    The first one, or the first since something about the partition changed: of others the server tells nothing.
-    A second record, of `NAMED_OTHERWISE`: its updates and deletes do not name their rows by the table's key.
+    The first row, or the first after the partition has changed: for others the server sends no such indication.
+    A second record with `NAMED_OTHERWISE`: its updates and deletes do not identify rows by the table's key.
     """
 
     relation_id: int
@@ -108,10 +108,10 @@ class PartitionRow:
 
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
-    """A header as it was read.
+    """The header of an entry.
 
-    The LSNs and commit times are those of the first and last transaction that *finishes* in the entry,
-    the xids the least and greatest of those that *begin* in it (as numbers); 0 where there is none.
+    The LSNs and commit times are those of the first and last transaction that *ends* in the entry,
+    the xids the least and greatest of those that *begin* in it (compared as numbers); 0 where there is none.
     """
 
     kind: EntryKind
@@ -134,12 +134,12 @@ class EntryHeader:
 
     @property
     def starts_transaction(self) -> bool:
-        """The first message begins a transaction (or the entry is a mark between two)."""
+        """Whether the first message begins a transaction (or the entry stands between transactions)."""
         return bool(self.flags & FLAG_STARTS_TRANSACTION)
 
     @property
     def ends_transaction(self) -> bool:
-        """The last message ends a transaction (or the entry is a mark between two)."""
+        """Whether the last message ends a transaction (or the entry stands between transactions)."""
         return bool(self.flags & FLAG_ENDS_TRANSACTION)
 
     @property
@@ -154,7 +154,7 @@ class EntryHeader:
 
 
 class _Codecs(threading.local):
-    """One compressor and decompressor a thread: they are not safe to share, and dear to make."""
+    """One compressor and decompressor per thread: they are not thread-safe, and expensive to create."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
@@ -177,14 +177,14 @@ def build_entry(
     codec: Codec = Codec.ZSTD,
     partitions: Sequence[PartitionRow] = (),
 ) -> bytes:
-    """The entry that holds `messages`; everything else in its header comes from them.
+    """Build the entry of these messages, from which the rest of its header is derived.
 
-    `schema_hashes` has the hash of each relation's schema, by its OID. An entry of no messages is a
-    mark between transactions and needs another kind than DATA. Raises `MalformedMessageError`.
+    `schema_hashes` has the hash of each relation's schema, by OID. An entry without messages stands between
+    transactions and must not be of kind DATA. Raises `MalformedMessageError`.
     """
     if not messages:
         if kind == EntryKind.DATA:
-            raise MalformedMessageError("an entry of data needs a message", where="entry")
+            raise MalformedMessageError("DATA entry without messages", where="entry")
         flags = FLAG_STARTS_TRANSACTION | FLAG_ENDS_TRANSACTION
         return _assemble(
             (kind, codec, flags, timeline, 0, 0, 0, 0, 0, 0, 0), b"", [], codec, previous_crc
@@ -194,7 +194,7 @@ def build_entry(
     if not _ALLOWED[kinds].all():
         bad = messages[int(np.argmin(_ALLOWED[kinds]))]
         raise MalformedMessageError(
-            f"a message of kind {bad[:1]!r} cannot be in an entry", where="entry"
+            f"message of kind {bad[:1]!r} is not allowed in an entry", where="entry"
         )
     begins = starts[kinds == pgoutput.BEGIN]
     commits = np.flatnonzero(kinds == pgoutput.COMMIT)
@@ -222,15 +222,13 @@ def build_entry(
 def _frame(
     messages: Sequence[bytes],
 ) -> tuple[bytearray, NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """(length + message) repeated, the same as an array, and where each message starts in it."""
+    """Return (length + message) repeated, the same as an array, and the start of each message in it."""
     lengths = np.fromiter(map(len, messages), np.int64, len(messages))
     if not lengths.all():
-        raise MalformedMessageError("a message is empty", where="entry")
+        raise MalformedMessageError("empty message", where="entry")
     raw = bytearray(_PREFIX + _PREFIX.join(messages))
     if len(raw) > MAX_RAW_LENGTH:
-        raise MalformedMessageError(
-            f"{len(raw)} bytes are more than an entry can hold", where="entry"
-        )
+        raise MalformedMessageError(f"entry of {len(raw)} bytes exceeds the limit", where="entry")
     data = np.frombuffer(raw, np.uint8)
     starts = np.cumsum(lengths + 4) - lengths
     _at_every_byte(data, "<u4")[starts - 4] = lengths
@@ -240,18 +238,18 @@ def _frame(
 def _check_lengths(kinds: NDArray[np.uint8], lengths: NDArray[np.int64]) -> None:
     for kind, size in ((pgoutput.BEGIN, _BEGIN_SIZE), (pgoutput.COMMIT, _COMMIT_SIZE)):
         if (lengths[kinds == kind] != size).any():
-            raise MalformedMessageError(f"a message of kind {chr(kind)} has a wrong length")
+            raise MalformedMessageError(f"message of kind {chr(kind)} has a wrong length")
     if (lengths[_IS_ROW[kinds]] < 5).any():
-        raise MalformedMessageError("a row is cut short", where="entry")
+        raise MalformedMessageError("truncated row", where="entry")
 
 
 def _u32_at(data: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """The big-endian u32 at each of these places."""
+    """The big-endian u32 at each of these indexes."""
     return _at_every_byte(data, ">u4")[at].astype(np.uint32)
 
 
 def _at_every_byte(data: NDArray[np.uint8], kind: str) -> NDArray[np.uint32]:
-    """The four bytes from *each* byte on as a number."""
+    """The four bytes starting at *each* byte, as a number."""
     return np.ndarray((len(data) - 3,), kind, data, strides=(1,))
 
 
@@ -262,7 +260,7 @@ def _count(
     truncates: Sequence[bytes],
     schema_hashes: Mapping[int, bytes],
 ) -> list[RelationCounts]:
-    """What happens to each relation, by OID."""
+    """The number of changes of each relation, by OID."""
     counts: dict[int, list[int]] = {}
     rows = _IS_ROW[kinds]
     if rows.any():
@@ -277,7 +275,7 @@ def _count(
     for oid in sorted(counts):
         digest = schema_hashes.get(oid)
         if digest is None or len(digest) != SCHEMA_HASH_SIZE:
-            raise MalformedMessageError(f"changes of relation {oid}, whose schema is not known")
+            raise MalformedMessageError(f"changes of relation {oid}, whose schema is unknown")
         found.append(RelationCounts(oid, digest, *counts[oid]))
     return found
 
@@ -286,7 +284,7 @@ def _truncated(message: bytes) -> tuple[int, ...]:
     """The OIDs in a Truncate message."""
     number = int.from_bytes(message[1:5], "big")
     if len(message) != 6 + 4 * number:
-        raise MalformedMessageError("a Truncate message has a wrong length", where="entry")
+        raise MalformedMessageError("Truncate message has a wrong length", where="entry")
     return struct.unpack_from(f">{number}I", message, 6)
 
 
@@ -324,52 +322,52 @@ def _corrupt(what: str) -> CorruptError:
     return CorruptError(
         what,
         where="entry",
-        repair="its bytes changed since they were written: check that disk and memory",
+        repair="the data changed after it was written: check the disk and the memory",
     )
 
 
 def read_header(buf: bytes | memoryview) -> EntryHeader:
-    """The header of the entry that `buf` is, without a look at its checksum (see `check`, `verify`).
+    """Read the header of the entry `buf`, without verifying its checksum (see `check`, `verify`).
 
     Raises `CorruptError`, or `NotSupportedError` for a version that is newer than this code.
     """
     if len(buf) < _FIXED.size:
-        raise _corrupt(f"{len(buf)} bytes are not an entry")
+        raise _corrupt(f"entry of {len(buf)} bytes is too short")
     magic, version, kind, codec, flags, timeline, *positions = _FIXED.unpack_from(buf)
     first_lsn, last_lsn, first_time, last_time, min_xid, max_xid, *lengths = positions
     message_count, raw_length, payload_length, count, previous_crc, crc = lengths
     if magic != MAGIC:
-        raise _corrupt(f"an entry starts with {MAGIC!r}, not with {bytes(magic)!r}")
+        raise _corrupt(f"wrong magic {bytes(magic)!r}, expected {MAGIC!r}")
     if version not in {VERSION, VERSION_OF_PARTITIONS}:
         raise NotSupportedError(
-            f"entry format {version} is not known (this is {VERSION_OF_PARTITIONS})",
+            f"unknown entry format {version} (this version supports up to {VERSION_OF_PARTITIONS})",
             where="entry",
             repair="use the version of Tuskline that wrote the log, or a newer one",
         )
     if raw_length > MAX_RAW_LENGTH or count > MAX_RELATIONS:
-        raise _corrupt(f"{raw_length} bytes of {count} relations are more than an entry holds")
+        raise _corrupt(f"{raw_length} bytes of {count} relations exceed the limits of an entry")
     if _FIXED.size + _RELATION.size * count + payload_length != len(buf):
         raise _corrupt(f"the lengths in the header do not add up to {len(buf)} bytes")
     if kind not in _KINDS or codec not in _CODECS:
-        raise _corrupt(f"kind {kind} or codec {codec} is not known")
+        raise _corrupt(f"unknown kind {kind} or codec {codec}")
     if first_lsn > last_lsn or flags & ~(FLAG_STARTS_TRANSACTION | FLAG_ENDS_TRANSACTION):
-        raise _corrupt("LSNs or flags make no sense")
+        raise _corrupt("invalid LSNs or flags")
     end = _FIXED.size + _RELATION.size * count
     rows = list(_RELATION.iter_unpack(memoryview(buf)[_FIXED.size : end]))
-    told = [row for row in rows if version != VERSION and row[-1] == _PARTITION]
+    partitions = [row for row in rows if version != VERSION and row[-1] == _PARTITION]
     return EntryHeader(
         *(EntryKind(kind), Codec(codec), flags, timeline, first_lsn, last_lsn),
         *(first_time, last_time, min_xid, max_xid, message_count, raw_length, payload_length),
         *(previous_crc, crc),
-        tuple(RelationCounts(*row) for row in rows[: count - len(told)]),
-        tuple(PartitionRow(*row[:3]) for row in told),
+        tuple(RelationCounts(*row) for row in rows[: count - len(partitions)]),
+        tuple(PartitionRow(*row[:3]) for row in partitions),
     )
 
 
 def read_payload(buf: bytes | memoryview, header: EntryHeader | None = None) -> bytes:
-    """(u32 little-endian length + message) repeated. Raises `CorruptError`.
+    """Read the payload: (u32 little-endian length + message) repeated. Raises `CorruptError`.
 
-    Memory is bounded by the header's `raw_length`, whatever the compressed bytes claim.
+    Memory is bounded by the header's `raw_length`, whatever length the compressed data declares.
     """
     header = header or read_header(buf)
     stored = memoryview(buf)[header.header_length :]
@@ -380,34 +378,36 @@ def read_payload(buf: bytes | memoryview, header: EntryHeader | None = None) -> 
     else:
         try:
             if zstandard.frame_content_size(bytes(stored[:32])) != header.raw_length:
-                raise _corrupt("the payload is not of the length that the header names")
+                raise _corrupt("the payload's length differs from that in the header")
             raw = _codecs.decompressor.decompress(stored, max_output_size=header.raw_length)
         except zstandard.ZstdError as error:
             raise _corrupt(f"the payload does not decompress: {error}") from error
     if len(raw) != header.raw_length:
-        raise _corrupt(f"{len(raw)} bytes of payload, where {header.raw_length} were written")
+        raise _corrupt(f"payload has {len(raw)} bytes instead of {header.raw_length}")
     return raw
 
 
 def check(buf: bytes | memoryview) -> EntryHeader:
-    """Check every byte of the entry against its checksum, not its place. Raises `CorruptError`."""
+    """Verify the entry's checksum, but not its place in the chain. Raises `CorruptError`."""
     header = read_header(buf)
     view = memoryview(buf)
     head, tail = bytes(view[: _FIXED.size - _CRC.size]), bytes(view[_FIXED.size :])
     if _chain(header.previous_crc, head, tail) != header.crc:
-        raise _corrupt("its bytes are not those that were written (CRC32C)")
+        raise _corrupt("checksum mismatch (CRC32C)")
     return header
 
 
 def check_follows(header: EntryHeader, previous_crc: int) -> None:
-    """Check that the entry was written behind the one with that checksum. Raises `CorruptError`."""
+    """Verify that the entry follows the one with that checksum. Raises `CorruptError`."""
     if header.previous_crc != previous_crc:
-        told = header.previous_crc
-        raise _corrupt(f"it follows an entry with CRC {told:08x}, not {previous_crc:08x}")
+        found = header.previous_crc
+        raise _corrupt(
+            f"broken chain: follows an entry with CRC {found:08x}, not {previous_crc:08x}"
+        )
 
 
 def verify(buf: bytes | memoryview, previous_crc: int) -> EntryHeader:
-    """Check the entry's bytes and its place in the chain. Raises `CorruptError`."""
+    """Verify the entry's checksum and its place in the chain. Raises `CorruptError`."""
     header = check(buf)
     check_follows(header, previous_crc)
     return header
@@ -419,7 +419,7 @@ def split_messages(raw: bytes) -> list[bytes]:
     while at < len(raw):
         end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
         if end > len(raw) or end < at + 5:
-            raise _corrupt("a message is cut short")
+            raise _corrupt("truncated message")
         messages.append(raw[at + 4 : end])
         at = end
     return messages
@@ -429,16 +429,16 @@ def split_messages(raw: bytes) -> list[bytes]:
 
 
 def schema_record(relation: bytes, types: Iterable[bytes] = ()) -> bytes:
-    """A Relation message and the Type messages of its columns, as the registry keeps them.
+    """Build a schema record for the registry: a Relation message and the Type messages of its columns.
 
-    The same schema is the same record: types are put in the order of their OIDs, each once.
+    Equal schemas have equal records: types are ordered by OID, without duplicates.
     """
     ordered = sorted(set(types), key=pgoutput.relation_oid)
     return b"".join(len(m).to_bytes(4, "little") + m for m in (relation, *ordered))
 
 
 def schema_hash(record: bytes) -> bytes:
-    """The name of a schema record in the registry (16 bytes)."""
+    """The key of a schema record in the registry (16 bytes)."""
     return blake2b(record, digest_size=SCHEMA_HASH_SIZE).digest()
 
 
@@ -446,5 +446,5 @@ def split_schema_record(record: bytes) -> list[bytes]:
     """The Relation message, then its Type messages. Raises `CorruptError`."""
     messages = split_messages(record)
     if not messages or messages[0][0] != pgoutput.RELATION:
-        raise _corrupt("a schema record starts with a Relation message")
+        raise _corrupt("schema record does not start with a Relation message")
     return messages

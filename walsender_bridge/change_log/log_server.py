@@ -1,7 +1,7 @@
-"""The log server's hot loop as a process: `python -m walsender_bridge.change_log.log_server`.
+"""The log server's process for replicas: `python -m walsender_bridge.change_log.log_server`.
 
-It ends with its supervisor, and on SIGTERM or SIGINT. Either way nothing is lost that was acknowledged:
-what is acknowledged is on disk.
+It ends with its supervisor, and on SIGTERM or SIGINT. Either way no acknowledged entry is lost:
+entries are on disk before they are acknowledged.
 """
 
 import argparse
@@ -20,10 +20,10 @@ __all__ = ["ReplicaServer", "main"]
 
 
 def main() -> None:
-    """Serve the replicas of one data directory until the process is told to end."""
+    """Serve the replicas of one data directory until a signal stops the process."""
     supervisor.exit_with_parent()
     logs.configure()
-    malloc_trim.keep_returning()
+    malloc_trim.start()
     parser = argparse.ArgumentParser(prog="tuskline-log-server", description=main.__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--listen", required=True, help="host:port")
@@ -44,7 +44,7 @@ def main() -> None:
         sys.exit(int(error.cause))
     stop.wait()
     server.stop()
-    # Calls that are still open would keep the interpreter; there is nothing left to do for them.
+    # Open calls would keep the interpreter running; there is nothing left to do for them.
     os._exit(0)
 
 

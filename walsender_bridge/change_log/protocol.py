@@ -1,8 +1,8 @@
-"""What crosses the wire between clients, replicas and the repository of the change log.
+"""The wire protocol between clients, replicas and the repository of the change log.
 
-Every action's body and every ticket is JSON with the protocol's version `v`; entries travel as Arrow
-record batches. Errors travel with their cause, and are raised again at the other side as the same
-class (`fault`, `raised`). Each side checks what it gets: sizes here, meaning in the cores.
+The body of every action and every ticket is JSON with the protocol version `v`; entries are sent as Arrow
+record batches. Errors are sent with their cause, and raised again at the other side as the same
+class (`fault`, `raised`). Each side validates its input: sizes here, semantics in the cores.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ from walsender_bridge.errors import (
 )
 
 VERSION = 1
-#: An action's body is names, numbers and hashes.
+#: Bytes of an action's body, which contains names, numbers and hashes only.
 MAX_ACTION_BYTES = 4 << 20
-#: One batch: an entry of the greatest length, or many small ones.
+#: Bytes of one batch: an entry of the greatest length, or many small ones.
 MAX_BATCH_BYTES = (1 << 30) + (64 << 20)
-#: Entries that are sent together to a reader, unless a single one is longer.
+#: Bytes of entries that are sent together to a reader, unless a single one is longer.
 READ_BATCH_BYTES = 4 << 20
-#: A plan lists no more commits than this at once.
+#: The greatest number of commits in a plan.
 MAX_PLAN = 10_000
 
-#: What a batch of an append holds: an entry, or a schema record for the registry.
+#: Kinds of rows in an append's batch: an entry, or a schema record for the registry.
 KIND_ENTRY = 0
 KIND_SCHEMA = 1
 APPEND_SCHEMA = pa.schema(
@@ -55,7 +55,7 @@ READ_SCHEMA = pa.schema(
     ]
 )
 
-#: A service that was restarted is met again within half a second, not after gRPC's two minutes.
+#: Reconnect to a restarted service within half a second, not after gRPC's default of two minutes.
 CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),
@@ -73,7 +73,7 @@ _T = TypeVar("_T")
 class CommitContext:
     """A commit as the repository issues it: `length` entries from `local_offset` get global offsets.
 
-    `length` 0 is an empty commit: it only tells the version.
+    A commit with `length` 0 is empty: it only advances the version.
     """
 
     version: int
@@ -94,7 +94,7 @@ class CommitContext:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a stream stands just behind an entry that ends a transaction.
+    """The position of a stream just behind an entry that ends a transaction.
 
     `end_offset`: the next local offset. `end_lsn` and `commit_time` (microseconds): of that
     transaction. `latest_time`: the greatest commit time up to there. `timeline`: of that entry.
@@ -118,10 +118,10 @@ START = Position()
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What a replica tells the repository: the seed's three fields, and where it stands.
+    """A replica's report to the repository: Varlog's three fields, and the replica's position.
 
-    `version`: the highest that it holds durably. `local_offset`, `length`: entries that are written
-    and may be committed, but are not. `position`: behind the last of them.
+    `version`: the highest one that it holds durably. `local_offset`, `length`: entries that are written
+    and may be committed, but are not committed yet. `position`: behind the last of them.
     """
 
     replica: str
@@ -137,14 +137,14 @@ class ReplicaReport:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica of one stream, as its writer and its readers see it.
+    """The status of a replica of one stream, for its writer and its readers.
 
-    Offsets are local. `low_offset`: the first that is kept. `end_offset`: the next to be written.
+    Offsets are local. `low_offset`: the first one retained. `end_offset`: the next to be written.
     `committed_end`: the next to be committed. `last_end_lsn`, `last_crc`, `last_timeline`: at the end of
     what is written, committed or not; `last_commit_time` (microseconds): of its last transaction.
     `confirmed_to`: (timeline, LSN) up to which the slot may have been confirmed. `bytes_total`: of all
-    committed entries since the first. `system_id`: of the cluster that the transactions are from; None:
-    no writer has told it yet.
+    committed entries since the first. `system_id`: of the cluster that the transactions are from; None
+    if no writer has sent it yet.
     """
 
     stream: str
@@ -167,7 +167,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What is durable and what is committed, after an append. Ends are exclusive local offsets."""
+    """The acknowledgement of an append: the durable and the committed position. Ends are exclusive local offsets."""
 
     durable_end_offset: int
     durable_last_end_lsn: int
@@ -181,8 +181,8 @@ class StreamCut:
     """Where a version cuts one stream: everything below `end_offset` (local, exclusive) is in it.
 
     `address`: the replica to read from. `last_end_lsn`, `last_commit_time` (microseconds), `timeline`:
-    of the last transaction below the cut. `low_offset`: the first that is still kept. `history_start`: the first
-    since the source was reattached last (1: it never was); nothing that was read below it goes on above it.
+    of the last transaction below the cut. `low_offset`: the first one retained. `history_start`: the first
+    since the source was last reattached (1: never); nothing read below it continues above it.
     """
 
     stream: str
@@ -201,7 +201,7 @@ class StreamCut:
 class LogStatus:
     """The newest version of which every entry can be read, and its cut.
 
-    `forced_version`: the newest version that a barrier forced (0: none yet). `faults`: why streams stand still, by
+    `forced_version`: the newest version that a barrier forced (0: none yet). `faults`: why streams are blocked, by
     stream.
     """
 
@@ -242,7 +242,7 @@ def binary_array(values: Sequence[bytes]) -> Any:
 
 
 def places_crc(stream: str, batch: pa.RecordBatch) -> bytes:
-    """The CRC32C of what a batch of entries says of their places, which their own checksums do not cover."""
+    """The CRC32C of the offsets and versions in a batch of entries, which the entries' own checksums do not cover."""
     crc = google_crc32c.value(stream.encode())
     for column in batch.columns[:3]:
         places = np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8)
@@ -251,52 +251,52 @@ def places_crc(stream: str, batch: pa.RecordBatch) -> bytes:
 
 
 def address_of(listen: str) -> str:
-    """`grpc://host:port` of `host:port`; an address stays as it is."""
+    """Return `grpc://host:port` for `host:port`; an address is returned unchanged."""
     return listen if "://" in listen else f"grpc://{listen}"
 
 
 def check_stream(stream: str) -> str:
-    """The name, if it may be one. Raises `ConfigError`."""
+    """Return the name if it is a valid stream name. Raises `ConfigError`."""
     if not _STREAM.fullmatch(stream):
         raise ConfigError(
-            f"{stream[:60]!r} is no name for a stream",
-            repair="use a lower-case letter, then up to 39 letters, digits and underscores",
+            f"invalid stream name {stream[:60]!r}",
+            repair="use a lower-case letter followed by up to 39 lower-case letters, digits and underscores",
         )
     return stream
 
 
 def encode(**fields: Any) -> bytes:
-    """A JSON body with the protocol's version."""
+    """Encode a JSON body with the protocol version."""
     return json.dumps({"v": VERSION, **fields}, separators=(",", ":")).encode()
 
 
 def decode(body: bytes | memoryview) -> dict[str, Any]:
-    """A body that `encode` made. Raises `MalformedMessageError` or `NotSupportedError`."""
+    """Decode a body. Raises `MalformedMessageError` or `NotSupportedError`."""
     if len(body) > MAX_ACTION_BYTES:
-        raise MalformedMessageError(f"{len(body)} bytes are more than a request may have")
+        raise MalformedMessageError(f"request of {len(body)} bytes exceeds the limit")
     try:
         record = json.loads(bytes(body))
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise MalformedMessageError("a request of the change log is a JSON object")
+        raise MalformedMessageError("request is not a JSON object")
     if record.get("v") != VERSION:
         raise NotSupportedError(
-            f"version {record.get('v')} of the change log's protocol (this is {VERSION})",
-            repair="use the same version of Tuskline everywhere",
+            f"unsupported version {record.get('v')} of the change log's protocol (this is version {VERSION})",
+            repair="run the same version of Tuskline on all machines",
         )
     return record
 
 
 def load(kind: type[_T], record: Mapping[str, Any]) -> _T:
-    """A record of this module from its JSON form. Raises `MalformedMessageError`.
+    """Build a record of this module from JSON. Raises `MalformedMessageError`.
 
-    Numbers must be numbers and texts texts, so that no core has to think of it.
+    Types are checked here, so that no core needs to.
     """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, by contract
         if field.name in {"faults", "history_start"} and field.name not in record:
-            # Of an older version, which knows none.
+            # Missing in messages of older versions.
             continue
         try:
             value = record[field.name]
@@ -320,7 +320,7 @@ def load(kind: type[_T], record: Mapping[str, Any]) -> _T:
 
 
 def number(record: Mapping[str, Any], name: str) -> int:
-    """A number of a request that is not negative. Raises `MalformedMessageError`."""
+    """Return a non-negative number from a request. Raises `MalformedMessageError`."""
     value = record.get(name)
     if type(value) is not int or value < 0:
         raise MalformedMessageError(f"{name} is {value!r:.60}, not a number")
@@ -328,10 +328,10 @@ def number(record: Mapping[str, Any], name: str) -> int:
 
 
 def text(record: Mapping[str, Any], name: str) -> str:
-    """A text of a request. Raises `MalformedMessageError`."""
+    """Return a string from a request. Raises `MalformedMessageError`."""
     value = record.get(name)
     if not isinstance(value, str):
-        raise MalformedMessageError(f"{name} is {value!r:.60}, not a text")
+        raise MalformedMessageError(f"{name} is {value!r:.60}, not a string")
     return value
 
 
@@ -339,7 +339,7 @@ def text(record: Mapping[str, Any], name: str) -> str:
 
 
 def fault(error: Exception) -> flight.FlightServerError:
-    """The error as a Flight server raises it."""
+    """Convert an error into the form that a Flight server raises."""
     if not isinstance(error, TusklineError):
         error = TusklineError(f"{type(error).__name__}: {error}")
     return flight.FlightServerError(error.what, json.dumps(error.to_wire()).encode())
@@ -347,7 +347,7 @@ def fault(error: Exception) -> flight.FlightServerError:
 
 @contextlib.contextmanager
 def faults() -> Iterator[None]:
-    """In a server: whatever is raised here crosses the wire as what it is."""
+    """For servers: send errors raised in the block over the wire with their cause."""
     try:
         yield
     except flight.FlightError:
@@ -357,7 +357,7 @@ def faults() -> Iterator[None]:
 
 
 def raised(error: Exception, where: str) -> TusklineError:
-    """What a Flight error stands for at the client; `where` is the service's address."""
+    """Convert a Flight error at the client; `where` is the service's address."""
     extra = getattr(error, "extra_info", b"")
     if extra:
         try:
@@ -365,15 +365,19 @@ def raised(error: Exception, where: str) -> TusklineError:
         except ValueError:
             pass
     if isinstance(error, flight.FlightTimedOutError):
-        return UnavailableError("no answer in time", where=where, repair="see whether it hangs")
+        return UnavailableError(
+            "service did not answer in time", where=where, repair="check whether it hangs"
+        )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
-        return UnavailableError("does not answer", where=where, repair="see that it runs there")
+        return UnavailableError(
+            "service does not answer", where=where, repair="check that it runs there"
+        )
     return UnavailableError(f"the connection broke: {error}"[:500], where=where, repair="try again")
 
 
 @contextlib.contextmanager
 def at(where: str) -> Iterator[None]:
-    """In a client: Flight's errors become ours."""
+    """For clients: convert Flight's errors raised in the block."""
     try:
         yield
     except (flight.FlightError, pa.ArrowException, OSError) as error:
@@ -383,7 +387,7 @@ def at(where: str) -> Iterator[None]:
 def call(
     client: flight.FlightClient, where: str, action: str, timeout: float, /, **fields: Any
 ) -> dict[str, Any]:
-    """One action and its answer. `timeout` in seconds. Raises what the service raised."""
+    """Perform an action and return its answer. `timeout` in seconds. Raises the error that the service raised."""
     with at(where):
         options = flight.FlightCallOptions(timeout=timeout)
         results = list(client.do_action(flight.Action(action, encode(**fields)), options))
@@ -394,9 +398,9 @@ def call(
 def answer(
     handlers: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]], action: flight.Action
 ) -> list[bytes]:
-    """In a server: the answer of the handler of this action's name."""
+    """For servers: dispatch an action to its handler and return the answer."""
     with faults():
         handler = handlers.get(action.type)
         if handler is None:
-            raise NotSupportedError(f"no action {action.type!r:.60} in the change log's protocol")
+            raise NotSupportedError(f"unknown action {action.type!r:.60}")
         return [encode(**handler(decode(memoryview(action.body))))]

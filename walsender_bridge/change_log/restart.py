@@ -1,15 +1,15 @@
-"""The RESTART entry: where a stream leaves the history that it was written from, because its source was reattached. Pure.
+"""The RESTART entry: the end of a stream's history and the start of another, when its source is reattached. Pure.
 
-After a lost slot, or on another cluster, what the server sends does not continue the stream. `tuskline reattach` makes a
-new slot and appends this entry, in one durable step with the slot's position and the cluster's system identifier. What
-follows is a stream as if it were new, with LSNs of its own, except that offsets and versions go on: an offset never has
-two meanings, and whoever has read up to one below `history_start` finds by comparing two numbers that nothing here
-continues what it has (`spark_consumers.sources.history`). Tables are then copied again.
+After a lost slot, or on another cluster, the server's changes do not continue the stream. `tuskline reattach` creates a
+new slot and appends this entry, in one durable step with the slot's position and the cluster's system identifier. From there
+on the stream is like a new one, with unrelated LSNs, except that offsets and versions continue: an offset never has
+two meanings, and a reader that stopped below `history_start` detects by comparing two numbers that its history has ended
+(`spark_consumers.sources.history`). A full resync of the tables follows.
 
-The entry stands alone behind what is committed. An uncommitted tail before it would be of a history that has no
-continuation: nobody has seen it, and it is cut off first. The entry itself is never cut off: the position and the cluster
-that came with it would then seem to continue the history before it, and what committed in between would be missing in
-silence. No gate holds it back, so it is committed by itself, and as a commit of its own: readers begin behind it.
+The entry directly follows the committed entries. An uncommitted tail before it would belong to a history without
+continuation: no consumer has seen it, and it is cut off first. The entry itself is never cut off: otherwise the recorded
+position and cluster would appear to continue the previous history, and the changes in between would be missing
+silently. No gate holds it back, so it is committed by itself, in a commit of its own: readers start behind it.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""`tuskline`: one command, its exit codes by cause (`errors.Cause`).
+"""The command line, `tuskline`. The exit code is the cause of the error (`errors.Cause`).
 
-Each command is a thin call into the part that does the work; a part is imported when its command runs, so
+Each command is a thin call into the part that does the work. A part is imported when its command runs, so
 that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
 """
 
@@ -53,13 +53,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    # Help names sections of the configuration, `[metrics]`: text, and no markup.
+    # Help texts name configuration sections such as `[metrics]`, which must not be taken for markup.
     rich_markup_mode=None,
 )
-log_server_app = typer.Typer(help="The service that keeps replicas of the log streams.")
-bridge_app = typer.Typer(help="The service that captures the sources and orders the log.")
-lake_app = typer.Typer(help="The Spark job that publishes epochs.")
-log_app = typer.Typer(help="The change log.")
+log_server_app = typer.Typer(help="Run the log server: replicas of the log, and safekeepers.")
+bridge_app = typer.Typer(help="Run the bridge, which captures the sources and orders the log.")
+lake_app = typer.Typer(help="Run the Spark job that publishes epochs; verify its files.")
+log_app = typer.Typer(help="Show the state of the change log.")
 for name, named in (
     ("log-server", log_server_app),
     ("bridge", bridge_app),
@@ -100,18 +100,20 @@ def _version(asked: bool) -> None:
 def flags(
     _asked: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show it, and exit."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version, and exit."
+        ),
     ] = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Configure this over file and environment; repeatable.",
+            help="Set a configuration key; overrides environment and file. Repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Committed changes of a running PostgreSQL as consistent tables in Spark."""
+    """Publish the committed changes of a running PostgreSQL as consistent tables in Spark."""
     if assignments:
         from walsender_bridge.config import remember_flags
 
@@ -120,7 +122,7 @@ def flags(
 
 @log_server_app.command("run")
 def log_server_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Run the log server until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
+    """Run the log server until SIGTERM or SIGINT. It hosts replicas of the log, and safekeepers if configured."""
     settings = _settings(config)
     extras.need("log-server")
     from walsender_bridge.cli import parts
@@ -130,7 +132,10 @@ def log_server_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
 
 @bridge_app.command("run")
 def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Run the bridge: the metadata repository, one capture for each source, the proposer of the safekeepers."""
+    """Run the bridge until SIGTERM or SIGINT.
+
+    It runs the metadata repository, a capture for each source, and the proposer if safekeepers are configured.
+    """
     settings = _settings(config)
     from walsender_bridge.cli import parts
 
@@ -139,7 +144,7 @@ def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
 
 @lake_app.command("run")
 def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Run the Spark job that keeps the lake: copies tables once, then publishes epochs."""
+    """Run the lake's Spark job until SIGTERM or SIGINT. It copies each table once, then publishes epochs."""
     settings = _settings(config)
     lake_section(settings)
     extras.need("spark")
@@ -149,20 +154,20 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
 
 
 def _settings(config: Path) -> "Config":
-    """The configuration of a part that runs, which writes its log as it says, and ends with its supervisor."""
+    """Load the configuration of a part; set up its logging, and make it end with its supervisor."""
     from walsender_bridge.runtime.supervisor import exit_with_parent
 
     exit_with_parent()
     logs.begin_part()
     settings = load_config(config)
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     private_folder(settings.log.data_dir)
     return settings
 
 
 @app.command()
 def metrics(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Serve /metrics, /healthz and /readyz; `up` does so by itself with [metrics]."""
+    """Serve /metrics, /healthz and /readyz. If [metrics] is configured, `up` runs this command."""
     settings = _settings(config)
     extras.need("monitor")
     from walsender_bridge.observability.metrics import serve
@@ -172,7 +177,7 @@ def metrics(config: ConfigPath = DEFAULT_CONFIG) -> None:
 
 @app.command()
 def top(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """A live view of processes, streams, lag, epochs and tables."""
+    """Show a live view of processes, lag, epochs and tables."""
     settings = load_config(config)
     extras.need("monitor")
     from walsender_bridge.cli.top import Top
@@ -194,7 +199,7 @@ def log_rows(status: "LogStatus") -> list[dict[str, Any]]:
 
 @log_app.command("status")
 def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """The log's version, and each stream's committed end."""
+    """Show the log's version and the committed end of each stream."""
     settings = load_config(config)
     from walsender_bridge.change_log.client import LogClient
 
@@ -205,30 +210,41 @@ def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> 
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(help="Seconds of load.", min=5)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Duration of the load, in seconds.", min=5)] = 60.0,
     kill: Annotated[
-        bool, typer.Option("--kill", help="SIGKILL each kind of process on the way.")
+        bool, typer.Option("--kill", help="Kill each kind of process with SIGKILL during the load.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of the load and of the kills.")] = None,
-    rate: Annotated[float, typer.Option(help="Transactions a second and database.", min=1)] = 120.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random load and kills.")] = None,
+    rate: Annotated[
+        float, typer.Option(help="Transactions per second in each database.", min=1)
+    ] = 120.0,
     safekeepers: Annotated[
-        int, typer.Option(help="1, 3 or 5: commits wait for a majority of them.", min=0, max=5)
+        int,
+        typer.Option(
+            help="Number of safekeepers (1, 3 or 5); commits wait for a majority.", min=0, max=5
+        ),
     ] = 0,
     standby: Annotated[
-        bool, typer.Option("--standby", help="A standby, which takes over in the middle.")
+        bool,
+        typer.Option(
+            "--standby", help="Create a standby, and promote it halfway through the load."
+        ),
     ] = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="A new or empty folder for everything it makes.")
+        Path | None, typer.Option("--dir", help="New or empty folder for all files.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Everything on this machine: a real PostgreSQL, a bank, real clients, and the lake."""
+    """Run a demonstration on this machine, with its own PostgreSQL.
+
+    Concurrent clients of a bank write to it, the log and the lake follow, and at the end every table is compared.
+    """
     from walsender_bridge.demo.run import DemoOptions, run_demo
 
     if standby and safekeepers:
         raise UsageError(
-            "--standby takes over without the safekeepers' failover, which would refuse it",
-            repair="choose one of --standby and --safekeepers; docs/failover.md has the two together",
+            "--standby promotes without a failover by the safekeepers, which they would refuse",
+            repair="choose one of --standby and --safekeepers; docs/failover.md describes a failover by the safekeepers",
         )
     options = DemoOptions(
         seconds=seconds,
@@ -251,7 +267,7 @@ def demo(
 
 
 def main() -> None:
-    """The entry point: runs the command and turns an error into its exit code."""
+    """The entry point: run the command, and turn an error into its exit code."""
     try:
         app()
     except TusklineError as error:
@@ -265,7 +281,7 @@ def main() -> None:
 
 
 def _fail(error: TusklineError, code: int | None = None) -> None:
-    """Say it, and leave with its cause, or with `code`. A part's last word is a line of its log."""
+    """Report the error, and exit with its cause, or with `code`. A part reports it in its log."""
     if logs.is_part():
         logs.say_error(error)
     else:

@@ -40,10 +40,11 @@ def init(
     admin: Admin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make what the sources need on their servers: publication, slot, flush table; with --admin the role.
+    """Create publication, slot and flush table on the servers.
 
-    Run again, it brings the publication up to `tables`. With [safekeepers] also what the quorum needs; commits wait for it once the proposer runs. With [gate] candidates and
-    --admin the role may see what streams from their slots.
+    With --admin, create the role as well. Run it again to bring the publication in line with `tables`. With [safekeepers],
+    also create what the quorum needs, and make commits wait for the quorum if the proposer is attached and no other
+    standby is synchronous. With [gate] candidates and --admin, let the role see the walsenders of their slots.
     """
     from walsender_bridge.provisioning import init as attaching
     from walsender_bridge.provisioning.default_privileges import offered
@@ -56,20 +57,22 @@ def init(
     rows: list[dict[str, str]] = []
     for section in chosen_sources(settings, source):
         known = known_of(settings, section)
-        made = attaching.init(capture_source(section), admin, known and known.log)
-        gone = attaching.withdraw(capture_source(section), admin)
+        created = attaching.init(capture_source(section), admin, known and known.log)
+        removed = attaching.withdraw(capture_source(section), admin)
         for statement in offered(capture_source(section), admin):
-            output.note(f"{section.name}: so that tables made later can be copied: {statement}")
+            output.note(
+                f"{section.name}: to let the role copy tables that are created later: {statement}"
+            )
         if settings.gate_of(section).names:
-            made += attach_gate(capture_source(section), admin)
+            created += attach_gate(capture_source(section), admin)
         if section is settings.quorum_source:
             wanted = needed_quorum(settings)
-            made += attach_quorum(wanted, admin)
+            created += attach_quorum(wanted, admin)
             output.note(waits(wanted, admin))
-        rows += [{"source": section.name, "made": str(each)} for each in made]
+        rows += [{"source": section.name, "created": str(each)} for each in created]
         without = f"publication {section.publication_name} without table"
-        rows += [{"source": section.name, "made": f"{without} {name}"} for name in gone]
-    _say(output, "made", rows)
+        rows += [{"source": section.name, "created": f"{without} {name}"} for name in removed]
+    _report(output, "created", rows)
 
 
 def detach(
@@ -78,7 +81,7 @@ def detach(
     admin: Admin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take back what init or capture made on the servers. The log and the lake stay where they are."""
+    """Remove what init or capture created on the servers. The log and the lake stay as they are."""
     from walsender_bridge.provisioning import detach as leaving
     from walsender_bridge.provisioning.quorum import detach_quorum
     from walsender_bridge.runtime.pid_file import refuse_while_running
@@ -88,23 +91,23 @@ def detach(
     refuse_while_running(settings.run_dir)
     rows: list[dict[str, str]] = []
     left: list[str] = []
-    # The other way round than init: a role that several databases share was made with the first.
+    # In the reverse order of init: a role that several databases share was created with the first.
     for section in reversed(chosen_sources(settings, source)):
-        # First of all commits have to return: nobody answers them any more. Its record is asked, not the
-        # configuration: that may have lost its safekeepers meanwhile.
-        taken = detach_quorum(quorum_of(settings, section), admin)
-        taken += leaving.detach(capture_source(section), admin)
-        rows += [{"source": section.name, "taken_back": str(each)} for each in taken]
+        # Commits have to return first, since no proposer acknowledges them any more. The server's record decides, not the
+        # configuration, whose safekeepers may have been removed meanwhile.
+        removed = detach_quorum(quorum_of(settings, section), admin)
+        removed += leaving.detach(capture_source(section), admin)
+        rows += [{"source": section.name, "removed": str(each)} for each in removed]
         left += leaving.left_behind(capture_source(section), admin)
     output = Output(as_json=as_json)
     if rows or as_json or not left:
-        _say(output, "taken_back", rows)
+        _report(output, "removed", rows)
     for each in left:
         output.note(each)
 
 
-def _say(output: Output, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _report(output: Output, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if rows or output.as_json:
         output.rows(name, rows)
     else:
-        output.note("nothing to do: it is all as it should be")
+        output.note("nothing to do")

@@ -1,4 +1,4 @@
-"""A bar on stderr for each table that is being copied."""
+"""Progress bars on standard error, one for each table that is being copied."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,7 +12,7 @@ from walsender_bridge.runtime.printable import printable
 
 
 class CopyBars:
-    """Shows what `show` is told for as long as the block lasts; nothing, unless `shown`."""
+    """Draws the progress passed to `show` while the block runs; nothing unless `shown`."""
 
     def __init__(self, *, shown: bool, console: Console | None = None) -> None:
         self._shown = shown
@@ -20,7 +20,7 @@ class CopyBars:
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[told]}", markup=False),
+            TextColumn("{task.fields[figures]}", markup=False),
             TimeElapsedColumn(),
             console=console or Console(stderr=True),
             transient=True,
@@ -28,24 +28,24 @@ class CopyBars:
         )
 
     def show(self, copying: Mapping[str, Mapping[str, Any]]) -> None:
-        """How far each table is, as `copy_out.Progress` tells it; a table that is gone is done."""
+        """Update the bars from the status of each copy. A table that is missing has been copied."""
         if not self._shown:
             return
         for name in set(self._tasks) - set(copying):
             self._bars.remove_task(self._tasks.pop(name))
         for name, copy in copying.items():
             if name not in self._tasks:
-                self._tasks[name] = self._bars.add_task(printable(name), told="")
-            told = (
+                self._tasks[name] = self._bars.add_task(printable(name), figures="")
+            figures = (
                 f"{copy['rows']:,} rows  {decimal(int(copy['bytes']))}  "
                 f"{decimal(int(copy['bytes_per_second']))}/s"
             )
-            # Without a total a bar only moves: the table waits for its turn.
+            # Without a total the bar is indeterminate: the table waits for its turn.
             self._bars.update(
                 self._tasks[name],
                 total=copy["pieces"] or None,
                 completed=copy["pieces_done"],
-                told=told,
+                figures=figures,
             )
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""`tuskline doctor`: every check on every source and on this machine; exits by the first error's cause."""
+"""`tuskline doctor`: runs all checks on all sources and on this machine. The exit code is the first error's cause."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -39,14 +39,14 @@ def doctor(
     fix_sql: Annotated[
         bool,
         typer.Option(
-            "--fix-sql", help="Print the SQL that repairs, for psql; nothing is executed."
+            "--fix-sql", help="Print the SQL that repairs the findings, for psql; execute nothing."
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is not ready on the servers and on this machine, and how it is repaired.
+    """Check servers and configuration; report what is not ready.
 
-    With --admin also before there is the role that a DSN names.
+    Each finding comes with the SQL or the command that repairs it. With --admin, this works before the role of a DSN exists.
     """
     from walsender_bridge.doctor import parts as doctor_parts
 
@@ -70,7 +70,7 @@ def doctor(
     findings = [each for _, _, found in parts for each in found]
     findings += [*of_log(settings), *of_machine(settings)]
     findings += [*doctor_parts.of_ports(settings), *doctor_parts.of_processes(settings)]
-    # What a job said when it ended may be what a look at its folder says, too.
+    # The error with which a job ended and the check of its folder may be the same finding.
     findings = [*dict.fromkeys(findings)]
     output = Output(as_json=as_json)
     if as_json:
@@ -94,7 +94,7 @@ def of_source(
     admin: str | None = None,
     known: "Callable[[], KnownPosition | None]" = lambda: None,
 ) -> list[Finding]:
-    """The findings about one source and its server. `known`: says where its stream stands."""
+    """The findings about one source and its server. `known` returns the position of its stream."""
     from walsender_bridge.doctor.server import examine
 
     return examine(capture_source(section), admin, known)
@@ -103,7 +103,7 @@ def of_source(
 def of_gate(
     settings: "Config", section: "SourceSection", admin: str | None = None
 ) -> list[Finding]:
-    """The findings about the candidates of the source's commit gate; none without any."""
+    """The findings about the candidates of the source's commit gate, if it has any."""
     gate = settings.gate_of(section)
     if not gate.names:
         return []
@@ -117,15 +117,15 @@ def of_gate(
 def of_capture(
     settings: "Config", section: "SourceSection", others: Sequence[Finding] = ()
 ) -> list[Finding]:
-    """What ended its capture here for good, unless it is among `others`; nothing where none has run."""
+    """The error with which its capture stopped here for good, unless it is among `others`."""
     from walsender_bridge.runtime import status_file
 
-    told = status_file.read(settings.capture_status(section))
-    error = told.get("error")
-    if not error or told.get("state") != "stopped":
+    status = status_file.read(settings.capture_status(section))
+    error = status.get("error")
+    if not error or status.get("state") != "stopped":
         return []
-    # A server that is asked now does not show in what it sent again that its history is another one.
-    sent = error["code"] == Cause.DIVERGED.name and told.get("received_lsn")
+    # Only what the server sent again during the overlap shows this divergence; a query now would not.
+    sent = error["code"] == Cause.DIVERGED.name and status.get("received_lsn")
     if sent and any(each.cause is Cause.DIVERGED for each in others):
         return []
     if not sent and error["code"] != Cause.UNSUPPORTED_VALUE.name:
@@ -137,7 +137,7 @@ def of_capture(
 
 
 def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = None) -> list[Finding]:
-    """The findings about the server whose commits wait for safekeepers, and (`reach`) about these; none without any."""
+    """The findings about the server whose commits wait for safekeepers, and with `reach` about the safekeepers, if any."""
     section = settings.quorum_source
     if section is None:
         return []
@@ -153,26 +153,26 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
         status_file.read(settings.proposer_status),
         admin,
     )
-    seen = quorum_view.look(settings)
+    seen = quorum_view.observe(settings)
     found += [
         Finding(
-            "older WAL",
+            "catch-up",
             "safekeepers",
-            word,
+            note,
             Severity.WARNING,
             repair="list the other safekeepers first in primary_conninfo until keep_bytes of WAL have been written",
         )
-        for word in (seen.shorter if seen else ())
+        for note in (seen.notes if seen else ())
     ]
-    released = release_record.standing(settings.log.data_dir)
+    released = release_record.in_force(settings.log.data_dir)
     if seen is not None and seen.memory_full:
         found.append(
             Finding(
                 "memory",
                 "this machine",
-                f"{seen.memory_full}: safekeepers and proposer cannot say how they are",
+                f"{seen.memory_full}: safekeepers and proposer cannot write their status files",
                 Severity.ERROR,
-                repair="make room there; PostgreSQL's dynamic shared memory may lie there, too",
+                repair="free space there; PostgreSQL's dynamic shared memory may use it, too",
                 cause=Cause.DISK_FULL,
                 prevents=False,
             )
@@ -182,16 +182,16 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
             Finding(
                 "quorum release",
                 released.server,
-                released.told(),
+                released.summary(),
                 Severity.WARNING,
-                repair="tuskline quorum require, once the quorum is back",
+                repair="run tuskline quorum require once the quorum is back",
             )
         )
     return found
 
 
 def of_slots(settings: "Config") -> list[Finding]:
-    """Findings about the slots of the primary and its failover candidates; none without `[slots]`."""
+    """The findings about the slots of the primary and its failover candidates; none without `[slots]`."""
     if settings.slots is None:
         return []
     from walsender_bridge.doctor import slots
@@ -201,7 +201,7 @@ def of_slots(settings: "Config") -> list[Finding]:
 
 
 def of_log(settings: "Config") -> Iterator[Finding]:
-    """Why the streams of the log stand still, or which of its files here are damaged; why the lake does."""
+    """The faults of the log's streams or, if the log does not answer, its damaged files here; and the lake's problems."""
     from walsender_bridge.doctor import log as files
     from walsender_bridge.doctor import parts as doctor_parts
     from walsender_bridge.doctor.server import failed
@@ -209,16 +209,16 @@ def of_log(settings: "Config") -> Iterator[Finding]:
 
     yield from files.log_servers(log_server.data_dir for log_server in settings.log_server)
     try:
-        status = log_problems.look(settings)
+        status = log_problems.log_status(settings)
     except TusklineError:
         yield from files.repository(settings.log.data_dir / "repository.sqlite")
         yield from doctor_parts.of_lake(settings, None)
         return
     for fault in status.faults.values():
         yield failed("log", fault.where, fault)
-    trouble = log_problems.damaged(status)
-    if trouble is not None:
-        yield failed("log", trouble.where, trouble)
+    damage = log_problems.damaged(status)
+    if damage is not None:
+        yield failed("log", damage.where, damage)
     yield from doctor_parts.of_lake(settings, status.log_id)
 
 
@@ -274,7 +274,7 @@ def _spark() -> Iterator[Finding]:
             cause=Cause.NOT_SUPPORTED,
         )
     if not found:
-        yield Finding("spark", "this machine", "Spark, Java and the jars fit together")
+        yield Finding("spark", "this machine", "Spark, Java and the jars are compatible")
 
 
 def _count(findings: list[Finding], severity: Severity) -> int:
@@ -282,19 +282,21 @@ def _count(findings: list[Finding], severity: Severity) -> int:
 
 
 def _script(parts: Sequence[tuple[str, str, list[Finding]]]) -> str:
-    """`parts`: what is repaired, the DSN of the server on which, and the findings."""
+    """The script of all repairs. `parts`: the name of each part, the DSN of its server, and its findings."""
     from walsender_bridge.provisioning.fixes import comment, connect
 
-    lines = ["-- Read it before you run it. It is for psql, as a superuser or the tables' owner."]
+    lines = [
+        "-- Review this script, then run it in psql as a superuser or as the owner of the tables."
+    ]
     needed = [(name, dsn, [each for each in found if each.fix]) for name, dsn, found in parts]
     needed = [each for each in needed if each[2]]
     for name, dsn, fixes in needed:
         lines += ["", comment(f"For {name}: {fixes[0].where}")]
         if len(needed) > 1:
             lines.append(connect(dsn))
-        # What mends a synchronous standby that never answers must not wait for it.
+        # The repair of a synchronous standby that never answers must not wait for it.
         lines += ["SET synchronous_commit = local;"]
-        # Several candidates may want the same of their primary; what comes later may need what comes before.
+        # Several candidates may need the same repair on their primary. The order is kept: later repairs may depend on earlier ones.
         once: dict[str, Finding] = {}
         for each in fixes:
             once.setdefault(each.fix, each)

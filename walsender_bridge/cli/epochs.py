@@ -1,4 +1,4 @@
-"""`tuskline epochs`: what is published, and where each epoch cuts the streams."""
+"""`tuskline epochs`: the published epochs, and where each cuts the streams."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,9 @@ from walsender_bridge.runtime.times import iso_time
 if TYPE_CHECKING:
     from spark_consumers.lake.manifest.chain import Manifest
 
-epochs_app = typer.Typer(help="Published epochs of a lake.", no_args_is_help=True)
+epochs_app = typer.Typer(
+    help="List and show the published epochs of the lake.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -29,10 +31,10 @@ def register(app: typer.Typer) -> None:
 @epochs_app.command("list")
 def list_epochs(
     config: ConfigPath = DEFAULT_CONFIG,
-    limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="Number of epochs to list.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """The newest published epochs."""
+    """List the newest published epochs."""
     lake = lake_section(load_config(config))
     from spark_consumers.lake.manifest.chain import open_chain
 
@@ -51,7 +53,7 @@ def list_epochs(
 
 @epochs_app.command("show")
 def show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """One epoch: each stream's position and each table's snapshot."""
+    """Show one epoch: stream positions and table snapshots."""
     lake = lake_section(load_config(config))
     from spark_consumers.lake.manifest.chain import open_chain
 
@@ -61,8 +63,8 @@ def show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = Fals
         output.record(record)
         return
     streams, tables = record.pop("streams"), record.pop("tables")
-    few = ("epoch", "link", "term", "published_at", "rows", "changes", "set_aside")
-    output.record({name: record[name] for name in few})
+    totals = ("epoch", "link", "term", "published_at", "rows", "changes", "set_aside")
+    output.record({name: record[name] for name in totals})
     output.rows("streams", [{"stream": name, **each} for name, each in streams.items()])
     columns = ("state", "rows", "as_of", "snapshot_id")
     output.rows(
@@ -74,7 +76,7 @@ def show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = Fals
 def shown(manifest: "Manifest") -> dict[str, Any]:
     """A manifest as plain values, with LSNs as PostgreSQL writes them and times as ISO 8601."""
     record = manifest.to_json()
-    del record["steady_at"]  # seconds of no clock that a reader has
+    del record["steady_at"]  # seconds of a clock that readers do not have
     record["published_at"] = iso_time(manifest.published_at)
     for each in record["streams"].values():
         each["lsn"] = format_lsn(each["lsn"])

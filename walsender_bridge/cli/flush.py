@@ -1,4 +1,4 @@
-"""`tuskline flush`: it waits while its parts are being started, and ends at once when one of them has ended for good."""
+"""`tuskline flush`: waits while the parts start, and fails at once when one of them has stopped for good."""
 
 import time
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ from walsender_bridge.runtime.output import Output
 if TYPE_CHECKING:
     from walsender_bridge.config import Config, SourceSection
 
-#: Seconds between two tries to publish a table that is locked.
-_LOOK_AGAIN: Final = 0.5
-#: Seconds between two notes of what is waited for.
-_SAY_AGAIN: Final = 5.0
-#: Of what the lake says of itself: what no other try changes.
+#: Seconds between two attempts to publish a table that is locked.
+_RETRY_SECONDS: Final = 0.5
+#: Seconds between two notes of what flush waits for.
+_NOTE_SECONDS: Final = 5.0
+#: Causes reported by the lake's job that a retry does not change.
 _FINAL: Final = (Cause.CONFIG, Cause.LAKE, Cause.DIVERGED)
 
 
@@ -46,14 +46,17 @@ def flush(
     timeout: Annotated[float, typer.Option(help="Seconds to wait.", min=0)] = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until everything committed before this call is readable in the lake, in every published table."""
+    """Wait until all committed changes are readable in the lake.
+
+    This covers all that was committed before the call, in every published table.
+    """
     settings = load_config(config)
     lake = lake_section(settings)
     from spark_consumers.lake.flush import flush as flush_sources
     from spark_consumers.lake.tables.sources import Source
 
     began, output = time.monotonic(), Output(as_json=as_json)
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     for section in settings.source:
         for note in publish_new(section, began + timeout):
             output.note(note)
@@ -63,16 +66,16 @@ def flush(
         [Source(each.name, each.dsn, each.publication_name) for each in settings.source],
         timeout=max(0.0, began + timeout - time.monotonic()),
         parts=PartsHere(settings),
-        waiting=_Waiting(output).say,
+        waiting=_Waiting(output).note,
     )
     output.record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
 
 
 def publish_new(section: "SourceSection", deadline: float) -> tuple[str, ...]:
-    """Publish what capture would publish with its next look, as it would; the notes of what stays out of the lake.
+    """Publish the tables that capture would publish at its next poll. Returns notes about tables that stay out of the lake.
 
-    `deadline`: of `time.monotonic`. Raises `DeadlineError` for a table that is locked until then. A server that cannot be
-    reached is none of this: the flush itself names it.
+    `deadline`: of `time.monotonic`. Raises `DeadlineError` for a table that stays locked until then. A server that cannot be
+    reached is not an error here: the flush itself reports it.
     """
     from walsender_bridge.capture import publication, source
     from walsender_bridge.provisioning import table_notes
@@ -84,44 +87,44 @@ def publish_new(section: "SourceSection", deadline: float) -> tuple[str, ...]:
             while left := publication.follow(connection, here):
                 if time.monotonic() >= deadline:
                     raise DeadlineError(
-                        f"not published yet: {', '.join(left)}",
+                        f"tables are locked and not published yet: {', '.join(left)}",
                         where=here.where,
                         repair="end the transactions that lock them, or wait longer with --timeout",
                     )
-                time.sleep(_LOOK_AGAIN)
+                time.sleep(_RETRY_SECONDS)
             return table_notes.notes(connection, here)
     except (ConnectionFailedError, AuthenticationError, UnavailableError):
         return ()
 
 
 class _Waiting:
-    """Names, on standard error, what is waited for, when that changes."""
+    """Reports on standard error which tables the flush waits for, when that changes."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._said: dict[str, str] = {}
-        self._not_before = time.monotonic() + _SAY_AGAIN
+        self._noted: dict[str, str] = {}
+        self._not_before = time.monotonic() + _NOTE_SECONDS
 
-    def say(self, missing: Mapping[str, str]) -> None:
-        """Called again and again with the tables that are not there yet, and why."""
-        if time.monotonic() < self._not_before or missing == self._said:
+    def note(self, missing: Mapping[str, str]) -> None:
+        """Called repeatedly with the tables that are not readable yet, and the reasons."""
+        if time.monotonic() < self._not_before or missing == self._noted:
             return
-        self._not_before = time.monotonic() + _SAY_AGAIN
+        self._not_before = time.monotonic() + _NOTE_SECONDS
         for name, why in sorted(missing.items()):
-            if self._said.get(name) != why:
+            if self._noted.get(name) != why:
                 self._output.note(f"waiting for {name}: {why}")
-        self._said = dict(missing)
+        self._noted = dict(missing)
 
 
 class PartsHere:
-    """What the processes on this machine say of themselves."""
+    """The state of the processes on this machine, from their status files."""
 
     def __init__(self, settings: "Config") -> None:
         self._settings = settings
         self._began = time.time()
 
     def starting(self) -> bool:
-        """Whether the log and its captures run here, or are about to."""
+        """Whether the log and its captures run or start here."""
         from walsender_bridge.runtime import pid_file, processes
         from walsender_bridge.runtime.supervisor import read_states
 
@@ -131,7 +134,7 @@ class PartsHere:
         return processes.alive(read_states(folder, "bridge").get("pid", 0))
 
     def hopeless(self) -> TusklineError | None:
-        """Why a capture has ended for good, or why the lake cannot go on before somebody has acted."""
+        """The error with which a capture stopped for good, or that keeps the lake from continuing until an operator acts."""
         from walsender_bridge.observability import lake_status
         from walsender_bridge.runtime import status_file
         from walsender_bridge.runtime.supervisor import read_states
@@ -139,12 +142,12 @@ class PartsHere:
         settings = self._settings
         children = read_states(settings.run_dir, "bridge").get("children", {})
         for section in settings.source:
-            told = status_file.read(settings.capture_status(section))
-            if not told.get("error") or told.get("state") != "stopped":
+            status = status_file.read(settings.capture_status(section))
+            if not status.get("error") or status.get("state") != "stopped":
                 continue
-            # What an earlier one said may have been repaired: the one that starts says it again.
-            now = told.get("updated_at", 0.0) >= self._began
-            if now or children.get(f"capture-{section.name}", {}).get("state") == "ended":
-                return from_wire(told["error"])
-        trouble = lake_status.said(settings.run_dir, self._began)
-        return trouble if trouble is not None and trouble.cause in _FINAL else None
+            # The cause of an earlier end may have been repaired; a capture that starts reports it again.
+            current = status.get("updated_at", 0.0) >= self._began
+            if current or children.get(f"capture-{section.name}", {}).get("state") == "ended":
+                return from_wire(status["error"])
+        error = lake_status.reported_error(settings.run_dir, self._began)
+        return error if error is not None and error.cause in _FINAL else None

@@ -1,13 +1,17 @@
-"""What `lake run` runs: a Spark driver that publishes epochs, the only one of this machine at its lake.
+"""`tuskline lake run`: a Spark driver that publishes epochs, the only one of this machine for its lake.
 
-Its locks come before Spark, which takes seconds to start. A driver on another machine stands by (docs/decisions/lake-writer.md).
+It takes its locks before it starts Spark, which takes seconds. A driver on another machine stands by (docs/decisions/lake-writer.md).
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from spark_consumers.lake import folder
 from spark_consumers.lake.manifest.chain import local_root
@@ -15,26 +19,55 @@ from walsender_bridge.cli.copy_bars import CopyBars
 from walsender_bridge.cli.options import lake_section
 from walsender_bridge.cli.parts import alone
 from walsender_bridge.config import Config
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import DiskFullError, LakeError, TusklineError
 from walsender_bridge.observability import lake_status
+
+#: Bytes that have to be free where Spark has its scratch folder: its copy of Iceberg's jar, and some more.
+SCRATCH_BYTES: Final = 128 << 20
 
 
 def run(settings: Config) -> None:
     """Publish epochs until SIGTERM or SIGINT. Raises `RunningError` while another process of this machine does."""
     lake = lake_section(settings)
     with alone("lake", [settings.run_dir]):
-        try:
+        with _on_record(settings):
             folder.check(lake.uri)
-        except TusklineError as error:
-            lake_status.write(settings.run_dir, error)
-            raise
+            check_scratch(settings.scratch_dir)
         # Where the lake's file system has no locks, a second driver stands by.
-        with alone("lake", [place(lake.uri)], regardless=True):
+        with alone("lake", [place(lake.uri)], regardless=True), _on_record(settings):
             _drive(settings)
 
 
+@contextmanager
+def _on_record(settings: Config) -> Iterator[None]:
+    """Write an error of the block down for `status`; one of Spark's that means a full disk becomes that."""
+    try:
+        yield
+    except TusklineError as error:
+        lake_status.write(settings.run_dir, error)
+        raise
+    except Exception as error:
+        found = folder.why(error, lake_section(settings).uri)
+        lake_status.write(settings.run_dir, found)
+        if isinstance(found, LakeError):
+            raise found from None
+        raise
+
+
+def check_scratch(scratch_dir: Path) -> None:
+    """Raise `DiskFullError` where Spark would not find room for the jars and files that it begins with."""
+    place = next(each for each in (scratch_dir, *scratch_dir.parents) if each.is_dir())
+    free = shutil.disk_usage(place).free
+    if free < SCRATCH_BYTES:
+        raise DiskFullError(
+            f"the disk is full: {free >> 20} MB are free, and Spark begins with {SCRATCH_BYTES >> 20} MB of files",
+            where=str(scratch_dir),
+            repair="make room there, or name a [log] data_dir on another disk",
+        )
+
+
 def place(uri: str) -> Path:
-    """Where a lake's driver on this machine has its lock."""
+    """The folder in which this machine's driver of a lake holds its lock."""
     return local_root(uri) / "_tuskline" / "hosts" / os.uname().nodename.replace("/", "_")
 
 
@@ -48,7 +81,7 @@ def _drive(settings: Config) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     with scratch(settings.scratch_dir) as own_folder:
-        # Under spark-submit the JVM runs, and has its folders where its own settings say.
+        # Under spark-submit the JVM already runs, with the folders of its own settings.
         own = {} if submitted() else scratch_settings(own_folder, lake.spark_master)
         spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri, conf=own)
         try:
@@ -64,7 +97,7 @@ def _drive(settings: Config) -> None:
                     failing_table=lake.failing_table,
                     copy_rate=lake.copy_rate,
                     progress=bars.show,
-                    on_unfit_value=lake.on_unfit_value,
+                    on_unrepresentable_value=lake.on_unrepresentable_value,
                     failing=lambda error: lake_status.write(settings.run_dir, error),
                 ).run(stop)
         finally:

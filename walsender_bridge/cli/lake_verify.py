@@ -1,4 +1,4 @@
-"""`tuskline lake verify`: every file of the lake, compared with its checksums."""
+"""`tuskline lake verify`: compares every file of the lake with its checksums."""
 
 import typer
 
@@ -19,29 +19,15 @@ def register(app: typer.Typer) -> None:
 
 
 def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Read every file of the lake and compare it with its checksums; exit with 12 if one is damaged or missing."""
+    """Verify every file of the lake against its checksums. Exit code 12: a file is damaged or missing."""
     lake = lake_section(load_config(config))
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
     from spark_consumers.lake.manifest.chain import open_chain
     from spark_consumers.lake.verify import verify
+    from walsender_bridge.observability.verify_bar import verify_bar
 
     output = Output(as_json=as_json)
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        console=output.progress,
-        transient=True,
-        disable=not output.progress.is_terminal,
-    ) as bars:
-        task = bars.add_task("")
-        found = verify(
-            open_chain(lake.uri),
-            lambda what, done, whole: bars.update(
-                task, description=what, completed=done, total=max(whole, 1)
-            ),
-        )
+    with verify_bar(output) as progress:
+        found = verify(open_chain(lake.uri), progress)
     output.record(
         {
             "links": found.links,

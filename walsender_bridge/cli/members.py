@@ -1,4 +1,4 @@
-"""`tuskline safekeeper add|remove|replace`: who belongs to the quorum, changed while commits go on."""
+"""`tuskline safekeeper add|remove|replace`: changes the quorum's membership while commits continue."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +12,9 @@ from walsender_bridge.runtime.output import Output
 if TYPE_CHECKING:
     from walsender_bridge.observability.quorum_view import QuorumView
 
-New = Annotated[str, typer.Argument(help="host:port of a safekeeper that runs and is no member.")]
+New = Annotated[str, typer.Argument(help="host:port of a running safekeeper that is not a member.")]
 Old = Annotated[
-    str, typer.Argument(help="A member: its identity, the beginning of it, or its host:port.")
+    str, typer.Argument(help="A member: its identity, a prefix of it, or its host:port.")
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the change.", min=0)]
 
@@ -31,7 +31,7 @@ def add(
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a safekeeper a member of the quorum."""
+    """Add a safekeeper to the quorum."""
     _change(config, timeout, add=[new], as_json=as_json)
 
 
@@ -41,7 +41,7 @@ def remove(
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Take a member out of the quorum."""
+    """Remove a member from the quorum."""
     _change(config, timeout, remove=[old], as_json=as_json)
 
 
@@ -52,7 +52,7 @@ def replace(
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Put a safekeeper in the place of another; of one that lost its disk, too (OLD and NEW are the same address)."""
+    """Replace a member with another safekeeper. For a member that lost its disk, OLD and NEW are the same address."""
     _change(config, timeout, add=[new], remove=[old], as_json=as_json)
 
 
@@ -62,39 +62,39 @@ def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) 
 
     settings, output = configured(config), Output(as_json=as_json)
     files = ProposerFiles(settings.proposer_status, settings.members_request)
-    before = quorum_view.look(settings)
+    before = quorum_view.observe(settings)
     assert before is not None
-    said = wait(files, change(files, **wanted), timeout)
-    members = [each for each in said["safekeepers"] if each["member"]]
+    outcome = wait(files, change(files, **wanted), timeout)
+    members = [each for each in outcome["safekeepers"] if each["member"]]
     addresses = sorted(each["address"] for each in members)
     if set(addresses) != set(settings.safekeepers.proposed_to):
-        output.note(f"write into {config}: [safekeepers] addresses = {addresses}")
-    lacking = not_served(members, before, wanted.get("add", []))
-    for each in lacking:
+        output.note(f"set in {config}: [safekeepers] addresses = {addresses}")
+    not_served = unserved_wal(members, before, wanted.get("add", []))
+    for each in not_served:
         output.note(
             f"{each['address']} does not serve WAL from {each['from']} to "
-            f"{each['to'] or 'where it begins (see safekeeper status)'}, which members had before: it is brought what "
-            "of that keep_bytes and its readers' slots retain"
+            f"{each['to'] or 'its begin_lsn (see tuskline safekeeper status)'}, which members had before: it receives what "
+            "keep_bytes and its readers' slots retain of it"
         )
     output.record(
         {
-            "generation": said["membership"]["generation"],
+            "generation": outcome["membership"]["generation"],
             "members": addresses,
-            "not_served": lacking,
+            "not_served": not_served,
         }
     )
 
 
-def not_served(
+def unserved_wal(
     members: Sequence[Mapping[str, Any]], before: "QuorumView", joined: Collection[str]
 ) -> list[dict[str, Any]]:
-    """What members that have joined lack of the WAL that there was. `to` None: not known yet.
+    """The WAL that earlier members had and members that joined lack. `to` is None if it is not known yet.
 
-    `members`: what the proposer says of the members now.
+    `members`: the members as the proposer reports them now.
     """
     from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
-    begins = [each.begin_lsn for each in before.safekeepers if each.told.get("member")]
+    begins = [each.begin_lsn for each in before.safekeepers if each.reported.get("member")]
     oldest = min((lsn for lsn in begins if lsn and parse_lsn(lsn)), key=parse_lsn, default=None)
     if oldest is None:
         return []

@@ -1,4 +1,4 @@
-"""Options that many commands share, and what they mean in a configuration."""
+"""Options that several commands share, and their values in a configuration."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,36 +13,37 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = Path("tuskline.toml")
 
 ConfigPath = Annotated[
-    Path, typer.Option("--config", "-c", envvar="TUSKLINE_CONFIG", help="The TOML file.")
+    Path,
+    typer.Option("--config", "-c", envvar="TUSKLINE_CONFIG", help="Configuration file, in TOML."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; the result is the last line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, on the last line.")]
 Admin = Annotated[
     str | None,
     typer.Option(
         "--admin",
-        help="Act as an administrator: what its connection string has otherwise than the source's, "
-        "for example 'user=postgres'. No password: see .pgpass, PGPASSWORD, service files.",
+        help="Connect as an administrator: connection parameters that override the source's DSN, "
+        "such as 'user=postgres'. Passwords come from ~/.pgpass, PGPASSWORD or a service file.",
     ),
 ]
 OneSource = Annotated[
-    str | None, typer.Option("--source", help="This source only; otherwise all of them.")
+    str | None, typer.Option("--source", help="Name of one source; default: all.")
 ]
 
 
 def load_config(path: Path) -> "Config":
-    """`config.load_config`, imported when a command runs: `--help` does without its library."""
+    """`config.load_config`, imported when a command runs, so that `--help` does not load its library."""
     from walsender_bridge import config
 
     return config.load_config(path)
 
 
 def chosen_sources(settings: "Config", name: str | None) -> "list[SourceSection]":
-    """The sources that `--source` means. Raises `ConfigError`."""
+    """The sources that `--source` selects. Raises `ConfigError`."""
     found = [source for source in settings.source if name in {None, source.name}]
     if not found:
         raise ConfigError(
-            f"there is no source {name!r}",
-            repair="one of: " + ", ".join(source.name for source in settings.source),
+            f"source {name!r} is not configured",
+            repair="name one of: " + ", ".join(source.name for source in settings.source),
         )
     return found
 
@@ -50,17 +51,19 @@ def chosen_sources(settings: "Config", name: str | None) -> "list[SourceSection]
 def lake_section(settings: "Config") -> "LakeSection":
     """The configured lake. Raises `LakeError`."""
     if settings.lake is None:
-        raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
+        raise LakeError(
+            "no lake is configured", repair="add a section [lake] with a uri to the configuration"
+        )
     return settings.lake
 
 
 def checked_admin(admin: str | None) -> str | None:
-    """The value of `--admin`. Raises `UsageError` for a password: arguments are everybody's to read."""
+    """The value of `--admin`. Raises `UsageError` for a password, since every account can read arguments."""
     from walsender_bridge.config import has_password
 
     if admin is not None and has_password(admin):
         raise UsageError(
-            "--admin: a password in an argument can be read by every user of this machine",
+            "--admin must not contain a password, which every user of this machine could read",
             repair="put it into ~/.pgpass, PGPASSWORD or a service file",
         )
     return admin

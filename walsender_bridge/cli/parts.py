@@ -1,4 +1,4 @@
-"""What `log-server run` and `bridge run` run: their child processes, one for each hot loop."""
+"""`log-server run` and `bridge run`: their child processes, one for each hot loop."""
 
 import asyncio
 import sys
@@ -13,23 +13,23 @@ from walsender_bridge.runtime import listening, logs, malloc_trim, pid_file, sha
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signals
 
-#: A proposer that ends so was fenced, or would corrupt: it must not come back by itself (rule 5).
+#: A proposer that ends with one of these was fenced, or would corrupt WAL: it must not be restarted (rule 5).
 _PROPOSER_FINAL = frozenset(
     {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.INVARIANT, Cause.USAGE, Cause.CONFIG}
 )
-#: A capture that ends so met WAL that its server cannot send, now or ever (`wire.row_limit`), or a fault of ours.
+#: A capture that ends with one of these met WAL that its server can never send (`wire.row_limit`), or a bug.
 _CAPTURE_FINAL = frozenset({Cause.INVARIANT, Cause.UNSUPPORTED_VALUE})
-#: Seconds in which the processes of one that was killed have ended.
+#: Seconds within which the children of a killed process have ended.
 _GONE_SECONDS: Final = 10.0
-#: Seconds in which the kernel has closed the sockets of a process that has ended.
+#: Seconds within which the kernel has closed the sockets of a process that has ended.
 CLOSED_SECONDS: Final = 1.0
 
 
 @contextmanager
 def alone(part: str, folders: Iterable[Path], *, regardless: bool = False) -> Iterator[None]:
-    """Run this part in these folders, if no other process does. Raises `RunningError`, and what keeps a lock from being made.
+    """Hold the locks of this part in these folders. Raises `RunningError` if another process does, or the error of a lock.
 
-    `regardless`: a lock that cannot be made is only reported, because COMMIT may wait for the part.
+    `regardless`: a lock that cannot be created is only reported, because COMMIT may wait for the part.
     """
     with ExitStack() as locks:
         for folder in folders:
@@ -40,7 +40,7 @@ def alone(part: str, folders: Iterable[Path], *, regardless: bool = False) -> It
 
 @contextmanager
 def _reported(*, regardless: bool) -> Iterator[None]:
-    """Report an error of the block and go on, if `regardless`."""
+    """With `regardless`, report an error of the block instead of raising it."""
     try:
         yield
     except RunningError:
@@ -52,7 +52,7 @@ def _reported(*, regardless: bool) -> Iterator[None]:
 
 
 def refuse_while_running(settings: Config) -> None:
-    """Raises `RunningError` while a part runs by itself that `up` would run."""
+    """Raises `RunningError` while a part that `up` would start already runs by itself."""
     here = ["log-server", "bridge"] + ["lake"] * (settings.lake is not None)
     places = [
         ("log-server", settings.log_server[0].data_dir),
@@ -63,7 +63,7 @@ def refuse_while_running(settings: Config) -> None:
 
 
 def check_log_server(settings: Config) -> None:
-    """Raises what would keep the log's replicas from running here: their folder, or their port."""
+    """Raises the error that would keep the log's replicas from running here: of their folder, or of their port."""
     folder = settings.log_server[0].data_dir
     private_folder(folder)
     with alone("log-server", [folder]):
@@ -72,7 +72,7 @@ def check_log_server(settings: Config) -> None:
 
 def _check_port(settings: Config) -> None:
     log_server = settings.log_server[0]
-    # The process of a log server that was killed ends a moment later.
+    # The replicas of a log server that was killed end a moment later.
     pid_file.wait_for_lock(log_server.data_dir / "lock", _GONE_SECONDS)
     listening.check(log_server.listen, seconds=CLOSED_SECONDS)
 
@@ -80,7 +80,7 @@ def _check_port(settings: Config) -> None:
 def log_server(settings: Config) -> None:
     """Run the log replicas and the safekeepers of this machine, until SIGTERM or SIGINT.
 
-    A safekeeper whose data directory cannot be used ends for good; replicas and other safekeepers run (`hosting.prepare`).
+    A safekeeper whose data directory cannot be used stops for good; replicas and other safekeepers run (`hosting.prepare`).
     """
     regardless, folder = bool(settings.safekeepers.local), settings.log_server[0].data_dir
     with _reported(regardless=regardless):
@@ -119,7 +119,7 @@ def _bridge(settings: Config) -> None:
 
     repository = RepositoryPart(settings)
     repository.start()
-    malloc_trim.keep_returning()
+    malloc_trim.start()
     try:
         children = [*_captures(settings), *_proposer(settings)]
         _supervise("bridge", children, settings, beside=repository.keep)
@@ -143,11 +143,16 @@ def _captures(settings: Config) -> list[Child]:
         argv += [f"--candidate={slot}" for slot in gate.names]
         argv += ["--members"] * bool(gate.members)
         argv += ["--gate-quorum", str(gate.quorum or 0), "--on-missing", gate.on_missing]
-        argv += ["--degrade-after", str(gate.degrade_after), "--held-limit", str(gate.held_limit)]
+        argv += [
+            "--degrade-after",
+            str(gate.degrade_after),
+            "--max-uncommitted-bytes",
+            str(gate.max_uncommitted_bytes),
+        ]
         argv += ["--gate-record", str(settings.gate_record(source))]
         if gate.safekeepers:
             argv += ["--commit-page", str(settings.commit_page)]
-        # The DSN may hold a password, and arguments are everybody's to read.
+        # The DSN may contain a password, and every account can read arguments.
         env = {"TUSKLINE_SOURCE_DSN": source.dsn}
         children.append(Child(f"capture-{source.name}", argv, env=env, final=_CAPTURE_FINAL))
     return children
@@ -163,7 +168,7 @@ def _proposer(settings: Config) -> list[Child]:
     argv = [sys.executable, "-m", "walsender_bridge.quorum.proposer"]
     argv += [f"--safekeeper={address}" for address in section.proposed_to]
     argv += ["--application-name", section.application_name, "--slot", section.slot]
-    # What is on the way to a safekeeper is in memory too: the queue has the rest.
+    # WAL in flight to a safekeeper takes memory as well: the queue gets the rest.
     inflight = Limits().inflight_bytes * len(section.proposed_to)
     argv += ["--queue-bytes", str(section.max_queue_bytes - inflight)]
     argv += ["--max-laggard-bytes", str(section.max_laggard_bytes)]
@@ -176,13 +181,13 @@ def _proposer(settings: Config) -> list[Child]:
 
 
 def refuse_quorum_of_one(settings: Config) -> None:
-    """Raises `ConfigError` where a bridge would make the one safekeeper that it hosts a quorum by itself."""
+    """Raises `ConfigError` if the bridge would use the only safekeeper of this machine as the whole quorum."""
     section = settings.safekeepers
     if settings.quorum_source is not None and section.is_alone:
         raise ConfigError(
-            "this machine hosts one safekeeper, which a bridge here would use as the whole quorum",
+            "this machine hosts a single safekeeper, which a bridge here would use as the whole quorum",
             where="[safekeepers] addresses",
-            repair="on machines for safekeepers only, run `tuskline log-server run`; run the bridge where addresses"
+            repair="on a machine that only hosts safekeepers, run `tuskline log-server run`; run the bridge where addresses"
             f' lists all of them; for a quorum of one, set addresses = ["{section.listen}"]',
         )
 

@@ -1,4 +1,4 @@
-"""`tuskline quarantine`: rows with a value that the lake cannot hold. `retry` and `skip` leave a request."""
+"""`tuskline quarantine`: rows with an unrepresentable value. `retry` and `skip` write a request into the lake."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from walsender_bridge.cli.options import (
     ConfigPath,
     load_config,
 )
-from walsender_bridge.cli.table import Names, Timeout, Wait, asked, full_names, lake_chain
+from walsender_bridge.cli.table import Names, Timeout, Wait, full_names, lake_chain, submit
 from walsender_bridge.errors import UsageError
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import with_iso_times
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from walsender_bridge.config import Config
 
 quarantine_app = typer.Typer(
-    help="Rows that the lake cannot hold: see docs/quarantine.md.", no_args_is_help=True
+    help="List, retry or skip quarantined rows. See docs/quarantine.md.",
+    no_args_is_help=True,
 )
-#: A line of the table shows so much of a value.
+#: Characters of a value that a line of the table shows.
 _SHOWN = 40
 
 
@@ -35,10 +36,10 @@ def register(app: typer.Typer) -> None:
 def list_rows(
     tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE...]")] = None,
     config: ConfigPath = DEFAULT_CONFIG,
-    limit: Annotated[int, typer.Option(help="At most so many of each table.", min=1)] = 1000,
+    limit: Annotated[int, typer.Option(help="Maximum number of rows of each table.", min=1)] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """The rows that are set aside in the newest epoch, with their position, values and the reason."""
+    """List the quarantined rows of the newest epoch. Each has its position, its values and the reason."""
     settings = load_config(config)
     chain = lake_chain(settings)
     from itertools import islice
@@ -68,7 +69,7 @@ def retry(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Try the rows of tables again; those that fit by now are in the table with the next epoch."""
+    """Retry the quarantined rows of tables. Rows that can be represented now move into the table with the next epoch."""
     settings = load_config(config)
     names = full_names(settings, tables)
     _request(settings, "retry", names, (), wait=wait, timeout=timeout, as_json=as_json)
@@ -76,9 +77,12 @@ def retry(
 
 @quarantine_app.command()
 def skip(
-    table: Annotated[str, typer.Argument(help="stream.schema.table, or schema.table.")],
+    table: Annotated[
+        str, typer.Argument(help="stream.schema.table; with a single source, schema.table.")
+    ],
     rows: Annotated[
-        list[str] | None, typer.Argument(metavar="[ROW...]", help="As `list` names them.")
+        list[str] | None,
+        typer.Argument(metavar="[ROW...]", help="Names of rows, from `quarantine list`."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All rows of the table.")] = False,
     config: ConfigPath = DEFAULT_CONFIG,
@@ -86,11 +90,11 @@ def skip(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Accept that rows are missing in the lake, by name. A later change of such a row is followed as ever."""
+    """Accept that rows are missing in the lake. Later changes of these rows are still followed."""
     if bool(rows) == every:
         raise UsageError(
-            "name the rows, or say --all",
-            repair="`tuskline quarantine list` names them",
+            "either rows or --all must be given",
+            repair="`tuskline quarantine list` shows the names of the rows",
         )
     settings = load_config(config)
     names = full_names(settings, [table])
@@ -108,17 +112,17 @@ def _request(
     as_json: bool,
 ) -> None:
     chain = lake_chain(settings)
-    told = asked(chain, kind, names, rows, wait=wait, timeout=timeout, bars=not as_json)
+    outcomes = submit(chain, kind, names, rows, wait=wait, timeout=timeout, bars=not as_json)
     head = chain.head()
     tables = {} if head is None else head.tables
-    left = {n: tables[n].unfit_rows - tables[n].skipped_rows for n in names if n in tables}
+    left = {n: tables[n].quarantined_rows - tables[n].skipped_rows for n in names if n in tables}
     Output(as_json=as_json).rows(
-        "tables", [{**each, "waiting_rows": left.get(each["table"], 0)} for each in told]
+        "tables", [{**each, "waiting_rows": left.get(each["table"], 0)} for each in outcomes]
     )
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for `--json`, with its commit time, microseconds, as ISO 8601. Pure."""
+    """A row for `--json`, with its commit time (microseconds) as ISO 8601. Pure."""
     return with_iso_times(row, "commit_time", unit=1e-6)
 
 
@@ -130,7 +134,7 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
         "state": row["state"],
         "lsn": row["lsn"],
         "key": ", ".join(f"{name}={value}" for name, value in row["key"].items()),
-        "unfit": "; ".join(f"{c['column']}={_short(c['value'])}" for c in columns),
+        "unrepresentable": "; ".join(f"{c['column']}={_short(c['value'])}" for c in columns),
         "reason": "; ".join(c["reason"] for c in columns),
     }
 

@@ -1,4 +1,4 @@
-"""`tuskline quorum`: whether commits wait for the safekeepers. docs/quorum-lost.md says when to do what."""
+"""`tuskline quorum`: whether commits wait for the safekeepers. docs/quorum-lost.md describes when to use which command."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
 
 quorum_app = typer.Typer(
-    help="Whether commits wait for the safekeepers: see docs/quorum-lost.md.", no_args_is_help=True
+    help="Show or set whether commits wait for the quorum. See docs/quorum-lost.md.",
+    no_args_is_help=True,
 )
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask the first question.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Answer the first question with yes.")]
 Lossy = Annotated[
-    bool, typer.Option("--yes-i-may-lose-data", help="Do not ask the second question.")
+    bool, typer.Option("--yes-i-may-lose-data", help="Answer the second question with yes.")
 ]
 
 
@@ -38,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 @quorum_app.command()
 def show(config: ConfigPath = DEFAULT_CONFIG, admin: Admin = None, as_json: AsJson = False) -> None:
-    """What commits wait for on the server, how many wait now, and a release that stands."""
+    """Show what commits wait for, and how many wait now. Also show a release that is in effect."""
     settings = load_config(config)
     from walsender_bridge.provisioning import quorum as server
 
@@ -52,18 +53,21 @@ def require(
     config: ConfigPath = DEFAULT_CONFIG,
     admin: Admin = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds in which a quorum has to answer; 0: do not ask for one.")
+        float,
+        typer.Option(
+            help="Seconds to wait for an answer of the quorum; 0: set it without an answer."
+        ),
     ] = 30.0,
     beside: Annotated[
         bool,
         typer.Option(
             "--beside-standbys",
-            help="Accept other names in synchronous_standby_names: see docs/quorum-lost.md.",
+            help="Keep other names in synchronous_standby_names: see docs/quorum-lost.md.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have commits wait for the quorum (again), once it is seen to work. Ends a release."""
+    """Make commits wait for the quorum, once it has answered. Ends a release."""
     settings = load_config(config)
     from walsender_bridge.provisioning import quorum as server
     from walsender_bridge.provisioning import release_record
@@ -75,7 +79,7 @@ def require(
         changed = server.require_quorum(connection, wanted, timeout=timeout, beside=beside)
         if known.formed:
             server.record_id(connection, wanted, known.quorum)
-        if release_record.standing(settings.log.data_dir) is not None:
+        if release_record.in_force(settings.log.data_dir) is not None:
             decision = server.decision(connection, wanted, "require")
             release_record.write(settings.log.data_dir, decision)
         found = _shown(settings, server.facts(connection, wanted))
@@ -90,14 +94,14 @@ def release(
     lossy: Lossy = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have commits go on without the quorum, also those that hang now. Recorded until `quorum require`."""
+    """Let commits return without the quorum. This includes commits that hang now, and is recorded until `quorum require`."""
     settings = load_config(config)
     from walsender_bridge.provisioning import quorum as server
     from walsender_bridge.provisioning import release_record
 
     wanted = needed_quorum(settings)
     output = Output(as_json=as_json)
-    _somebody_is_asked(yes and lossy)
+    _require_confirmation(confirmed=yes and lossy)
     with server.session(wanted, checked_admin(admin)) as connection:
         server.may_set(connection, wanted)
         before = server.decision(connection, wanted, "release")
@@ -106,7 +110,7 @@ def release(
             f"{before.quorum_lsn or 'an unknown LSN'}."
         )
         if not yes:
-            typer.confirm("Have commits return without a quorum from now on?", abort=True, err=True)
+            typer.confirm("Let commits return without a quorum from now on?", abort=True, err=True)
         if not lossy:
             typer.confirm(
                 f"If the disk of {wanted.where} is lost before `tuskline quorum require`, these commits are lost "
@@ -114,11 +118,11 @@ def release(
                 abort=True,
                 err=True,
             )
-        # First what is to be done, durably; then it is done.
+        # The decision is durable before it is carried out.
         written = release_record.write(settings.log.data_dir, before)
         changed = server.release_quorum(connection, wanted)
         found = _shown(settings, server.facts(connection, wanted))
-    output.record({"changed": changed, "recorded": written.told(), **found})
+    output.record({"changed": changed, "recorded": written.summary(), **found})
 
 
 @quorum_app.command()
@@ -129,14 +133,14 @@ def forget(
     lossy: Lossy = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give up a quorum whose safekeepers are lost for good: the next `up` forms a new one. Recorded."""
+    """Give up a quorum whose safekeepers are lost for good. The next `up` forms a new one. The decision is recorded."""
     settings = load_config(config)
     from walsender_bridge.provisioning import quorum as server
     from walsender_bridge.provisioning import release_record
     from walsender_bridge.runtime.pid_file import refuse_while_running
 
     wanted = needed_quorum(settings)
-    _somebody_is_asked(yes and lossy)
+    _require_confirmation(confirmed=yes and lossy)
     refuse_while_running(settings.run_dir)
     output = Output(as_json=as_json)
     quorum = _recorded(settings, output).quorum
@@ -161,24 +165,24 @@ def forget(
     output.record({"forgotten": f"{quorum:032x}" if quorum else None})
 
 
-def _somebody_is_asked(said: bool) -> None:
-    """Raises `UsageError` where there is nobody, and a script has not said so."""
-    if not said and not sys.stdin.isatty():
+def _require_confirmation(*, confirmed: bool) -> None:
+    """Raises `UsageError` if the options do not confirm it and there is no terminal to ask on."""
+    if not confirmed and not sys.stdin.isatty():
         raise UsageError(
-            "it needs to be confirmed, and there is no terminal to ask on",
-            repair="read docs/quorum-lost.md; scripts say --yes --yes-i-may-lose-data",
+            "the command needs a confirmation, and standard input is not a terminal",
+            repair="read docs/quorum-lost.md; in scripts, use --yes --yes-i-may-lose-data",
         )
 
 
 def _recorded(settings: "Config", output: Output) -> "KnownQuorumId":
-    """The quorum's id as the bridge's file has it. One that cannot be read, now or ever, keeps nobody from deciding."""
+    """The quorum's id from the bridge's file. A file that cannot be read does not prevent the operator's decision."""
     from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
     from walsender_bridge.quorum.proposer.quorum_id_record import load_file
 
     try:
         return load_file(settings.quorum_id_file)
     except (CorruptError, UnavailableError) as error:
-        output.note(f"the quorum's id is not taken from {error.where}: {error.what}")
+        output.note(f"could not read the quorum's id from {error.where}: {error.what}")
         return KnownQuorumId()
 
 
@@ -186,7 +190,7 @@ def _shown(settings: "Config", found: dict[str, Any]) -> dict[str, Any]:
     from walsender_bridge.postgres.protocol.lsn import format_lsn
     from walsender_bridge.provisioning import release_record
 
-    released = release_record.standing(settings.log.data_dir)
+    released = release_record.in_force(settings.log.data_dir)
     name = settings.safekeepers.application_name
     return {
         "synchronous_standby_names": found["names"],
@@ -194,8 +198,8 @@ def _shown(settings: "Config", found: dict[str, Any]) -> dict[str, Any]:
         "application_name": name,
         "waiting_commits": found["waiting"],
         "wal_lsn": None if found["flush_lsn"] is None else format_lsn(found["flush_lsn"]),
-        # What this role may not see is not told as nothing.
-        "sees_who_waits": found["may_see"],
+        # Whether the role may see waiting commits: otherwise their number is unknown, not 0.
+        "sees_waiting_commits": found["may_see"],
         "quorum_lsn": None if found["quorum_lsn"] is None else format_lsn(found["quorum_lsn"]),
-        "released": None if released is None else released.told(),
+        "released": None if released is None else released.summary(),
     }

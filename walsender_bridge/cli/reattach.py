@@ -1,4 +1,4 @@
-"""`tuskline reattach`: go on after a lost slot, on another cluster, or with another log."""
+"""`tuskline reattach`: continues after a lost slot, on another cluster, or with another log."""
 
 import time
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.config import Config, SourceSection
 
-#: Seconds in which a capture that is just being started says whether it streams.
+#: Seconds within which a capture that is starting reports whether it streams.
 _CAPTURE_SECONDS: Final = 5.0
-#: By which its capture ends for good.
+#: Causes with which a capture stops for good, and that only what the server sends shows.
 _FOR_GOOD: Final = {Cause.DIVERGED.name, Cause.PUBLICATION.name}
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only say which sources cannot go on, and why.")
+    bool, typer.Option("--dry-run", help="Only report which sources cannot continue, and why.")
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="Also sources that go on, as far as can be seen.")
+    bool, typer.Option("--force", help="Include sources that appear able to continue.")
 ]
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[SOURCE...]", help="Names of sources; all by default.", show_default=False
+        metavar="[SOURCE...]", help="Names of sources; default: all.", show_default=False
     ),
 ]
 
@@ -55,10 +55,10 @@ def reattach(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let sources that cannot go on begin again under the same names, with a new copy of their tables.
+    """Restart sources that cannot continue, with new table copies.
 
-    After a slot or a publication was lost, on another server, after `detach` and `init`, or when the log was removed. The
-    log has to run (`tuskline up`). Sources that go on are left as they are.
+    Their names stay the same. Use it after a slot or a publication was lost, on another server, after `detach` and `init`,
+    or when the log was removed. The log must be running (`tuskline up`). Sources that can continue are left as they are.
     """
     from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.provisioning import reattach as attaching
@@ -82,40 +82,40 @@ def reattach(
     if rows or as_json:
         output.rows("reattached", rows)
     if not rows:
-        output.note("nothing to do: each source goes on")
+        output.note("nothing to do: every source can continue")
     elif not dry_run:
-        output.note("their tables are copied again; `tuskline flush` waits for them")
+        output.note("the tables of these sources are copied again; `tuskline flush` waits for them")
 
 
 def _of_capture(settings: "Config", section: "SourceSection", log: "LogClient") -> str | None:
-    """Why its capture stopped here, where only what the server sends shows that it cannot go on."""
+    """Why its capture stopped here, if only what the server sends shows that it cannot continue."""
     from walsender_bridge.capture import stream_record
     from walsender_bridge.runtime import status_file
 
     deadline = time.monotonic() + _CAPTURE_SECONDS
     while True:
-        told = status_file.read(settings.capture_status(section))
-        # One that ends again and again is being started now and then.
-        if told.get("state") in {None, "stopped", "streaming"} or time.monotonic() > deadline:
+        status = status_file.read(settings.capture_status(section))
+        # A capture that keeps ending is between two starts at times.
+        if status.get("state") in {None, "stopped", "streaming"} or time.monotonic() > deadline:
             break
         time.sleep(0.1)
-    error, position = told.get("error"), stream_record.of_log(log, section.name)
+    error, position = status.get("error"), stream_record.of_log(log, section.name)
     if not error or error["code"] not in _FOR_GOOD or position is None:
         return None
-    # What it said of a history that the log has no more is over.
-    return str(error["what"]) if told["committed_lsn"] == position.last_end_lsn else None
+    # An error about a history that the log no longer has is obsolete.
+    return str(error["what"]) if status["committed_lsn"] == position.last_end_lsn else None
 
 
 def _lake(settings: "Config", log_id: str, *, dry_run: bool) -> list[dict[str, str]]:
-    """Have the lake go on with this log, if it is of another one."""
+    """Make the lake continue with this log, if it belongs to another one."""
     if settings.lake is None:
         return []
     from spark_consumers.lake.writer import adopt
 
-    trouble = adopt.trouble(settings.lake.uri, log_id)
-    if trouble is None:
+    error = adopt.trouble(settings.lake.uri, log_id)
+    if error is None:
         return []
     if not dry_run and adopt.request(settings.lake.uri, log_id) is None:
-        # The lake is of this log, and has another fault.
-        raise trouble
-    return [{"source": "[lake]", "reason": trouble.what}]
+        # The lake belongs to this log, and has another fault.
+        raise error
+    return [{"source": "[lake]", "reason": error.what}]

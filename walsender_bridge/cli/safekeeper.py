@@ -1,4 +1,4 @@
-"""`tuskline safekeeper`: how the safekeepers are, and whether what they hold is whole and the same."""
+"""`tuskline safekeeper`: the state of the safekeepers, and whether their WAL is intact and identical."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from walsender_bridge.runtime.times import with_iso_times
 if TYPE_CHECKING:
     from walsender_bridge.config import Config
 
-safekeeper_app = typer.Typer(help="Safekeepers: WAL on a quorum before COMMIT returns.")
+safekeeper_app = typer.Typer(help="Show, verify, add, remove or replace safekeepers.")
 
 
 def register(app: typer.Typer) -> None:
@@ -28,17 +28,17 @@ def register(app: typer.Typer) -> None:
 
 @safekeeper_app.command("status")
 def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """The proposer and every safekeeper. Exit code 19 when a quorum is lost, or one is not as it should be."""
+    """Show the proposer and every safekeeper. Exit code 19: the quorum is lost, or a safekeeper has a problem."""
     from walsender_bridge.observability import quorum_view
 
-    seen = quorum_view.look(configured(config))
+    seen = quorum_view.observe(configured(config))
     assert seen is not None
     record, output = summary(seen), Output(as_json=as_json)
     if as_json:
         output.record(record)
     else:
-        for word in (*record["ill"], *record["notes"]):
-            output.note(word)
+        for text in (*record["problems"], *record["notes"]):
+            output.note(text)
         for name, row in (("safekeepers", _row), ("positions", _positions)):
             output.rows(name, [row(each) for each in record["safekeepers"]])
         output.record(record["proposer"])
@@ -46,7 +46,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             rows = [{"safekeeper": s["name"], **r} for s in record["safekeepers"] for r in s[name]]
             if rows:
                 output.rows(name, rows)
-    if record["ill"]:
+    if record["problems"]:
         raise typer.Exit(int(Cause.UNAVAILABLE))
 
 
@@ -56,12 +56,12 @@ def verify(
     data_dir: Annotated[
         list[Path] | None,
         typer.Option(
-            "--data-dir", help="This data directory, instead of the hosted ones; repeatable."
+            "--data-dir", help="Verify this data directory instead of the hosted ones. Repeatable."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read all that the safekeepers here hold, and compare it. Exit code 12: damaged, 10: they differ."""
+    """Verify and compare the WAL of this machine's safekeepers. Exit code 12: damaged, 10: they differ."""
     from walsender_bridge.observability import safekeeper_verify as verifying
 
     output = Output(as_json=as_json)
@@ -79,7 +79,7 @@ def verify(
 
 
 def configured(config: Any) -> "Config":
-    """The configuration, with safekeepers in it. Raises `ConfigError`."""
+    """The configuration. Raises `ConfigError` if it has no safekeepers."""
     settings = load_config(config)
     if not settings.safekeepers.proposed_to:
         raise ConfigError(
@@ -92,44 +92,46 @@ def configured(config: Any) -> "Config":
 
 def summary(seen: Any) -> dict[str, Any]:
     """A `QuorumView` as plain values."""
-    told = seen.proposer
+    proposer = seen.proposer
     return {
         "quorum": seen.quorum if seen.proposer_here else None,
-        "ill": seen.ill,
-        "notes": seen.shorter,
+        "problems": seen.problems,
+        "notes": seen.notes,
         "proposer": {
             "phase": seen.phase if seen.proposer_here else "not on this machine",
             **{
-                name: told.get(name)
+                name: proposer.get(name)
                 for name in ("term", "proposer", "epoch", "timeline", "vcl", "restart_lsn")
             },
-            **{name: told.get(name) for name in ("commit_lsn", "end_lsn", "queue_bytes")},
+            **{name: proposer.get(name) for name in ("commit_lsn", "end_lsn", "queue_bytes")},
             "lag_bytes": seen.lag_bytes,
-            "membership": told.get("membership"),
-            "change": with_iso_times(told["change"], "asked_at") if told.get("change") else None,
-            "error": (told.get("error") or {}).get("what"),
+            "membership": proposer.get("membership"),
+            "change": with_iso_times(proposer["change"], "asked_at")
+            if proposer.get("change")
+            else None,
+            "error": (proposer.get("error") or {}).get("what"),
         },
         "safekeepers": [_safekeeper(each) for each in seen.safekeepers],
     }
 
 
 def _safekeeper(each: Any) -> dict[str, Any]:
-    told, own, server = each.told, each.own, each.server
+    reported, own, server = each.reported, each.own, each.server
     return {
         "name": each.name,
         "address": each.address,
-        "safekeeper": own.get("safekeeper") or told.get("safekeeper"),
+        "safekeeper": own.get("safekeeper") or reported.get("safekeeper"),
         "state": each.state,
-        "member": told.get("member"),
+        "member": reported.get("member"),
         **{name: own.get(name) for name in ("term", "epoch", "timeline", "proposer", "fence")},
         "flush_lsn": each.flush_lsn,
         **{name: own.get(name) for name in ("commit_lsn", "restart_lsn")},
         "begin_lsn": each.begin_lsn,
-        "brought_to": told.get("brought_to"),
-        "older_wal_bytes": each.older_wal_bytes,
-        "lag_bytes": told.get("lag_bytes"),
-        "reads_from": told.get("reads_from"),
-        "fault": told.get("fault") or own.get("why") or None,
+        "catch_up_target_lsn": reported.get("catch_up_target_lsn"),
+        "catch_up_bytes": each.catch_up_bytes,
+        "lag_bytes": reported.get("lag_bytes"),
+        "reads_from": reported.get("reads_from"),
+        "fault": reported.get("fault") or own.get("why") or None,
         **{name: own.get(name) for name in ("wal_bytes", "wal_limit", "free_bytes")},
         "removed_segments": own.get("removed_segments"),
         "readers": server.get("readers", []),
@@ -139,18 +141,18 @@ def _safekeeper(each: Any) -> dict[str, Any]:
 
 
 def _row(each: dict[str, Any]) -> dict[str, Any]:
-    """What fits on a line."""
+    """The columns that fit on a line."""
     return {
         "name": each["name"],
         "state": each["state"],
-        **{name: each[name] for name in ("term", "epoch", "lag_bytes")},
+        **{name: each[name] for name in ("term", "election_epoch", "lag_bytes")},
         "wal_mb": _megabytes(each["wal_bytes"]),
         "free_mb": _megabytes(each["free_bytes"]),
     }
 
 
 def _positions(each: dict[str, Any]) -> dict[str, Any]:
-    """Its LSNs."""
+    """The LSNs of a safekeeper."""
     names = ("begin_lsn", "restart_lsn", "commit_lsn", "flush_lsn")
     return {"name": each["name"], **{name: each[name] for name in names}}
 

@@ -1,7 +1,7 @@
-"""`tuskline slots`: whether each failover candidate has a proven copy of every slot, and the controller that sees to it.
+"""`tuskline slots`: whether each failover candidate has a proven copy of every slot, and the controller that maintains them.
 
-`status`, `ready` and `sync --once` end with 0 (each copy is ready), 1 (one is not) or 2 (nobody knows), as their answer;
-any other exit code is that of an error, and no answer.
+`status`, `ready` and `sync --once` answer with exit code 0 (all copies are ready), 1 (one is not) or 2 (unknown);
+any other exit code is that of an error.
 """
 
 import signal
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from walsender_bridge.config import Config, SlotsSection
 
 slots_app = typer.Typer(
-    help="Logical slots on failover candidates: see docs/slots.md.", no_args_is_help=True
+    help="Show and maintain slot copies on failover candidates. See docs/slots.md.",
+    no_args_is_help=True,
 )
 
 READY: Final = 0
@@ -42,7 +43,7 @@ def register(app: typer.Typer) -> None:
 MaxAge = Annotated[
     float | None,
     typer.Option(
-        help="Accept proofs up to this many seconds old while the primary does not answer; default: max_age in [slots].",
+        help="Accept proofs that are at most this many seconds old while the primary does not answer; default: max_age in [slots].",
         min=0,
     ),
 ]
@@ -52,52 +53,53 @@ MaxAge = Annotated[
 def status(
     config: ConfigPath = DEFAULT_CONFIG, max_age: MaxAge = None, as_json: AsJson = False
 ) -> None:
-    """Every slot that is to be kept, on every candidate. Exit code 0: all are ready, 1: one is not, 2: unknown."""
-    from slot_sync.controller import look
+    """Show the copies of all selected slots on all candidates. Exit code 0: all are ready, 1: one is not, 2: unknown."""
+    from slot_sync.controller import probe
 
-    _answer(look(plan(load_config(config), max_age=max_age)), as_json=as_json)
+    _answer(probe(plan(load_config(config), max_age=max_age)), as_json=as_json)
 
 
 @slots_app.command("ready")
 def ready(
-    standby: Annotated[
-        str, typer.Option("--standby", help="The candidate, by its name in [slots].")
-    ],
+    standby: Annotated[str, typer.Option("--standby", help="Name of the candidate in [slots].")],
     config: ConfigPath = DEFAULT_CONFIG,
     max_age: MaxAge = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether this candidate may be promoted now. Exit code 0: yes, 1: no, 2: unknown."""
-    from slot_sync.controller import look
+    """Check whether this candidate may be promoted now. Exit code 0: yes, 1: no, 2: unknown."""
+    from slot_sync.controller import probe
 
     settings = load_config(config)
     known = configured(settings).candidates
     if standby not in known:
         raise ConfigError(
-            f"there is no candidate {standby!r}",
+            f"candidate {standby!r} is not configured",
             where=str(config),
-            repair=f"one of: {', '.join(known)}",
+            repair=f"name one of: {', '.join(known)}",
         )
-    _answer(look(plan(settings, standby, max_age=max_age)), as_json=as_json)
+    _answer(probe(plan(settings, standby, max_age=max_age)), as_json=as_json)
 
 
 @slots_app.command("sync")
 def sync(
     config: ConfigPath = DEFAULT_CONFIG,
     once: Annotated[
-        bool, typer.Option("--once", help="Do what can be done now, and say how it stands.")
+        bool, typer.Option("--once", help="Do what can be done now, report the state, and exit.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on until SIGTERM or SIGINT, as `up` does.")
+        bool, typer.Option("--watch", help="Continue until SIGTERM or SIGINT, as under `up`.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(help="Seconds for --once: for its turn, and for what it does.", min=0)
+        float,
+        typer.Option(
+            help="Seconds for --once, including the wait for another controller to end.", min=0
+        ),
     ] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make, prove, move and drop the candidates' copies. One controller acts; another one waits for its turn."""
+    """Create, prove, advance and drop the candidates' copies. One controller is active; another one waits until it ends."""
     if once == watch:
-        raise UsageError("--once or --watch", repair="add one of them")
+        raise UsageError("either --once or --watch must be given", repair="add one of them")
     from slot_sync.controller import Controller
     from walsender_bridge.runtime import status_file
     from walsender_bridge.runtime.supervisor import exit_with_parent
@@ -106,7 +108,7 @@ def sync(
         exit_with_parent()
         logs.begin_part()
     settings = load_config(config)
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     with Controller(plan(settings)) as controller:
         if once:
             _answer(controller.once(timeout), as_json=as_json)
@@ -122,10 +124,10 @@ def sync(
 
 
 def configured(settings: "Config") -> "SlotsSection":
-    """The section. Raises `ConfigError` without one."""
+    """The section `[slots]`. Raises `ConfigError` without one."""
     if settings.slots is None:
         raise ConfigError(
-            "no slots are configured",
+            "no copies of slots are configured",
             repair="add [slots.candidates.NAME] with dsn and slot for each standby: docs/slots.md",
         )
     return settings.slots
@@ -134,7 +136,7 @@ def configured(settings: "Config") -> "SlotsSection":
 def plan(
     settings: "Config", only: str | None = None, max_age: float | None = None
 ) -> "SlotSyncPlan":
-    """What the configuration says is to be kept where; on the candidate `only`, if it is named."""
+    """The configured selection of slots and candidates; only the candidate `only`, if it is given."""
     from slot_sync.plan import FailoverCandidate, SlotSyncPlan
     from slot_sync.resolver.observed import ReadinessTerms, Selection
 
@@ -168,12 +170,12 @@ def _answer(report: "SlotReport", *, as_json: bool) -> None:
         output.record(slots_view.shown(record))
     else:
         output.rows("slots", [_row(each) for each in record["slots"]])
-        for word in (*record["ill"], *record["not_known"]):
+        for word in (*record["problems"], *record["not_known"]):
             output.note(word)
     raise typer.Exit({True: READY, False: NOT_READY, None: UNKNOWN}[record["ready"]])
 
 
 def _row(each: dict[str, Any]) -> dict[str, Any]:
-    """What fits on a line."""
+    """The columns that fit on a line."""
     names = ("standby", "slot", "state", "why", "lag_bytes", "age")
     return {name: each[name] for name in names}

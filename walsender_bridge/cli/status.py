@@ -15,7 +15,7 @@ from walsender_bridge.errors import Cause
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import iso_time
 
-#: What a terminal of 80 columns shows of each; `--json` has it all, and what is wrong is said below.
+#: The columns that fit a terminal of 80 columns; `--json` has all, and problems are printed below.
 _COLUMNS: Final = {
     "processes": ("process", "pid", "state", "restarts", "exit_code", "memory_mb"),
     "sources": ("source", "state", "server_lsn", "logged_lsn", "confirmed_lsn"),
@@ -31,37 +31,37 @@ def register(app: typer.Typer) -> None:
 
 
 def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Processes, streams, slots, the newest epoch. Exit code 19 when something does not run as it should."""
+    """Show processes, streams, slots and the newest epoch. Exit code 19: something has a problem."""
     from walsender_bridge.observability.observation import Observer
 
     with Observer(load_config(config)) as observer:
-        seen = observer.look()
+        seen = observer.observe()
     output = Output(as_json=as_json)
     record = summary(seen)
     if as_json:
         output.record(record)
     else:
         if record["quorum"] is not None and not record["quorum"]["quorum"]:
-            output.note(record["ill"][0])
+            output.note(record["problems"][0])
         for name, columns in _COLUMNS.items():
             rows = [{column: row[column] for column in columns} for row in record[name]]
             if rows or name != "gate":
                 output.rows(name, rows)
         if seen.slots is not None:
-            output.rows("slots kept", seen.slots.rows)
+            output.rows("slot copies", seen.slots.rows)
         if record["quorum"] is not None:
             output.record(_short(record["quorum"]))
         output.record({"log version": record["log"]["version"]})
         if record["lake"] is not None:
-            output.record({**record["lake"], "set_aside": list(record["lake"]["set_aside"])})
-        for word in (*record["ill"], *record["notes"]):
-            output.note(word)
-    if record["ill"]:
+            output.record({**record["lake"], "not_copied": list(record["lake"]["not_copied"])})
+        for text in (*record["problems"], *record["notes"]):
+            output.note(text)
+    if record["problems"]:
         raise typer.Exit(int(Cause.UNAVAILABLE))
 
 
 def _short(quorum: dict[str, Any]) -> dict[str, Any]:
-    """The quorum in a few lines."""
+    """A summary of the quorum."""
     proposer = quorum["proposer"]
     states = [each["state"] for each in quorum["safekeepers"]]
     counted = {state: states.count(state) for state in dict.fromkeys(states)}
@@ -80,8 +80,8 @@ def summary(seen: Any) -> dict[str, Any]:
 
     lake = seen.lake
     return {
-        "healthy": not seen.ill,
-        "ill": seen.ill,
+        "healthy": not seen.problems,
+        "problems": seen.problems,
         "notes": seen.notes,
         "up": seen.up,
         "processes": [
@@ -121,7 +121,7 @@ def summary(seen: Any) -> dict[str, Any]:
         ],
         "gate": [row for source in seen.sources for row in _gate(source)],
         "quorum": None if seen.quorum is None else safekeeper.summary(seen.quorum),
-        "slot_copies": None if seen.slots is None else slots_view.shown(seen.slots.told),
+        "slot_copies": None if seen.slots is None else slots_view.shown(seen.slots.report),
         "log": {
             "version": seen.log and seen.log.version,
             "error": seen.errors["log"].what if "log" in seen.errors else None,
@@ -133,7 +133,7 @@ def summary(seen: Any) -> dict[str, Any]:
             "term": lake and lake.term,
             "published_at": lake and iso_time(lake.published_at),
             "tables": len(lake.readable) if lake else 0,
-            "set_aside": lake.set_aside if lake else {},
+            "not_copied": lake.set_aside if lake else {},
         },
     }
 
@@ -146,12 +146,12 @@ def _gate(source: Any) -> list[dict[str, Any]]:
 
 
 def lag(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """How far behind each stage is: capture, gate, barrier, merge; and each table."""
+    """Show the lag of each stage and table. The stages are capture, gate, barrier and merge."""
     from walsender_bridge.observability import lag as stages
     from walsender_bridge.observability.observation import Observer
 
     with Observer(load_config(config)) as observer:
-        seen = observer.look()
+        seen = observer.observe()
     output = Output(as_json=as_json)
     sources = [_rounded(asdict(each)) for each in stages.of_sources(seen)]
     tables = [_rounded(asdict(each)) for each in stages.of_tables(seen)]

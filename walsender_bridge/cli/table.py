@@ -1,4 +1,4 @@
-"""`tuskline table`: list, add, pause, resume, resync, drop. Each but `list` leaves a request at the lake."""
+"""`tuskline table`: list, add, pause, resume, resync, drop. All but `list` write a request into the lake."""
 
 import sys
 import time
@@ -25,12 +25,20 @@ if TYPE_CHECKING:
     from spark_consumers.lake.manifest.chain import Chain
     from walsender_bridge.config import Config
 
-table_app = typer.Typer(help="The tables of the lake: see docs/tables.md.", no_args_is_help=True)
+table_app = typer.Typer(
+    help="List, add, pause, resume, resync or drop tables of the lake. See docs/tables.md.",
+    no_args_is_help=True,
+)
 
 Names = Annotated[
-    list[str], typer.Argument(metavar="TABLE...", help="stream.schema.table, or schema.table.")
+    list[str],
+    typer.Argument(
+        metavar="TABLE...", help="stream.schema.table; with a single source, schema.table."
+    ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when the lake shows the result.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait until the lake has carried out the request.")
+]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait.", min=0)]
 
 
@@ -41,7 +49,7 @@ def register(app: typer.Typer) -> None:
 
 @table_app.command("list")
 def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Every table: its state, whose rows it has, why, and how far its copy is."""
+    """List the tables with their states. Each has the epoch of its rows, the reason, and the progress of a copy."""
     chain = lake_chain(load_config(config))
     from spark_consumers.lake.status import read_status, table_rows
 
@@ -63,10 +71,10 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:
-    """What fits on a line."""
+    """The columns that fit on a line."""
     copy = row["copy"]
     return {
-        **{name: row[name] for name in ("table", "state", "rows", "unfit_rows", "as_of")},
+        **{name: row[name] for name in ("table", "state", "rows", "quarantined_rows", "as_of")},
         "copy": f"{copy['pieces_done']}/{copy['pieces']} parts" if copy else None,
     }
 
@@ -80,7 +88,7 @@ def add(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Put tables into the publication, and have them copied into the lake."""
+    """Add tables to the publication, and copy them into the lake."""
     settings = load_config(config)
     admin = checked_admin(admin)
     from walsender_bridge.postgres.protocol.relation_name import split_relation
@@ -91,11 +99,11 @@ def add(
     for name in names:
         stream, _, table = name.partition(".")
         section = next(source for source in settings.source if source.name == stream)
-        for made in add_table(capture_source(section), table, admin):
-            Output(as_json=as_json).note(f"made: {made}")
+        for created in add_table(capture_source(section), table, admin):
+            Output(as_json=as_json).note(f"created: {created}")
         if not Choice.of(section.tables).means(*split_relation(table)):
             Output(as_json=as_json).note(
-                f"add {table!r} to `tables` of source {stream!r} in {config}, too"
+                f"add {table!r} to `tables` of source {stream!r} in {config} as well"
             )
     _request(settings, "add", names, wait=wait, timeout=timeout, as_json=as_json)
 
@@ -108,7 +116,7 @@ def pause(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Stop applying changes to tables: their rows stay as they are, the others go on."""
+    """Stop applying changes to tables. Their rows stay as they are; other tables continue."""
     settings = load_config(config)
     names = full_names(settings, tables)
     _request(settings, "pause", names, wait=wait, timeout=timeout, as_json=as_json)
@@ -122,7 +130,7 @@ def resume(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Go on applying changes to paused tables, or try one again that could not follow."""
+    """Continue to apply changes to paused tables. Tables that could not follow are retried."""
     settings = load_config(config)
     names = full_names(settings, tables)
     _request(settings, "resume", names, wait=wait, timeout=timeout, as_json=as_json)
@@ -136,7 +144,7 @@ def resync(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Copy tables again, beside their old versions, which stay readable until the new ones are whole."""
+    """Copy tables again. Their old versions stay readable until the new copies are complete."""
     settings = load_config(config)
     names = full_names(settings, tables)
     _request(settings, "resync", names, wait=wait, timeout=timeout, as_json=as_json)
@@ -150,13 +158,14 @@ def drop(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Remove tables that have left their publication from the lake, with their names for other engines.
+    """Remove tables that left their publication from the lake.
 
-    Epochs before show them until they are past [lake] retention; then their files are removed.
+    Their names for other engines are removed, too. Earlier epochs keep the tables until they exceed [lake] retention;
+    then their files are removed.
     """
     settings = load_config(config)
     head = lake_chain(settings).head()
-    # Its source may have left the configuration.
+    # The source of a table may have been removed from the configuration.
     known = {name for name in tables if head is not None and name in head.tables}
     names = [name if name in known else full_names(settings, [name])[0] for name in tables]
     _request(settings, "drop", names, wait=wait, timeout=timeout, as_json=as_json)
@@ -171,11 +180,11 @@ def _request(
     timeout: float,
     as_json: bool,
 ) -> None:
-    rows = asked(lake_chain(settings), kind, names, wait=wait, timeout=timeout, bars=not as_json)
+    rows = submit(lake_chain(settings), kind, names, wait=wait, timeout=timeout, bars=not as_json)
     Output(as_json=as_json).rows("tables", rows)
 
 
-def asked(
+def submit(
     chain: "Chain",
     kind: str,
     names: Sequence[str],
@@ -185,22 +194,22 @@ def asked(
     timeout: float,
     bars: bool,
 ) -> list[dict[str, Any]]:
-    """Leave a request at the lake; a record for each table, of its outcome if that is waited for."""
+    """Write a request into the lake. Returns a record for each table, with its outcome if `wait`."""
     from spark_consumers.lake.status import read_status
     from spark_consumers.lake.writer import requests
     from walsender_bridge.cli.copy_bars import CopyBars
 
     request = requests.ask(chain, kind, names, rows)
-    told = dict.fromkeys(names, "asked")
+    outcomes = dict.fromkeys(names, "requested")
     if wait:
         with CopyBars(shown=sys.stderr.isatty() and bars) as shown:
-            told = requests.wait(
+            outcomes = requests.wait(
                 chain,
                 request,
                 timeout=timeout,
-                looking=lambda: shown.show(read_status(chain).get("copying", {})),
+                polling=lambda: shown.show(read_status(chain).get("copying", {})),
             )
-    return [{"table": n, "outcome": o, "request": request.id} for n, o in told.items()]
+    return [{"table": n, "outcome": o, "request": request.id} for n, o in outcomes.items()]
 
 
 def lake_chain(settings: "Config") -> "Chain":
@@ -223,7 +232,7 @@ def full_names(settings: "Config", names: Sequence[str]) -> list[str]:
             found.append(f"{streams[0]}.{name}")
         else:
             raise UsageError(
-                f"{name!r} does not say which table is meant",
+                f"table name {name!r} is ambiguous",
                 repair=f"write stream.schema.table; the streams are {', '.join(streams)}",
             )
     return list(dict.fromkeys(found))

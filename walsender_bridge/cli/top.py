@@ -1,4 +1,4 @@
-"""`tuskline top`: a live view. It shows an observation (`observation`) a second, and asks for nothing else."""
+"""`tuskline top`: a live view that shows one observation (`observation`) per second, and queries nothing else."""
 
 from threading import Event
 from typing import ClassVar, Final
@@ -15,7 +15,7 @@ from walsender_bridge.cli.top_view import screen
 from walsender_bridge.config import Config
 from walsender_bridge.observability.observation import Observation, Observer
 
-#: Seconds between two looks.
+#: Seconds between two observations.
 EVERY: Final = 1.0
 
 
@@ -32,26 +32,26 @@ class Top(App[None]):
         self._seen: Observation | None = None
 
     def compose(self) -> ComposeResult:
-        """All that is shown, and the keys."""
-        yield Static("looking", id="seen")
+        """The observation, and the keys."""
+        yield Static("waiting for the first observation", id="seen")
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Start to observe."""
         self._watch()
 
     def on_resize(self, _: Resize) -> None:
-        """Show what was seen last."""
+        """Show the last observation again."""
         if self._seen is not None:
             self._show(self._seen)
 
     @work(thread=True, exclusive=True)
     def _watch(self) -> None:
-        """Look from a thread: a server that hangs must not make the view hang."""
+        """Observe from a thread: a server that hangs must not block the view."""
         worker, pause = get_current_worker(), Event()
         with Observer(self._settings) as observer:
             while not worker.is_cancelled:
-                seen = observer.look()
+                seen = observer.observe()
                 if not worker.is_cancelled:
                     self.call_from_thread(self._show, seen)
                 pause.wait(self._every)

@@ -1,7 +1,7 @@
-"""What `top` shows of an observation, as lines that fit a screen. Pure.
+"""An observation as the lines that `top` shows on a screen. Pure.
 
-Faults come first, each with its cause, then sources, safekeepers, slots, tables and processes; what is not configured
-has no line, and what finds no room is counted.
+Problems come first, each with its cause; then sources, safekeepers, slots, tables and processes. A part that is not
+configured has no line, and lines that do not fit are counted.
 """
 
 import textwrap
@@ -15,13 +15,13 @@ from walsender_bridge.runtime.printable import printable
 from walsender_bridge.runtime.table_text import columns_text
 
 _UNKNOWN: Final = "-"
-#: Lines of a section that is worth its title: that, a row, and how many more there are.
+#: The fewest lines of a section: its title, a row, and the number of further rows.
 _LEAST: Final = 3
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 class Line(NamedTuple):
-    """A line, and how it is shown (a style of Rich)."""
+    """A line and its style, as Rich names it."""
 
     text: str
     style: str = ""
@@ -36,7 +36,7 @@ class _ViewSection(NamedTuple):
 def screen(seen: Observation, width: int, height: int) -> list[Line]:
     """At most `height` lines of at most `width` cells."""
     head = [Line(_crop(_head(seen), width), "bold")]
-    head += _faults(seen.ill, width, max(2, height // 2 - 1))
+    head += _problems(seen.problems, width, max(2, height // 2 - 1))
     sections = [section for section in _sections(seen) if section.rows]
     lines, hidden = _fill(sections, width, height - len(head))
     if hidden:
@@ -46,18 +46,18 @@ def screen(seen: Observation, width: int, height: int) -> list[Line]:
 
 
 def _head(seen: Observation) -> str:
-    words = f"version {seen.log.version if seen.log is not None else _UNKNOWN}"
+    text = f"version {seen.log.version if seen.log is not None else _UNKNOWN}"
     if seen.lake is not None:
         ago = seen.at - seen.lake.published_at
-        return f"{words}, epoch {seen.lake.epoch}, published {ago:.0f} s ago, term {seen.lake.term}"
-    return f"{words}, no epoch yet" if seen.lake_configured else words
+        return f"{text}, epoch {seen.lake.epoch}, published {ago:.0f} s ago, term {seen.lake.term}"
+    return f"{text}, no epoch yet" if seen.lake_configured else text
 
 
-def _faults(words: Sequence[str], width: int, most: int) -> list[Line]:
-    """Each fault wrapped, or as many whole ones as fit into `most` lines, and of the first as much as fits."""
+def _problems(problems: Sequence[str], width: int, most: int) -> list[Line]:
+    """The problems, wrapped: as many complete ones as fit into `most` lines, and of the first as much as fits."""
     wrapped = [
-        textwrap.wrap(printable(word), width, initial_indent="! ", subsequent_indent="  ")
-        for word in words
+        textwrap.wrap(printable(problem), width, initial_indent="! ", subsequent_indent="  ")
+        for problem in problems
     ]
     if sum(map(len, wrapped)) <= most:
         return [Line(line, "red") for each in wrapped for line in each]
@@ -65,7 +65,7 @@ def _faults(words: Sequence[str], width: int, most: int) -> list[Line]:
     lines = first[: most - 1]
     while others and len(lines) + len(others[0]) < most:
         lines += others.pop(0)
-    lines.append(_more({"faults": len(others)}) if others else "... see tuskline status")
+    lines.append(_more({"problems": len(others)}) if others else "... see tuskline status")
     return [Line(line, "red") for line in lines]
 
 
@@ -74,7 +74,7 @@ def _fill(
 ) -> tuple[list[Line], dict[str, int]]:
     """The sections in `height` lines, and how many rows are in none of them, by section.
 
-    Tables have all that is left, so what is before them takes a third each at most.
+    Tables get the remaining lines, so each section before them takes a third at most.
     """
     lines: list[Line] = []
     hidden: dict[str, int] = {}
@@ -152,7 +152,7 @@ def _source(source: SourceView, found: Sequence[Lag], stages: Sequence[str]) -> 
 
 
 def _lag(each: Lag) -> str:
-    """Bytes, and seconds where there are any."""
+    """Bytes, and seconds unless they are 0 or unknown."""
     if each.bytes is None or not each.seconds:
         return _bytes(each.bytes)
     return f"{_bytes(each.bytes)}, {_seconds(each.seconds)}"
@@ -162,16 +162,16 @@ def _quorum_rows(seen: Observation) -> list[tuple[object, ...]]:
     """The quorum, then each safekeeper."""
     if seen.quorum is None:
         return []
-    told = seen.quorum.proposer
+    proposer = seen.quorum.proposer
     rows: list[tuple[object, ...]] = []
     if seen.quorum.proposer_here:
         state = "follows" if seen.quorum.quorum else "LOST"
-        lsns = (_known(told.get("commit_lsn")), _known(told.get("end_lsn")))
+        lsns = (_known(proposer.get("commit_lsn")), _known(proposer.get("end_lsn")))
         behind = _bytes(seen.quorum.lag_bytes)
-        rows.append(("quorum", state, behind, *lsns, _known(told.get("term"))))
+        rows.append(("quorum", state, behind, *lsns, _known(proposer.get("term"))))
     for each in seen.quorum.safekeepers:
         lsns = (_known(each.own.get("commit_lsn")), _known(each.flush_lsn))
-        behind = _bytes(each.told.get("lag_bytes"))
+        behind = _bytes(each.reported.get("lag_bytes"))
         rows.append((each.name, each.state, behind, *lsns, _known(each.own.get("term"))))
     return rows
 
@@ -200,7 +200,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _bytes(value: float | None) -> str:
-    """In the unit that leaves less than four digits before the point."""
+    """In the unit that leaves at most three digits before the decimal point."""
     if value is None:
         return _UNKNOWN
     unit = 0

@@ -1,4 +1,4 @@
-"""`tuskline up` and `tuskline down`: all parts that a configuration names, under one supervisor."""
+"""`tuskline up` and `tuskline down`: all configured parts, under one supervisor."""
 
 import contextlib
 import subprocess
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from walsender_bridge.config import Config
     from walsender_bridge.runtime.supervisor import Child
 
-#: Seconds that a part has to end: longer than its own supervisor gives its children.
+#: Seconds that a part gets to end: more than its own supervisor gives its children.
 GRACE = 30.0
 _BACKGROUND_SECONDS = 60.0
 
@@ -37,15 +37,16 @@ def register(app: typer.Typer) -> None:
 def up(
     config: ConfigPath = DEFAULT_CONFIG,
     background: Annotated[
-        bool, typer.Option("--background", help="Return when it runs; `tuskline down` ends it.")
+        bool,
+        typer.Option("--background", help="Return when the parts run; `tuskline down` stops them."),
     ] = False,
 ) -> None:
-    """Run log server, bridge, lake, slots and metrics, as configured, until SIGTERM or SIGINT."""
+    """Run all configured parts until SIGTERM or SIGINT. These are log server, bridge, lake, slots and metrics."""
     settings = load_config(config)
     if background:
         _start_in_background(config, settings)
         return
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     private_folder(settings.log.data_dir)
     from walsender_bridge.cli.parts import refuse_while_running
 
@@ -58,10 +59,10 @@ def up(
 
 
 def preflight(settings: "Config") -> None:
-    """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm.
+    """Raise the first of `doctor`'s errors that a retry does not repair: no unreachable server, and no error of a single table.
 
-    What harms one part alone, or one source of several, is only told: the others start, for COMMIT may wait for them, and
-    slots keep WAL. Where there has been a quorum, that is all but a configuration that would make another one.
+    An error of one part, or of one source of several, is only reported. The others start, because COMMIT may wait for them
+    and slots keep WAL. Once a quorum exists, all errors are only reported, except a configuration that would form another.
     """
     from walsender_bridge.cli.parts import refuse_quorum_of_one
 
@@ -75,7 +76,7 @@ def preflight(settings: "Config") -> None:
             raise error
         logs.say_error(error)
     by_source = [_prevented(of_source(section)) for section in settings.source]
-    # Nobody is told that safekeepers are away which are started next.
+    # The safekeepers are not checked: they are started next.
     beside = _prevented([each for each in of_quorum(settings, reach=False) if each.prevents])
     nothing_runs = all(any(prevents for _, prevents in found) for found in by_source)
     for found, ends in (*((each, nothing_runs) for each in by_source), (beside, True)):
@@ -86,7 +87,7 @@ def preflight(settings: "Config") -> None:
 
 
 def _need_extras(settings: "Config") -> None:
-    """What the parts that this configuration starts need. Raises `NotSupportedError`."""
+    """Raises `NotSupportedError` if an extra that a configured part needs is not installed."""
     extras.need("log-server")
     if settings.lake is not None:
         extras.need("spark")
@@ -95,7 +96,7 @@ def _need_extras(settings: "Config") -> None:
 
 
 def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
-    """The errors among them, and whether each keeps its source from being captured, now and at the next attempt."""
+    """The errors among the findings, and whether each prevents the capture of its source, now and at a retry."""
     passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
     return [
         (
@@ -115,7 +116,7 @@ def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
 
 
 def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
-    """What keeps the log's replicas, or its repository, from running."""
+    """The errors that prevent the log's replicas or its repository from running."""
     from walsender_bridge.cli.parts import CLOSED_SECONDS, check_log_server
     from walsender_bridge.runtime import listening
 
@@ -130,7 +131,7 @@ def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
 
 
 def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
-    """What keeps the lake, or one safekeeper, from running."""
+    """The errors that prevent the lake or a safekeeper from running."""
     if settings.lake is not None:
         from spark_consumers.lake import folder
 
@@ -158,8 +159,8 @@ def _children(config: Path, settings: "Config") -> "list[Child]":
         parts["metrics"] = ["metrics"]
     command = [sys.executable, "-m", "walsender_bridge.cli.app"]
     return [
-        Child(name, [*command, *words, "--config", str(config.resolve())])
-        for name, words in parts.items()
+        Child(name, [*command, *arguments, "--config", str(config.resolve())])
+        for name, arguments in parts.items()
     ]
 
 
@@ -191,19 +192,19 @@ def _start_in_background(config: Path, settings: "Config") -> None:
             start_new_session=True,
         )
     deadline = time.monotonic() + _BACKGROUND_SECONDS
-    # The lock comes first, then the checks; it runs when its supervisor has said so.
+    # The process takes its lock, then checks; it runs once its supervisor has written its pid.
     while read_states(settings.run_dir, "up").get("pid") != process.pid:
         if process.poll() is not None:
-            said = log_file.read_bytes()[begun:].decode("utf-8", "replace")
-            full = disk_full.lack_of_room(settings.log.data_dir)
-            if full is not None and "error:" not in said:
+            output = log_file.read_bytes()[begun:].decode("utf-8", "replace")
+            full = disk_full.of_folder(settings.log.data_dir)
+            if full is not None and "error:" not in output:
                 raise full
-            sys.stderr.write(said)
+            sys.stderr.write(output)
             raise typer.Exit(process.returncode)
         if time.monotonic() > deadline:
-            raise DeadlineError("it did not start in time", where=str(log_file))
+            raise DeadlineError("tuskline up did not start in time", where=str(log_file))
         time.sleep(0.05)
-    # What the checks said, which keeps nothing from running.
+    # Errors of the checks that do not prevent a start.
     sys.stderr.write(log_file.read_bytes()[begun:].decode("utf-8", "replace"))
     Output(as_json=False).note(f"process {process.pid}, log {log_file}")
 
@@ -213,15 +214,15 @@ def down(
     timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 90.0,
     as_json: AsJson = False,
 ) -> None:
-    """End what `tuskline up` runs, and wait until it has ended."""
+    """Stop what `tuskline up` runs, and wait until it has ended."""
     settings = load_config(config)
     pid = pid_file.end(settings.run_dir, timeout)
     output = Output(as_json=as_json)
     if as_json:
         output.record({"ended": pid})
     else:
-        output.note(f"process {pid} has ended" if pid else "it did not run")
+        output.note(f"process {pid} has ended" if pid else "tuskline up was not running")
     if settings.quorum_source is not None:
-        # The proposer has ended, and a server that waits for it goes on waiting.
+        # The proposer has ended, and commits that wait for it continue to wait.
         with contextlib.suppress(TusklineError):
             output.note(waits(needed_quorum(settings)))

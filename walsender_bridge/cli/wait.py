@@ -1,4 +1,4 @@
-"""`tuskline wait`: return when the servers may be shown to clients."""
+"""`tuskline wait`: returns when clients may be let into the server."""
 
 from typing import Annotated
 
@@ -27,16 +27,20 @@ def wait(
     quorum: Annotated[
         bool,
         typer.Option(
-            "--quorum", help="Until a quorum has all that the server showed when it was asked."
+            "--quorum",
+            help="Wait until a quorum has all that the server showed at the start of the wait.",
         ),
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 60.0,
     admin: Admin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Return when what the server shows is on a quorum of safekeepers: a gate for its start after a crash."""
+    """Wait until a quorum has all WAL that the server shows.
+
+    Run it after a crash of the server, before clients connect.
+    """
     if not quorum:
-        raise UsageError("wait for what?", repair="tuskline wait --quorum")
+        raise UsageError("no condition to wait for is given", repair="use tuskline wait --quorum")
     from walsender_bridge.provisioning.quorum_gate import wait_ready
 
     state = wait_ready(needed_quorum(load_config(config)), timeout, checked_admin(admin))

@@ -1,8 +1,8 @@
 """The configuration: a TOML file < `TUSKLINE_*` in the environment < flags (`tuskline --set KEY=VALUE`).
 
-Sections and keys are strict: an unknown one is an error that names the nearest. Sections that belong to
-parts which are not in this version are known by name and refused by name, so that a file written for a
-newer version is never half understood. Relative paths are relative to the file's folder.
+Sections and keys are strict: an unknown one is an error that suggests the nearest. Sections of
+parts that this version does not have are recognized and rejected, so that a file written for a
+newer version is never applied in part. Relative paths are relative to the file's folder.
 """
 
 import difflib
@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from walsender_bridge.config.places import check_places
 from walsender_bridge.config.sections import (
     CandidateSection,
     GateSection,
@@ -51,7 +52,7 @@ __all__ = [
 #: Sections of parts that this version does not have.
 RESERVED = ("tls",)
 _PREFIX = "TUSKLINE_"
-#: What `--set` said, as a JSON object in the environment: the processes that are started here see it too.
+#: The values of `--set`, as a JSON object in the environment, where child processes see them, too.
 FLAGS_VARIABLE = "TUSKLINE_FLAGS"
 
 
@@ -65,10 +66,10 @@ class Config(BaseModel):
     log_server: tuple[LogServerSection, ...] = Field(min_length=1)
     lake: LakeSection | None = None
     safekeepers: SafekeepersSection = SafekeepersSection()
-    #: None: no copies of slots are kept.
+    #: None disables slot copies.
     slots: SlotsSection | None = None
     gate: GateSection = GateSection()
-    #: None: no endpoint is served.
+    #: None disables the metrics endpoint.
     metrics: MetricsSection | None = None
     logs: LogsSection = LogsSection()
 
@@ -86,20 +87,20 @@ class Config(BaseModel):
         return next(s for s in self.source if section.source in {None, s.name})
 
     def gate_of(self, source: SourceSection) -> GateSection:
-        """What has to have a transaction of this source before consumers may see it.
+        """The gate that applies to this source.
 
-        The safekeepers count for the sources of their server, which is known by its host.
+        The safekeepers count for the sources of their server, which is identified by its host.
         """
         gate, quorum = source.gate or self.gate, self.quorum_source
         same = quorum is not None and same_hosts(quorum.dsn, source.dsn)
         return gate.model_copy(update={"safekeepers": gate.safekeepers and same})
 
     def gate_record(self, source: SourceSection) -> Path:
-        """The file of what was decided about a source's gate (`capture.gate_record`)."""
+        """The file of a source's gate decisions (`capture.gate.record`)."""
         return self.log.data_dir / "gate" / f"{source.name}.jsonl"
 
     def capture_status(self, source: SourceSection) -> Path:
-        """The file in which a source's capture says how it is, where its bridge runs (`capture.status`)."""
+        """The status file of a source's capture, where its bridge runs (`capture.status`)."""
         return self.run_dir / f"capture-{source.name}.status.json"
 
     @property
@@ -123,7 +124,7 @@ class Config(BaseModel):
 
     @property
     def slots_status(self) -> Path:
-        """The file in which the controller of slot copies says how they are, where it runs."""
+        """The status file of the controller of slot copies, where it runs."""
         return self.run_dir / "slots.json"
 
     @property
@@ -138,12 +139,12 @@ class Config(BaseModel):
 
     @property
     def proposer_status(self) -> Path:
-        """The file in which the proposer says how it is, where its bridge runs (`proposer.status`)."""
+        """The status file of the proposer, where its bridge runs (`proposer.status`)."""
         return shared_files.folder(self.run_dir) / "proposer.json"
 
     @property
     def commit_page(self) -> Path:
-        """The page in which the proposer states what a quorum has, for the commit gates (`runtime.commit_page`)."""
+        """The page in which the proposer publishes the quorum's LSN for the commit gates (`runtime.commit_page`)."""
         return shared_files.folder(self.run_dir) / "commit.page"
 
     @property
@@ -158,7 +159,7 @@ class Config(BaseModel):
 
     @property
     def run_dir(self) -> Path:
-        """Where the supervisors say what they run (see `supervisor`)."""
+        """The folder of the supervisors' state files (see `supervisor`)."""
         return self.log.data_dir / "run"
 
 
@@ -189,7 +190,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
 
 def _explain(error: ValidationError, where: str) -> ConfigError:
     found = error.errors(include_url=False, include_input=False)
-    # A misspelt key is also a missing one; the misspelling is the better news.
+    # A misspelt key is also a missing one; report the misspelling.
     first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -201,14 +202,14 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
 
 
 def _check_tables(config: Config, where: str) -> None:
-    """Raise `ConfigError` for a table in `[lake.on_unfit_value]` that no source can have."""
+    """Raise `ConfigError` for a table in `[lake.on_unrepresentable_value]` that no source can have."""
     if config.lake is None:
         return
     streams = [source.name for source in config.source]
     choices = {source.name: Choice.of(source.tables) for source in config.source}
     named = [(s, names) for s, choice in choices.items() for names in choice.named]
     known = ["default", *(f"{stream}.{relation_name(*names)}" for stream, names in named)]
-    for name in config.lake.on_unfit_value:
+    for name in config.lake.on_unrepresentable_value:
         stream, _, rest = name.partition(".")
         if name == "default" or (
             stream in streams and "." in rest and choices[stream].means(*split_relation(rest))
@@ -216,7 +217,7 @@ def _check_tables(config: Config, where: str) -> None:
             continue
         near = _nearest(name, known) or _nearest(name, [f"{s}.{name}" for s in streams])
         raise ConfigError(
-            f"lake.on_unfit_value: {name!r} is no table of a source",
+            f"lake.on_unrepresentable_value: {name!r} is no table of a source",
             where=where,
             repair=near or "write 'default', or \"stream.schema.table\" in quotes",
         )
@@ -411,6 +412,7 @@ def load_config(path: Path) -> Config:
     _check_safekeepers(config, where)
     _check_slots(config, where)
     _check_gates(config, where)
+    check_places(config, where)
     names = [source.name for source in config.source]
     for name in names:
         if names.count(name) > 1:

@@ -1,9 +1,10 @@
-"""The sections of the configuration file, each a strict value: what there is to say, its unit, its default."""
+"""The sections of the configuration file, each a strict value: its keys with their units and defaults."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -14,14 +15,24 @@ from pydantic import (
 
 from walsender_bridge.postgres.table_patterns import Choice
 
+
+def _with_a_port(address: str) -> str:
+    port = int(address.rpartition(":")[2])
+    if not 1 <= port <= 65_535:
+        raise ValueError(f"{port} is not a port: 1 to 65535")
+    return address
+
+
 #: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
 StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
-HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
+HostPort = Annotated[
+    str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$"), AfterValidator(_with_a_port)
+]
 
 
 Bytes = Annotated[int, Field(ge=0)]
-#: What a standby calls itself; as a name in `synchronous_standby_names` it needs no quotes.
+#: A standby's application_name; in `synchronous_standby_names` it needs no quotes.
 StandbyName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
 
 
@@ -32,36 +43,36 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LogSection(_Section):
-    """`[log]`: the metadata repository and what holds for the whole change log."""
+    """`[log]`: the metadata repository, and settings of the whole change log."""
 
     data_dir: Path
     #: Where the repository listens, `host:port`.
     listen: HostPort = "127.0.0.1:7400"
-    #: Seconds that committed entries are kept for consumers which hold no lease.
+    #: Seconds that committed entries are kept for consumers without a lease.
     retention: float = Field(default=86_400.0, gt=0)
 
 
 class GateSection(_Section):
-    """`[gate]`, or `[source.gate]` for one source: what has to have a transaction before consumers may see it."""
+    """`[gate]`, or `[source.gate]` for one source: the standbys that must have a transaction before consumers may see it."""
 
-    #: The physical slots of the standbys that may take over, as they are called on the primary.
+    #: The names, on the primary, of the physical slots of the failover candidates.
     candidates: tuple[SlotName, ...] = ()
     #: Instead of `candidates`, where slots are named by member: the slots of all members, including the server's own.
     members: tuple[SlotName, ...] = ()
-    #: How many of them must have it; all, unless said.
+    #: How many of them must have a transaction; all by default.
     quorum: int | None = Field(default=None, ge=1)
-    #: What becomes of the gate while one of those that it needs is away: it waits, or goes on without and records it.
+    #: While a required candidate is away: `block` waits for it; `degrade` continues without it, and records that.
     on_missing: Literal["block", "degrade"] = "block"
-    #: Seconds that it may be away until then.
+    #: Seconds that it may be away before the gate degrades.
     degrade_after: float = Field(default=60.0, ge=0)
     #: Whether the quorum of `[safekeepers]` must have it too.
     safekeepers: bool = True
-    #: Bytes of WAL that the log may hold back; then capture stops reading, and the primary keeps the WAL.
-    held_limit: int = Field(default=16 << 30, ge=1 << 20)
+    #: Bytes of uncommitted WAL in the log beyond which capture stops reading, and the primary retains the WAL.
+    max_uncommitted_bytes: int = Field(default=16 << 30, ge=1 << 20)
 
     @model_validator(mode="after")
     def _has_so_many(self) -> Self:
@@ -78,7 +89,7 @@ class GateSection(_Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The slots that the gate looks at."""
+        """The slots that the gate polls."""
         return self.candidates or self.members
 
 
@@ -86,8 +97,8 @@ class SourceSection(_Section):
     """`[[source]]`: one database that is captured into one log stream."""
 
     name: StreamName
-    #: libpq's own ways: a URI, `key=value` pairs, `service=`; a password is better in `.pgpass`. Of several hosts the
-    #: one is meant that takes writes.
+    #: A libpq connection string: a URI, `key=value` pairs, `service=`; a password is better kept in `.pgpass`. With several
+    #: hosts, the one that accepts writes is used.
     dsn: str
     #: `schema.table`, with `*` for any characters, and `!` before what is excluded (`capture.table_choice`); nothing that
     #: includes means every table that can be published.
@@ -97,7 +108,7 @@ class SourceSection(_Section):
     #: Bytes on disk for large transactions that have not committed yet (PostgreSQL 14 and later send them
     #: while they are in progress). 0: the server keeps them on its own disk instead.
     spool_limit: int = Field(default=64 << 30, ge=0)
-    #: Of this source alone; left out, that of `[gate]`.
+    #: The gate of this source; by default that of `[gate]`.
     gate: GateSection | None = None
 
     @field_validator("dsn")
@@ -142,29 +153,29 @@ class LakeSection(_Section):
     epoch_interval: float = Field(default=60.0, gt=0)
     #: Seconds that an epoch stays readable after a newer one was published.
     retention: float = Field(default=86_400.0, gt=0)
-    #: Whether epochs wait for a table that cannot follow: always, while it is being copied again, or never.
+    #: Whether epochs wait for a table that cannot be updated: always, during a full resync, or never.
     failing_table: Literal["hold", "wait_for_copy", "go_on"] = "wait_for_copy"
-    #: Bytes a second that a copy of tables writes at most; no limit unless set.
+    #: The greatest number of bytes per second that an initial copy writes; unlimited by default.
     copy_rate: float | None = Field(default=None, gt=0)
-    #: What is done with a row that has a value which the lake cannot hold, by `stream.schema.table` and for
-    #: all others as `default`: `fail` (the table stops and names it) or `quarantine` (it is set aside).
-    on_unfit_value: dict[str, Literal["fail", "quarantine"]] = {}
+    #: The handling of rows with an unrepresentable value, by `stream.schema.table`, or `default` for
+    #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is set aside).
+    on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}
     #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
     spark_master: str = "local[2]"
 
 
 class SafekeepersSection(_Section):
-    """`[safekeepers]`: WAL is on a quorum of safekeepers before COMMIT returns. Without any: as ever.
+    """`[safekeepers]`: WAL is on a quorum of safekeepers before COMMIT returns.
 
     `log-server run` hosts `local` of them, `bridge run` the proposer that reaches all of `addresses`. Of the hosted
     ones, the first listens where `listen` and `wal_listen` say, each further one a port higher.
     """
 
-    #: Where the proposer finds each safekeeper; left out, they are the `local` ones.
+    #: The addresses of the safekeepers; by default the `local` ones.
     addresses: tuple[HostPort, ...] = ()
-    #: How many this machine's log server hosts.
+    #: The number of safekeepers hosted by this machine's log server.
     local: Literal[0, 1, 3, 5] = 0
-    #: The source whose server's WAL it is, all its databases; the first source unless named.
+    #: The source whose server's WAL is stored, with all its databases; by default the first source.
     source: StreamName | None = None
     #: The proposer's name as the server's synchronous standby.
     application_name: StandbyName = "tuskline_quorum"
@@ -172,23 +183,23 @@ class SafekeepersSection(_Section):
     slot: SlotName = "tuskline_safekeepers"
     #: Bytes of WAL in the proposer's memory, at most.
     max_queue_bytes: int = Field(default=64 << 20, ge=32 << 20)
-    #: Bytes that a safekeeper may stay behind until its WAL is let go, and it is rebuilt.
+    #: Bytes that a safekeeper may be behind before its WAL is removed, and it is rebuilt.
     max_laggard_bytes: int = Field(default=16 << 30, ge=64 << 20)
-    #: Where hosted safekeepers hear the proposer.
+    #: Where hosted safekeepers listen for the proposer.
     listen: HostPort = "127.0.0.1:7410"
     #: Where hosted safekeepers serve WAL to PostgreSQL's own clients.
     wal_listen: HostPort = "127.0.0.1:7420"
-    #: Who may read WAL: lines of `"name" "SCRAM-SHA-256$..."`; nobody, unless it is given.
+    #: File of the users who may read WAL, with lines `"name" "SCRAM-SHA-256$..."`; by default there are none.
     users: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    #: Whose certificates readers have to show.
+    #: The CA that must have issued the certificates of readers.
     tls_client_ca: Path | None = None
-    #: The most that one hosted safekeeper's WAL may take on its disk, in bytes; no limit unless set.
+    #: The greatest disk usage of one hosted safekeeper's WAL, in bytes; unlimited by default.
     wal_bytes: Annotated[int, Field(ge=64 << 20)] | None = None
-    #: What is to stay free on that file system, in bytes.
+    #: Bytes to keep free on that file system.
     free_bytes: Bytes = 64 << 20
-    #: Bytes of WAL that are kept behind the end though nobody needs them.
+    #: Bytes of WAL to keep before its end even if no reader needs them.
     keep_bytes: Bytes = 0
     #: The most WAL that slots and the archive retain, in bytes: a slot further behind is lost, and `status` names what the
     #: archive lacks. -1: no limit; a reader that never returns, or an archive that is down, then fills the disk.
@@ -256,32 +267,32 @@ class SafekeepersSection(_Section):
 class CandidateSection(_Section):
     """`[slots.candidates.NAME]`: a standby that may be promoted, and keeps copies of the primary's slots."""
 
-    #: A database of the standby, with the extension; copies of other databases are reached from it.
+    #: A database of the standby, with the extension; copies in other databases are managed from there.
     dsn: str
     #: The physical slot on the primary that the standby streams from: its `primary_slot_name`.
     slot: SlotName
 
 
 class SlotsSection(_Section):
-    """`[slots]`: which logical slots every failover candidate keeps a copy of; all of them unless it says less.
+    """`[slots]`: the logical slots of which every failover candidate keeps a copy; all of them by default.
 
-    A slot is chosen when any of the four lists names it; without any of them, each is.
+    A slot is chosen if any of the four lists matches it; without any lists, all slots are.
     """
 
-    #: At least one standby by its name here.
+    #: At least one standby, under a name chosen here.
     candidates: dict[StreamName, CandidateSection] = Field(min_length=1)
-    #: A database of the primary with the extension; the source's, unless it is given.
+    #: A database of the primary with the extension; by default the source's.
     dsn: str | None = None
-    #: The source whose server is the primary; the first source unless named.
+    #: The source whose server is the primary; by default the first source.
     source: StreamName | None = None
     names: tuple[str, ...] = ()
-    #: As a shell's: `*`, `?`, `[abc]`.
+    #: Shell patterns: `*`, `?`, `[abc]`.
     patterns: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     databases: tuple[str, ...] = ()
-    #: Seconds between two looks at a standby.
+    #: Seconds between two polls of a standby.
     poll: float = Field(default=1.0, ge=0.05, le=60)
-    #: Seconds for which a proof is valid while the primary does not answer.
+    #: Seconds for which a proof remains valid while the primary does not answer.
     max_age: float = Field(default=30.0, gt=0)
     #: Whether `SYNCED`, PostgreSQL's own statement about its copies, counts as ready (17 and later, without the extension).
     accept_native: bool = False

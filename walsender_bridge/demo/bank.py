@@ -1,14 +1,14 @@
-"""The bank: its tables, and clients that really move money.
+"""The bank: its tables, and clients that transfer money.
 
-A transfer updates two accounts, inserts one transfer and two audit rows, all in one transaction, so at
+A transfer updates two accounts and inserts one transfer and two audit rows in a single transaction, so at
 every epoch of the lake, for each database:
 
-- the balances sum to what they were at the opening,
+- the sum of the balances is that of the opening,
 - `moves` over all accounts is twice the number of transfers,
 - the audit trail's deltas sum to zero.
 
-A client whose server dies reconnects and goes on; whether the transaction in flight was committed is
-for the server to know, and the comparison at the end asks the server.
+A client whose server dies reconnects and continues. Whether the transaction in flight was committed
+only the server knows, which the comparison at the end queries.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def open_bank(dsn: str) -> None:
 
 @dataclass(slots=True)
 class LoadFigures:
-    """What the clients of one database did."""
+    """The figures of the clients of one database."""
 
     transactions: int = 0
     rolled_back: int = 0
@@ -49,7 +49,7 @@ class LoadFigures:
 
 
 class Clients:
-    """Concurrent clients of one database, at `rate` transactions a second in all."""
+    """Concurrent clients of one database, with `rate` transactions per second in total."""
 
     def __init__(self, dsn: str, *, rate: float, seed: int) -> None:
         self.figures = LoadFigures()
@@ -59,7 +59,7 @@ class Clients:
         self._recent: list[uuid.UUID] = []
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set; every client finishes the transaction it is in."""
+        """Run until `stop` is set; every client finishes its current transaction."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(CLIENTS):
                 tasks.create_task(self._client(random.Random(self._seed * 31 + number), stop))
@@ -120,7 +120,7 @@ class Clients:
         transfer = uuid.UUID(int=dice.getrandbits(128), version=4)
         moves = sorted([(payer, -amount), (payee, amount)])
         async with connection.pipeline():
-            # In the order of their ids, so that two transfers never wait for each other in a ring.
+            # In the order of their ids, so that two transfers never deadlock.
             for account, delta in moves:
                 await connection.execute(
                     "UPDATE bank.accounts SET balance = balance + %s::numeric(14,2), moves = moves + 1"
@@ -175,7 +175,7 @@ class Clients:
 
     async def _audit(self, connection: psycopg.AsyncConnection, dice: random.Random) -> None:
         if self._recent and dice.random() < 0.5:
-            # Both rows of a transfer go, so the deltas still sum to zero.
+            # Both rows of a transfer are deleted, so the deltas still sum to zero.
             await connection.execute(
                 "DELETE FROM bank.audit WHERE transfer = %s", (dice.choice(self._recent),)
             )

@@ -1,8 +1,8 @@
-"""Is a table of the lake equal to PostgreSQL's? Key by key, value by value.
+"""Compares a table of the lake with PostgreSQL's, key by key and value by value.
 
-PostgreSQL's rows come over psycopg and the lake's through Spark, as Python values: neither goes through
-the pipeline's own decoder, so a fault there cannot hide itself. Tables without a key are compared as
-bags: each distinct row must be there equally often.
+PostgreSQL's rows come through psycopg and the lake's through Spark, as Python values: neither uses
+the pipeline's own decoder, so a bug there cannot hide itself. Tables without a key are compared as
+multisets: each distinct row has to occur equally often.
 """
 
 import math
@@ -16,14 +16,14 @@ from psycopg import sql
 
 from walsender_bridge.runtime.sql import load
 
-#: Types whose lake form is text, or whose Python form differs, and the cast that makes both sides alike.
+#: Types that are text in the lake, or that differ in Python, and the cast that makes both sides comparable.
 _CASTS = {"uuid": "text", "jsonb": "text", "json": "text", "real": "float8"}
 _EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TableDifference:
-    """What differs between PostgreSQL's table and the lake's, counted in rows."""
+    """The differences between PostgreSQL's table and the lake's, counted in rows."""
 
     table: str
     rows: int
@@ -40,7 +40,7 @@ class TableDifference:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table's columns and the positions of its key among them (none: a bag)."""
+    """A table's columns and the positions of its key among them (none: a multiset)."""
 
     name: str
     columns: tuple[str, ...]
@@ -89,10 +89,10 @@ def _comparable(value: Any) -> Hashable:
 def difference(
     shape: TableShape, expected: Iterable[tuple[Any, ...]], actual: Iterable[tuple[Any, ...]]
 ) -> TableDifference:
-    """What `actual` (the lake) has otherwise than `expected` (PostgreSQL)."""
+    """The differences of `actual` (the lake) from `expected` (PostgreSQL)."""
     if shape.key:
         return _by_key(shape, expected, actual)
-    return _as_bags(shape, expected, actual)
+    return _as_multisets(shape, expected, actual)
 
 
 def _by_key(
@@ -108,7 +108,7 @@ def _by_key(
     for row in actual:
         key = key_of(row)
         if key not in missing:
-            # Not in PostgreSQL, or here a second time.
+            # Not in PostgreSQL, or a duplicate here.
             extra += 1
             examples.append(f"extra {key}")
         elif wanted[key] != row:
@@ -121,7 +121,7 @@ def _by_key(
     )
 
 
-def _as_bags(
+def _as_multisets(
     shape: TableShape, expected: Iterable[tuple[Any, ...]], actual: Iterable[tuple[Any, ...]]
 ) -> TableDifference:
     wanted = Counter(expected)

@@ -1,8 +1,7 @@
-"""Kills processes with SIGKILL, in an order that its seed decides.
+"""Kills processes with SIGKILL, in an order that its seed determines.
 
-Each kind of process dies `LEAST_ROUNDS` times, and once a minute in a longer run. A kind with several processes (the log server and its
-server, the Spark driver's Python and its JVM, one capture for each source) has one of them chosen each
-time, in turn, so that each is met.
+Each kind of process is killed `LEAST_ROUNDS` times, and once per minute in a longer run. Of a kind with several processes
+(the log server and its replicas, the Spark driver's Python and its JVM, one capture for each source), each is killed in turn.
 """
 
 import asyncio
@@ -18,17 +17,17 @@ LEAST_ROUNDS = 3
 
 @dataclass(slots=True)
 class Victim:
-    """A kind of process. `pids` finds those that live now; `strike` kills one of them."""
+    """A kind of process. `pids` returns those that live now; `strike` kills one of them."""
 
     kind: str
     pids: Callable[[], Sequence[int]]
-    #: What kills it and brings it back, where a SIGKILL alone does not (PostgreSQL has no supervisor).
+    #: Kills it and restarts it, if SIGKILL alone is not enough (PostgreSQL has no supervisor).
     strike: Callable[[], None] | None = None
     killed: int = field(default=0)
 
 
 class Nemesis:
-    """Kills each victim in as many rounds as `seconds` has minutes, evenly spread."""
+    """Kills each victim in as many rounds as `seconds` has minutes, evenly distributed."""
 
     def __init__(self, victims: Sequence[Victim], *, seconds: float, seed: int) -> None:
         self.victims = victims
@@ -42,7 +41,7 @@ class Nemesis:
         return {victim.kind: victim.killed for victim in self.victims}
 
     async def run(self) -> None:
-        """Do all kills. A victim that is down at its moment is waited for, so that no kill is missed."""
+        """Do all kills. If a victim is down when it is due, wait for it, so that no kill is missed."""
         order = [victim for victim in self.victims for _ in range(self.rounds)]
         self._dice.shuffle(order)
         for victim in order:

@@ -1,4 +1,4 @@
-"""The demo's safekeepers: commits are made to wait for them, they are watched, and at the end their WAL is compared."""
+"""The demo's safekeepers: makes commits wait for them, shows their state, and compares their WAL at the end."""
 
 import time
 from pathlib import Path
@@ -16,19 +16,19 @@ from walsender_bridge.provisioning.configured import needed_quorum
 from walsender_bridge.quorum.safekeeper.storage.reader import WalReader
 from walsender_bridge.runtime.output import Output
 
-#: Seconds that a quorum may take to answer, and the last safekeeper to have everything.
+#: Seconds within which a quorum has to answer, and the last safekeeper has to have all WAL.
 _QUORUM_SECONDS = 60.0
 
 
 def section(safekeepers: int) -> list[str]:
-    """`[safekeepers]` for so many on this machine."""
+    """The section `[safekeepers]` for this number on this machine."""
     first, *_ = free_ports(2 * safekeepers)
     return [
         "[safekeepers]",
         f"local = {safekeepers}",
         f'listen = "127.0.0.1:{first}"',
         f'wal_listen = "127.0.0.1:{first + safekeepers}"',
-        # All of it is compared at the end.
+        # All WAL is compared at the end.
         f"keep_bytes = {1 << 30}",
         "",
     ]
@@ -42,13 +42,13 @@ class DemoQuorum:
         self._wanted = needed_quorum(self._settings)
 
     def require(self) -> None:
-        """Have COMMIT wait for the quorum, as `tuskline quorum require` does. Raises a `TusklineError`."""
+        """Make COMMIT wait for the quorum, as `tuskline quorum require` does. Raises a `TusklineError`."""
         with server.session(self._wanted) as connection:
             server.require_quorum(connection, self._wanted, timeout=_QUORUM_SECONDS)
 
-    def look(self, progress: Progress) -> None:
-        """See how it is."""
-        seen = quorum_view.look(self._settings)
+    def poll(self, progress: Progress) -> None:
+        """Put the state of the quorum into `progress`."""
+        seen = quorum_view.observe(self._settings)
         if seen is not None:
             progress.quorum = {
                 "commit": seen.proposer.get("commit_lsn", "-"),
@@ -66,12 +66,12 @@ class DemoQuorum:
                     wanted = server.facts(connection, self._wanted)["quorum_lsn"]
                 break
             except TusklineError:
-                # A part that was killed last may still be coming back.
+                # The part that was killed last may still be starting.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
         while True:
-            seen = quorum_view.look(self._settings)
+            seen = quorum_view.observe(self._settings)
             assert seen is not None
             behind = [
                 each.name
@@ -92,12 +92,12 @@ class DemoQuorum:
             time.sleep(0.2)
 
     def compare(self, output: Output) -> dict[str, Any]:
-        """Read everything that the safekeepers hold, and compare it byte for byte. They have ended."""
+        """Read all WAL of the safekeepers, which have ended, and compare it byte for byte."""
         places = hosted_places(self._settings)
         report = run(places, output)
         for error in report.errors:
             output.note(str(error))
-        size = 16 << 20  # of a server that was made with its defaults
+        size = 16 << 20  # the default of initdb
         held = [WalReader(place.data_dir / "wal", size).complete() for place, _ in places]
         names = set.intersection(*(set(each) for each in held))
         return {

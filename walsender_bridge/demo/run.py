@@ -1,6 +1,6 @@
-"""`tuskline demo` from start to end: servers, load, kills, FLUSH, proof, figures.
+"""`tuskline demo` from start to end: servers, load, kills, flush, comparison, figures.
 
-The parts run exactly as a user runs them, `tuskline log-server run`, `bridge run`, `lake run` with a
+The parts run exactly as users run them: `tuskline log-server run`, `bridge run` and `lake run`, with a
 configuration file that is left in the demo's folder, under the same supervisor.
 """
 
@@ -38,17 +38,17 @@ from walsender_bridge.runtime.supervisor import Child, Supervisor, read_states, 
 
 STREAMS = ("north", "south")
 EPOCH_INTERVAL = 2.0
-#: Seconds that the first epoch (Spark's start and the initial copy) and the last FLUSH may take.
+#: Seconds that the first epoch (Spark's start and the initial copy) and the last flush may take.
 FIRST_EPOCH_TIMEOUT = 240.0
 FLUSH_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line asked for. `rate` is transactions a second and database.
+    """The options of the command line. `rate`: transactions per second in each database.
 
-    `safekeepers`: how many have the WAL of a commit before it returns, a majority of them; 0: none. `standby`: whether
-    there is one, which takes the server's place in the middle of the load.
+    `safekeepers`: their number; commits wait for a majority of them; 0: none. `standby`: whether to create one, and promote
+    it halfway through the load.
     """
 
     seconds: float
@@ -64,7 +64,7 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
     """Run the demo and return its figures. Raises a `TusklineError` when a part cannot be run."""
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
     directory = _prepare(options.directory)
-    output.note(f"seed {seed}, everything is in {directory}")
+    output.note(f"seed {seed}, all files are in {directory}")
     with _postgres(directory, output) as server, contextlib.ExitStack() as stack:
         for stream in STREAMS:
             with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
@@ -72,7 +72,7 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
             open_bank(server.dsn(stream))
         standby = None
         if options.standby:
-            output.note("making a standby")
+            output.note("creating a standby")
             standby = DemoStandby(server, directory / "standby")
             stack.callback(standby.destroy)
         sources = {stream: (standby or server).dsn(stream) for stream in STREAMS}
@@ -89,17 +89,19 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
 
 def _prepare(directory: Path | None) -> Path:
     if directory is None:
-        made = Path(tempfile.mkdtemp(prefix="tuskline-demo-"))
+        folder = Path(tempfile.mkdtemp(prefix="tuskline-demo-"))
     else:
-        made = directory.absolute()
-        if made.exists() and any(made.iterdir()):
+        folder = directory.absolute()
+        if folder.exists() and any(folder.iterdir()):
             raise LakeError(
-                "is not empty", where=str(made), repair="name a new folder, or leave --dir out"
+                "the folder is not empty",
+                where=str(folder),
+                repair="choose a new folder, or omit --dir",
             )
-        made.mkdir(parents=True, exist_ok=True)
-    # The server's account is another one where the demo runs as root; it must get through.
-    made.chmod(0o755)
-    return made
+        folder.mkdir(parents=True, exist_ok=True)
+    # If the demo runs as root, the server has another account, which needs access.
+    folder.chmod(0o755)
+    return folder
 
 
 @contextlib.contextmanager
@@ -110,12 +112,12 @@ def _postgres(directory: Path, output: Output) -> Iterator[LocalServer]:
     try:
         yield server
     finally:
-        # The lake is what stays; the bank's own data may lie elsewhere (see `LocalServer.create`).
+        # Only the lake remains; the server's data may be elsewhere (see `LocalServer.create`).
         server.destroy()
 
 
 class _Demo:
-    """The running parts, and what is seen of them."""
+    """The running parts, and their progress."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class _Demo:
         return path
 
     async def run(self) -> dict[str, Any]:
-        """Load, kills and FLUSH; the figures of the run."""
+        """Load, kills and flush. Returns the figures of the run."""
         stop = asyncio.Event()
         stop_on_signals(stop)
         supervisor = Supervisor("demo", self._children(), run_dir=self.run_dir)
@@ -241,7 +243,7 @@ class _Demo:
         while self.progress.tables < len(STREAMS) * len(TABLES):
             if time.monotonic() > deadline or stop.is_set():
                 raise DeadlineError(
-                    "no epoch with all tables was published",
+                    "no epoch with all tables was published in time",
                     where=self.lake,
                     repair=f"read the logs in {self.directory / 'logs'}",
                 )
@@ -256,7 +258,7 @@ class _Demo:
         takeover = asyncio.create_task(self._take_over())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), self.options.seconds)
-        # The load goes on until the last kill, however late a busy machine makes it.
+        # The load continues until the last kill, even if a busy machine delays it.
         await asyncio.gather(takeover, *([killing] if killing else []))
         ended.set()
         await asyncio.gather(*clients)
@@ -266,7 +268,7 @@ class _Demo:
         if self.standby is None:
             return
         await asyncio.sleep(self.options.seconds / 2)
-        self.progress.phase = "the standby takes over"
+        self.progress.phase = "promoting the standby"
         slots = [f"tuskline_{stream}" for stream in STREAMS]
         await asyncio.to_thread(self.standby.take_over, slots)
         self.progress.phase = "load on the new primary"
@@ -326,23 +328,23 @@ class _Demo:
                 await asyncio.to_thread(flush, self.lake, self.log_address, sources, timeout=left)
                 return
             except TusklineError:
-                # A part that was killed last may still be coming back.
+                # The part that was killed last may still be starting.
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.5)
 
     async def _watch(self, view: View) -> None:
         while True:
-            await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self._poll)
             view.tick()
             await asyncio.sleep(0.4)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         progress = self.progress
         progress.transactions = sum(c.figures.transactions for c in self.clients.values())
         if self.quorum is not None:
-            self.quorum.look(progress)
-        # Any part may be down at this moment; then its figures stay as they were.
+            self.quorum.poll(progress)
+        # Any part may be down at this moment; its figures then stay as they are.
         with contextlib.suppress(TusklineError, psycopg.Error):
             with LogClient(self.log_address, timeout=2.0) as log:
                 status = log.status()
@@ -371,7 +373,7 @@ def _verify(demo: _Demo, output: Output) -> dict[str, Any]:
 
     with scratch(demo.directory / "scratch") as place:
         spark = session("tuskline-demo-verify", lake=demo.lake, conf=settings(place))
-        # Each new table makes Iceberg's hadoop catalog warn that it was not there before.
+        # For each new table, Iceberg's hadoop catalog warns that it does not exist yet.
         spark.sparkContext.setLogLevel("ERROR")
         try:
             epochs = verify.published_epochs(demo.lake)

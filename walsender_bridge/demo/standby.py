@@ -1,4 +1,4 @@
-"""The demo's standby: a candidate of the commit gate, which takes the primary's place in the middle of the load."""
+"""The demo's standby: a candidate of the commit gate, promoted halfway through the load."""
 
 import threading
 import time
@@ -15,18 +15,18 @@ from walsender_bridge.postgres.client.hosts import primary_dsn
 
 #: The candidate's physical slot on the primary.
 CANDIDATE = "demo_standby"
-#: Seconds that the logical slots may take to be ready on the standby, and its promotion.
+#: Seconds within which the logical slots have to be on the standby, and its promotion has to succeed.
 _READY_SECONDS = 120.0
 _PROMOTION_SECONDS = 60.0
 
 
 def section() -> list[str]:
-    """`[gate]` of the demo."""
+    """The section `[gate]` of the demo."""
     return ["[gate]", f'candidates = ["{CANDIDATE}"]']
 
 
 class DemoStandby:
-    """A running standby of `primary`, in `folder`; `primary` is who takes writes now."""
+    """A running standby of `primary`, in `folder`; `primary`: the server that accepts writes now."""
 
     def __init__(self, primary: LocalServer, folder: Path) -> None:
         self.primary = primary
@@ -37,23 +37,24 @@ class DemoStandby:
         self._standby.start()
 
     def dsn(self, database: str) -> str:
-        """Of whoever takes writes."""
+        """The connection string of the server that accepts writes."""
         ports = f"{self._first.port},{self._standby.port}"
         return primary_dsn(self._first.dsn(database, host="127.0.0.1,127.0.0.1", port=ports))
 
     def cut_power(self) -> None:
-        """Kill who takes writes, and start it again."""
+        """Kill the server that accepts writes, and start it again."""
         with self._lock:
             self.primary.kill()
             self.primary.start()
 
     def take_over(self, slots: Sequence[str]) -> None:
-        """Once it has the logical slots: the primary is lost, and the standby promoted. Raises `DeadlineError`."""
+        """Wait until the standby has the logical slots, kill the primary, and promote it. Raises `DeadlineError`."""
         deadline = time.monotonic() + _READY_SECONDS
         while not self._ready([*slots]):
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    "the standby did not get the logical slots", where=str(self._standby.folder)
+                    "the logical slots were not synchronized to the standby in time",
+                    where=str(self._standby.folder),
                 )
             time.sleep(0.2)
         with self._lock:
@@ -67,15 +68,15 @@ class DemoStandby:
     def _ready(self, slots: list[str]) -> bool:
         try:
             with psycopg.connect(self._first.dsn(), autocommit=True) as connection:
-                # What moves idle slots on, to where the standby can have them.
+                # Advances idle slots to a position that the standby can use.
                 connection.execute("SELECT pg_log_standby_snapshot()")
             return has_slots(self._standby, slots)
         except psycopg.OperationalError:
-            # Its power was cut just now.
+            # The server was killed just now.
             return False
 
     def figures(self, records: Sequence[Path]) -> dict[str, Any]:
-        """What became of it. `records`: the gates' files of decisions."""
+        """The figures of the promotion. `records`: the gates' files of decisions."""
         found = [line["decision"] for path in records for line in decisions(path)]
         return {
             "promoted": self.primary is self._standby,

@@ -1,6 +1,6 @@
-"""The demo's proof: the sums at every epoch, every table at the end, and a planted error that must show.
+"""The demo's verification: the sums at every epoch, every table at the end, and a planted error that must be found.
 
-Runs after the load, in a Spark session of its own that shares nothing with the pipeline's.
+It runs after the load, in a Spark session that shares nothing with the pipeline's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ from walsender_bridge.demo.compare import (
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A sum that does not hold at an epoch."""
+    """A sum that is wrong at an epoch."""
 
     epoch: int
     stream: str
@@ -39,7 +39,7 @@ class Violation:
 
 
 def published_epochs(lake: str) -> list[Manifest]:
-    """One manifest for each epoch that shows tables, oldest first (a takeover repeats an epoch)."""
+    """One manifest for each epoch with tables, oldest first (a takeover repeats an epoch)."""
     first: dict[int, Manifest] = {}
     for manifest in open_chain(lake).links():
         if manifest.readable:
@@ -86,7 +86,7 @@ def _check_epoch(
 
 
 def broken_sums(figures: Mapping[str, Any]) -> list[str]:
-    """Which of the bank's rules these sums break, in words."""
+    """The rules of the bank that these sums violate, as sentences."""
     broken = []
     if figures.get("accounts") != ACCOUNTS:
         broken.append(f"{figures.get('accounts')} accounts, not {ACCOUNTS}")
@@ -124,9 +124,9 @@ def lake_rows(frame: DataFrame, shape: TableShape) -> Iterable[tuple[Any, ...]]:
 def planted_error_found(
     spark: SparkSession, snapshot: Snapshot, stream: str, dsn: str, directory: Path
 ) -> bool:
-    """Copy a keyed and a keyless table, change one row of each copy: does the comparison see it?
+    """Whether the comparison finds a changed row, in a copy of a table with a key and of one without.
 
-    The unchanged copies must compare equal first, else finding a difference would prove nothing.
+    The unchanged copies must compare equal first; otherwise a difference would prove nothing.
     """
     catalog = "planted"
     spark.conf.set(f"spark.sql.catalog.{catalog}", "org.apache.iceberg.spark.SparkCatalog")
@@ -157,7 +157,7 @@ def planted_error_found(
 def freshness(
     epochs: Sequence[Manifest], commits: Mapping[str, Sequence[tuple[float, int]]]
 ) -> np.ndarray:
-    """Seconds from each commit's return to the epoch that first holds it.
+    """Seconds from the return of each commit to the first epoch that has it.
 
     `commits` maps a stream to (seconds since the Unix epoch, an LSN at or past the commit's end). The LSN
     is read after COMMIT, so the figure is never too small.

@@ -1,4 +1,4 @@
-"""The demo's live view: one small table on stderr, or a line every few seconds where that is no terminal."""
+"""The demo's live view: a small table on standard error, or a line every few seconds if that is not a terminal."""
 
 import time
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _LINE_EVERY = 5.0
 
 @dataclass(slots=True)
 class Progress:
-    """What the view shows. Sizes in bytes, times in seconds."""
+    """The figures of the view. Sizes in bytes, times in seconds."""
 
     phase: str = "starting"
     transactions: int = 0
@@ -25,11 +25,11 @@ class Progress:
     freshness: float | None = None
     rows: int = 0
     kills: dict[str, int] = field(default_factory=dict)
-    #: `commit` and each safekeeper, in words; empty without safekeepers.
+    #: The text of `commit` and of each safekeeper; empty without safekeepers.
     quorum: dict[str, str] = field(default_factory=dict)
 
     def figures(self) -> list[tuple[str, str]]:
-        """Name and text of each figure, in the order in which they are shown."""
+        """Name and text of each figure, in display order."""
         lag = ", ".join(f"{name} {size / 1024:,.0f} KiB" for name, size in self.lag.items())
         rows = [
             ("phase", self.phase),
@@ -48,7 +48,7 @@ class Progress:
 
 
 class View:
-    """Shows a `Progress` while the block runs; `tick` is called often and draws when it is due."""
+    """Shows a `Progress` while the block runs; `tick` is called often, and draws when due."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""One answer of `tuskline doctor`."""
+"""A finding of `tuskline doctor`."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from walsender_bridge.errors import Cause
 
 
 class Severity(IntEnum):
-    """`error`: it will not work. `warning`: it works, and somebody should know."""
+    """`ERROR`: it will not work. `WARNING`: it works, but an administrator should know."""
 
     OK = 0
     WARNING = 1
@@ -26,7 +26,7 @@ def counted(count: int, noun: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `fix` is SQL for the server at `where`, or for its primary; `cause` is the exit code of an error."""
+    """The result of a check. `fix`: SQL for the server at `where`, or for its primary; `cause`: the exit code of an error."""
 
     check: str
     where: str
@@ -35,7 +35,7 @@ class Finding:
     repair: str = ""
     fix: str = ""
     cause: Cause = Cause.SERVER_SETTING
-    #: Whether an error is a reason not to start: not if it harms one table whether anything runs or not.
+    #: Whether an error is a reason not to start; not if it harms a single table whether the parts run or not.
     prevents: bool = True
 
     def to_json(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Finding:
             "severity": self.severity.name.lower(),
             "what": self.what,
             "repair": self.repair,
-            # A role's verifier, with which its password can be guessed, is in the script alone, which is asked for.
+            # A role's verifier allows guessing its password: only the script has it, which has to be requested.
             "fix_sql": _VERIFIER.sub("SCRAM-SHA-256$...", self.fix),
             "cause": self.cause.name if self.severity is Severity.ERROR else None,
         }

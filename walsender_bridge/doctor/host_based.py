@@ -1,8 +1,8 @@
-"""Evaluates pg_hba.conf for a role that is not there yet, so that no login can be tried. Pure.
+"""Evaluates pg_hba.conf for a role that does not exist yet, so that a login cannot be tried. Pure.
 
-PostgreSQL takes the first rule that fits a connection. A logical walsender is let in like any other client of its database;
-the word `replication` is for physical ones. What cannot be judged from here (host names, `samenet`, regular expressions,
-where the client will run) is not guessed: only what is surely refused is an error.
+PostgreSQL uses the first rule that matches a connection. A logical walsender is authorized like any client of its database;
+the keyword `replication` matches physical ones. What cannot be evaluated here (host names, `samenet`, regular expressions,
+the client's address) is not guessed: only a certain refusal is an error.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ Rule = tuple[Any, ...]
 
 
 def evaluate(facts: Facts, where: str, *, physical: bool = False) -> Iterator[Finding]:
-    """Whether the role would be let in; nothing where the rules are not shown. `physical`: as a physical walsender."""
+    """Whether the role would be admitted; nothing if the rules cannot be read. `physical`: as a physical walsender."""
     rules: Sequence[Rule] = facts["hba"]
     if not rules:
         return
@@ -28,9 +28,9 @@ def evaluate(facts: Facts, where: str, *, physical: bool = False) -> Iterator[Fi
             yield Finding(
                 CHECK,
                 where,
-                f"line {rule[0]} is wrong, and the server keeps the rules that it had: {rule[7]}",
+                f"line {rule[0]} is invalid, so the server keeps its previous rules: {rule[7]}",
                 Severity.WARNING,
-                repair="correct it, and SELECT pg_reload_conf()",
+                repair="correct it, and run SELECT pg_reload_conf()",
             )
     wanted = "replication" if physical else database
     address = rules[0][8]
@@ -41,20 +41,20 @@ def evaluate(facts: Facts, where: str, *, physical: bool = False) -> Iterator[Fi
         yield Finding(
             CHECK,
             where,
-            f"no line lets {role['name']} in"
+            f"no line admits {role['name']}"
             + (" as a physical walsender" if physical else f" to database {database}"),
             Severity.ERROR,
-            repair=f"add the line `{line}`, and SELECT pg_reload_conf()",
+            repair=f"add the line `{line}`, and run SELECT pg_reload_conf()",
             cause=Cause.AUTHENTICATION,
         )
     elif verdict == "allowed":
-        yield Finding(CHECK, where, f"{role['name']} is let in, from where this was asked")
+        yield Finding(CHECK, where, f"{role['name']} is admitted from this machine's address")
 
 
 def decides(
     rules: Sequence[Rule], database: str, role: str, groups: Collection[str], *, physical: bool
 ) -> str:
-    """`allowed`, `refused`, or `unknown`, for the address that the rules were asked from."""
+    """`allowed`, `refused`, or `unknown`, for the address of the session that read the rules."""
     for _, kind, databases, roles, address, mask, method, error, client in rules:
         if error:
             continue
@@ -77,7 +77,7 @@ def _fits_client(
     if client is None or kind == "local":
         return client is None and kind == "local"
     if kind != "host":
-        # With TLS, without it, or with GSSAPI: how the client will come is not known.
+        # hostssl, hostnossl, hostgssenc and the like: it is unknown how the client will connect.
         return None
     if address == "all":
         return True
@@ -91,13 +91,13 @@ def _fits_client(
 
 
 def _six(address: str | None, mask: str | None) -> str:
-    """An IPv6 network, whose mask PostgreSQL shows as an address."""
+    """An IPv6 network. PostgreSQL shows its mask as an address."""
     bits = int(ipaddress.IPv6Address(str(mask))).bit_count()
     return f"{address}/{bits}"
 
 
 def _plain(client: str) -> str:
-    """An address with the length of its network."""
+    """An address with the full prefix length."""
     address = client.partition("/")[0]
     return f"{address}/{128 if ':' in address else 32}"
 

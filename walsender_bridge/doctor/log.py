@@ -1,4 +1,4 @@
-"""Checks of the change log's files on this machine: those that keep a log server or a bridge from starting when they are damaged."""
+"""Checks of the change log's files on this machine that prevent a log server or a bridge from starting if damaged."""
 
 import contextlib
 import shutil
@@ -14,7 +14,7 @@ from walsender_bridge.errors import CorruptError, TusklineError
 
 
 def log_servers(data_dirs: Iterable[Path]) -> Iterator[Finding]:
-    """The `log-server.json` that cannot be read; nothing of a log server of another machine or user."""
+    """Each `log-server.json` that is damaged; nothing for a log server of another machine or user."""
     for data_dir in data_dirs:
         try:
             with contextlib.suppress(OSError):
@@ -24,8 +24,8 @@ def log_servers(data_dirs: Iterable[Path]) -> Iterator[Finding]:
 
 
 def repository(path: Path) -> Iterator[Finding]:
-    """Whether a repository that does not run can be read: a copy is, since the file itself may be opened meanwhile."""
-    # A copy that is made while it is written is no proof: two are.
+    """Whether the database of a repository that is not running can be read: a copy is, as the file may be opened meanwhile."""
+    # One copy may have been taken during a write, and prove nothing; two failures do.
     errors = [_error(path), _error(path)]
     if errors[0] is not None and errors[1] is not None:
         yield failed("log", str(path), errors[1])

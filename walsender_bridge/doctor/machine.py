@@ -1,4 +1,4 @@
-"""This machine: the folders of the log, of the log servers and of the safekeepers, and room for them."""
+"""This machine: the folders of the log, the log servers and the safekeepers, and their disk space."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from typing import Final
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause
 
-#: Bytes free below which nothing works for long, and below which somebody should know.
+#: Free bytes below which the parts will stop soon, and below which an administrator should know.
 TOO_LITTLE: Final = 256 << 20
 LITTLE: Final = 5 << 30
 
@@ -17,7 +17,7 @@ LITTLE: Final = 5 << 30
 def examine(folders: dict[str, Path]) -> Iterator[Finding]:
     """A finding for each folder, by the key that configures it."""
     for name, folder in folders.items():
-        # An unreadable parent is as good as none: the next one tells why.
+        # An unreadable parent counts as missing; the next one shows the cause.
         place = next(each for each in (folder, *folder.parents) if each.is_dir())
         file = next((each for each in (folder, *folder.parents) if each.is_file()), None)
         if file is not None:
@@ -26,7 +26,7 @@ def examine(folders: dict[str, Path]) -> Iterator[Finding]:
                 name,
                 f"{file} is not a folder",
                 Severity.ERROR,
-                repair="name a folder, new or empty, as data_dir",
+                repair="set data_dir to a new or empty folder",
                 cause=Cause.CONFIG,
             )
             continue
@@ -34,9 +34,9 @@ def examine(folders: dict[str, Path]) -> Iterator[Finding]:
             yield Finding(
                 "folder",
                 name,
-                f"{place} cannot be written by this user",
+                f"this user may not write to {place}",
                 Severity.ERROR,
-                repair="give this user the folder, or name another",
+                repair="give the folder to this user, or choose another one",
                 cause=Cause.CONFIG,
             )
             continue
@@ -46,7 +46,7 @@ def examine(folders: dict[str, Path]) -> Iterator[Finding]:
 def laggard_room(
     safekeepers: dict[str, Path], wal_bytes: int | None, free_bytes: int, max_laggard_bytes: int
 ) -> Iterator[Finding]:
-    """Whether each safekeeper's disk holds the WAL that it is to keep for one that is away."""
+    """Whether each safekeeper's disk can hold the WAL that it keeps for a safekeeper that is away."""
     for name, folder in safekeepers.items():
         place = next(each for each in (folder, *folder.parents) if each.is_dir())
         holds = shutil.disk_usage(place).total - free_bytes
@@ -55,36 +55,36 @@ def laggard_room(
 
 
 def laggards_fit(name: str, holds: int, max_laggard_bytes: int) -> Finding:
-    """Whether so many bytes are enough for what a safekeeper that is away may miss."""
-    check, megabyte = "room for laggards", 1 << 20
+    """Whether these bytes are enough for the WAL that a safekeeper that is away may miss."""
+    check, megabyte = "space for laggards", 1 << 20
     if holds >= max_laggard_bytes:
-        return Finding(check, name, f"{holds // megabyte} MB of WAL fit")
+        return Finding(check, name, f"there is space for {holds // megabyte} MB of WAL")
     return Finding(
         check,
         name,
-        f"{holds // megabyte} MB of WAL fit, but [safekeepers] max_laggard_bytes keeps up to "
+        f"there is space for {holds // megabyte} MB of WAL, but [safekeepers] max_laggard_bytes keeps up to "
         f"{max_laggard_bytes // megabyte} MB for a safekeeper that is down: once the disk is full, commits wait "
-        "until WAL is no longer kept for that one, and it has to be rebuilt",
+        "until WAL is no longer kept for that safekeeper, which then has to be rebuilt",
         Severity.WARNING,
-        repair="lower max_laggard_bytes below what fits, or give the safekeepers larger disks (wal_bytes)",
+        repair="lower max_laggard_bytes below that, or give the safekeepers larger disks (wal_bytes)",
         cause=Cause.CONFIG,
     )
 
 
 def room(name: str, folder: Path, free: int) -> Finding:
-    """Whether these free bytes are enough."""
+    """Whether the free space is enough."""
     what = f"{folder}: {free / (1 << 30):.1f} GB free"
     if free < TOO_LITTLE:
         severity = Severity.ERROR
     elif free < LITTLE:
         severity = Severity.WARNING
     else:
-        return Finding("disk room", name, what)
+        return Finding("disk space", name, what)
     return Finding(
-        "disk room",
+        "disk space",
         name,
         what,
         severity,
-        repair="make room, or name a folder on another disk",
+        repair="free space, or choose a folder on another disk",
         cause=Cause.CONFIG,
     )

@@ -1,4 +1,4 @@
-"""What `doctor` finds in the parts of one configuration on this machine: their ports, their processes, the lake's tables."""
+"""Checks of the configured parts on this machine: their ports, their processes, the lake's tables."""
 
 import time
 import urllib.request
@@ -16,12 +16,12 @@ from walsender_bridge.runtime import listening, pid_file
 if TYPE_CHECKING:
     from walsender_bridge.config import Config, SourceSection
 
-#: Seconds in which a part of ours answers.
+#: Seconds to wait for the answer of a part of Tuskline.
 _ANSWER_SECONDS: Final = 3.0
 
 
 def of_ports(settings: "Config") -> Iterator[Finding]:
-    """The addresses where a part that does not run now could not listen."""
+    """The addresses on which a part that is not running could not listen."""
     places = [("bridge", settings.log.listen, settings.run_dir)]
     places += [
         ("log-server", log_server.listen, log_server.data_dir) for log_server in settings.log_server
@@ -39,7 +39,7 @@ def of_ports(settings: "Config") -> Iterator[Finding]:
 
 
 def _is_ours(part: str, address: str) -> bool:
-    """Whether what listens there is such a part, which another configuration or account runs."""
+    """Whether the listener is the same kind of part, of another configuration or account."""
     from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 
@@ -60,32 +60,32 @@ def _is_ours(part: str, address: str) -> bool:
 
 
 def of_processes(settings: "Config") -> Iterator[Finding]:
-    """The processes that end again and again, or have ended for good; nothing where none runs."""
+    """The processes that keep failing, or have ended for good; nothing if none runs."""
     from walsender_bridge.observability.observation import seen_processes
 
     now = time.time()
     up = pid_file.owner(settings.run_dir)
     for process in seen_processes(settings.run_dir, up) if up is not None else ():
-        for what in process.ill(now):
+        for what in process.problems(now):
             yield Finding(
                 "process",
                 "this machine",
                 what,
                 Severity.ERROR,
-                repair="its log says why; `tuskline status` shows how often it was started",
+                repair="read its log for the cause; `tuskline status` shows the number of restarts",
                 cause=Cause.UNAVAILABLE,
                 prevents=False,
             )
 
 
 def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[Finding]:
-    """The slots on the source's server that sources have left which are not configured any more."""
+    """The slots on the source's server of sources that are no longer configured."""
     from walsender_bridge.capture import source as capture
     from walsender_bridge.observability import former_sources
     from walsender_bridge.provisioning.configured import capture_source
 
     formers = former_sources.former_sources(settings)
-    # A server that cannot be asked is told by those who ask more of it.
+    # Other checks report a server that cannot be reached.
     with suppress(TusklineError), capture.connect(capture_source(section)) as connection:
         for each in former_sources.left_slots(connection, formers):
             where = f"database {each.database}"
@@ -93,36 +93,38 @@ def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[
 
 
 def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
-    """Why the lake does not go on, and which of its tables do not. `log_id`: of the log, if it answers."""
+    """Why the lake does not continue, and which of its tables do not follow. `log_id`: of the log, if it answers."""
     if settings.lake is None:
         return
+    from spark_consumers.lake import folder
     from spark_consumers.lake.manifest.chain import open_chain
     from spark_consumers.lake.writer import adopt
 
     uri = settings.lake.uri
-    with suppress(TusklineError):
-        # What cannot be read is told by those who look at the folder.
+    with suppress(TusklineError, OSError):
+        # The check of the folder reports what cannot be read.
         head = open_chain(uri).head()
-        for each in table_problems.troubles(head) if head is not None else ():
+        for each in table_problems.problems(head) if head is not None else ():
             yield _of_table(each)
-    errors = [
-        None if log_id is None else adopt.trouble(uri, log_id),
-        lake_status.trouble(settings.run_dir, uri),
-    ]
-    told: set[str] = set()
+    errors = [None, lake_status.problem(settings.run_dir, uri)]
+    try:
+        errors[0] = None if log_id is None else adopt.trouble(uri, log_id)
+    except (TusklineError, OSError) as unreadable:
+        errors[0] = folder.why(unreadable, uri)
+    reported: set[str] = set()
     for error in errors:
-        if error is not None and error.what not in told:
-            told.add(error.what)
+        if error is not None and error.what not in reported:
+            reported.add(error.what)
             yield failed("lake", error.where or uri, error)
 
 
-def _of_table(trouble: table_problems.Trouble) -> Finding:
+def _of_table(problem: table_problems.TableProblem) -> Finding:
     return Finding(
         "table",
-        trouble.table,
-        trouble.what,
+        problem.table,
+        problem.what,
         Severity.ERROR,
-        repair=trouble.repair,
+        repair=problem.repair,
         cause=Cause.LAKE,
         prevents=False,
     )

@@ -1,4 +1,4 @@
-"""Evaluates a source's publication: what is in it, what could be, and what must not. Pure."""
+"""Evaluates a source's publication: what it has, what it lacks, and what it must not have. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.doctor.finding import Finding, Severity, counted
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject
+from walsender_bridge.own_schema.provisioned import PROVISIONED_TABLE, ProvisionedObject
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.postgres.table_patterns import Choice, Chosen
 from walsender_bridge.provisioning.fixes import block, comment, fix, publish, recorded
@@ -20,18 +20,18 @@ Table = dict[str, Any]
 
 
 def left_out(chosen: Chosen, where: str) -> Iterator[Finding]:
-    """The tables that a pattern matches, or the default, and that are not published; entries that match nothing."""
+    """The tables that a pattern or the default selects, and that are not published; entries that match nothing."""
     for entry in chosen.idle:
         yield Finding(
             "tables",
             where,
             f"the entry {entry!r} of `tables` matches no table that could be published",
             WARNING,
-            repair="correct it, or take it out; partitions are matched by the name of their partitioned table",
+            repair="correct or remove it; partitions are matched by the name of their partitioned table",
         )
     for each in chosen.left_out:
         if each.table.published:
-            # What that does to it is said elsewhere.
+            # Another check reports the consequence.
             continue
         yield Finding(
             "tables left out",
@@ -39,7 +39,7 @@ def left_out(chosen: Chosen, where: str) -> Iterator[Finding]:
             f"{each.table.name} {each.reason}",
             WARNING,
             repair=f"{each.repair}{f', {each.cost}' if each.cost else ''}; or exclude it in `tables`",
-            # What has a price is not for a script to decide.
+            # A repair with a cost is for the operator to decide, not for the script.
             fix=comment(f"{each.repair};"),
         )
 
@@ -61,9 +61,9 @@ def evaluate(
         yield Finding(
             CHECK,
             where,
-            f"{name} leaves out {', '.join(left)}",
+            f"{name} does not publish {', '.join(left)}",
             ERROR,
-            repair="publish all four",
+            repair="publish insert, update, delete and truncate",
             fix=fix("fix/operations", publication=name),
             cause=Cause.PUBLICATION,
         )
@@ -78,16 +78,16 @@ def evaluate(
             where,
             f"{name} lacks {', '.join([*named, *fit])}",
             WARNING,
-            repair="`tuskline init` adds them, with --admin if the role may not",
+            repair="run tuskline init, with --admin if the role may not add them",
             fix=publish(facts["version"], name, named, fit),
         )
     if found["ours"] and chosen.unmeant:
         yield Finding(
             CHECK,
             where,
-            f"{name} has {', '.join(t.name for t in chosen.unmeant)}, which `tables` do not mean",
+            f"{name} has {', '.join(t.name for t in chosen.unmeant)}, which `tables` does not select",
             WARNING,
-            repair="`tuskline init` takes them out; or add them to `tables`",
+            repair="run tuskline init to remove them from it, or add them to `tables`",
         )
     if not left and not named and not fit:
         yield Finding(CHECK, where, f"{name} has {counted(len(facts['published']), 'table')}")
@@ -96,15 +96,15 @@ def evaluate(
 def _of_others(
     found: Facts, choice: Choice, source: CaptureSource, where: str
 ) -> Iterator[Finding]:
-    """A publication that Tuskline does not keep stays as it is, and may publish what it should not."""
+    """A publication that Tuskline does not maintain stays as it is, and may publish too much."""
     kinds = {"all tables": found["puballtables"], "whole schemas": found["schemas"]}
     whole = [kind for kind, is_so in kinds.items() if is_so]
     if whole:
         yield Finding(
             CHECK,
             where,
-            f"{source.publication} was not made by this version, and publishes {' and '.join(whole)}: a table that is made"
-            " there without a replica identity has its UPDATEs and DELETEs refused",
+            f"{source.publication} was not created by this version, and publishes {' and '.join(whole)}: the server"
+            " refuses UPDATEs and DELETEs of a table that is created there without a replica identity",
             WARNING,
             repair="move to a publication of Tuskline's own (docs/tables.md, Which tables)",
         )
@@ -112,12 +112,12 @@ def _of_others(
         yield Finding(
             CHECK,
             where,
-            f"{source.publication} was not made by Tuskline, which adds no tables to it unless `tables` mean them",
+            f"{source.publication} was not created by Tuskline, which adds only tables that `tables` names",
         )
 
 
 def _dropped(why: str, source: CaptureSource, where: str) -> Finding:
-    """No SQL: made again by hand it would only look like the one that the slot began with."""
+    """No SQL: a publication that is created again by hand is not the one that the slot started with."""
     return Finding(
         CHECK,
         where,
@@ -125,7 +125,7 @@ def _dropped(why: str, source: CaptureSource, where: str) -> Finding:
         ERROR,
         repair=reattach(source),
         cause=Cause.PUBLICATION,
-        # The log is needed for the repair, and other sources go on.
+        # The log is needed for the repair, and other sources continue.
         prevents=False,
     )
 
@@ -136,25 +136,25 @@ def _absent(
     name = source.publication
     if own_slot(facts, source) is not None:
         if not facts["other_publication"]:
-            what = f"{name} is gone, and its slot is there: no change can be decoded without it"
+            what = f"{name} does not exist, but its slot does: no change can be decoded without the publication"
             yield _dropped(what, source, where)
         return
-    if may_make(facts, tables):
-        yield Finding(CHECK, where, f"{name} is not there yet", repair="`tuskline init` makes it")
+    if may_create(facts, tables):
+        yield Finding(CHECK, where, f"{name} does not exist yet", repair="run tuskline init")
         return
     yield Finding(
         CHECK,
         where,
-        f"{name} is not there, and {facts['role']['name']} may not make it",
+        f"{name} does not exist, and {facts['role']['name']} may not create it",
         ERROR,
-        repair="tuskline init --admin user=...",
+        repair="run tuskline init --admin user=...",
         fix=_create(facts, source),
         cause=Cause.PRIVILEGE,
     )
 
 
-def may_make(facts: Facts, tables: Sequence[Table]) -> bool:
-    """Whether the source's role may make a publication of what is meant."""
+def may_create(facts: Facts, tables: Sequence[Table]) -> bool:
+    """Whether the source's role may create a publication of the selected tables."""
     if facts["role"]["superuser"]:
         return True
     wanted = {table.name for table in facts["chosen"].wanted}
@@ -163,9 +163,9 @@ def may_make(facts: Facts, tables: Sequence[Table]) -> bool:
 
 
 def _create(facts: Facts, source: CaptureSource) -> str:
-    """The statements that `init --admin` would run, the record included, in one transaction.
+    """The statements that `init --admin` would run, including the record, in one transaction.
 
-    Neither the role nor what it may read: those are findings of their own.
+    Without the role and its SELECT privileges: those are findings of their own.
     """
     chosen: Chosen = facts["chosen"]
     role, name = facts["role"]["name"], source.publication
@@ -176,24 +176,24 @@ def _create(facts: Facts, source: CaptureSource) -> str:
     texts.append(fix("publication/comment", publication=name))
     if facts["version"] >= 130_000:
         texts.append(fix("publication/via_root", publication=name))
-    made = [
+    created = [
         ProvisionedObject("schema", "tuskline"),
         ProvisionedObject("publication", name),
         ProvisionedObject("slot", source.slot),
     ]
     if not facts["role"]["there"]:
-        made.append(ProvisionedObject("role", role))
+        created.append(ProvisionedObject("role", role))
     if not facts["role"]["connect"]:
-        made.append(ProvisionedObject("database", facts["database"], "CONNECT", role))
+        created.append(ProvisionedObject("database", facts["database"], "CONNECT", role))
     if not facts["role"]["superuser"]:
-        made += flush_grants(role)
+        created += flush_grants(role)
         texts += granted(flush_grants(role))
-    texts += [recorded(each, source.slot) for each in made]
+    texts += [recorded(each, source.slot) for each in created]
     return block([*texts, fix("fix/publication_oid", slot_value=source.slot, name_value=name)])
 
 
 def flush_grants(role: str) -> list[ProvisionedObject]:
-    """What the role needs of the schema of ours."""
+    """The privileges that the role needs in the schema `tuskline`."""
     return [
         ProvisionedObject("schema", "tuskline", "USAGE", role),
         ProvisionedObject("table", FLUSH_TABLE, "SELECT", role),
@@ -203,19 +203,19 @@ def flush_grants(role: str) -> list[ProvisionedObject]:
 
 
 def record_grant(role: str) -> ProvisionedObject:
-    """What it needs to see which publication its slot began with."""
-    return ProvisionedObject("table", MADE_TABLE, "SELECT", role)
+    """The privilege to read which publication the slot started with."""
+    return ProvisionedObject("table", PROVISIONED_TABLE, "SELECT", role)
 
 
 def granted(grants: Sequence[ProvisionedObject]) -> list[str]:
     """The statements that grant these."""
     found = []
-    for made in grants:
+    for grant in grants:
         text = (
             "provisioning/roles_flush"
-            if made.privilege == "UPDATE"
-            else f"provisioning/roles_{made.kind}"
+            if grant.privilege == "UPDATE"
+            else f"provisioning/roles_{grant.kind}"
         )
-        key = "relation" if made.kind == "table" else "name"
-        found.append(fix(text, role=made.grantee, **{key: made.name}))
+        key = "relation" if grant.kind == "table" else "name"
+        found.append(fix(text, role=grant.grantee, **{key: grant.name}))
     return found

@@ -1,8 +1,7 @@
 """Evaluates a server whose commits are to wait for safekeepers, from the facts of sql/quorum/facts.sql.
 
-What would let a commit return without the quorum, or hang for ever, is an error. None of it keeps `up` from
-starting, but a minor version that breaks the quorum's promise: a server that waits for the proposer is worst off
-without one.
+What lets a commit return without the quorum, or hang forever, is an error. Only one error prevents `up` from starting: a
+minor version that breaks the quorum's guarantee. A server that waits for the proposer needs one in all other cases.
 """
 
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ from walsender_bridge.provisioning.quorum import SETTING, ConfiguredQuorum, crow
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Facts = dict[str, Any]
 
-#: The first minor of a major that never writes a part of a record anew on the same timeline (11.14's release notes).
-MENDED: Final = {11: 14, 12: 9, 13: 5, 14: 1}
-#: Connections of the proposer: the stream, and one for older WAL; the slot is moved by an ordinary one.
+#: The first minor of a major that never writes a part of a record again on the same timeline (11.14's release notes).
+FIXED_IN: Final = {11: 14, 12: 9, 13: 5, 14: 1}
+#: Walsenders of the proposer: the stream, and one for older WAL. An ordinary session advances the slot.
 SENDERS: Final = 2
 _MEGABYTE: Final = 1 << 20
 
@@ -44,14 +43,14 @@ def _error(check: str, where: str, what: str, repair: str, fix_sql: str = "") ->
 
 def _version(facts: Facts, where: str) -> Iterator[Finding]:
     major, minor = divmod(facts["version"], 10_000)
-    if minor < MENDED.get(major, 0):
+    if minor < FIXED_IN.get(major, 0):
         yield Finding(
             "minor version",
             where,
-            f"{facts['version_text']} may write a part of a record anew on the same timeline after a crash: "
-            "safekeepers would hold other bytes than the server",
+            f"{facts['version_text']} may write a part of a record again on the same timeline after a crash: "
+            "safekeepers could then have other bytes than the server",
             ERROR,
-            repair=f"install {major}.{MENDED[major]} or later",
+            repair=f"install {major}.{FIXED_IN[major]} or later",
             cause=Cause.NOT_SUPPORTED,
         )
 
@@ -64,7 +63,7 @@ def _names(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Findi
             SETTING,
             where,
             f"{SETTING} is {text!r}: commits wait for {quorum.name} while it is attached; while it is not, several "
-            "walsenders of another name can answer in its place",
+            "walsenders of another name can satisfy the setting instead",
             WARNING,
             repair=f"leave {quorum.name} alone there, or give each standby an application_name of its own",
         )
@@ -73,10 +72,10 @@ def _names(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Findi
         yield Finding(
             SETTING,
             where,
-            f"{SETTING} is {text!r}: when another proposer takes over, commits wait for the older one's walsender, up to"
-            " wal_sender_timeout if a partition has cut it off",
+            f"{SETTING} is {text!r}: when another proposer takes over, commits wait for the walsender of the previous one,"
+            " up to wal_sender_timeout if a network partition has cut it off",
             WARNING,
-            repair="tuskline quorum require",
+            repair="run tuskline quorum require",
             fix=fix("fix/keep_size", name=SETTING, value=str(wanted)),
         )
         return
@@ -89,9 +88,9 @@ def _names(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Findi
         yield _error(
             SETTING,
             where,
-            f"{SETTING} is {text!r}: others can answer in the place of {quorum.name}, and COMMIT returns "
+            f"{SETTING} is {text!r}: other standbys can acknowledge instead of {quorum.name}, and COMMIT returns "
             "without a quorum",
-            f"name every standby that has to answer, the quorum first, and no *: {safe}",
+            f"name every standby that has to acknowledge, the quorum first, without *: {safe}",
             fix("fix/keep_size", name=SETTING, value=str(safe)),
         )
         return
@@ -100,7 +99,7 @@ def _names(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Findi
         where,
         f"commits do not wait for the quorum ({SETTING} is {text!r})",
         WARNING,
-        repair="tuskline up, then tuskline quorum require",
+        repair="run tuskline up, then tuskline quorum require",
         fix=fix("fix/keep_size", name=SETTING, value=str(wanted)) if facts["senders"] else "",
     )
 
@@ -112,27 +111,27 @@ def _proposers(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[F
             "standbys",
             where,
             several,
-            "give each standby an application_name of its own; one whose connection was cut ends after wal_sender_timeout",
+            "give each standby an application_name of its own; the walsender of a broken connection ends after wal_sender_timeout",
         )
     if facts["senders"] > 1:
         yield _error(
             "proposer",
             where,
-            f"{facts['senders']} standbys call themselves {quorum.name}: each can answer for the quorum",
+            f"{facts['senders']} standbys have the application_name {quorum.name}: each can acknowledge for the quorum",
             f"only the proposer may use the application_name {quorum.name}: stop the others",
         )
     elif waits and not facts["senders"]:
         yield _error(
             "proposer",
             where,
-            f"commits hang: they wait for {quorum.name}, and nobody runs it",
-            "tuskline up; or tuskline quorum release (docs/quorum-lost.md)",
+            f"commits hang: they wait for {quorum.name}, and no proposer is attached",
+            "run tuskline up, or tuskline quorum release (docs/quorum-lost.md)",
         )
     elif facts["senders"]:
-        told = f", {facts['waiting']} commits wait" if facts["waiting"] else ""
-        yield Finding("proposer", where, f"{quorum.name} is attached{told}")
+        waiting = f", {facts['waiting']} commits wait" if facts["waiting"] else ""
+        yield Finding("proposer", where, f"{quorum.name} is attached{waiting}")
     else:
-        yield Finding("proposer", where, f"{quorum.name} is not attached", repair="tuskline up")
+        yield Finding("proposer", where, f"{quorum.name} is not attached", repair="run tuskline up")
 
 
 def _synchronous_commit(facts: Facts, where: str) -> Iterator[Finding]:
@@ -141,31 +140,31 @@ def _synchronous_commit(facts: Facts, where: str) -> Iterator[Finding]:
         (each["role"] or "", each["database"] or "", each["value"])
         for each in facts["commit_elsewhere"]
     ]
-    quiet = True
+    safe = True
     for role, database, value in places:
         place = " ".join(
             filter(None, (f"of role {role}" if role else "", f"in {database}" if database else ""))
         )
         repair = _on(role, database)
         if value == "remote_apply":
-            quiet = False
+            safe = False
             yield _error(
                 "synchronous_commit",
                 where,
                 f"synchronous_commit {place} is remote_apply".replace("  ", " ")
-                + ": safekeepers replay nothing, so every such commit would hang",
+                + ": safekeepers replay nothing, so every such commit hangs",
                 "set it to on",
                 repair,
             )
         elif value in {"off", "local"}:
-            quiet = False
+            safe = False
             what = f"synchronous_commit {place} is {value}".replace("  ", " ")
             what += ": such commits return without a quorum"
             if place:
                 yield Finding("synchronous_commit", where, what, WARNING, repair="set it to on")
             else:
                 yield _error("synchronous_commit", where, what, "set it to on", repair)
-    if quiet:
+    if safe:
         yield Finding("synchronous_commit", where, str(facts["commit"]))
 
 
@@ -180,7 +179,7 @@ def _on(role: str, database: str) -> str:
 
 
 def _room(facts: Facts, where: str) -> Iterator[Finding]:
-    """Beside what capture needs, which `settings` judges."""
+    """The quorum's needs, in addition to those of capture, which `settings` evaluates."""
     settings = facts["settings"]
     needs = {
         "max_wal_senders": (SENDERS - min(facts["senders"], SENDERS), facts["senders_used"]),
@@ -207,7 +206,7 @@ def _retention(facts: Facts, where: str, max_laggard_bytes: int) -> Iterator[Fin
         yield Finding(
             "max_slot_wal_keep_size",
             where,
-            f"{keep} MB: a safekeeper that is away is fed no longer than that, and [safekeepers] "
+            f"{keep} MB: a safekeeper that is away gets no more WAL than that, but [safekeepers] "
             f"max_laggard_bytes promises {max_laggard_bytes // _MEGABYTE} MB",
             WARNING,
             repair="raise it, or lower max_laggard_bytes",
@@ -217,7 +216,7 @@ def _retention(facts: Facts, where: str, max_laggard_bytes: int) -> Iterator[Fin
 def _slot(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Finding]:
     slot = facts["slot"]
     if slot is None:
-        yield Finding("safekeepers' slot", where, f"{quorum.slot} is not there yet")
+        yield Finding("safekeepers' slot", where, f"{quorum.slot} does not exist yet")
         return
     lost = slot.get("wal_status") == "lost" or slot.get("invalidation_reason")
     if slot["slot_type"] != "physical" or slot["active"]:
@@ -239,13 +238,13 @@ def _slot(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Findin
 
 
 def _replacement(facts: Facts) -> str:
-    """How a lost slot comes back: with what the safekeepers lack still on the server."""
+    """The repair of a lost slot: the WAL that the safekeepers lack has to be on the server still."""
     quorum_lsn, flush_lsn = facts.get("quorum_lsn"), facts.get("flush_lsn")
     if quorum_lsn is not None and flush_lsn is not None and quorum_lsn >= flush_lsn:
-        return "a majority of the safekeepers has all WAL: restart the proposer, which replaces it"
+        return "restart the proposer, which replaces the slot; a majority of the safekeepers has all WAL"
     return (
-        "start the safekeepers that are away, and the proposer, which replaces it; if WAL that a majority lacks has been"
-        " removed, it says so (docs/quorum-lost.md)"
+        "start the safekeepers that are away, and the proposer, which replaces the slot; it reports if WAL that a majority"
+        " lacks has been removed (docs/quorum-lost.md)"
     )
 
 
@@ -255,10 +254,10 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "quorum privileges",
             where,
-            f"{role} may not see what the proposer reports and which commits wait: `tuskline wait --quorum` and "
-            "`status` cannot tell",
+            f"{role} may not see the proposer's reports and the waiting commits, which `tuskline wait --quorum` and "
+            "`tuskline status` need",
             WARNING,
-            repair=f"tuskline init --admin user=..., or GRANT pg_read_all_stats TO {role}",
+            repair=f"run tuskline init --admin user=..., or GRANT pg_read_all_stats TO {role}",
             fix=fix("provisioning/roles_stats", role=role),
             cause=Cause.PRIVILEGE,
         )
@@ -266,12 +265,14 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "quorum privileges",
             where,
-            f"{role} may not execute pg_replication_slot_advance: WAL for safekeepers would never be let go",
+            f"{role} may not execute pg_replication_slot_advance: the server would keep WAL for safekeepers forever",
             ERROR,
-            repair="grant it",
+            repair="GRANT EXECUTE on that function to the role",
             fix=fix("provisioning/roles_advance", role=role),
             cause=Cause.PRIVILEGE,
             prevents=False,
         )
     if facts["may_see"] and facts["may_advance"]:
-        yield Finding("quorum privileges", where, f"{role} has what the quorum needs")
+        yield Finding(
+            "quorum privileges", where, f"{role} has the privileges that the quorum needs"
+        )

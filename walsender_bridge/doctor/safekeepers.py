@@ -1,7 +1,7 @@
-"""The configured safekeepers, as doctor finds them: whether each answers, and whether its WAL is this server's.
+"""The configured safekeepers: whether each answers, and whether its WAL is this server's.
 
-`reach` asks each one who it is, as a proposer greets it, which changes nothing there. `evaluate` knows no connection. What
-only the proposer can find out (another history, other bytes at the same position: a clone), is told in its words.
+`reach` sends each a proposer's greeting, which changes nothing there. `evaluate` knows no connection. What
+only the proposer can detect (another history, or other bytes at the same position: a clone) comes from its status.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SafekeeperAnswer:
-    """What a safekeeper said, or why it said nothing."""
+    """The answer of a safekeeper, or why there is none."""
 
     address: str
     message: m.SafekeeperGreeting | m.Refused | None
@@ -38,50 +38,50 @@ class SafekeeperAnswer:
 
 
 def reach(addresses: Sequence[str], server: m.ServerInfo) -> list[SafekeeperAnswer]:
-    """Ask each of them, side by side: those that hang cost no more than one."""
+    """Greet all of them in parallel: several that hang take no longer than one."""
     places = [
         (host.strip("[]"), int(port))
         for host, _, port in (each.rpartition(":") for each in addresses)
     ]
-    said = dict(ask_each(places, server, _ANSWER_SECONDS))
-    return [_answer(address, said[index]) for index, address in enumerate(addresses)]
+    answers = dict(ask_each(places, server, _ANSWER_SECONDS))
+    return [_answer(address, answers[index]) for index, address in enumerate(addresses)]
 
 
 def _answer(
-    address: str, said: m.SafekeeperGreeting | m.Refused | TusklineError
+    address: str, message: m.SafekeeperGreeting | m.Refused | TusklineError
 ) -> SafekeeperAnswer:
-    if isinstance(said, TusklineError):
-        return SafekeeperAnswer(address, None, said.what)
-    return SafekeeperAnswer(address, said)
+    if isinstance(message, TusklineError):
+        return SafekeeperAnswer(address, None, message.what)
+    return SafekeeperAnswer(address, message)
 
 
 def evaluate(
     answers: Sequence[SafekeeperAnswer], server: m.ServerInfo, primary: Primary, where: str
 ) -> Iterator[Finding]:
     """A finding for each safekeeper, and one for all of them."""
-    there = []
+    usable = []
     greetings = [a.message for a in answers if isinstance(a.message, m.SafekeeperGreeting)]
     far = election.too_far(greetings, newest([each.configuration for each in greetings]))
     for answer in answers:
         found = _one(answer, server, primary, where) or _too_far(answer, far)
         if found is None:
-            there.append(answer)
+            usable.append(answer)
             found = Finding(_CHECK, answer.address, "answers")
         yield found
-    counted = [a.message.safekeeper for a in there if isinstance(a.message, m.SafekeeperGreeting)]
+    counted = [a.message.safekeeper for a in usable if isinstance(a.message, m.SafekeeperGreeting)]
     if len(set(counted)) < len(counted):
         yield _finding(
             where,
-            "two addresses lead to the same safekeeper: it would be counted twice",
-            "give each address its own",
+            "two addresses reach the same safekeeper, which would count twice",
+            "configure each safekeeper with one address",
             Cause.CONFIG,
         )
     if len(set(counted)) * 2 <= len(answers):
         yield _finding(
             where,
-            f"{len(set(counted))} of {len(answers)} safekeepers are fit: no quorum, and commits that are to "
+            f"{len(set(counted))} of {len(answers)} safekeepers are usable: there is no quorum, and commits that "
             "wait for it hang",
-            "start them; docs/quorum-lost.md when they do not come back",
+            "start the others; if they cannot return, see docs/quorum-lost.md",
             Cause.UNAVAILABLE,
         )
 
@@ -89,9 +89,9 @@ def evaluate(
 def _one(
     answer: SafekeeperAnswer, server: m.ServerInfo, primary: Primary, where: str
 ) -> Finding | None:
-    """What is wrong with this one; None: nothing."""
-    said = answer.message
-    if said is None:
+    """The problem of this safekeeper; None if it has none."""
+    message = answer.message
+    if message is None:
         return _finding(
             answer.address,
             f"does not answer: {answer.silence}",
@@ -99,19 +99,21 @@ def _one(
             Cause.UNAVAILABLE,
             WARNING,
         )
-    if isinstance(said, m.Refused):
-        field = _FIELDS.get(said.reason)
+    if isinstance(message, m.Refused):
+        field = _FIELDS.get(message.reason)
         what = (
-            f"it keeps the WAL of another server: {field} {said.detail}" if field else said.detail
+            f"it stores the WAL of another server: {field} {message.detail}"
+            if field
+            else message.detail
         )
         return _finding(answer.address, what, _OTHER_SERVER, Cause.DIVERGED)
-    if said.server.system_id and said.server != server:
-        what = f"it keeps the WAL of {said.server}, and {where} is {server}"
+    if message.server.system_id and message.server != server:
+        what = f"it stores the WAL of {message.server}, but {where} is {server}"
         return _finding(answer.address, what, _OTHER_SERVER, Cause.DIVERGED)
-    if said.timeline == primary.lineage.timeline and said.commit_lsn > primary.flush_lsn:
+    if message.timeline == primary.lineage.timeline and message.commit_lsn > primary.flush_lsn:
         return _finding(
             answer.address,
-            f"a quorum has WAL up to {format_lsn(said.commit_lsn)}, and {where} ends at "
+            f"a quorum has WAL up to {format_lsn(message.commit_lsn)}, but the WAL of {where} ends at "
             f"{format_lsn(primary.flush_lsn)}: it was restored from an older state",
             "rebuild this server from a base backup and the safekeepers' WAL",
             Cause.DIVERGED,
@@ -120,13 +122,13 @@ def _one(
 
 
 def _too_far(answer: SafekeeperAnswer, far: Container[int]) -> Finding | None:
-    """Whether no proposer campaigns for its vote any more."""
-    said = answer.message
-    if not isinstance(said, m.SafekeeperGreeting) or said.safekeeper not in far:
+    """Whether its term is too high for any proposer to campaign for its vote."""
+    message = answer.message
+    if not isinstance(message, m.SafekeeperGreeting) or message.safekeeper not in far:
         return None
     return _finding(
         answer.address,
-        f"it voted in term {said.node_id.term}, which no election of the others reaches: it follows no proposer any more",
+        f"it voted in term {message.node_id.term}, which no election of the others reaches: it no longer follows any proposer",
         f"move its data directory away, start it, and run tuskline safekeeper replace {answer.address} {answer.address}",
         Cause.DIVERGED,
     )
@@ -141,10 +143,10 @@ def _finding(
     return Finding(_CHECK, where, what, severity, repair=repair, cause=cause, prevents=False)
 
 
-def proposer(told: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Why the proposer has ended, in its own words; nothing while it goes on."""
-    error = told.get("error")
-    if told.get("phase") == "ended" and error:
+def proposer(status: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """The error with which the proposer ended; nothing while it runs."""
+    error = status.get("error")
+    if status.get("phase") == "ended" and error:
         cause = Cause.__members__.get(error.get("code", ""), Cause.INTERNAL)
         yield Finding(
             "proposer",

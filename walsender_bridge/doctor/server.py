@@ -1,7 +1,7 @@
-"""A source's server, asked with the source's own role: no superuser is needed to hear what is wrong.
+"""A source's server, queried with the source's own role: diagnosis needs no superuser.
 
-`examine` asks; the functions in `settings` and `tables` evaluate the answers, and know no connection. So do `quorum` and
-`safekeepers` what `examine_quorum` heard.
+`examine` queries; the functions in `settings` and `tables` evaluate the facts, and know no connection. `quorum` and
+`safekeepers` do the same for `examine_quorum`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,22 +43,24 @@ def examine(
     admin: str | None = None,
     known: Callable[[], KnownPosition | None] = lambda: None,
 ) -> list[Finding]:
-    """Everything there is to say about the source; a server that cannot be reached is one finding.
+    """All findings about the source; a server that cannot be reached is one finding.
 
-    `admin`: asked as an administrator (`provisioning.init`), also before there is the source's role. `known`: says where its stream
-    stands (`capture.stream_record`).
+    `admin`: query as an administrator (`provisioning.init`), possibly before the source's role exists. `known` returns the
+    position of its stream (`capture.stream_record`).
     """
     where = f"{source.name} ({source.where})"
     try:
         facts, found, untrusted = _ask(source, admin)
     except AuthenticationError as error:
-        told = failed("connection", where, error)
-        hint = "if its role is not there yet: tuskline doctor --admin user=..., and tuskline init --admin user=..."
-        return [replace(told, repair=f"{error.repair}; {hint}" if admin is None else error.repair)]
+        refused = failed("connection", where, error)
+        hint = "if the role does not exist yet, run tuskline doctor --admin user=..., and tuskline init --admin user=..."
+        return [
+            replace(refused, repair=f"{error.repair}; {hint}" if admin is None else error.repair)
+        ]
     except TusklineError as error:
         return [failed("connection", where, error)]
     findings = [Finding("connection", where, f"PostgreSQL {facts['version_text']}")]
-    # The slot goes forward while this looks: it is asked for before what the log has, and the end of the WAL after that.
+    # The slot advances meanwhile: its position is read before that of the log, and the end of the WAL after that.
     position, server = known(), None
     if facts["role"]["there"]:
         tried, server = _walsender(source, where)
@@ -67,14 +69,14 @@ def examine(
         findings += host_based.evaluate(facts, where)
     diverged = [*stream.evaluate(facts, position, server, source, where)]
     if any(each.check == stream.CLUSTER for each in diverged):
-        # All the rest is said of a server that is not the source's.
+        # All other findings are about a server that is not the source's.
         return [findings[0], *diverged]
     findings += diverged
     facts["begun"] = position is not None and position.log.begun
     findings += settings.evaluate(facts, source, where)
     findings += tables.evaluate(facts, found, source, where)
     if untrusted is not None:
-        # A script that writes to what is there would run it.
+        # A script that writes to this schema would run another role's code.
         bare = [replace(each, fix="") for each in findings]
         return [*bare, failed("schema", where, untrusted)]
     return findings
@@ -84,22 +86,22 @@ def examine_quorum(
     quorum: ConfiguredQuorum,
     addresses: Sequence[str],
     max_laggard_bytes: int,
-    told: Mapping[str, Any],
+    status: Mapping[str, Any],
     admin: str | None = None,
 ) -> list[Finding]:
-    """The server as the quorum's, and the safekeepers at `addresses`, if any. `told`: the proposer's status, or nothing.
+    """The findings about the quorum's server, and about the safekeepers at `addresses`, if any. `status`: the proposer's, or empty.
 
     `admin` as for `examine`.
     """
     where = f"{quorum.source.name} ({quorum.where})"
-    findings = [*safekeepers.proposer(told, where)]
+    findings = [*safekeepers.proposer(status, where)]
     try:
         with session(quorum, admin) as connection:
             found = facts(connection, quorum)
             found |= _of_role(connection, quorum.source, admin)
             if not found.get("there", True):
-                asked_for = {**found, "hba": _rules(connection), "database": ""}
-                findings += host_based.evaluate(asked_for, where, physical=True)
+                rules = {**found, "hba": _rules(connection), "database": ""}
+                findings += host_based.evaluate(rules, where, physical=True)
                 addresses = ()
         findings += quorum_settings.evaluate(found, quorum, where, max_laggard_bytes)
         if found["in_recovery"] or not addresses:
@@ -113,7 +115,7 @@ def examine_quorum(
 
 
 def examine_gate(source: CaptureSource, rule: Rule, admin: str | None = None) -> list[Finding]:
-    """Whether the candidates of its commit gate can be waited for. `admin` as for `examine`."""
+    """The findings about the candidates of its commit gate. `admin` as for `examine`."""
     where = f"{source.name} ({source.where})"
     try:
         with capture.connect(as_admin(source, admin)) as connection:
@@ -129,7 +131,7 @@ def examine_gate(source: CaptureSource, rule: Rule, admin: str | None = None) ->
 def _of_role(
     connection: psycopg.Connection[Any], source: CaptureSource, admin: str | None
 ) -> dict[str, Any]:
-    """What the source's role may, where an administrator is connected."""
+    """The privileges of the source's role, if an administrator is connected."""
     if admin is None:
         return {}
     names = {"role": login_of(source.dsn).user}
@@ -139,14 +141,14 @@ def _of_role(
 
 
 def failed(check: str, where: str, error: TusklineError) -> Finding:
-    """The finding that an error is."""
+    """An error as a finding."""
     return Finding(check, where, error.what, Severity.ERROR, repair=error.repair, cause=error.cause)
 
 
 def _ask(
     source: CaptureSource, admin: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]], UntrustedError | None]:
-    """What the server says of itself and of the tables, and whose schema `tuskline` is, where that must not be used."""
+    """The facts of the server and of the tables, and an error if the schema `tuskline` must not be trusted."""
     login = None if admin is None else login_of(source.dsn)
     with capture.connect(as_admin(source, admin)) as connection:
         role = connection.info.user if login is None else login.user
@@ -163,7 +165,7 @@ def _ask(
             load("provisioning/attach_own").encode(), {"role": role}
         ).fetchone()
         assert own is not None
-        rights = ("reachable", "readable", "writable", "recordable", "told")
+        rights = ("reachable", "readable", "writable", "recordable", "record_readable")
         facts["own"] = dict(zip(rights, own, strict=True))
         refused = connection.execute(
             load("doctor/published_unidentified").encode(), names
@@ -191,7 +193,7 @@ def _ask(
 
 
 def _rules(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
-    """The rules of pg_hba.conf; none where the session may not read them."""
+    """The rules of pg_hba.conf; none if the session may not read them."""
     try:
         return connection.execute(load("doctor/hba").encode()).fetchall()
     except psycopg.errors.InsufficientPrivilege:
@@ -201,7 +203,7 @@ def _rules(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
 def _walsender(
     source: CaptureSource, where: str
 ) -> tuple[list[Finding], stream.WalsenderIdentity | None]:
-    """Whether the role is let in to replicate: pg_hba.conf and REPLICATION, tried and not guessed. And the server's history."""
+    """Try a replication connection, instead of evaluating pg_hba.conf and REPLICATION. Also returns the server's timelines."""
     try:
         name = f"tuskline-doctor-{source.name}"
         with ReplicationConnection.connect(source.dsn, application_name=name) as walsender:

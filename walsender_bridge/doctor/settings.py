@@ -14,9 +14,9 @@ from walsender_bridge.provisioning.fixes import block, comment, fix, recorded
 
 #: The newest major that this version is tested with.
 NEWEST_MAJOR: Final = 18
-#: Bytes of WAL below which `max_slot_wal_keep_size` makes a short pause of the bridge lose the slot.
+#: Bytes of WAL below which `max_slot_wal_keep_size` loses the slot after a short pause of the bridge.
 SMALL_KEEP: Final = 1 << 30
-#: Seconds of age at which an open transaction is worth a word: a slot is not made before it ends.
+#: Seconds of age at which an open transaction is reported: a slot is not created before it ends.
 OLD_TRANSACTION: Final = 60
 
 _MEGABYTE: Final = 1 << 20
@@ -55,16 +55,16 @@ def _version(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "version",
             where,
-            f"PostgreSQL {text} is too old",
+            f"PostgreSQL {text} is not supported",
             ERROR,
-            repair="PostgreSQL 11 or later is needed",
+            repair="upgrade to PostgreSQL 11 or later",
             cause=Cause.NOT_SUPPORTED,
         )
     elif major > NEWEST_MAJOR:
         yield Finding(
             "version",
             where,
-            f"PostgreSQL {text} is newer than what this version is tested with",
+            f"PostgreSQL {text} is newer than the versions that this version was tested with",
             WARNING,
         )
     else:
@@ -100,7 +100,7 @@ def _wal_level(facts: Facts, where: str) -> Iterator[Finding]:
 
 
 def _room(facts: Facts, source: CaptureSource, where: str) -> Iterator[Finding]:
-    """Capture needs a slot and a walsender for good, and a copy of tables one of each for its time."""
+    """Capture needs a slot and a walsender permanently; a copy of tables needs one of each while it runs."""
     slot = own_slot(facts, source)
     lasting = {
         "max_replication_slots": (slot is None, facts["slots_used"]),
@@ -116,7 +116,7 @@ def _room(facts: Facts, source: CaptureSource, where: str) -> Iterator[Finding]:
         yield Finding(
             name,
             where,
-            f"{max(free, 0)} of {limit} are free; needed are {needed}: "
+            f"{max(free, 0)} of {limit} are free, but {needed} are needed: "
             + ("one for capture, " if missing else "")
             + "one while tables are copied",
             ERROR if free < missing else WARNING,
@@ -135,8 +135,8 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
             where,
             f"{role['name']} is a superuser",
             WARNING,
-            repair="name a role of Tuskline's own in the DSN and run `tuskline init --admin "
-            f"user={role['name']}`, which makes it with what it needs",
+            repair="name a role of its own in the DSN, and run tuskline init --admin "
+            f"user={role['name']}, which creates it with the necessary privileges",
         )
     elif role["replication"] and role["login"]:
         yield Finding("role", where, f"{role['name']} may replicate")
@@ -157,7 +157,7 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
             where,
             f"{role['name']} may not connect to database {facts['database']}",
             ERROR,
-            repair="tuskline init --admin user=..., or GRANT CONNECT",
+            repair="run tuskline init --admin user=..., or GRANT CONNECT",
             fix=in_record(
                 facts,
                 [fix("provisioning/roles_database", name=connect.name, role=role["name"])],
@@ -169,29 +169,29 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
 
 def _no_role(facts: Facts, where: str) -> Finding:
     role = facts["role"]
-    made = fix("provisioning/roles", role=role["name"], password=role["secret"])
+    statement = fix("provisioning/roles", role=role["name"], password=role["secret"])
     if role["secret"] is None:
-        made += "\n" + comment(
-            f"The DSN has no password for it; in psql: \\password {role['name']}"
+        statement += "\n" + comment(
+            f"The DSN has no password for it; set one in psql: \\password {role['name']}"
         )
     return Finding(
         "role",
         where,
-        f"role {role['name']} is not there yet",
+        f"role {role['name']} does not exist yet",
         ERROR,
-        repair="tuskline init --admin user=..., which makes it",
-        fix=in_record(facts, [made], ProvisionedObject("role", role["name"])),
+        repair="run tuskline init --admin user=..., which creates it",
+        fix=in_record(facts, [statement], ProvisionedObject("role", role["name"])),
         cause=Cause.PRIVILEGE,
     )
 
 
 def in_record(
-    facts: Facts, statements: Sequence[str], *made: ProvisionedObject, slot: str = ""
+    facts: Facts, statements: Sequence[str], *created: ProvisionedObject, slot: str = ""
 ) -> str:
-    """The statements, and what they make in the record if there is one that a superuser may write to."""
+    """The statements, and the record of what they create, if there is a record that a superuser may write to."""
     if not facts["own"]["recordable"]:
         return "\n".join(statements)
-    return block([*statements, *(recorded(each, slot) for each in made)])
+    return block([*statements, *(recorded(each, slot) for each in created)])
 
 
 def _encoding(facts: Facts, where: str) -> Iterator[Finding]:
@@ -200,10 +200,10 @@ def _encoding(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "encoding",
             where,
-            "the database is in SQL_ASCII: the server converts nothing, and text that is not UTF-8 "
-            "stops the job with its row named",
+            "the database encoding is SQL_ASCII: the server converts nothing, and text that is not UTF-8 "
+            "stops the lake's job with an error that names the row",
             WARNING,
-            repair="see that every client writes UTF-8, or move to a database in UTF8",
+            repair="make sure that every client writes UTF-8, or move to a database with encoding UTF8",
         )
     else:
         converted = "" if encoding == "UTF8" else ", which the server converts to UTF8"
@@ -211,13 +211,13 @@ def _encoding(facts: Facts, where: str) -> Iterator[Finding]:
 
 
 def _retention(facts: Facts, where: str) -> Iterator[Finding]:
-    """What a server does with a slot whose bridge is down (13 and later; 18 and later)."""
+    """Whether the server loses a slot whose bridge is down (13 and later; by idle time, 18 and later)."""
     keep = _setting(facts, "max_slot_wal_keep_size")
     if keep is None:
         yield Finding(
             "max_slot_wal_keep_size",
             where,
-            "this version keeps WAL for a slot without limit",
+            "this version has no limit for the WAL that a slot retains",
             WARNING,
             repair="watch the server's disk while the bridge is down",
         )
@@ -225,18 +225,18 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "max_slot_wal_keep_size",
             where,
-            "no limit: while the bridge is down the server keeps all WAL, until its disk is full",
+            "no limit: while the bridge is down, the server keeps all WAL until its disk is full",
             WARNING,
-            repair="set it to what the server's disk can spare",
+            repair="set it to the amount that the server's disk can spare",
         )
     elif keep * _MEGABYTE < SMALL_KEEP:
         yield Finding(
             "max_slot_wal_keep_size",
             where,
-            f"{keep} MB: a bridge that is down for longer than that lasts loses its slot, and all "
+            f"{keep} MB: a bridge that is down while the server writes more WAL than that loses its slot, and all "
             "tables are copied again",
             WARNING,
-            repair="set it to what the server's disk can spare",
+            repair="set it to the amount that the server's disk can spare",
             fix=fix("fix/keep_size", name="max_slot_wal_keep_size", value="16GB"),
         )
     else:
@@ -250,7 +250,7 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
             where,
             f"a bridge that is down for {seconds:.0f} s loses its slot, and all tables are copied again",
             WARNING,
-            repair="set it to 0, or to longer than the bridge may ever be down",
+            repair="set it to 0, or to more than the longest time that the bridge may be down",
             fix=fix("fix/keep_size", name="idle_replication_slot_timeout", value="0"),
         )
     elif idle is not None:
@@ -260,15 +260,15 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
 def _transactions(facts: Facts, source: CaptureSource, where: str) -> Iterator[Finding]:
     prepared, oldest = facts["prepared"], facts["oldest_seconds"] or 0
     waits = own_slot(facts, source) is None
-    told = "the slot is not made before they end" if waits else "they hold back WAL"
+    effect = "the slot is not created before they end" if waits else "they hold back WAL"
     if prepared:
         names = ", ".join(repr(gid) for gid in prepared[:5])
         yield Finding(
             "prepared transactions",
             where,
-            f"{len(prepared)} are pending ({names}): {told}",
+            f"{len(prepared)} are pending ({names}): {effect}",
             WARNING,
-            repair="COMMIT PREPARED or ROLLBACK PREPARED those that nobody will finish",
+            repair="finish abandoned ones with COMMIT PREPARED or ROLLBACK PREPARED",
         )
     else:
         yield Finding("prepared transactions", where, "none pending")
@@ -276,7 +276,7 @@ def _transactions(facts: Facts, source: CaptureSource, where: str) -> Iterator[F
         yield Finding(
             "open transactions",
             where,
-            f"the oldest has run for {oldest} s: the slot is not made before it ends",
+            f"the oldest has run for {oldest} s: the slot is not created before it ends",
             WARNING,
             repair="end it, or wait",
         )
@@ -288,8 +288,8 @@ def _slots(facts: Facts, source: CaptureSource, where: str) -> Iterator[Finding]
         yield Finding(
             "slot",
             where,
-            f"{source.slot} is not there yet",
-            repair="`tuskline init` makes it",
+            f"{source.slot} does not exist yet",
+            repair="run tuskline init",
         )
     for slot in facts["slots"]:
         yield _slot(facts, slot, source, where)
@@ -308,8 +308,8 @@ def _slot(facts: Facts, slot: Facts, source: CaptureSource, where: str) -> Findi
         return Finding(
             "slot",
             where,
-            f"{name} is not a lasting pgoutput slot of database {facts['database']} that sends "
-            f"transactions at COMMIT (its plugin: {slot['plugin']}, database: {slot['database']})",
+            f"{name} is not a permanent pgoutput slot of database {facts['database']} without two_phase "
+            f"(its plugin: {slot['plugin']}, database: {slot['database']})",
             ERROR,
             repair="choose another slot name",
             cause=Cause.SLOT,
@@ -321,22 +321,22 @@ def _slot(facts: Facts, slot: Facts, source: CaptureSource, where: str) -> Findi
             where,
             f"{name} is lost: {why}",
             bad,
-            repair=reattach(source) if own else "drop it if nobody needs it",
+            repair=reattach(source) if own else "drop it if no client needs it",
             cause=Cause.SLOT,
-            # The log is needed for the repair, and other sources go on.
+            # The log is needed for the repair, and other sources continue.
             prevents=False,
         )
     held = (facts["held_bytes"] or {}).get(name, 0)
-    told = f"{name} holds {held / _MEGABYTE:.1f} MB of WAL"
+    retains = f"{name} retains {held / _MEGABYTE:.1f} MB of WAL"
     if status == "unreserved":
         return Finding(
             "slot",
             where,
-            f"{told}, more than max_slot_wal_keep_size: the next checkpoint may lose it",
+            f"{retains}, more than max_slot_wal_keep_size: the next checkpoint may invalidate it",
             bad,
             repair="start its consumer now, or raise max_slot_wal_keep_size",
             cause=Cause.SLOT,
         )
     if not slot["active"] and not own and held > SMALL_KEEP:
-        return Finding("slot", where, f"{told}, and nobody reads from it", WARNING)
-    return Finding("slot", where, f"{told}{', in use' if slot['active'] else ''}")
+        return Finding("slot", where, f"{retains}, and no client reads from it", WARNING)
+    return Finding("slot", where, f"{retains}{', in use' if slot['active'] else ''}")

@@ -1,7 +1,7 @@
 """Evaluates a primary and its failover candidates as hosts of logical slots, from the facts of sql/doctor/slots.sql.
 
-None of it keeps `up` from starting: without copies everything goes on as long as the primary lives, and `slots status`
-says which copy is not ready.
+No error here prevents `up` from starting: without copies, everything continues as long as the primary lives, and `slots
+status` shows which copy is not ready.
 """
 
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ from walsender_bridge.runtime.sql import load
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Facts = dict[str, Any]
 
-#: The first minor of a major in which advancing a slot does not let go of catalog rows too early (notes of 17.5).
-MENDED: Final = {13: 21, 14: 18, 15: 13, 16: 9, 17: 5}
-#: The first major that keeps copies by itself.
+#: The first minor of a major in which advancing a slot does not release catalog rows too early (notes of 17.5).
+FIXED_IN: Final = {13: 21, 14: 18, 15: 13, 16: 9, 17: 5}
+#: The first major that synchronizes slots by itself.
 NATIVE: Final = 17
-#: Free slots that a copy of each slot needs besides itself: a rename takes one for a moment.
+#: Free slots needed in addition to the copies: a rename temporarily uses one.
 _RENAME: Final = 1
 
 
 def ask(dsn: str) -> Facts:
-    """What the server says. Raises `ConnectionFailedError` and the like."""
+    """The facts of the server. Raises `ConnectionFailedError` and similar errors."""
     where = describe(dsn)
     try:
         conninfo = pinned_conninfo(dsn, application_name="tuskline-doctor")
@@ -42,26 +42,26 @@ def ask(dsn: str) -> Facts:
             raise connection_error(str(error), where) from None
         raise server_error(error.sqlstate, str(error.diag.message_primary), where) from None
     if row is None:
-        raise ConnectionFailedError("the server answered nothing", where=where)
+        raise ConnectionFailedError("the server returned no row", where=where)
     found: Facts = row[0]
     found["disk"]["free"] = wal_room.free_bytes(found["disk"])
     return found
 
 
 def examine(primary_dsn: str, candidates: dict[str, tuple[str, str]]) -> Iterator[Finding]:
-    """Everything about the primary and each candidate (`name: (dsn, physical slot)`).
+    """All findings about the primary and each candidate (`name: (dsn, physical slot)`).
 
-    All are asked side by side: those that hang cost no more than one.
+    All are queried in parallel: several that hang take no longer than one.
     """
     servers = [primary_dsn, *(dsn for dsn, _ in candidates.values())]
     with ThreadPoolExecutor(max_workers=len(servers)) as threads:
-        said, *others = threads.map(_said, servers)
+        answer, *others = threads.map(_answer, servers)
     where = f"slots ({describe(primary_dsn)})"
     primary: Facts | None = None
-    if isinstance(said, TusklineError):
-        yield _failed(where, said)
+    if isinstance(answer, TusklineError):
+        yield _failed(where, answer)
     else:
-        primary = said
+        primary = answer
         yield from evaluate_primary(primary, {slot for _, slot in candidates.values()}, where)
     for (name, (dsn, slot)), standby in zip(candidates.items(), others, strict=True):
         where = f"candidate {name} ({describe(dsn)})"
@@ -75,8 +75,8 @@ def examine(primary_dsn: str, candidates: dict[str, tuple[str, str]]) -> Iterato
                 yield from upstream.evaluate(standby, found, slot, system, where)
 
 
-def _said(dsn: str) -> Facts | TusklineError:
-    """What the server says, or why it says nothing."""
+def _answer(dsn: str) -> Facts | TusklineError:
+    """The facts of the server, or the error."""
     try:
         return ask(dsn)
     except TusklineError as error:
@@ -90,7 +90,7 @@ def evaluate_primary(facts: Facts, physical: set[str], where: str) -> Iterator[F
     yield from _role(facts, where, replication=False)
     yield from _extension(facts, where, facts["database"])
     if facts["in_recovery"]:
-        yield _error("primary", where, "the server is a standby", "name the primary in [slots] dsn")
+        yield _error("primary", where, "the server is a standby", "set [slots] dsn to the primary")
         return
     yield from _idle(facts["settings"], where, standby=False)
     yield from _disk(facts, where)
@@ -101,8 +101,8 @@ def evaluate_primary(facts: Facts, physical: set[str], where: str) -> Iterator[F
             yield _error(
                 "physical slot",
                 where,
-                f"there is no physical slot {name}",
-                f"SELECT pg_create_physical_replication_slot('{name}', true)",
+                f"physical slot {name} does not exist",
+                f"run SELECT pg_create_physical_replication_slot('{name}', true)",
                 cause=Cause.SLOT,
                 fix_sql=fix("fix/physical_slot", slot_value=name),
             )
@@ -111,14 +111,14 @@ def evaluate_primary(facts: Facts, physical: set[str], where: str) -> Iterator[F
                 "physical slot",
                 where,
                 f"{name} is lost: its standby may lack WAL",
-                "drop it, make it again, and see that the standby streams",
+                "drop it, create it again, and check that the standby streams",
                 cause=Cause.SLOT,
             )
         elif not slot["active"]:
             yield Finding(
                 "physical slot",
                 where,
-                f"nobody streams from {name}: its standby is away, or uses another slot",
+                f"{name} is not active: its standby is down, or uses another slot",
                 WARNING,
                 repair=f"set primary_slot_name = '{name}' on the standby, and start it",
             )
@@ -129,7 +129,7 @@ def evaluate_primary(facts: Facts, physical: set[str], where: str) -> Iterator[F
 def evaluate_standby(
     facts: Facts, primary: Facts | None, slot: str, where: str
 ) -> Iterator[Finding]:
-    """All findings about a candidate that streams from the physical slot `slot`. `primary`: None, it did not answer."""
+    """All findings about a candidate that streams from the physical slot `slot`. `primary`: None if it did not answer."""
     settings = facts["settings"]
     yield from _version(facts, where)
     if not facts["in_recovery"]:
@@ -138,15 +138,15 @@ def evaluate_standby(
             where,
             "the server is not a standby: it was promoted, or never was one",
             WARNING,
-            repair="take it out of [slots], or name it as the primary",
+            repair="remove it from the candidates of [slots], or set [slots] dsn to it",
         )
         return
     if primary is not None and primary["system_id"] != facts["system_id"]:
         yield _error(
             "standby",
             where,
-            "it is of another cluster than the primary",
-            "name a standby of that primary, made by pg_basebackup",
+            "it belongs to another cluster than the primary",
+            "configure a standby of that primary, created with pg_basebackup",
         )
     yield from _wal_level(facts, where)
     yield from _feedback(settings, where)
@@ -156,7 +156,7 @@ def evaluate_standby(
     yield from _idle(settings, where, standby=True)
     yield from _disk(facts, where)
     yield from _role(facts, where, replication=True)
-    # Also where PostgreSQL keeps copies itself: it shows what the proof rests on.
+    # Needed even if PostgreSQL synchronizes the slots: it shows the evidence for the proof.
     yield from _extension(facts, where, primary["database"] if primary is not None else "")
     if settings.get("sync_replication_slots") == "on":
         yield from _native(facts, where)
@@ -187,17 +187,17 @@ def _version(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "minor version",
             where,
-            f"{text}: a slot that is advanced may let go of catalog rows too early; {major} was never mended",
+            f"{text}: advancing a slot may release catalog rows too early, and no minor of {major} fixes that",
             WARNING,
-            repair="move to a newer major",
+            repair="upgrade to a newer major",
         )
-    elif minor < MENDED.get(major, 0):
+    elif minor < FIXED_IN.get(major, 0):
         yield Finding(
             "minor version",
             where,
-            f"{text}: a slot that is advanced may let go of catalog rows too early",
+            f"{text}: advancing a slot may release catalog rows too early",
             WARNING,
-            repair=f"install {major}.{MENDED[major]} or later",
+            repair=f"install {major}.{FIXED_IN[major]} or later",
         )
     else:
         yield Finding("version", where, f"PostgreSQL {text}")
@@ -211,7 +211,7 @@ def _wal_level(facts: Facts, where: str) -> Iterator[Finding]:
         yield _error(
             "wal_level",
             where,
-            f"wal_level is {level}: a server with less than logical has no logical slots",
+            f"wal_level is {level}, but logical slots require logical",
             "set wal_level = logical on the primary and on every candidate, and restart them",
         )
 
@@ -221,14 +221,14 @@ def _feedback(settings: Facts, where: str) -> Iterator[Finding]:
         yield _error(
             "hot_standby_feedback",
             where,
-            "off: the primary removes catalog rows that copies need",
+            "off: the primary may remove catalog rows that copies need",
             "set hot_standby_feedback = on and reload",
         )
     elif int(settings["wal_receiver_status_interval"]) == 0:
         yield _error(
             "hot_standby_feedback",
             where,
-            "wal_receiver_status_interval is 0: the standby tells the primary nothing",
+            "wal_receiver_status_interval is 0: the standby sends no feedback to the primary",
             "set wal_receiver_status_interval = 1s and reload",
         )
     else:
@@ -241,14 +241,14 @@ def _slot_name(facts: Facts, slot: str, where: str) -> Iterator[Finding]:
         yield _error(
             "primary_slot_name",
             where,
-            "empty: while the standby is away nothing holds what its copies need",
+            "empty: while the standby is down, the primary does not retain what its copies need",
             f"set primary_slot_name = '{slot}' and reload",
         )
     elif name != slot:
         yield _error(
             "primary_slot_name",
             where,
-            f"it streams from slot {name}, and [slots] says {slot}",
+            f"it streams from slot {name}, but [slots] names {slot}",
             f"set primary_slot_name = '{slot}' there, or slot = \"{name}\" here",
             cause=Cause.CONFIG,
         )
@@ -257,7 +257,7 @@ def _slot_name(facts: Facts, slot: str, where: str) -> Iterator[Finding]:
 
 
 def _to_keep(primary: Facts | None) -> list[Facts]:
-    """The primary's slots that have copies; none, if it did not answer."""
+    """The primary's slots that have copies; none if it did not answer."""
     slots = primary["slots"] if primary is not None else []
     return [s for s in slots if s["slot_type"] == "logical" and not s["temporary"]]
 
@@ -271,7 +271,7 @@ def _room(facts: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
         yield _error(
             "max_replication_slots",
             where,
-            f"{limit} are too few: {len(needed)} slots to keep, {len(used - needed)} others, and one for a moment",
+            f"{limit} are too few for {len(needed)} copies, {len(used - needed)} other slots, and a temporary one",
             f"set max_replication_slots = {wanted} or more and restart the standby",
         )
     else:
@@ -281,18 +281,18 @@ def _room(facts: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
 
 
 def _idle(settings: Facts, where: str, *, standby: bool) -> Iterator[Finding]:
-    """Whether slots that nobody uses for a while are invalidated (18), as every copy before a promotion would be."""
+    """Whether idle slots are invalidated (18), and thus every copy before a promotion."""
     seconds = int(settings.get("idle_replication_slot_timeout") or 0)
     if not seconds:
         return
     what, repair = (
         (
             "a copy that is idle for that long is invalidated by the next checkpoint or a promotion",
-            "set it to 0 here and reload, or keep the controller running, which uses each copy in time",
+            "set it to 0 here and reload, or keep the controller running, which uses each copy often enough",
         )
         if standby
         else (
-            "a candidate that is away for that long loses its physical slot, and a client its logical slot",
+            "a candidate that is down for that long loses its physical slot, and a client its logical slot",
             "set it to 0 and reload, or to more than the longest absence",
         )
     )
@@ -307,7 +307,7 @@ def _disk(facts: Facts, where: str) -> Iterator[Finding]:
 
 
 def _plugins(settings: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
-    """Whether the standby takes the plugin of each slot that it keeps: minor releases of 2026 have a list of them."""
+    """Whether the standby allows the plugin of each copy: the minor releases of 2026 have a list of plugins."""
     text = settings.get("output_plugin_libraries")
     if text is None or primary is None:
         return
@@ -317,7 +317,7 @@ def _plugins(settings: Facts, primary: Facts | None, where: str) -> Iterator[Fin
         yield _error(
             "output_plugin_libraries",
             where,
-            f"slots of the primary use {', '.join(missing)}, which it does not name: no copy of them can be made",
+            f"it does not list {', '.join(missing)}, which slots of the primary use: they cannot be copied",
             f"set output_plugin_libraries = '{', '.join(sorted(listed - {''} | used))}' and reload",
         )
     else:
@@ -343,7 +343,7 @@ def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
         yield _error(
             "role",
             where,
-            f"{name} does not see who streams from whom",
+            f"{name} may not see walsenders and WAL receivers",
             f"GRANT pg_read_all_stats TO {name}, on the primary",
             cause=Cause.PRIVILEGE,
             fix_sql=fix("provisioning/roles_stats", role=name),
@@ -351,7 +351,7 @@ def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
 
 
 def _extension(facts: Facts, where: str, connected: str) -> Iterator[Finding]:
-    """`connected`: the database of the primary in which a script of SQL would run."""
+    """`connected`: the database of the primary in which the script of `--fix-sql` would run."""
     found = facts["extension"]
     database = facts["database"]
     if facts.get("extension_stranger") is not None:
@@ -359,18 +359,18 @@ def _extension(facts: Facts, where: str, connected: str) -> Iterator[Finding]:
             "extension",
             where,
             f"in database {database}, the schema tuskline_slots or a function in it belongs to role "
-            f"{facts['extension_stranger']}, no superuser: none is called",
-            "DROP SCHEMA tuskline_slots CASCADE, then CREATE EXTENSION tuskline, as a superuser, on the primary",
+            f"{facts['extension_stranger']}, which is not a superuser: its functions are not called",
+            "run DROP SCHEMA tuskline_slots CASCADE and CREATE EXTENSION tuskline as a superuser on the primary",
         )
     elif found is None:
         there = facts["available"] is not None
         yield _error(
             "extension",
             where,
-            f"the extension tuskline is not in database {database}",
-            "CREATE EXTENSION tuskline there, on the primary"
+            f"the extension tuskline is not installed in database {database}",
+            "run CREATE EXTENSION tuskline there, on the primary"
             if there
-            else "build and install it, then CREATE EXTENSION tuskline: docs/extension.md",
+            else "build and install it, then run CREATE EXTENSION tuskline: docs/extension.md",
             fix_sql=fix("fix/extension") if there and database == connected else "",
         )
     elif not found["usable"]:
@@ -386,24 +386,24 @@ def _extension(facts: Facts, where: str, connected: str) -> Iterator[Finding]:
         yield Finding(
             "extension",
             where,
-            f"tuskline {found['version']}, and {facts['available']} is installed",
+            f"the database has tuskline {found['version']}, but {facts['available']} is available",
             WARNING,
             repair="ALTER EXTENSION tuskline UPDATE, on the primary",
             fix=fix("fix/extension_update") if database == connected else "",
         )
     else:
-        yield Finding("extension", where, f"tuskline {found['version'] or 'by its script'}")
+        yield Finding("extension", where, f"tuskline {found['version'] or 'from its script'}")
 
 
 def _native(facts: Facts, where: str) -> Iterator[Finding]:
-    """PostgreSQL's own synchronization, which connects to a database of the primary (17 and later)."""
+    """PostgreSQL's own slot synchronization, which connects to a database of the primary (17 and later)."""
     if facts["conninfo_dbname"] is False:
         yield _error(
             "primary_conninfo",
             where,
-            "sync_replication_slots is on, and primary_conninfo names no database",
-            "add dbname=... to primary_conninfo and reload",
+            "sync_replication_slots is on, but primary_conninfo has no dbname",
+            "add dbname=... to primary_conninfo, and reload",
         )
     else:
-        known = "names a database" if facts["conninfo_dbname"] else "is not this role's to see"
+        known = "has a dbname" if facts["conninfo_dbname"] else "is not visible to this role"
         yield Finding("sync_replication_slots", where, f"on; primary_conninfo {known}")

@@ -1,4 +1,4 @@
-"""Evaluates whether the source's slot continues its stream, as capture will find it when it starts. Pure."""
+"""Evaluates whether the source's slot continues its stream, as capture does when it starts. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ CLUSTER: Final = "cluster"
 
 @dataclass(frozen=True, slots=True)
 class WalsenderIdentity:
-    """What a walsender says of its server."""
+    """The server's identity and timelines, from a walsender."""
 
     identity: SystemIdentity
     history: ServerTimelines
@@ -34,7 +34,7 @@ def evaluate(
     source: CaptureSource,
     where: str,
 ) -> Iterator[Finding]:
-    """Nothing for a stream without a history. `server`: None where the role cannot replicate."""
+    """Nothing for a stream without a history. `server`: None if the role cannot replicate."""
     if known is None or not known.log.begun:
         return
     logged, found = known.log.system_id, int(facts["system_id"])
@@ -53,7 +53,7 @@ def evaluate(
 
 
 def _confirmed(slot: Facts | None, known: KnownPosition) -> int | None:
-    """What the slot may be judged by: one in use goes forward, and one that is lost is named as that."""
+    """The position to compare; 0 for a slot in use, which advances, and for a lost slot, which is reported as such."""
     if slot is None:
         return None
     if known.behind or slot["active"] or slot["plugin"] != "pgoutput" or lost(slot):
@@ -69,6 +69,6 @@ def _diverged(check: str, where: str, what: str, repair: str) -> Finding:
         Severity.ERROR,
         repair=repair,
         cause=Cause.DIVERGED,
-        # The log is needed for the repair, and other sources go on.
+        # The log is needed for the repair, and other sources continue.
         prevents=False,
     )

@@ -20,34 +20,36 @@ Table = dict[str, Any]
 def evaluate(
     facts: Facts, tables: Sequence[Table], source: CaptureSource, where: str
 ) -> Iterator[Finding]:
-    """All findings about what is published and copied."""
+    """All findings about the tables that are published and copied."""
     chosen: Chosen = facts["chosen"]
     unknown = sorted(chosen.unknown)
     if unknown:
         yield Finding(
             "tables",
             where,
-            f"no such table: {', '.join(unknown)}",
+            f"table does not exist: {', '.join(unknown)}",
             ERROR,
             repair="write schema.table as the server spells it",
             cause=Cause.CONFIG,
         )
     named = {table.name for table in chosen.named}
     unsent = [table for table in tables if not table["publishable"]]
-    unfit = sorted({t["root"] for t in unsent if t["root"] == _name(t) and t["root"] in named})
-    if unfit:
+    unsupported = sorted(
+        {t["root"] for t in unsent if t["root"] == _name(t) and t["root"] in named}
+    )
+    if unsupported:
         yield Finding(
             "tables",
             where,
-            f"not an ordinary, logged table: {', '.join(unfit)}",
+            f"not an ordinary, logged table: {', '.join(unsupported)}",
             ERROR,
-            repair="leave it out of `tables`",
+            repair="remove it from `tables`",
             cause=Cause.PUBLICATION,
         )
     for table in unsent:
         if table["root"] != _name(table):
             yield _unlogged(table, where)
-    if not unknown and not unfit:
+    if not unknown and not unsupported:
         yield Finding("tables", where, counted(len(chosen.wanted), "table"))
     yield from publication.left_out(chosen, where)
     good = [table for table in tables if table["publishable"]]
@@ -82,15 +84,15 @@ def _identity(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fin
     for table in tables:
         if not table["identified"]:
             published = table["quoted"] in facts["refused"]
-            harm = (
-                "the server refuses its UPDATEs and DELETEs, for it is published"
+            effect = (
+                "it is published, so the server refuses its UPDATEs and DELETEs"
                 if published
-                else "once it is published, its UPDATEs and DELETEs are refused"
+                else "once it is published, the server refuses its UPDATEs and DELETEs"
             )
             yield Finding(
                 "replica identity",
                 where,
-                f"{_name(table)} has no replica identity: {harm}",
+                f"{_name(table)} has no replica identity: {effect}",
                 ERROR,
                 repair=f"ALTER TABLE {table['quoted']} REPLICA IDENTITY FULL, or give it a primary key",
                 fix=fix("fix/identity", table=_name(table)),
@@ -102,14 +104,14 @@ def _identity(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fin
 
 
 def _keys(facts: Facts, where: str) -> Iterator[Finding]:
-    """What would name rows in the lake by another key than theirs."""
+    """Tables whose changes would identify rows in the lake by a wrong key."""
     via_root = facts["publication"] is None or facts["publication"].get("pubviaroot")
     for part, root, quoted in facts["misnamed"] if via_root else ():
         yield Finding(
             "replica identity",
             where,
-            f"{part} has another replica identity than {root}, through which it is published: its updates and deletes "
-            "would not say which row of it they are of",
+            f"{part} has another replica identity than {root}, through which it is published: its UPDATEs and DELETEs "
+            "would not identify the row",
             ERROR,
             repair=f"ALTER TABLE {quoted} REPLICA IDENTITY FULL",
             fix=fix("fix/identity", table=part),
@@ -119,9 +121,9 @@ def _keys(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "publication",
             where,
-            f"{name} is published without a part of its key: {', '.join(columns)}",
+            f"{name} is published without these columns of its key: {', '.join(columns)}",
             ERROR,
-            repair="ALTER PUBLICATION ... SET TABLE, without a column list or with the whole key in it",
+            repair="run ALTER PUBLICATION ... SET TABLE, without a column list or with all columns of the key",
             cause=Cause.PUBLICATION,
         )
 
@@ -133,7 +135,7 @@ def _security(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fin
         yield Finding(
             "row security",
             where,
-            f"policies may hide rows from {role} in {', '.join(hidden)}: the copy would fail",
+            f"row-level security may hide rows of {', '.join(hidden)} from {role}: the copy would fail",
             ERROR,
             repair=f"ALTER ROLE {role} BYPASSRLS",
             fix=fix("fix/bypass", role=role),
@@ -153,7 +155,7 @@ def _generated(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fi
         yield Finding(
             "generated columns",
             where,
-            f"left out of the stream and of the lake: {', '.join(columns)}",
+            f"not sent, and so not in the lake: {', '.join(columns)}",
             WARNING,
             repair=repair,
         )
@@ -166,16 +168,16 @@ def _privileges(
 ) -> Iterator[Finding]:
     role, own = facts["role"]["name"], facts["own"]
     attached = facts["publication"] is not None
-    # What is not published yet has no copy that could fail.
+    # A table that is not published yet has no copy that could fail.
     pending = {table.name for table in facts["chosen"].wanted if attached and not table.published}
-    lacking = [table for table in tables if not (table["readable"] and table["reachable"])]
-    unread = [table for table in lacking if table["root"] not in pending]
-    # The script makes the record before it comes to this.
-    created = not (attached or publication.may_make(facts, tables))
-    for some, harm, severity in (
-        (unread, "the copy would fail", ERROR),
+    unreadable = [table for table in tables if not (table["readable"] and table["reachable"])]
+    failing = [table for table in unreadable if table["root"] not in pending]
+    # The script creates the record before this statement.
+    created = not (attached or publication.may_create(facts, tables))
+    for some, effect, severity in (
+        (failing, "the copy would fail", ERROR),
         (
-            [table for table in lacking if table not in unread],
+            [table for table in unreadable if table not in failing],
             "the copy would fail, once it is published",
             WARNING,
         ),
@@ -184,12 +186,12 @@ def _privileges(
             yield Finding(
                 "privileges",
                 where,
-                f"{role} may not read {', '.join(_name(table) for table in some)}: {harm}",
+                f"{role} may not read {', '.join(_name(table) for table in some)}: {effect}",
                 severity,
-                repair="tuskline init --admin user=..., or GRANT SELECT",
+                repair="run tuskline init --admin user=..., or GRANT SELECT",
                 fix=_grants(facts, some, source.slot, created=created),
                 cause=Cause.PRIVILEGE,
-                # Once it has run, the others go on.
+                # Once capture has started, the other tables continue.
                 prevents=own_slot(facts, source) is None,
             )
     needed = publication.flush_grants(role)
@@ -199,21 +201,21 @@ def _privileges(
             where,
             f"{role} may not write to {FLUSH_TABLE}: `tuskline flush` would fail",
             ERROR,
-            repair="tuskline init --admin user=..., or GRANT UPDATE",
+            repair="run tuskline init --admin user=..., or GRANT UPDATE",
             fix=in_record(facts, publication.granted(needed), *needed),
             cause=Cause.PRIVILEGE,
         )
-    elif attached and not own["told"]:
-        told = publication.record_grant(role)
+    elif attached and not own["record_readable"]:
+        grant = publication.record_grant(role)
         yield Finding(
             "privileges",
             where,
-            f"{role} may not read {told.name}: a publication that is dropped and made again is not noticed while capture is down",
+            f"{role} may not read {grant.name}: a publication that is dropped and created again while capture is down goes undetected",
             WARNING,
-            repair="tuskline init --admin user=..., or GRANT SELECT",
-            fix=in_record(facts, publication.granted([told]), told),
+            repair="run tuskline init --admin user=..., or GRANT SELECT",
+            fix=in_record(facts, publication.granted([grant]), grant),
         )
-    elif not unread:
+    elif not failing:
         yield Finding("privileges", where, f"{role} may read every table")
 
 
@@ -228,5 +230,5 @@ def _grants(facts: Facts, tables: Sequence[Table], slot: str, *, created: bool) 
     ]
     statements = publication.granted(grants)
     if created:
-        return block([*statements, *(recorded(made, slot) for made in grants)])
+        return block([*statements, *(recorded(grant, slot) for grant in grants)])
     return in_record(facts, statements, *grants)

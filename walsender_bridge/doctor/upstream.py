@@ -1,6 +1,6 @@
-"""Who a failover candidate streams from: the primary itself, as its copies need, or another standby, or a safekeeper.
+"""The upstream of a failover candidate: the primary itself, as its copies require, another standby, or a safekeeper.
 
-Asked at the address that its WAL receiver shows, with the account of the primary's DSN.
+Queried at the address that its WAL receiver shows, with the account of the primary's DSN.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from walsender_bridge.postgres.protocol.backend import REPLICATION_ONLY
 from walsender_bridge.runtime.sql import load
 
 CHECK: Final = "upstream"
-#: Instead of what a server says of itself.
+#: In place of a server's facts.
 SAFEKEEPER: Final = "safekeeper"
 
 Upstream = dict[str, Any] | str | None
 
 
 def ask(primary_dsn: str, standby: dict[str, Any]) -> Upstream:
-    """What is at the standby's upstream: a server's facts, `SAFEKEEPER`, or None where nobody can tell."""
+    """The standby's upstream: a server's facts, `SAFEKEEPER`, or None if it is unknown."""
     host, port = standby["receiver_host"], standby["receiver_port"]
     if not host or not port:
         return None
@@ -39,17 +39,17 @@ def ask(primary_dsn: str, standby: dict[str, Any]) -> Upstream:
 def evaluate(
     standby: dict[str, Any], upstream: Upstream, slot: str, system_id: str | None, where: str
 ) -> Iterator[Finding]:
-    """The finding about it. `slot`: the candidate's physical slot; `system_id`: the primary's, if it is known."""
+    """The finding about the upstream. `slot`: the candidate's physical slot; `system_id`: the primary's, if known."""
     address = f"{standby['receiver_host']}:{standby['receiver_port']}"
     if standby["receiver_status"] is None:
-        return  # it streams from nobody, and the slot's own finding says so
+        return  # it does not stream, which the finding of its slot reports
     if upstream is None:
         yield Finding(
             CHECK,
             where,
-            f"who it streams from is not known: nobody answers this account at {address}",
+            f"its upstream is unknown: no server answers this account at {address}",
             Severity.WARNING,
-            repair="let the account of [slots] dsn connect there: a copy is ready only when the primary is seen to be there",
+            repair="let the account of [slots] dsn connect there: a copy is ready only once that server is known to be the primary",
         )
         return
     if isinstance(upstream, dict):
@@ -62,9 +62,9 @@ def evaluate(
     yield Finding(
         CHECK,
         where,
-        f"it streams from {what}, {address}: no slot of its own on the primary holds what copies there need",
+        f"it streams from {what}, {address}: no physical slot on the primary retains what its copies need",
         Severity.ERROR,
-        repair=f"point primary_conninfo at the primary itself, with primary_slot_name = '{slot}'; or take it out of [slots]",
+        repair=f"set primary_conninfo to the primary itself, and primary_slot_name = '{slot}'; or remove it from [slots]",
         cause=Cause.SLOT,
         prevents=False,
     )

@@ -3,8 +3,8 @@
 Each connection has one thread and one request. A client that sends a byte now and then never reaches the timeout of a
 single read, so the connection itself has a deadline, at which its socket is shut down and its thread ends.
 
-At the limit the oldest connection whose request has not arrived whole makes room: clients that are slow to ask keep
-nobody out, since whoever asks at once is the newest. Where all have asked, the new connection is closed.
+At the limit, the server closes the oldest connection whose request is incomplete. So slow clients cannot lock out others,
+since a client that sends its request at once is the newest. If all requests are complete, it closes the new connection.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from typing import Any, Final
 
 import structlog
 
-#: Connections at a time: some scrapers, some probes, and room for those that hang.
+#: Concurrent connections: some scrapers, some probes, and room for clients that hang.
 CONNECTIONS: Final = 32
-#: Seconds that a connection lasts at most, the answer included.
+#: Maximum duration of a connection in seconds, including the answer.
 CONNECTION_SECONDS: Final = 30.0
-#: Seconds that a connection which makes room may take to end its thread.
+#: Seconds within which a connection that was closed to make room ends its thread.
 LEAVE_SECONDS: Final = 1.0
-#: Seconds between two lines of log about too many connections.
-_SAY_SECONDS: Final = 30.0
+#: Seconds between two log lines about too many connections.
+_LOG_SECONDS: Final = 30.0
 
 _log = structlog.get_logger(__name__)
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Listens at `(host, port)`, IPv4 or IPv6. `server_address` says where."""
+    """Listens on `(host, port)`, IPv4 or IPv6; see `server_address`."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -46,16 +46,16 @@ class BoundedServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._free = threading.BoundedSemaphore(connections)
         self._seconds = seconds
-        #: Until when each connection lasts, in monotonic seconds.
+        #: The deadline of each connection, in monotonic seconds.
         self._until: dict[socket.socket, float] = {}
-        #: Those whose request has not arrived whole, the oldest first; with its lock.
-        self._unasked: dict[socket.socket, None] = {}
+        #: Connections whose request is incomplete, the oldest first; guarded by `_lock`.
+        self._incomplete: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
-        self._said_at = -_SAY_SECONDS
+        self._logged_at = -_LOG_SECONDS
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Bind. The base class asks a name server for this machine's name, which may take long."""
+        """Bind. Unlike the base class, do not ask a name server for this machine's name, which can take long."""
         socket_address = self.server_address
         if self.allow_reuse_address:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -64,14 +64,14 @@ class BoundedServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the connection a thread if there is one left, or another connection makes room."""
+        """Give the connection a thread, if one is free or another connection can be closed."""
         if not self._free.acquire(blocking=False) and not self._made_room():
-            self._say("too many connections; one is closed", client_address)
+            self._warn("too many connections: closing the new one", client_address)
             self.shutdown_request(request)
             return
         self._until[request] = time.monotonic() + self._seconds
         with self._lock:
-            self._unasked[request] = None
+            self._incomplete[request] = None
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -79,69 +79,69 @@ class BoundedServer(ThreadingHTTPServer):
             raise
 
     def _made_room(self) -> bool:
-        """Whether the oldest that has not asked has left its thread."""
+        """Close the oldest connection without a request; whether its thread became free."""
         with self._lock:
-            oldest = next(iter(self._unasked), None)
+            oldest = next(iter(self._incomplete), None)
             if oldest is None:
                 return False
-            del self._unasked[oldest]
+            del self._incomplete[oldest]
             _shut_down(oldest)
-        self._say("too many connections; the oldest without a request is closed", None)
+        self._warn("too many connections: closing the oldest without a request", None)
         return self._free.acquire(timeout=LEAVE_SECONDS)
 
     @property
     def waiting(self) -> int:
-        """How many connections have not asked yet."""
-        return len(self._unasked)
+        """Number of connections whose request is incomplete."""
+        return len(self._incomplete)
 
-    def has_asked(self, request: socket.socket) -> None:
-        """Its request has arrived: it is answered, whoever comes."""
+    def request_arrived(self, request: socket.socket) -> None:
+        """Its request is complete: it will be answered, and is not closed to make room."""
         with self._lock:
-            self._unasked.pop(request, None)
+            self._incomplete.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and give the thread back."""
+        """Answer the request, and free the thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._end(request)
 
     def service_actions(self) -> None:
-        """Shut down what has lasted too long; `serve_forever` calls this twice a second."""
+        """Shut down connections past their deadline; `serve_forever` calls this twice per second."""
         now = time.monotonic()
         for request in [each for each, until in [*self._until.items()] if until < now]:
             _shut_down(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is not worth a trace."""
+        """A disconnected client does not deserve a traceback."""
         del request
         _log.debug("request failed", client=client_address)
 
     def _end(self, request: socket.socket) -> None:
-        self.has_asked(request)
+        self.request_arrived(request)
         del self._until[request]
         self._free.release()
 
-    def _say(self, what: str, client: Any) -> None:
+    def _warn(self, what: str, client: Any) -> None:
         now = time.monotonic()
-        if now - self._said_at >= _SAY_SECONDS:
-            self._said_at = now
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
             _log.warning(what, client=client)
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
-    """Tells its `BoundedServer` when the request is there."""
+    """Notifies its `BoundedServer` when the request is complete."""
 
     server: BoundedServer
 
     def parse_request(self) -> bool:
         """Read the request's head."""
         parsed = super().parse_request()
-        self.server.has_asked(self.request)
+        self.server.request_arrived(self.request)
         return parsed
 
 
 def _shut_down(request: socket.socket) -> None:
-    # One that is closed already has a thread that is about to end.
+    # The thread of a connection that is closed already is about to end.
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)

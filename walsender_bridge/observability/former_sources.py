@@ -1,7 +1,7 @@
-"""Slots of sources that were captured here and are not configured any more: renamed, or taken out. The server keeps WAL for them.
+"""Slots of sources that were captured here and are no longer configured (renamed or removed). The server keeps WAL for them.
 
-What a capture last said of itself (`capture.status`) stays in the run folder; it names the slot and the cluster. So a slot
-of another installation, with a configuration of its own, is never taken for one that is left.
+The last status of a capture (`capture.status`) stays in the run folder, and names the slot and the cluster. So a slot
+of another installation, with a configuration of its own, is never taken for an abandoned one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """One that was captured. `system_id`: of the cluster that it was captured from."""
+    """A source that was captured. `system_id`: of the cluster that it was captured from."""
 
     source: str
     slot: str
@@ -29,7 +29,7 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class LeftSlot:
-    """A slot that is still there, as what is wrong and what removes it."""
+    """An abandoned slot that still exists: the problem and its repair."""
 
     database: str
     what: str
@@ -37,7 +37,7 @@ class LeftSlot:
 
 
 def former_sources(settings: "Config") -> list[Former]:
-    """Those whose slots no configured source uses, by name."""
+    """The former sources whose names and slots no configured source uses."""
     captured = (status_file.read(each) for each in settings.capture_statuses)
     found = (_former(each) for each in captured if each.get("source") and each.get("system_id"))
     names = {each.name for each in settings.source}
@@ -45,16 +45,16 @@ def former_sources(settings: "Config") -> list[Former]:
     return [each for each in found if each.source not in names and each.slot not in slots]
 
 
-def _former(told: Mapping[str, Any]) -> Former:
-    # A capture of an earlier version does not name its slot.
-    slot = told.get("slot", f"tuskline_{told['source']}")
-    return Former(told["source"], slot, told["system_id"])
+def _former(status: Mapping[str, Any]) -> Former:
+    # The status of an earlier version does not name the slot.
+    slot = status.get("slot", f"tuskline_{status['source']}")
+    return Former(status["source"], slot, status["system_id"])
 
 
 def left_slots(
     connection: psycopg.Connection[Any], formers: Sequence[Former]
 ) -> Iterator[LeftSlot]:
-    """Those of their slots that a server still has, and nobody streams from."""
+    """The slots of former sources that exist on a server and are inactive."""
     if not formers:
         return
     with connection.cursor(row_factory=tuple_row) as cursor:
@@ -65,7 +65,7 @@ def left_slots(
             if (each.slot, each.system_id) == (slot, system_id):
                 yield LeftSlot(
                     database,
-                    f"slot {slot} is still there, and the server keeps WAL for it, although source {each.source} is not"
-                    " configured any more",
+                    f"slot {slot} of source {each.source}, which is no longer configured, still exists: the server"
+                    " keeps WAL for it",
                     f"in database {database}: SELECT pg_drop_replication_slot('{slot}'); or configure the source again",
                 )

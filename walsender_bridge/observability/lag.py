@@ -1,16 +1,16 @@
-"""How far behind each stage is: capture, gate, barrier, merge. Pure: an observation in, numbers out.
+"""The lag of each stage: capture, gate, barrier, merge. Computed from an observation. Pure.
 
-A change passes four stages on its way, and each one's lag is what has passed the stage before and not it:
+A change passes four stages, and the lag of a stage is what has passed the previous stage, but not this one:
 
 - `capture`: in the server's WAL, not yet durable in the log;
-- `gate`: durable in the log, not yet let through (and committed) by the gate;
-- `barrier`: committed, not yet below a version;
-- `merge`: below the newest version, not yet in a published epoch.
+- `gate`: durable in the log, not yet past the commit gate (and so not committed);
+- `barrier`: committed, not yet in a version;
+- `merge`: in a version, not yet in a published epoch.
 
-Bytes are of WAL, between two positions. Versions count at the two stages that work in versions. Seconds are
-from commit times: a stage that is behind by nothing is behind by 0 s; otherwise it is what the server itself
-measures for its walsender, or the age of the last change that has passed, which is the most it can be. None:
-not known, because a part does not answer.
+Bytes are WAL between two positions. Versions apply to the last two stages only. Seconds come
+from commit times: 0 for a stage without lag; otherwise the lag that the server itself
+measures for its walsender, or the age of the last change that has passed, which is an upper bound. None:
+unknown, because a part does not answer.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class TableLag:
-    """One table of the lake: its lag is its stream's at the last stage; `why` it is set aside."""
+    """One table of the lake: its lag is that of its stream at the last stage; `why` it is not copied."""
 
     table: str
     state: str
@@ -50,7 +50,7 @@ class TableLag:
 
 @dataclass(frozen=True, slots=True)
 class SafekeeperLag:
-    """One safekeeper, and the `quorum` as a whole: WAL that the primary has sent and it has not, in bytes."""
+    """One safekeeper, or the `quorum` as a whole: bytes of WAL that the primary has sent and it lacks."""
 
     safekeeper: str
     state: str
@@ -58,16 +58,16 @@ class SafekeeperLag:
 
 
 def of_safekeepers(seen: QuorumView) -> list[SafekeeperLag]:
-    """The quorum, which is what commits wait for, then each safekeeper."""
+    """The quorum, which commits wait for, then each safekeeper."""
     whole = SafekeeperLag("quorum", "follows" if seen.quorum else "lost", seen.lag_bytes)
     return [
         *([whole] if seen.proposer_here else []),
-        *(SafekeeperLag(s.name, s.state, s.told.get("lag_bytes")) for s in seen.safekeepers),
+        *(SafekeeperLag(s.name, s.state, s.reported.get("lag_bytes")) for s in seen.safekeepers),
     ]
 
 
 def of_sources(seen: Observation) -> list[Lag]:
-    """Each stage of each source, in order."""
+    """All stages of all sources, in order."""
     return [lag for source in seen.sources for lag in _of_source(seen, source)]
 
 
@@ -97,7 +97,7 @@ def _captured_seconds(
 ) -> float | None:
     if source.state == "streaming" and source.server is not None:
         return source.server["write_lag"] or 0.0
-    # The WAL of an idle server goes on a little by itself, and nobody can say now since when that is.
+    # The WAL of an idle server grows a little by itself, and it is unknown since when.
     return _known(behind, _age(seen, cut) if source.server is not None else None)
 
 
@@ -126,25 +126,25 @@ def _merge(seen: Observation, stream: str, cut: StreamCut | None) -> Lag:
 
 
 def of_tables(seen: Observation) -> list[TableLag]:
-    """Each table of the lake, and each that is set aside."""
+    """Each table of the lake, and each that has not been copied."""
     if seen.lake is None:
         return []
     merges = {lag.source: lag for lag in of_sources(seen) if lag.stage == "merge"}
     tables: dict[str, Any] = seen.lake.tables
-    aside: dict[str, str] = seen.lake.set_aside
+    not_copied: dict[str, str] = seen.lake.set_aside
     found = []
-    for name in sorted({*tables, *aside}):
+    for name in sorted({*tables, *not_copied}):
         stream = name.partition(".")[0]
         table, merge = tables.get(name), merges.get(stream, Lag(stream, "merge", None, None, None))
         found.append(
             TableLag(
                 name,
-                table.state if table is not None else "set aside",
+                table.state if table is not None else "not copied",
                 table.rows if table is not None else 0,
                 merge.bytes,
                 merge.versions,
                 merge.seconds,
-                aside.get(name, ""),
+                not_copied.get(name, ""),
             )
         )
     return found

@@ -1,6 +1,6 @@
-"""What the log shows of itself, and the streams whose replica is silent because of its disk.
+"""The status of the log, and its first damaged stream.
 
-The log's client takes longer to import than a look takes: it is imported once something answers.
+Importing the log's client takes longer than the query: it is imported once something answers.
 """
 
 from typing import TYPE_CHECKING
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogStatus
     from walsender_bridge.config import Config
 
-#: Seconds for an answer. A log server that does not answer is told elsewhere.
+#: Seconds to wait for an answer. A log server that does not answer is reported elsewhere.
 _ANSWER = 3.0
 
 
-def look(settings: "Config") -> "LogStatus":
-    """What the repository says. Raises `UnavailableError`."""
+def log_status(settings: "Config") -> "LogStatus":
+    """The status that the metadata repository reports. Raises `UnavailableError`."""
     if listening.is_refused(settings.log.listen, seconds=_ANSWER):
         raise UnavailableError(
-            "does not answer", where=settings.log_address, repair="see that it runs there"
+            "the log does not answer",
+            where=settings.log_address,
+            repair="start it (tuskline up), or correct [log] listen",
         )
     from walsender_bridge.change_log.client import LogClient
 
@@ -35,7 +37,7 @@ def look(settings: "Config") -> "LogStatus":
 
 
 def damaged(status: "LogStatus") -> TusklineError | None:
-    """What the log servers say of the first damaged stream."""
+    """The error of the first damaged stream, as its log server reports it."""
     from walsender_bridge.change_log.client import ReplicaClient
 
     for stream, cut in status.streams.items():
@@ -45,7 +47,7 @@ def damaged(status: "LogStatus") -> TusklineError | None:
         except (CorruptError, InvalidReplicaError) as error:
             return error
         except UnknownStreamError:
-            # One that has just been made is not on its log server yet.
+            # A stream that was just created is not on its log server yet.
             if cut.end_offset > 1:
                 from walsender_bridge.change_log.repository.stream_faults import REPAIR
 

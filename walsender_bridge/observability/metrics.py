@@ -1,10 +1,10 @@
-"""`tuskline metrics`: one endpoint for everything that a configuration names; `up` runs it with `[metrics]`.
+"""`tuskline metrics`: one endpoint for all configured parts; with `[metrics]`, `up` runs it.
 
-`/metrics` is Prometheus's text, with the names of docs/metrics.md. `/healthz` answers 200 while the endpoint
-itself works. `/readyz` answers 200 when every part does what it is there for, else 503, with the reasons.
+`/metrics` serves Prometheus's text format; docs/metrics.md lists the metrics. `/healthz` answers 200 while the endpoint
+itself works. `/readyz` answers 200 if no part has a problem, otherwise 503 with the reasons.
 
-A look at the parts is shared by requests of the same second, and one runs at a time, so that many scrapes do
-not ask a server more often. It listens where it is told, on loopback unless told otherwise.
+Requests within the same second share an observation, and only one is made at a time, so that frequent scrapes do
+not query a server more often. By default, the endpoint listens on the loopback address.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Final
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from walsender_bridge.config import Config, MetricsSection
@@ -25,11 +25,12 @@ from walsender_bridge.config.sections import split_address
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.observability import lag, quorum_metrics, slots_metrics
 from walsender_bridge.observability.bounded_http import BoundedHandler, BoundedServer
+from walsender_bridge.observability.metric_family import add_known, counter, gauge
 from walsender_bridge.observability.observation import Observation, Observer
 
-#: Seconds for which a look is good.
+#: Seconds for which an observation is reused.
 FRESH: Final = 1.0
-#: Seconds that a client has for its request.
+#: Seconds within which a client has to send its request.
 REQUEST_SECONDS: Final = 10.0
 _POSITIONS: Final = ("server", "received", "logged", "committed", "confirmed")
 
@@ -37,14 +38,14 @@ _log = structlog.get_logger(__name__)
 
 
 def serve(settings: Config) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `ConfigError` when the address cannot be had."""
+    """Serve until SIGTERM or SIGINT. Raises `ConfigError` if it cannot listen on the address."""
     section = settings.metrics or MetricsSection()
     with Observer(settings) as observer:
         try:
             server = Endpoint(split_address(section.listen), SharedObservations(observer))
         except OSError as error:
             raise ConfigError(
-                f"cannot listen: {error.strerror}",
+                f"could not listen on this address: {error.strerror}",
                 where=section.listen,
                 repair="choose another [metrics] listen",
             ) from None
@@ -54,7 +55,7 @@ def serve(settings: Config) -> None:
 
 
 class SharedObservations:
-    """Observations, shared by those who ask at the same time."""
+    """Observations, shared by concurrent requests."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -63,21 +64,21 @@ class SharedObservations:
         self._at = 0.0
 
     def latest(self) -> Observation:
-        """A look that is at most `FRESH` seconds old."""
+        """An observation that is at most `FRESH` seconds old."""
         with self._lock:
             if self._seen is None or time.monotonic() - self._at > FRESH:
-                self._seen = self._observer.look()
+                self._seen = self._observer.observe()
                 self._at = time.monotonic()
             return self._seen
 
 
 class Endpoint(BoundedServer):
-    """The HTTP server. `server_address` says where it listens."""
+    """The HTTP server; see `server_address` for where it listens."""
 
-    def __init__(self, address: tuple[str, int], looks: SharedObservations) -> None:
-        self.looks = looks
+    def __init__(self, address: tuple[str, int], observations: SharedObservations) -> None:
+        self.observations = observations
         self.registry = CollectorRegistry()
-        self.registry.register(_Collector(looks))
+        self.registry.register(_Collector(observations))
         super().__init__(address, _Handler)
 
 
@@ -95,10 +96,12 @@ class _Handler(BoundedHandler):
             case "/healthz":
                 self._json(200, {"healthy": True})
             case "/readyz":
-                ill = self.server.looks.latest().ill
-                self._json(503 if ill else 200, {"ready": not ill, "reasons": ill})
+                problems = self.server.observations.latest().problems
+                self._json(503 if problems else 200, {"ready": not problems, "reasons": problems})
             case _:
-                self._json(404, {"error": "there are /metrics, /healthz and /readyz"})
+                self._json(
+                    404, {"error": "not found; this endpoint serves /metrics, /healthz and /readyz"}
+                )
 
     def _json(self, code: int, record: dict[str, Any]) -> None:
         self._answer(code, json.dumps(record).encode() + b"\n", "application/json")
@@ -117,23 +120,27 @@ class _Handler(BoundedHandler):
 class _Collector(Collector):
     """An observation as metric families. docs/metrics.md lists them; a test compares the two."""
 
-    def __init__(self, looks: SharedObservations) -> None:
-        self._looks = looks
+    def __init__(self, observations: SharedObservations) -> None:
+        self._observations = observations
 
     def describe(self) -> list[Metric]:
-        """Nothing: registering must not look at the parts."""
+        """Nothing: registering must not query the parts."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        seen = self._looks.latest()
+        seen = self._observations.latest()
         build = GaugeMetricFamily(
-            "tuskline_build_info", "The version that serves this.", labels=["version"]
+            "tuskline_build_info",
+            "Version of Tuskline that serves this endpoint.",
+            labels=["version"],
         )
         build.add_metric([metadata.version("tuskline")], 1)
         yield build
-        ready = GaugeMetricFamily("tuskline_ready", "1 when every part does what it is there for.")
-        ready.add_metric([], float(not seen.ill))
+        ready = GaugeMetricFamily(
+            "tuskline_ready", "1 if no part has a problem (/readyz answers 200), otherwise 0."
+        )
+        ready.add_metric([], float(not seen.problems))
         yield ready
         yield from _processes(seen)
         yield from _captures(seen)
@@ -146,20 +153,20 @@ class _Collector(Collector):
         yield from slots_metrics.families(seen.slots)
 
 
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"tuskline_{name}", text, labels=labels)
-
-
-def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"tuskline_{name}", text, labels=labels)
-
-
 def _processes(seen: Observation) -> Iterator[Metric]:
-    up = _gauge("process_up", "1 while the process runs.", "process")
-    restarts = _counter("process_restarts", "Starts after an end.", "process")
-    started = _gauge("process_start_time_seconds", "Unix time of the last start.", "process")
-    memory = _gauge("process_resident_memory_bytes", "Resident memory.", "process")
-    cpu = _counter("process_cpu_seconds", "User and system time.", "process")
+    up = gauge("process_up", "1 while the process runs, otherwise 0.", "process")
+    restarts = counter(
+        "process_restarts", "Restarts of the process since its supervisor started.", "process"
+    )
+    started = gauge(
+        "process_start_time_seconds", "Unix time of the process's last start.", "process"
+    )
+    memory = gauge(
+        "process_resident_memory_bytes", "Resident memory of the process in bytes.", "process"
+    )
+    cpu = counter(
+        "process_cpu_seconds", "User and system CPU time of the process in seconds.", "process"
+    )
     for process in seen.processes:
         label = [process.name]
         up.add_metric(label, float(process.state == "running"))
@@ -171,39 +178,68 @@ def _processes(seen: Observation) -> Iterator[Metric]:
 
 
 def _captures(seen: Observation) -> Iterator[Metric]:
-    streaming = _gauge("capture_streaming", "1 while changes are read from the slot.", "source")
-    lsn = _gauge("capture_lsn_bytes", "How far it is, as bytes of WAL.", "source", "position")
-    transactions = _counter("capture_transactions", "Transactions of this session.", "source")
-    messages = _counter("capture_messages", "Messages of this session.", "source")
-    flight = _gauge(
-        "capture_in_flight_bytes", "Sent to the log server, not acknowledged.", "source"
+    streaming = gauge(
+        "capture_streaming", "1 while capture streams changes from the slot, otherwise 0.", "source"
     )
-    age = _gauge("capture_status_age_seconds", "Since it last told of itself.", "source")
+    lsn = gauge("capture_lsn_bytes", "WAL position of capture, in bytes.", "source", "position")
+    transactions = counter(
+        "capture_transactions", "Transactions captured in this session.", "source"
+    )
+    messages = counter("capture_messages", "Messages received in this session.", "source")
+    flight = gauge(
+        "capture_in_flight_bytes",
+        "Bytes sent to the log server and not acknowledged yet.",
+        "source",
+    )
+    age = gauge(
+        "capture_status_age_seconds", "Seconds since capture last wrote its status.", "source"
+    )
     for source in seen.sources:
-        told, label = source.capture, [source.name]
+        capture, label = source.capture, [source.name]
         streaming.add_metric(label, float(source.state == "streaming"))
-        if not told:
+        if not capture:
             continue
         for position in _POSITIONS:
-            lsn.add_metric([source.name, position], told[f"{position}_lsn"])
-        transactions.add_metric(label, told["transactions"])
-        messages.add_metric(label, told["messages"])
-        flight.add_metric(label, told["in_flight_bytes"])
-        age.add_metric(label, max(0.0, seen.at - told["updated_at"]))
+            lsn.add_metric([source.name, position], capture[f"{position}_lsn"])
+        transactions.add_metric(label, capture["transactions"])
+        messages.add_metric(label, capture["messages"])
+        flight.add_metric(label, capture["in_flight_bytes"])
+        age.add_metric(label, max(0.0, seen.at - capture["updated_at"]))
     yield from (streaming, lsn, transactions, messages, flight, age)
 
 
 def _gates(seen: Observation) -> Iterator[Metric]:
-    position = _gauge("gate_lsn_bytes", "What ends at or below may be shown.", "source")
-    stuck = _gauge("gate_stuck_seconds", "Since something passed while something waits.", "source")
-    opened = _gauge(
-        "gate_open", "1 while the gate is open because no candidate is left to wait for.", "source"
+    position = gauge(
+        "gate_lsn_bytes", "LSN up to which transactions pass the commit gate.", "source"
     )
-    counted = _gauge(
-        "gate_candidate_counted", "1 while the gate waits for it.", "source", "candidate"
+    stuck = gauge(
+        "gate_stuck_seconds",
+        "Seconds since a transaction passed while others wait; 0 if none waits.",
+        "source",
     )
-    held = _gauge("gate_candidate_lsn_bytes", "The WAL that it has.", "source", "candidate")
-    away = _gauge("gate_candidate_away", "1 while nobody streams from it.", "source", "candidate")
+    opened = gauge(
+        "gate_open",
+        "1 while the gate is open because no candidate is left to wait for, otherwise 0.",
+        "source",
+    )
+    counted = gauge(
+        "gate_candidate_counted",
+        "1 while the gate waits for the candidate, otherwise 0.",
+        "source",
+        "candidate",
+    )
+    held = gauge(
+        "gate_candidate_lsn_bytes",
+        "LSN up to which the candidate has the WAL.",
+        "source",
+        "candidate",
+    )
+    away = gauge(
+        "gate_candidate_away",
+        "1 while no standby streams from the candidate's slot, otherwise 0.",
+        "source",
+        "candidate",
+    )
     for source in seen.sources:
         gate = source.capture.get("gate")
         if not gate:
@@ -215,17 +251,27 @@ def _gates(seen: Observation) -> Iterator[Metric]:
         for each in gate["candidates"]:
             label = [source.name, each["slot"]]
             counted.add_metric(label, float(each["standing"] == "counted"))
-            held.add_metric(label, each["held_lsn"])
+            held.add_metric(label, each["flush_lsn"])
             away.add_metric(label, float(bool(each["away"])))
     yield from (position, stuck, opened, counted, held, away)
 
 
 def _slots(seen: Observation) -> Iterator[Metric]:
-    reachable = _gauge("source_up", "1 when the server answers.", "source")
-    bare = _gauge("source_unidentified_tables", "Published without a replica identity.", "source")
-    active = _gauge("slot_active", "1 while somebody streams from the slot.", "source", "slot")
-    retained = _gauge("slot_retained_bytes", "WAL that the slot holds.", "source", "slot")
-    status = _gauge("slot_wal_status", "1 for the slot's status.", "source", "slot", "status")
+    reachable = gauge("source_up", "1 if the server answers, otherwise 0.", "source")
+    bare = gauge(
+        "source_unidentified_tables",
+        "Number of published tables without a replica identity.",
+        "source",
+    )
+    active = gauge(
+        "slot_active", "1 while a client streams from the slot, otherwise 0.", "source", "slot"
+    )
+    retained = gauge(
+        "slot_retained_bytes", "Bytes of WAL that the server keeps for the slot.", "source", "slot"
+    )
+    status = gauge(
+        "slot_wal_status", "1 for the current wal_status of the slot.", "source", "slot", "status"
+    )
     for source in seen.sources:
         server, label = source.server, [source.name, source.slot]
         reachable.add_metric([source.name], float(server is not None))
@@ -241,10 +287,12 @@ def _slots(seen: Observation) -> Iterator[Metric]:
 
 
 def _streams(seen: Observation) -> Iterator[Metric]:
-    up = _gauge("log_up", "1 when the log's repository answers.")
-    version = _gauge("log_version", "The newest version that can be read.")
-    size = _counter("log_stream_bytes", "Committed entries since the first.", "source")
-    kept = _gauge("log_stream_entries", "Committed entries that are kept.", "source")
+    up = gauge("log_up", "1 if the log's repository answers, otherwise 0.")
+    version = gauge("log_version", "Newest version of the log that can be read.")
+    size = counter("log_stream_bytes", "Bytes of committed entries since the first.", "source")
+    kept = gauge(
+        "log_stream_entries", "Number of committed entries that the log retains.", "source"
+    )
     up.add_metric([], float(seen.log is not None))
     if seen.log is not None:
         version.add_metric([], seen.log.version)
@@ -255,38 +303,46 @@ def _streams(seen: Observation) -> Iterator[Metric]:
 
 
 def _lags(seen: Observation) -> Iterator[Metric]:
-    size = _gauge("lag_bytes", "WAL between a stage and the one before it.", "source", "stage")
-    versions = _gauge("lag_versions", "Versions that a stage is behind.", "source", "stage")
-    seconds = _gauge("lag_seconds", "Time that a stage is behind.", "source", "stage")
+    size = gauge(
+        "lag_bytes", "Bytes of WAL between a stage and the previous one.", "source", "stage"
+    )
+    versions = gauge(
+        "lag_versions", "Number of versions that a stage lags behind.", "source", "stage"
+    )
+    seconds = gauge("lag_seconds", "Seconds that a stage lags behind.", "source", "stage")
     for each in lag.of_sources(seen):
         label = [each.source, each.stage]
-        # What is not known is left out: a number would be taken for one.
-        if each.bytes is not None:
-            size.add_metric(label, each.bytes)
-        if each.versions is not None:
-            versions.add_metric(label, each.versions)
-        if each.seconds is not None:
-            seconds.add_metric(label, each.seconds)
+        add_known(size, label, each.bytes)
+        add_known(versions, label, each.versions)
+        add_known(seconds, label, each.seconds)
     yield from (size, versions, seconds)
 
 
 def _lake(seen: Observation) -> Iterator[Metric]:
-    epoch = _gauge("lake_epoch", "The newest published epoch.")
-    term = _gauge("lake_term", "The writer's term.")
-    published = _gauge("lake_published_timestamp_seconds", "Unix time of the newest epoch.")
-    took = _gauge("lake_round_seconds", "How long the newest epoch took to write.")
-    rows = _gauge("lake_table_rows", "Rows of a table.", "table")
-    aside = _gauge("lake_table_set_aside", "1 for a table that is not kept, by name.", "table")
-    unfit = _gauge("lake_table_unfit_rows", "Rows set aside that wait.", "table")
-    skipped = _gauge("lake_table_skipped_rows", "Rows set aside and given up by name.", "table")
-    behind = _gauge("lake_table_behind", "1 for a table of an earlier epoch.", "table", "state")
+    epoch = gauge("lake_epoch", "Newest published epoch.")
+    term = gauge("lake_term", "Term of the writer.")
+    published = gauge(
+        "lake_published_timestamp_seconds", "Unix time at which the newest epoch was published."
+    )
+    took = gauge("lake_round_seconds", "Seconds that it took to write the newest epoch.")
+    rows = gauge("lake_table_rows", "Rows of the table in the newest epoch.", "table")
+    not_copied = gauge("lake_table_not_copied", "1 for a table whose copy failed.", "table")
+    quarantined = gauge("lake_table_quarantined_rows", "Quarantined rows of the table.", "table")
+    skipped = gauge(
+        "lake_table_skipped_rows",
+        "Quarantined rows of the table that an operator skipped.",
+        "table",
+    )
+    behind = gauge(
+        "lake_table_behind", "1 for a table whose rows are of an earlier epoch.", "table", "state"
+    )
     copy = {
-        name: _gauge(f"lake_copy_{name}", f"{text} of a copy that is under way.", "table")
+        name: gauge(f"lake_copy_{name}", f"{text} of the running copy of the table.", "table")
         for name, text in (
-            ("rows", "Rows"),
-            ("bytes", "Bytes"),
-            ("pieces", "Parts"),
-            ("pieces_done", "Finished parts"),
+            ("rows", "Rows written"),
+            ("bytes", "Bytes written"),
+            ("pieces", "Ranges"),
+            ("pieces_done", "Finished ranges"),
         )
     }
     if seen.lake is not None:
@@ -296,13 +352,24 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         took.add_metric([], seen.lake.seconds)
         for name, table in seen.lake.readable.items():
             rows.add_metric([name], table.rows)
-            unfit.add_metric([name], table.unfit_rows - table.skipped_rows)
+            quarantined.add_metric([name], table.quarantined_rows - table.skipped_rows)
             skipped.add_metric([name], table.skipped_rows)
             if table.state != "live":
                 behind.add_metric([name, table.state], 1)
         for name in seen.lake.set_aside:
-            aside.add_metric([name], 1)
+            not_copied.add_metric([name], 1)
     for table, progress in seen.copying.items():
-        for name, gauge in copy.items():
-            gauge.add_metric([table], progress[name])
-    yield from (epoch, term, published, took, rows, unfit, skipped, aside, behind, *copy.values())
+        for name, family in copy.items():
+            family.add_metric([table], progress[name])
+    yield from (
+        epoch,
+        term,
+        published,
+        took,
+        rows,
+        quarantined,
+        skipped,
+        not_copied,
+        behind,
+        *copy.values(),
+    )

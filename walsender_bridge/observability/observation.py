@@ -1,8 +1,8 @@
-"""What is seen of a running Tuskline at one moment: the one source of `status`, `lag`, `top` and `/metrics`.
+"""The state of a running Tuskline at one moment: the single source of `status`, `lag`, `top` and `/metrics`.
 
-Each part is asked where it tells of itself: supervisors and captures through their files in the run folder,
+Each part is observed where it reports: supervisors and captures through their files in the run folder,
 the log through its repository, the lake through its newest manifest, the servers through SQL. A part that
-does not answer is an error in its place; a look takes seconds at worst, and never fails as a whole.
+does not answer yields an error in its place; an observation takes seconds at worst, and never fails as a whole.
 """
 
 import time
@@ -42,23 +42,25 @@ from walsender_bridge.runtime.supervisor import GOOD_LIFE, read_states
 if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogStatus
 
-#: Supervisors by the names of their files; `up` is there when the other two are its children.
+#: Supervisors by the names of their files. Under `up`, the other two are its children.
 SUPERVISORS = ("up", "log-server", "bridge")
-#: Seconds after which a capture that says nothing new counts as hung.
+#: Seconds after which a capture that has not updated its status counts as hung.
 STALE = 15.0
-#: Seconds after which a server that has WAL, and sends nothing of it, is told.
+#: Seconds after which a server that has WAL to send and sends nothing is reported.
 SILENT = 120.0
-#: So many ends in a row are no accident.
+#: Ends in a row after which a process counts as failing repeatedly.
 _FAILURES = 3
-#: Seconds between two looks at a source's tables.
+#: Seconds between two polls of a source's tables.
 TABLES_SECONDS = 10.0
+#: Seconds after which a source is connected to again: a password or privilege that has changed counts for new sessions.
+CONNECTED_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of ours. `state` is `running`, `restarting`, `ended` (for good), `stopped` or `gone`.
+    """A process of Tuskline. `state` is `running`, `restarting`, `ended` (for good), `stopped` or `gone`.
 
-    `memory`: resident bytes, with what it has started and is not listed itself (the JVM of `lake`).
+    `memory`: resident bytes, including children that are not listed themselves (the JVM of `lake`).
     """
 
     name: str
@@ -69,30 +71,30 @@ class Process:
     started_at: float
     memory: int = 0
     cpu_seconds: float = 0.0
-    #: How often it has ended in a row, each time within a minute (`supervisor.GOOD_LIFE`).
+    #: The number of ends in a row, each within a minute of the start (`supervisor.GOOD_LIFE`).
     failures: int = 0
-    #: What keeps it from working: itself, or one that it has started, while a signal or a debugger has it stopped.
+    #: The pid of the process itself, or of a child, if a signal or a debugger has stopped it.
     suspended: int | None = None
 
-    def ill(self, now: float) -> Iterator[str]:
-        """Why it does not run as it should; nothing when it does."""
+    def problems(self, now: float) -> Iterator[str]:
+        """The problems of the process, as sentences."""
         code = self.exit_code
         known = code in set(Cause) and f", {Cause(code).name.lower().replace('_', ' ')}"
         ended = f" (exit code {code}{known or ''})" if code is not None else ""
         if self.state != "running":
-            # What is gone has not been seen to end: the code is that of an earlier end.
+            # The supervisor did not see the end of a process that is gone: the exit code is that of an earlier end.
             yield f"process {self.name} is {self.state}{'' if self.state == 'gone' else ended}"
         elif self.suspended is not None:
-            yield f"process {self.name} is suspended; kill -CONT {self.suspended}"
+            yield f"process {self.name} is stopped by a signal or a debugger; run kill -CONT {self.suspended}"
         elif self.failures >= _FAILURES and now - self.started_at < GOOD_LIFE:
-            yield f"process {self.name} ends again and again, {self.failures} times in a row{ended}"
+            yield f"process {self.name} keeps failing, {self.failures} times in a row{ended}"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """A source: what its capture says (`capture.status`), and its server (sql/observability/source.sql).
+    """A source: the status of its capture (`capture.status`), and its server (sql/observability/source.sql).
 
-    `process` is the capture's, if its bridge runs here.
+    `process`: of the capture, if its bridge runs here.
     """
 
     name: str
@@ -101,55 +103,55 @@ class SourceView:
     capture: dict[str, Any]
     server: dict[str, Any] | None
     error: TusklineError | None
-    #: Published tables that lack a replica identity, so that the server refuses their UPDATEs and DELETEs.
+    #: Published tables without a replica identity: the server refuses their UPDATEs and DELETEs.
     unidentified: tuple[str, ...] = ()
-    #: What the server says of the quorum that is not as it should be.
+    #: Problems of the quorum that the server shows.
     quorum: tuple[str, ...] = ()
-    #: What somebody with more rights has to see to (`attach.table_notes`).
+    #: What a role with more privileges has to do (`provisioning.table_notes`).
     notes: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
         """The capture's state.
 
-        Or `unknown` (it has never said anything), `starting` (what is there was said by one before it),
-        `hung` (nothing new for `STALE` seconds).
+        Or `unknown` (it has never written a status), `starting` (the status is of a previous process), or
+        `hung` (no update for `STALE` seconds).
         """
-        told: str = self.capture.get("state", "unknown")
+        state: str = self.capture.get("state", "unknown")
         ended = self.process is not None and self.process.state == "ended"
         if self.process is not None and not ended and self.process.pid != self.capture.get("pid"):
             return "starting"
-        if told == "streaming" and time.time() - self.capture["updated_at"] > STALE:
+        if state == "streaming" and time.time() - self.capture["updated_at"] > STALE:
             return "hung"
-        return told
+        return state
 
     @property
     def silent(self) -> str:
-        """That a session is there, and its server has sent nothing for long; empty: it sends."""
+        """The problem of a session whose server has sent nothing for long; empty: it sends."""
         seconds = self.capture.get("silent_seconds", 0.0)
         if self.state != "streaming" or seconds < SILENT:
             return ""
         return (
-            f"the server has sent {self.name} nothing for {seconds:.0f} s, and has WAL to send: its walsender decodes a "
-            f"transaction of that length, or hangs; see wait_event of the active_pid of slot {self.slot}. If it hangs: "
-            "SELECT pg_terminate_backend(active_pid), and nothing is lost"
+            f"the server of {self.name} has WAL to send, but has sent nothing for {seconds:.0f} s: its walsender is "
+            f"decoding a long transaction, or hangs; check the wait_event of the active_pid of slot {self.slot}. If it "
+            "hangs, run SELECT pg_terminate_backend(active_pid); nothing is lost"
         )
 
     @property
     def reason(self) -> str:
-        """Why it is not streaming, to follow its state in a sentence; empty while it says nothing."""
+        """Why it is not streaming, to follow its state in a sentence; empty if it reports no error."""
         error = self.capture.get("error")
         if not error:
             return ""
-        before = ": the one before ended with: " if self.state == "starting" else ": "
+        before = ": the previous process ended with: " if self.state == "starting" else ": "
         return f"{before}{error['what']}" + (f"; {error['repair']}" if error["repair"] else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything at once. `lake` is the newest manifest, None before there is one or without `[lake]`.
+    """All parts at one moment. `lake`: the newest manifest; None before the first one, or without `[lake]`.
 
-    `copying`: how far tables are that the lake copies now (docs/tables.md).
+    `copying`: the progress of the tables that the lake copies now (docs/tables.md).
     """
 
     at: float
@@ -164,93 +166,100 @@ class Observation:
     quorum: QuorumView | None = None
     #: None: no copies of slots are configured.
     slots: SlotsView | None = None
-    #: Whether there is to be a lake.
+    #: Whether a lake is configured.
     lake_configured: bool = True
 
     @property
     def notes(self) -> list[str]:
-        """What everything runs without, and somebody should know, in words."""
-        # A server that two sources share says the same twice.
+        """What an administrator should do although everything runs, as sentences."""
+        # A server that two sources share yields the same note twice.
         return [*dict.fromkeys(note for source in self.sources for note in source.notes)]
 
     @property
-    def ill(self) -> list[str]:
-        """What does not run as it should, in words; empty when all is well."""
-        words = self.quorum.ill if self.quorum is not None else []
-        words += [word for source in self.sources for word in source.quorum]
-        words += self.slots.ill if self.slots is not None else []
-        words += [word for process in self.processes for word in process.ill(self.at)]
+    def problems(self) -> list[str]:
+        """The problems of all parts, as sentences; empty if there are none."""
+        found = self.quorum.problems if self.quorum is not None else []
+        found += [problem for source in self.sources for problem in source.quorum]
+        found += self.slots.problems if self.slots is not None else []
+        found += [problem for process in self.processes for problem in process.problems(self.at)]
         if not self.processes:
-            words.append("nothing runs here")
-        words += [
+            found.append("no process of Tuskline runs here")
+        found += [
             f"capture of {source.name} is {source.state}{source.reason}"
             for source in self.sources
             if source.state != "streaming"
         ]
-        words += [source.silent for source in self.sources if source.silent]
-        words += [
-            told(f"source {source.name}", source.error) for source in self.sources if source.error
+        found += [source.silent for source in self.sources if source.silent]
+        found += [
+            sentence(f"source {source.name}", source.error)
+            for source in self.sources
+            if source.error
         ]
-        words += [
-            word
+        found += [
+            problem
             for source in self.sources
             if source.state == "streaming"
-            for word in gate_view.ill(source.name, source.capture.get("gate"), self.at)
+            for problem in gate_view.problems(source.name, source.capture.get("gate"), self.at)
         ]
         if self.lake is not None:
-            words += table_problems.ill(self.lake)
+            found += table_problems.sentences(self.lake)
         elif self.lake_configured and "lake" not in self.errors:
-            words.append("lake: no epoch is published yet")
-        words += [
+            found.append("lake: no epoch has been published yet")
+        found += [
             f"table {name} of source {source.name} has no replica identity: the server refuses its UPDATEs "
             f"and DELETEs; ALTER TABLE {name} REPLICA IDENTITY FULL, or give it a primary key"
             for source in self.sources
             for name in source.unidentified
         ]
         faults = self.log.faults if self.log is not None else {}
-        words += [f"log: {told('the stream stands still', fault)}" for fault in faults.values()]
-        return words + [told(part, error) for part, error in self.errors.items()]
+        found += [
+            f"log: {sentence(f'stream {name} has stopped', fault)}"
+            for name, fault in faults.items()
+        ]
+        return found + [sentence(part, error) for part, error in self.errors.items()]
 
 
-def told(part: str, error: TusklineError) -> str:
+def sentence(part: str, error: TusklineError) -> str:
     """An error of a part in one line, with its place and its repair."""
     place = f" ({error.where})" if error.where else ""
     return f"{part}: {error.what}{place}" + (f"; {error.repair}" if error.repair else "")
 
 
 class Observer(Closing):
-    """Looks at what a configuration names; keeps its connections between looks."""
+    """Observes the parts of a configuration; keeps its connections between observations."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
-        self._connections: dict[str, psycopg.Connection[dict[str, Any]]] = {}
-        #: By source: when its tables were looked at (monotonic seconds), those without a replica identity, and the notes.
+        #: By source: the connection, and when it was opened, in monotonic seconds.
+        self._connections: dict[str, tuple[psycopg.Connection[dict[str, Any]], float]] = {}
+        #: By source: when its tables were polled (monotonic seconds), those without a replica identity, and the notes.
         self._tables: dict[str, tuple[float, tuple[str, ...], tuple[str, ...]]] = {}
         self._quorum = QuorumServer(settings)
 
     def close(self) -> None:
-        """End the connections."""
-        for connection in self._connections.values():
+        """Close the connections."""
+        for connection, _ in self._connections.values():
             connection.close()
 
-    def look(self) -> Observation:
-        """One look at everything."""
+    def observe(self) -> Observation:
+        """Observe all parts."""
         settings, errors = self._settings, dict[str, TusklineError]()
         status: LogStatus | None = None
         try:
-            status = log_problems.look(settings)
-            trouble = log_problems.damaged(status)
-            if trouble is not None:
-                errors["log"] = trouble
+            status = log_problems.log_status(settings)
+            damage = log_problems.damaged(status)
+            if damage is not None:
+                errors["log"] = damage
         except TusklineError as error:
             from walsender_bridge.change_log.repository import part as repository_part
 
             errors["log"] = repository_part.trouble(settings.run_dir) or error
-        full = disk_full.lack_of_room(settings.log.data_dir)
+        full = disk_full.of_folder(settings.log.data_dir)
         if full is not None:
             errors["disk"] = full
         manifest, copying = None, dict[str, dict[str, Any]]()
         if settings.lake is not None:
+            from spark_consumers.lake import folder
             from spark_consumers.lake.manifest.chain import open_chain
             from spark_consumers.lake.status import copying_now, read_status
 
@@ -259,11 +268,11 @@ class Observer(Closing):
                 manifest = chain.head()
                 if manifest is not None:
                     copying = copying_now(manifest, read_status(chain), time.time())
-                trouble = lake_status.trouble(settings.run_dir, settings.lake.uri)
-                if trouble is not None:
-                    errors["lake"] = trouble
-            except TusklineError as error:
-                errors["lake"] = error
+                problem = lake_status.problem(settings.run_dir, settings.lake.uri)
+                if problem is not None:
+                    errors["lake"] = problem
+            except (TusklineError, OSError) as error:
+                errors["lake"] = folder.why(error, settings.lake.uri)
         up = pid_file.owner(settings.run_dir)
         running = seen_processes(settings.run_dir, up)
         by_name = {process.name: process for process in running}
@@ -276,20 +285,20 @@ class Observer(Closing):
             lake=manifest,
             errors=errors,
             copying=copying,
-            quorum=quorum_view.look(settings),
-            slots=slots_view.look(settings),
+            quorum=quorum_view.observe(settings),
+            slots=slots_view.observe(settings),
             lake_configured=settings.lake is not None,
         )
 
     def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:
-        """All at once: servers that do not answer take the time of one."""
+        """Observe all sources in parallel: several that do not answer take no longer than one."""
 
-        def look(section: SourceSection) -> SourceView:
+        def observe(section: SourceSection) -> SourceView:
             return self._source(section, running.get(f"bridge/capture-{section.name}"))
 
         sections = self._settings.source
         with ThreadPoolExecutor(len(sections)) as pool:
-            return [*pool.map(look, sections)]
+            return [*pool.map(observe, sections)]
 
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:
         capture = status_file.read(self._settings.capture_status(section))
@@ -299,9 +308,9 @@ class Observer(Closing):
             with self._connection(section) as connection:
                 names = {"slot": section.slot_name}
                 server = connection.execute(load("observability/source").encode(), names).fetchone()
-                self._look_at_tables(section, connection)
+                self._poll_tables(section, connection)
                 if section is self._settings.quorum_source:
-                    quorum = self._quorum.look(connection)
+                    quorum = self._quorum.problems(connection)
         except TusklineError as error:
             failure = error
         _, unidentified, notes = self._tables.get(section.name, (0.0, (), ()))
@@ -311,12 +320,12 @@ class Observer(Closing):
             notes,
         )
 
-    def _look_at_tables(
+    def _poll_tables(
         self, section: SourceSection, connection: psycopg.Connection[dict[str, Any]]
     ) -> None:
-        """See what became of the tables; less often than the rest, for it is asked of every table."""
-        asked_at, *_ = self._tables.get(section.name, (float("-inf"), (), ()))
-        if time.monotonic() - asked_at < TABLES_SECONDS:
+        """Check the tables; less often than the rest, because the query covers every table."""
+        polled_at, *_ = self._tables.get(section.name, (float("-inf"), (), ()))
+        if time.monotonic() - polled_at < TABLES_SECONDS:
             return
         names = {"publication": section.publication_name}
         rows = connection.execute(load("doctor/published_unidentified").encode(), names).fetchall()
@@ -333,33 +342,39 @@ class Observer(Closing):
     def _connection(self, section: SourceSection) -> Iterator[psycopg.Connection[dict[str, Any]]]:
         where = describe(section.dsn)
         try:
-            connection = self._connections.get(section.name)
+            connection, opened_at = self._connections.get(section.name, (None, 0.0))
+            if connection is not None and time.monotonic() - opened_at > CONNECTED_SECONDS:
+                self._drop_connection(section)
+                connection = None
             if connection is None:
                 conninfo = pinned_conninfo(
                     section.dsn, connect_timeout="3", application_name="tuskline-observer"
                 )
                 connection = psycopg.connect(conninfo, autocommit=True, row_factory=dict_row)
                 connection.execute(load("observability/begin").encode())
-                self._connections[section.name] = connection
+                self._connections[section.name] = connection, time.monotonic()
             yield connection
         except psycopg.Error as error:
-            gone = self._connections.pop(section.name, None)
-            if gone is not None:
-                gone.close()
+            self._drop_connection(section)
             if error.sqlstate is None:
                 raise connection_error(str(error), where) from None
             raise UnavailableError(str(error.diag.message_primary), where=where) from None
 
+    def _drop_connection(self, section: SourceSection) -> None:
+        connection, _ = self._connections.pop(section.name, (None, 0.0))
+        if connection is not None:
+            connection.close()
+
 
 def seen_processes(run_dir: Path, up: int | None) -> list[Process]:
-    """The processes that run here, or have run; `up`: the pid of the `up` that runs."""
+    """The processes that run here, or have run. `up`: the pid of a running `up`."""
     found, running = [], processes.stats()
     if up is not None:
         found.append(_process("up", up, "running", {}))
     for supervisor in SUPERVISORS:
         for name, child in read_states(run_dir, supervisor).get("children", {}).items():
             if supervisor == "up" and up is None:
-                # What an `up` wrote that was killed: its children died with it.
+                # The file is of an `up` that was killed: its children died with it.
                 child["state"], child["pid"] = "gone", None
             shown = name if supervisor == "up" else f"{supervisor}/{name}"
             found.append(_process(shown, child["pid"], child["state"], child))

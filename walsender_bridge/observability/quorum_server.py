@@ -1,4 +1,4 @@
-"""What the server says of the quorum, for `status`, `top` and `/readyz`: whether commits wait for it, and its gate."""
+"""The quorum as the server shows it, for `status`, `top` and `/readyz`: whether commits wait for it, and its gate."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,37 +13,37 @@ from walsender_bridge.provisioning.quorum_gate import QuorumGate
 
 
 class QuorumServer:
-    """Keeps the gate of a connection, which is another one after each crash of the server."""
+    """Keeps the gate of a connection; a new connection, after a crash of the server, gets a new gate."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._gate: tuple[psycopg.Connection[Any], QuorumGate] | None = None
 
-    def look(self, connection: psycopg.Connection[Any]) -> list[str]:
-        """What is not as it should be, in words. `connection` is to the quorum's source."""
+    def problems(self, connection: psycopg.Connection[Any]) -> list[str]:
+        """The problems, as sentences. `connection` is to the quorum's source."""
         if self._gate is None or self._gate[0] is not connection:
             self._gate = connection, QuorumGate(connection, needed_quorum(self._settings))
-        return [*self._words(self._gate[1])]
+        return [*self._problems(self._gate[1])]
 
-    def _words(self, gate: QuorumGate) -> Iterator[str]:
-        released = release_record.standing(self._settings.log.data_dir)
+    def _problems(self, gate: QuorumGate) -> Iterator[str]:
+        released = release_record.in_force(self._settings.log.data_dir)
         if released is not None:
-            yield f"{released.told()}; tuskline quorum require"
+            yield f"{released.summary()}; run tuskline quorum require"
         try:
-            state = gate.look()
+            state = gate.poll()
         except PrivilegeError as error:
             yield f"{error.what}; {error.repair}"
             return
         if state.required and not state.proposers:
-            yield "commits hang: they wait for the quorum, and no proposer is attached; tuskline up"
+            yield "commits hang: they wait for the quorum, and no proposer is attached; run tuskline up"
         elif state.proposers > 1:
             yield (
-                f"{state.proposers} proposers stream from the server, and each can answer for a quorum of its own; stop"
-                " all but one (an old connection of the same one ends by wal_sender_timeout)"
+                f"{state.proposers} proposers stream from the server, and each can acknowledge for a quorum of its own;"
+                " stop all but one (an old connection of the same proposer ends after wal_sender_timeout)"
             )
         elif not state.required and released is None:
-            yield "commits do not wait for the quorum, or others can answer in its place; tuskline quorum require"
+            yield "commits do not wait for the quorum, or other standbys can acknowledge instead; run tuskline quorum require"
         if state.required and state.crowded:
-            yield f"commits may return without a quorum: {state.crowded}; tuskline doctor"
+            yield f"commits may return without a quorum: {state.crowded}; run tuskline doctor"
         if state.reason:
-            yield f"what the server shows is not on a quorum yet: {state.reason}"
+            yield f"the server shows transactions that are not on a quorum yet: {state.reason}"

@@ -1,4 +1,4 @@
-"""`tuskline safekeeper verify`: which data directories, how far it is, what was found."""
+"""`tuskline safekeeper verify`: the data directories, the progress and the report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
 from walsender_bridge.config import Config
 from walsender_bridge.errors import ConfigError, TusklineError
 from walsender_bridge.observability import quorum_view
+from walsender_bridge.observability.verify_bar import verify_bar
 from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
 from walsender_bridge.quorum.safekeeper import hosting, verify
 from walsender_bridge.quorum.safekeeper.verify import DataDirectory, HeldWal
@@ -19,31 +18,32 @@ from walsender_bridge.runtime.output import Output
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """`record`: plain values; `errors`: everything that is wrong, what is worse for one safekeeper first."""
+    """`record`: plain values; `errors`: all errors, those of single safekeepers first."""
 
     record: dict[str, Any]
     errors: list[TusklineError]
 
 
-#: A place, and how to look at it anew while its safekeeper runs.
-Looked = tuple[DataDirectory, Callable[[], DataDirectory] | None]
+#: A data directory, and how to read its status again while its safekeeper runs.
+PlaceToVerify = tuple[DataDirectory, Callable[[], DataDirectory] | None]
 
 
-def named(folders: Sequence[Path]) -> list[Looked]:
-    """Data directories by their paths. Raises `ConfigError` for one that is not there."""
+def named(folders: Sequence[Path]) -> list[PlaceToVerify]:
+    """Data directories by their paths. Raises `ConfigError` for one that does not exist."""
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError("there is no such directory", where=str(folder))
+            raise ConfigError("the directory does not exist", where=str(folder))
     return [(DataDirectory(str(folder), folder), None) for folder in folders]
 
 
-def hosted_places(settings: Config) -> list[Looked]:
-    """Those of the safekeepers that are hosted here. Raises `ConfigError` when there are none."""
+def hosted_places(settings: Config) -> list[PlaceToVerify]:
+    """The data directories of the safekeepers of this machine. Raises `ConfigError` if there are none."""
     section = settings.safekeepers
     hosted = hosting.hosted(section, settings.log_server[0].data_dir, settings.run_dir)
     if not hosted:
         raise ConfigError(
-            "this machine hosts no safekeeper", repair="run it where they are, or name --data-dir"
+            "this machine hosts no safekeeper",
+            repair="run the command on a machine that hosts one, or use --data-dir",
         )
 
     def place(each: hosting.Hosted) -> DataDirectory:
@@ -54,28 +54,16 @@ def hosted_places(settings: Config) -> list[Looked]:
     return [(place(each), partial(place, each)) for each in hosted]
 
 
-def run(places: Sequence[Looked], output: Output) -> VerifyReport:
-    """Read and compare."""
+def run(places: Sequence[PlaceToVerify], output: Output) -> VerifyReport:
+    """Verify each data directory, then compare them."""
     held: list[HeldWal] = []
     errors: list[TusklineError] = []
     rows = []
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        console=output.progress,
-        transient=True,
-        disable=not output.progress.is_terminal,
-    ) as bars:
-        task = bars.add_task("")
-
-        def progress(what: str, done: int, whole: int) -> None:
-            bars.update(task, description=what, completed=done, total=max(whole, 1))
-
-        for place, look in places:
+    with verify_bar(output) as progress:
+        for place, reread in places:
             row: dict[str, Any] = {"safekeeper": place.name, "whole": True}
             try:
-                found = verify.check(place, progress, look)
+                found = verify.check(place, progress, reread)
             except TusklineError as error:
                 errors.append(error)
                 rows.append({**row, "whole": False, **dict.fromkeys(_COLUMNS)})

@@ -1,4 +1,4 @@
-"""What the controller of slot copies says of itself, where it runs here: for `status`, `top`, `/readyz` and `/metrics`."""
+"""The report of the controller of slot copies, if it runs here: for `status`, `top`, `/readyz` and `/metrics`."""
 
 import time
 from collections.abc import Mapping
@@ -9,37 +9,37 @@ from walsender_bridge.config import Config
 from walsender_bridge.runtime import processes, status_file
 from walsender_bridge.runtime.times import with_iso_times
 
-#: Seconds, besides a few polls, after which what it said is no longer taken for now.
+#: Seconds, in addition to a few polls, after which a report is stale.
 STALE: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotsView:
-    """`told`: its report (`slot_sync.report`), empty when it says nothing, or has not for long."""
+    """`report`: of the controller (`slot_sync.report`); empty if it is missing or stale."""
 
-    told: Mapping[str, Any]
+    report: Mapping[str, Any]
 
     @property
-    def ill(self) -> list[str]:
-        """What is not as it should be."""
-        if not self.told:
-            return ["the controller of slot copies says nothing: it does not run, or hangs"]
-        words: list[str] = list(self.told["ill"])
-        words += [
-            f"{each['standby']}: the controller has not looked at it for {age:.0f} s"
-            for each in self.told["standbys"]
-            if (age := self.told["updated_at"] - each["at"]) > STALE * 2
+    def problems(self) -> list[str]:
+        """The problems of the controller and of the copies, as sentences."""
+        if not self.report:
+            return ["the controller of slot copies does not report: it is not running, or it hangs"]
+        found: list[str] = list(self.report["problems"])
+        found += [
+            f"{each['standby']}: the controller has not probed it for {age:.0f} s"
+            for each in self.report["standbys"]
+            if (age := self.report["updated_at"] - each["at"]) > STALE * 2
         ]
-        words += [
+        found += [
             f"{each['standby']}: slot {each['slot']} is {each['state']}: {each['why']}"
-            for each in self.told["slots"]
+            for each in self.report["slots"]
             if each["expected"] and not each["safe"] and not each["repair"]
         ]
-        return words
+        return found
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each slot on each candidate; `age`: seconds since it was last proven. None: not known."""
+        """A row for each slot on each candidate; `age`: seconds since it was last proven; None: unknown."""
         return [
             {
                 "slot": each["slot"],
@@ -49,29 +49,29 @@ class SlotsView:
                 "age": each["age"],
                 "lag_bytes": each["lag_bytes"],
             }
-            for each in self.told.get("slots", ())
+            for each in self.report.get("slots", ())
         ]
 
 
-def shown(told: Mapping[str, Any]) -> dict[str, Any]:
+def shown(report: Mapping[str, Any]) -> dict[str, Any]:
     """A report (`slot_sync.report`) for `--json`, with times as ISO 8601. Pure."""
-    if not told:
+    if not report:
         return {}
     return {
-        **with_iso_times(told, "updated_at"),
-        "standbys": [with_iso_times(each, "at") for each in told["standbys"]],
+        **with_iso_times(report, "updated_at"),
+        "standbys": [with_iso_times(each, "at") for each in report["standbys"]],
         "slots": [
             # The standby's clock counts microseconds.
             {**each, "evidence": with_iso_times(each["evidence"], "proven_at", unit=1e-6)}
             if "evidence" in each
             else each
-            for each in told["slots"]
+            for each in report["slots"]
         ],
     }
 
 
-def look(settings: Config) -> SlotsView | None:
-    """What it says now; None: no copies of slots are configured."""
+def observe(settings: Config) -> SlotsView | None:
+    """The current report; None: no copies of slots are configured."""
     if settings.slots is None:
         return None
     found = status_file.read(settings.slots_status)

@@ -1,1 +1,1 @@
-"""The schema `tuskline` on a server: what Tuskline has made there, and whose it is."""
+"""The schema `tuskline` on a server: the record of provisioned objects, and its ownership."""

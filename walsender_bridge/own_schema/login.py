@@ -1,4 +1,4 @@
-"""Whom a DSN logs in as."""
+"""The role that a DSN logs in as."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from walsender_bridge.postgres.client.replication_connection import pinned_conni
 
 @dataclass(frozen=True, slots=True)
 class LoginRole:
-    """Who a DSN logs in as, however libpq finds that out."""
+    """The role and password of a DSN, as resolved by libpq."""
 
     user: str
     password: str
 
 
 def login_of(dsn: str) -> LoginRole:
-    """Libpq says whom it would log in as even when the server refuses, as it does before the role exists."""
+    """Resolve the role through libpq, which works even if the server refuses the login, as it does before the role exists."""
     pgconn = pq.PGconn.connect(pinned_conninfo(dsn).encode())
     try:
         return LoginRole((pgconn.user or b"").decode(), (pgconn.password or b"").decode())

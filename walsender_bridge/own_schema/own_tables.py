@@ -1,14 +1,14 @@
-"""Whether the schema `tuskline` and its tables may be used by a session, and keeping them so.
+"""Checks that a session can safely use the schema `tuskline` and its tables, and keeps them unchanged while it does.
 
-A trigger, a default, a policy, a rule that a table's owner adds runs with the rights of the session that uses the table, and
-any role that may create schemas in the database could have made these first. Invariant: a session uses them only if
+A trigger, default, policy or rule that a table's owner adds runs with the rights of the session that uses the table, and
+any role with the right to create schemas in the database could have created these first. Invariant: a session uses them only if
 
-- their owners could have had their code run by it anyway (itself, superusers; sql/own_schema/owners.sql), or
-- they belong to the source's own role, which may attach by itself, and are used by a superuser; they are then exactly as
-  sql/flush/send.sql makes them, which runs nothing, and are locked against other definitions, the schema against
-  another name, before they are looked at and until the transaction ends that uses them.
+- the session trusts their owners anyway (itself, superusers; sql/own_schema/owners.sql), or
+- they belong to the source's own role, which may attach by itself, and are used by a superuser; they are then verified to be
+  exactly as created by sql/flush/send.sql, which runs no code, and are locked against redefinition, and the schema against
+  renaming, from before the check until the end of the transaction that uses them.
 
-An administrator who is no superuser cannot lock the schema's name, so the second rule is not for him.
+An administrator without superuser rights cannot lock the schema's name, so the second rule does not apply to them.
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ class Owned:
 
 
 def check(connection: psycopg.Connection[Any], dsn: str) -> None:
-    """Raise `UntrustedError` unless the session may use what is there until the transaction, in which it is, ends.
+    """Raise `UntrustedError` unless the session can safely use the schema until the end of the current transaction.
 
-    `dsn` is the source's own, whoever has connected. Nothing is there before the first `init`.
+    `dsn` is the source's own, whichever role has connected. The schema does not exist before the first `init`.
     """
     before = _owned(connection)
     if all(each.trusted for each in before):
@@ -61,9 +61,9 @@ def check(connection: psycopg.Connection[Any], dsn: str) -> None:
         found.append("they are being replaced")
     if found:
         raise UntrustedError(
-            f"what role {role} has in the schema {SCHEMA} could run code with the rights of {held[0].user}: {', '.join(found)}",
+            f"objects of role {role} in schema {SCHEMA} could run code with the rights of {held[0].user}: {', '.join(found)}",
             where=describe(dsn),
-            repair=f"remove that as role {role}; or {_DROP}, which runs nothing, and take back by hand what tuskline.made named",
+            repair=f"remove them as role {role}; or run {_DROP}, which runs no code, and drop by hand what tuskline.provisioned listed",
         )
 
 
@@ -79,8 +79,8 @@ def _refuse_strangers(owned: Sequence[Owned], role: str, where: str) -> None:
 
 def _refuse(owned: Owned, where: str) -> NoReturn:
     raise UntrustedError(
-        f"{owned.name} belongs to role {owned.owner}, whose code would run there with the rights of {owned.user}",
+        f"{owned.name} belongs to role {owned.owner}, whose code would run with the rights of {owned.user}",
         where=where,
-        repair=f"if that role attached a source of this database, `tuskline detach` as it; if not, {_DROP} as a superuser, "
-        "which runs nothing; then `tuskline init --admin user=...`, a superuser",
+        repair=f"if that role attached a source of this database, run `tuskline detach` as that role; if not, {_DROP} as a "
+        "superuser, which runs no code; then `tuskline init --admin user=...` with a superuser",
     )

@@ -1,16 +1,16 @@
-"""What Tuskline has made on a server, recorded in the server: the table `tuskline.made`.
+"""The record of the objects that Tuskline has provisioned on a server: the table `tuskline.provisioned`.
 
-Invariant: what detach takes back was made by Tuskline. A thing and its record are committed together, or
-(a slot, which no transaction holds) the record comes first and may stand for nothing.
+Invariant: detach removes only objects created by Tuskline. An object and its record are committed together, except for
+a slot, which is not transactional: it is recorded first, so that a record may exist without its slot.
 
-What one source alone uses (slot, publication, tables added to a publication that was there) is recorded
-under its slot; so is the OID of its publication, also of one that was there: under the same name another one could take its
-place, and what was committed meanwhile is missing. What all sources of a database share (schema, role, grants) is recorded under no slot, and
-is taken back with the last of them.
+Objects of one source (slot, publication, tables added to an existing publication) are recorded
+under its slot; so is the OID of its publication, even of one that existed before: another publication could take its
+name, and the changes committed in between would be missing. Objects shared by all sources of a database (schema, role, grants)
+are recorded under an empty slot name, and removed with the last source.
 
-Who may write the record could name in it what is not ours. So whoever takes back acts as the record's owner
-(`SET ROLE`), who could have done the same without it. Nor may its owner have code run by whoever reads or writes
-it: each access is one of `own_tables.check`, in the same transaction.
+A role that can write the record could list objects in it that are not Tuskline's. So detach acts as the record's owner
+(`SET ROLE`), who could remove them anyway. Nor may the record's owner have code run by a session that reads or writes
+it: each access is preceded by `own_tables.check` in the same transaction.
 """
 
 from collections.abc import Iterator
@@ -26,25 +26,25 @@ from walsender_bridge.runtime.sql import load
 #: Kinds that belong to one source; the others belong to all sources of the database.
 OF_ONE_SOURCE: Final = (
     *("slot", "publication", "published", "publication oid"),
-    # What the quorum of safekeepers needs, under the slot that keeps WAL for them (`quorum`); the last for gates, too.
+    # For the quorum of safekeepers, under the slot that keeps WAL for them (`quorum`); `member` for commit gates, too.
     *("setting", "physical slot", "member", "quorum"),
 )
 #: The table itself.
-MADE_TABLE: Final = "tuskline.made"
-#: The kind whose name is the id of the quorum that the server's commits are on, in hexadecimal.
+PROVISIONED_TABLE: Final = "tuskline.provisioned"
+#: The kind whose name is the id of the quorum that has the server's commits, in hexadecimal.
 QUORUM: Final = "quorum"
-#: The kind of a row that says which publication a slot began with, `grantee` its OID. Nothing is made by it, or taken back.
+#: The kind that records the publication a slot started with, `grantee` its OID. It is not an object, and detach ignores it.
 PUBLICATION_OID: Final = "publication oid"
 
 
 @dataclass(frozen=True, slots=True)
 class ProvisionedObject:
-    """One thing: `kind` is schema, slot, publication, published, role, or what a grant is on.
+    """A provisioned object: `kind` is schema, slot, publication, published, role, or the kind of object of a grant.
 
-    Or quorum, physical slot, setting, member (a role that was made a member of pg_read_all_stats). `name` is as the
-    catalog writes it (tables: `relation_name`). `grantee` is the role of a grant, the publication that a table
-    was added to, or `=` and what ALTER SYSTEM had set a setting to (empty: nothing); `privilege` the privilege
-    that was granted.
+    Or quorum, physical slot, setting, member (a role granted membership of pg_read_all_stats). `name` is as in the
+    catalog (tables: `relation_name`). `grantee` is the role of a grant, the publication that a table
+    was added to, or `=` and the value that ALTER SYSTEM had set before (empty: none); `privilege` is the privilege
+    granted.
     """
 
     kind: str
@@ -71,16 +71,16 @@ class ProvisionedRecord:
         self._dsn = dsn
         self._held = False
         row = connection.execute(load("own_schema/provisioned_owner").encode()).fetchone()
-        #: The record's owner; None: nothing was ever made here.
+        #: The record's owner; None if nothing has been provisioned in this database.
         self.owner: str | None = row and row[0]
-        #: Whose rights the connection has.
+        #: The role whose rights the connection has.
         self.user: str | None = row and row[1]
         self._writable = bool(row and row[2])
-        #: Whether it can be read at all.
+        #: Whether the record is readable.
         self.readable = bool(row and row[3])
 
     def add(self, made: ProvisionedObject) -> None:
-        """Record a thing. Without the right to, nothing is recorded: it is not for detach to take back."""
+        """Record an object. Without the right to write the record this does nothing, and detach leaves the object alone."""
         if not self._writable:
             return
         self._ask(
@@ -93,18 +93,18 @@ class ProvisionedRecord:
         )
 
     def own(self) -> list[ProvisionedObject]:
-        """What was made for this source alone."""
+        """The objects of this source alone."""
         return [made for made in self._list(self._slot) if made.kind != PUBLICATION_OID]
 
     def publication_oid(self, name: str) -> int | None:
-        """The OID of the publication that the source's slot began with; None: not recorded, or not this role's to read."""
+        """The OID of the publication that the source's slot started with; None if not recorded or not readable."""
         if not self.readable:
             return None
         found = [m for m in self._list(self._slot) if (m.kind, m.name) == (PUBLICATION_OID, name)]
         return int(found[0].grantee) if found and found[0].grantee.isdecimal() else None
 
     def keep_publication_oid(self, name: str, oid: int) -> None:
-        """Record it, in place of another, as far as the role may."""
+        """Record the OID, replacing any other, if the role has the right to."""
         if not self._writable or self.publication_oid(name) == oid:
             return
         with self.held():
@@ -117,11 +117,11 @@ class ProvisionedRecord:
             self.add(ProvisionedObject(PUBLICATION_OID, name, grantee=str(oid)))
 
     def shared(self) -> list[ProvisionedObject]:
-        """What all sources of this database use."""
+        """The objects shared by all sources of this database."""
         return self._list("")
 
-    def others_made(self, made: ProvisionedObject) -> bool:
-        """Whether the same is recorded for something else of this database."""
+    def recorded_elsewhere(self, made: ProvisionedObject) -> bool:
+        """Whether the same object is also recorded under another slot of this database."""
         if not self.readable:
             return False
         row = self._ask(
@@ -130,7 +130,7 @@ class ProvisionedRecord:
         return row is not None and row[0]
 
     def is_last(self) -> bool:
-        """Whether no other source of this database has made anything."""
+        """Whether no other source of this database has provisioned objects."""
         row = self._ask("own_schema/provisioned_rest", slot=self._slot).fetchone()
         return row is not None and row[0] == 0
 
@@ -139,7 +139,7 @@ class ProvisionedRecord:
         self._ask("own_schema/provisioned_forget", slot=self._slot)
 
     def quorum_ids(self) -> set[int]:
-        """The ids of quorums that this server's commits are on: one, or none."""
+        """The ids of quorums recorded on this server: one, or none."""
         return {int(name, 16) for (name,) in self._ask("quorum/id")}
 
     def forget_quorum(self) -> None:
@@ -148,7 +148,7 @@ class ProvisionedRecord:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A transaction in which the tables of the schema may be used and stay as they are, also under another role."""
+        """A transaction in which the schema's tables are safe to use and cannot be redefined, even after SET ROLE."""
         if self._held:
             yield
             return

@@ -1,1 +1,1 @@
-"""What Tuskline knows of PostgreSQL, and nothing of Tuskline itself."""
+"""PostgreSQL's protocols, connections and naming rules, independent of the rest of Tuskline."""

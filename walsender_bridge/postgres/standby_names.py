@@ -1,7 +1,7 @@
-"""`synchronous_standby_names` as PostgreSQL reads it (docs, 19.6.2; syncrep_gram.y), and what it makes commits wait for.
+"""Parses `synchronous_standby_names` like PostgreSQL (docs, 19.6.2; syncrep_gram.y), and evaluates what commits wait for.
 
-Invariant of a quorum: nobody else can answer in the proposer's place. The server counts walsenders, not names, so only
-one form guarantees that: the proposer's name alone (`alone`). Names compare without case, as the server compares them.
+Invariant of a quorum: no other standby can acknowledge in the proposer's place. The server counts walsenders, not names, so only
+one form guarantees that: the proposer's name alone (`alone`). Names are compared case-insensitively, as by the server.
 
 If the proposer is the only entry, the setting is `ANY 1`. After a change of proposers the server may have two
 walsenders of that name, of which the older belongs to a connection that a partition has cut, and remains until
@@ -29,7 +29,7 @@ _METHODS = ("FIRST", "ANY")
 
 @dataclass(frozen=True, slots=True)
 class StandbyNames:
-    """`number` of `names` have to answer, by `method`: the first that are there, or any. No names: nobody has to."""
+    """`number` of `names` must acknowledge, chosen by `method`: the first ones attached, or any. No names: none must."""
 
     method: str = "FIRST"
     number: int = 0
@@ -37,12 +37,12 @@ class StandbyNames:
 
     @classmethod
     def all_of(cls, *names: str) -> Self:
-        """Each of them has to answer, the first one whenever it is attached; one alone with any of its walsenders."""
+        """All of them must acknowledge, the first one whenever it is attached; a single name with any of its walsenders."""
         return cls("ANY" if len(names) == 1 else "FIRST", len(names), names)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The setting's value. Raises `MalformedMessageError` for what the server would not take."""
+        """Parse the setting's value. Raises `MalformedMessageError` if the server would reject it."""
         tokens = _tokens(text)
         if not tokens:
             return cls()
@@ -68,23 +68,23 @@ class StandbyNames:
         return name.lower() in (each.lower() for each in self.names)
 
     def needs(self, name: str) -> bool:
-        """Whether no commit returns before a standby of this name has answered, as long as one is attached."""
+        """Whether every commit waits for a standby of this name as long as one is attached."""
         if not self.needs_all or not self.names_it(name):
             return False
         first = self.method == "FIRST" and self.names[0].lower() == name.lower()
         return len(self.names) == 1 or first
 
     def alone(self, name: str) -> bool:
-        """Whether no commit returns before a standby of this name has answered, attached or not."""
+        """Whether every commit waits for a standby of this name, attached or not."""
         return self.needs(name) and len(self.names) == 1
 
     @property
     def needs_all(self) -> bool:
-        """Whether every name has to answer."""
+        """Whether every name must acknowledge."""
         return ANYBODY not in self.names and self.number == len(self.names)
 
     def joined_by(self, name: str) -> Self | None:
-        """With a standby that has to answer as well, and first; None when the others do not all have to answer."""
+        """Add a standby, in first place, that must acknowledge too; None if not all of the others must."""
         if not self.needs_all:
             return None
         own = [each for each in self.names if each.lower() == name.lower()] or [name]
@@ -92,9 +92,9 @@ class StandbyNames:
         return self.all_of(own[0], *others)
 
     def left_by(self, name: str) -> Self:
-        """Without that standby, and whoever had to answer besides it still has to."""
+        """Remove a standby; the others that had to acknowledge still have to."""
         if ANYBODY in self.names:
-            # It would go on to match the one that is to leave.
+            # It would still match the standby to be removed.
             return type(self)()
         left = tuple(each for each in self.names if each.lower() != name.lower())
         if not left:
@@ -126,7 +126,7 @@ def _quoted(name: str) -> str:
 
 def _malformed(text: str) -> MalformedMessageError:
     return MalformedMessageError(
-        f"{text[:200]!r} is not a list of standbys",
+        f"invalid list of standbys {text[:200]!r}",
         where="synchronous_standby_names",
         repair="write FIRST n (name, ...), ANY n (name, ...), or names alone",
     )

@@ -1,14 +1,14 @@
-"""Which tables a source's `tables` choose. Pure.
+"""Evaluates which tables a source's `tables` match. Pure.
 
-An entry is a pattern, `schema.table`, in which `*` stands for any characters; after `!` it excludes what it matches,
-wherever it stands. A name in double quotes is taken as it is, as in SQL (`"a.b"."c*"`); every other one too, but for
-its `*`, so a schema ends at the first dot, and letters keep their case. Without an entry that includes, all tables are meant.
+An entry is a pattern, `schema.table`, in which `*` matches any characters; an entry that starts with `!` excludes its matches,
+whatever its position. A name in double quotes is literal, as in SQL (`"a.b"."c*"`); an unquoted one is literal except for
+`*`, so the schema ends at the first dot, and case is preserved. Without an entry that includes, all tables match.
 
-An entry without `*` names one table. What it names has to be there and fit to be published, so that is an error where it
-is not. What a pattern matches is published if it fits, now and whenever a table comes to fit, and left out otherwise.
+An entry without `*` names one table, which must exist and be publishable; otherwise that is an error.
+Tables that a pattern matches are published if and as soon as they are publishable, and left out otherwise.
 
-Invariant: no table is published whose UPDATEs and DELETEs the server would then refuse, nor one of which a partition that is
-made tomorrow would have its own refused.
+Invariant: no table is published whose UPDATEs and DELETEs the server would then refuse, nor one whose future partitions
+would have theirs refused.
 """
 
 import re
@@ -22,7 +22,7 @@ _LITERAL: Final = re.compile(r'"((?:[^"]|"")+)"', re.DOTALL)
 _QUOTED_SCHEMA: Final = re.compile(r'("(?:[^"]|"")+")\.(.+)', re.DOTALL)
 #: The first major in which a partitioned table is published as one, through its root.
 _VIA_ROOT_MAJOR: Final = 13
-#: The first major that refuses UPDATEs where the identity has a generated column that is not sent.
+#: The first major that refuses UPDATEs if the replica identity has a generated column that is not sent.
 _GENERATED_MAJOR: Final = 18
 
 
@@ -34,12 +34,12 @@ class Pattern:
     excludes: bool
     schema: str
     table: str
-    #: The table that it names, if it names one.
+    #: The table that it names, if it has no `*`.
     exact: tuple[str, str] | None
 
     @classmethod
     def parse(cls, text: str) -> "Pattern":
-        """The entry's meaning. Raises `ValueError` for one that means nothing."""
+        """Parse an entry. Raises `ValueError` for an invalid one."""
         excludes = text.startswith("!")
         body = text.removeprefix("!")
         quoted = _QUOTED_SCHEMA.fullmatch(body)
@@ -48,7 +48,7 @@ class Pattern:
         )
         if not (schema and dot and table):
             raise ValueError(
-                f"{text!r} names no table; write schema.table, schema.* or !schema.table, a name with * or a dot"
+                f"{text!r} is not a table pattern; write schema.table, schema.* or !schema.table, a name with * or a dot"
                 ' in double quotes: "schema"."table"'
             )
         (left, first), (right, second) = _name(schema), _name(table)
@@ -56,12 +56,12 @@ class Pattern:
         return cls(text, excludes, left, right, exact)
 
     def matches(self, schema: str, table: str) -> bool:
-        """Whether it is about this table."""
+        """Whether it matches this table."""
         return _whole(self.schema, schema) and _whole(self.table, table)
 
 
 def _name(text: str) -> tuple[str, str | None]:
-    """A regular expression for the names that a part of a pattern means, and the name, if it is only one."""
+    """A regular expression for a part of a pattern, and the name if it matches only one."""
     quoted = _LITERAL.fullmatch(text)
     if quoted is not None:
         name = quoted[1].replace('""', '"')
@@ -93,27 +93,27 @@ class Choice:
 
     @classmethod
     def of(cls, tables: Iterable[str]) -> "Choice":
-        """Raises `ValueError` for an entry that means nothing."""
+        """Parse the entries. Raises `ValueError` for an invalid one."""
         return cls(tuple(Pattern.parse(text) for text in tables))
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing is named: all tables, but for those that are excluded."""
+        """Whether no entry includes: all tables match except those excluded."""
         return all(pattern.excludes for pattern in self.patterns)
 
     @property
     def follows(self) -> bool:
-        """Whether tables that are made later may be meant."""
+        """Whether tables created later can match."""
         return self.is_default or any(not p.excludes and p.exact is None for p in self.patterns)
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """The tables that are named one by one, without those that are excluded."""
+        """The tables named one by one, except those excluded."""
         exact = [p.exact for p in self.patterns if not p.excludes and p.exact is not None]
         return [each for each in dict.fromkeys(exact) if not self._excludes(*each)]
 
     def means(self, schema: str, table: str) -> bool:
-        """Whether it is about this table, fit or not."""
+        """Whether the entries match this table, publishable or not."""
         included = self.is_default or any(
             p.matches(schema, table) for p in self.patterns if not p.excludes
         )
@@ -161,7 +161,7 @@ class CatalogTable:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A table that a pattern matches and that is not published: why, and what would change that at which cost.
+    """A matching table that is not published: the failed condition, its repair, and the cost of the repair.
 
     `harms`: while it is published, the server refuses its UPDATEs and DELETEs.
     """
@@ -175,11 +175,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What `tables` come to in a database.
+    """The result of evaluating `tables` in a database.
 
-    `named`: the tables that are named one by one; `unknown`: those of them that are not there. `fit`: what patterns match
-    and can be published. `idle`: entries that match nothing. `others`: what is published beside all that. `unmeant`: what has
-    an entry in the publication, and is not meant. `harmed`: what is published, matched, and has its UPDATEs refused by that.
+    `named`: the tables named one by one; `unknown`: those of them that do not exist. `fit`: publishable tables that patterns
+    match. `idle`: entries that match nothing. `others`: tables published besides. `unmeant`: tables with an entry in the
+    publication that do not match. `harmed`: matching, published tables whose UPDATEs the server therefore refuses.
     """
 
     named: tuple[CatalogTable, ...]
@@ -197,24 +197,24 @@ class Chosen:
 
     @property
     def wanted(self) -> tuple[CatalogTable, ...]:
-        """Everything that is to be in the publication."""
+        """All tables to publish."""
         return (*self.named, *self.fit)
 
 
 def choose(choice: Choice, tables: Sequence[CatalogTable], major: int) -> Chosen:
-    """What the entries mean in a database of these tables."""
+    """Evaluate the entries for these tables."""
     here = {(each.schema, each.table): each for each in tables}
     named = choice.named
     candidates = [t for t in tables if _is_candidate(t, major) and (t.schema, t.table) not in named]
     matched = [t for t in candidates if _means(choice, t, major)]
-    judged = [(table, _misfit(table, major)) for table in matched]
-    wanted = {*named, *((t.schema, t.table) for t, misfit in judged if misfit is None)}
+    evaluated = [(table, _failed_condition(table, major)) for table in matched]
+    wanted = {*named, *((t.schema, t.table) for t, failed in evaluated if failed is None)}
     published = {(t.schema, t.table) for t in tables if t.published}
     return Chosen(
         named=tuple(here[name] for name in named if name in here),
         unknown=tuple(relation_name(*name) for name in named if name not in here),
-        fit=tuple(table for table, misfit in judged if misfit is None),
-        left_out=tuple(misfit for _, misfit in judged if misfit is not None),
+        fit=tuple(table for table, failed in evaluated if failed is None),
+        left_out=tuple(failed for _, failed in evaluated if failed is not None),
         idle=tuple(p.text for p in choice.patterns if _is_idle(p, choice, candidates, major)),
         others=tuple(
             t
@@ -226,7 +226,7 @@ def choose(choice: Choice, tables: Sequence[CatalogTable], major: int) -> Chosen
 
 
 def _is_candidate(table: CatalogTable, major: int) -> bool:
-    """Partitions go with their root, where the server can publish that."""
+    """Whether the table is published by itself: partitions are published through their root where the server supports it."""
     if table.of_extension:
         return False
     if major >= _VIA_ROOT_MAJOR:
@@ -240,7 +240,7 @@ def _names(table: CatalogTable, major: int) -> list[tuple[str, str]]:
 
 
 def _means(choice: Choice, table: CatalogTable, major: int) -> bool:
-    """Where partitions are tables of their own, they are meant with their root, and excluded with it."""
+    """Whether the table matches; partitions published by themselves match, and are excluded, with their root."""
     names = _names(table, major)
     return any(choice.means(*name) for name in names) and not any(
         p.excludes and p.matches(*name) for p in choice.patterns for name in names
@@ -259,8 +259,8 @@ def _is_idle(
     return not any(pattern.matches(*name) for t in candidates for name in _names(t, major))
 
 
-def _misfit(table: CatalogTable, major: int) -> LeftOut | None:
-    """Why publishing the table would harm it, or give nothing."""
+def _failed_condition(table: CatalogTable, major: int) -> LeftOut | None:
+    """The first failed condition: why publishing the table would harm it, or have no effect."""
     if not table.logged:
         return LeftOut(
             table,
@@ -292,10 +292,10 @@ def _misfit(table: CatalogTable, major: int) -> LeftOut | None:
             "which writes the whole old row to the WAL with each UPDATE and DELETE; a primary key costs less",
             harms=True,
         )
-    return _misfit_of_key(table, major)
+    return _failed_key_condition(table, major)
 
 
-def _misfit_of_key(table: CatalogTable, major: int) -> LeftOut | None:
+def _failed_key_condition(table: CatalogTable, major: int) -> LeftOut | None:
     if table.misnamed:
         return LeftOut(
             table,

@@ -1,1 +1,1 @@
-"""Attaching to a server and letting go of it: `init` makes what a source needs, `detach` takes it back."""
+"""Provisioning of a server: `init` creates the objects that a source needs, `detach` removes them."""

@@ -1,6 +1,6 @@
-"""What a configuration says of a source and of the quorum, as the parts that act on servers take it.
+"""Converts the configuration of a source and of the quorum for the modules that act on servers.
 
-Imports are made where they are needed: commands that ask no server do not pay for a client of one.
+Imports are local: commands that contact no server do not pay for importing a client.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def capture_source(section: "SourceSection") -> Any:
-    """The configured source as capture knows it."""
+    """The configured source, for capture."""
     from walsender_bridge.capture.source import CaptureSource
 
     return CaptureSource(
@@ -21,10 +21,10 @@ def capture_source(section: "SourceSection") -> Any:
 
 
 def known_of(settings: "Config", section: "SourceSection") -> Any:
-    """What the log, or capture's status file, has of the source's stream (`capture.stream_record.Known`), or None."""
+    """The position of the source's stream from the log or capture's status file (`KnownPosition`), or None."""
     from walsender_bridge.capture import stream_record
 
-    # What capture wrote is about the log that is beside it: a new one has no history.
+    # Capture's status file belongs to the log beside it: a new log has no history.
     has_log = (settings.log.data_dir / "repository.sqlite").exists()
     written = settings.capture_status(section) if has_log else None
     return stream_record.ask(settings.log_address, written, section.name)
@@ -41,7 +41,7 @@ def needed_quorum(settings: "Config") -> Any:
 
 
 def quorum_of(settings: "Config", section: "SourceSection") -> Any:
-    """The quorum of this source, whether or not the configuration still has safekeepers."""
+    """The quorum of this source, even if the configuration no longer has safekeepers."""
     from walsender_bridge.provisioning.quorum import ConfiguredQuorum
 
     return ConfiguredQuorum(
@@ -50,7 +50,7 @@ def quorum_of(settings: "Config", section: "SourceSection") -> Any:
 
 
 def waits(quorum: Any, admin: str | None = None) -> str:
-    """In a sentence, whether commits wait on the server, and whether anybody answers them."""
+    """Describe whether commits wait on the server, and whether a standby acknowledges them."""
     from walsender_bridge.postgres.standby_names import StandbyNames
     from walsender_bridge.provisioning.quorum import facts, session
 
@@ -59,12 +59,12 @@ def waits(quorum: Any, admin: str | None = None) -> str:
     names = StandbyNames.parse(found["names"])
     if names.names_it(quorum.name):
         if not names.needs(quorum.name):
-            return f"{quorum.where}: commits return without the quorum: others can answer in its place (`tuskline doctor`)"
+            return f"{quorum.where}: commits return without the quorum: other standbys can acknowledge in its place (`tuskline doctor`)"
         if found["senders"]:
             return f"{quorum.where}: commits wait for the quorum"
         return (
-            f"{quorum.where}: commits hang: they wait for {quorum.name}, and nobody runs it "
-            "(`tuskline up` runs it, `tuskline quorum release` lets them return)"
+            f"{quorum.where}: commits hang: they wait for {quorum.name}, which is not running "
+            "(`tuskline up` starts it, `tuskline quorum release` lets them return)"
         )
     return (
         f"{quorum.where}: commits do not wait for the quorum yet: `tuskline up`, then "

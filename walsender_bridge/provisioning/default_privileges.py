@@ -1,6 +1,6 @@
-"""What would let a source's role read the tables and partitions that are made later. It is offered, and never granted.
+"""Statements that would let a source's role read tables and partitions created later. They are suggested, never executed.
 
-Each way gives more than the tables that are followed: all tables of all databases, or whatever an owner makes in a schema.
+Each grants more than the tables followed: all tables of all databases, or every table that an owner creates in a schema.
 """
 
 import psycopg
@@ -14,12 +14,12 @@ from walsender_bridge.provisioning.fixes import fix
 from walsender_bridge.provisioning.init import as_admin
 from walsender_bridge.runtime.sql import load
 
-#: So many owners are named.
+#: Owners listed.
 _OWNERS = 10
 
 
 def offered(source: CaptureSource, admin: str | None = None) -> list[str]:
-    """The statements, each by itself or all but the first together; none if the role may, or no new table is meant.
+    """The statements: the first alone, or all the others together; none if they are unnecessary or no new table can match.
 
     `admin` as for `init`.
     """

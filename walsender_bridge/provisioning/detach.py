@@ -1,7 +1,7 @@
-"""`tuskline detach`: take back what the record says was made, and nothing that was there before.
+"""`tuskline detach`: remove the objects in the record, and nothing that existed before.
 
-The slot goes first, because no transaction takes it back: a detach that was cut off is run again. All goes in
-one transaction. What all sources of a database share goes with the last of them.
+The slot is dropped first, because that cannot be rolled back: an interrupted detach is run again. Everything else is removed
+in one transaction. Objects shared by all sources of a database are removed with the last source.
 """
 
 import time
@@ -14,20 +14,24 @@ from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject, ProvisionedRecord
+from walsender_bridge.own_schema.provisioned import (
+    PROVISIONED_TABLE,
+    ProvisionedObject,
+    ProvisionedRecord,
+)
 from walsender_bridge.provisioning import stats_grant
 from walsender_bridge.provisioning.init import as_admin, identifier
 from walsender_bridge.runtime.sql import load
 
-#: Seconds in which a walsender notices that its client has gone.
+#: Seconds within which a walsender detects that its client has disconnected.
 _SLOT_SECONDS = 5.0
 
 
 def detach(source: CaptureSource, admin: str | None = None) -> list[ProvisionedObject]:
-    """Take back what was made for `source`; what was taken back.
+    """Remove the objects provisioned for `source`; return the objects removed.
 
-    `admin` as for `init`. Raises `SlotInUseError` while somebody streams from the slot, `PrivilegeError`
-    when another role has made these things, or when something of others depends on them.
+    `admin` as for `init`. Raises `SlotInUseError` while a client streams from the slot, `PrivilegeError`
+    when the objects belong to another role, or when other objects depend on them.
     """
     with capture.connect(as_admin(source, admin)) as connection:
         record = ProvisionedRecord(connection, source.slot, source.dsn)
@@ -52,30 +56,30 @@ def detach(source: CaptureSource, admin: str | None = None) -> list[ProvisionedO
             raise PrivilegeError(
                 f"{error.diag.message_primary}: {error.diag.message_detail}",
                 where=source.where,
-                repair="remove what depends on it (another source's role: detach that source first), "
+                repair="remove the dependent objects (for another source's role: detach that source first), "
                 "then detach again",
             ) from None
         return found
 
 
 def left_behind(source: CaptureSource, admin: str | None = None) -> list[str]:
-    """What goes on under the source's names, in words: it was there before, or the record of it is lost. `admin` as for `init`."""
-    why = f"by the record ({MADE_TABLE}) it was not made by Tuskline. If nobody else uses it:"
+    """Describe objects that still exist under the source's names: older ones, or ones whose record is lost. `admin` as for `init`."""
+    why = f"according to {PROVISIONED_TABLE} it was not created by Tuskline. If it is not used elsewhere:"
     found = []
     with capture.connect(as_admin(source, admin)) as connection:
         if capture.has_slot(connection, source):
             drop = f"SELECT pg_drop_replication_slot('{source.slot}')"
-            found.append(f"slot {source.slot} is still there, and WAL is kept for it: {why} {drop}")
+            found.append(f"slot {source.slot} still exists and retains WAL: {why} {drop}")
         if publication.facts(connection, source) is not None:
             name = sql.Identifier(source.publication).as_string(None)
-            found.append(f"publication {name} is still there: {why} DROP PUBLICATION {name}")
+            found.append(f"publication {name} still exists: {why} DROP PUBLICATION {name}")
     return [f"{source.where}: {each}" for each in found]
 
 
 def _act_as_owner(
     connection: psycopg.Connection[Any], record: ProvisionedRecord, source: CaptureSource
 ) -> None:
-    """See `record`: nobody may have more taken back than they could take back themselves."""
+    """Become the record's owner, so that the record cannot be used to remove objects that its owner could not."""
     if record.owner == record.user:
         return
     assert record.owner is not None
@@ -85,14 +89,14 @@ def _act_as_owner(
         )
     except psycopg.errors.InsufficientPrivilege:
         raise PrivilegeError(
-            f"role {record.owner} has attached this database",
+            f"this database was attached by role {record.owner}",
             where=source.where,
-            repair=f"tuskline detach --admin user={record.owner}",
+            repair=f"run tuskline detach --admin user={record.owner}",
         ) from None
 
 
 def drop_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> None:
-    """Drop the source's slot if it is there. Raises `SlotInUseError` if somebody streams from it for long."""
+    """Drop the source's slot if it exists. Raises `SlotInUseError` if a client keeps streaming from it."""
     deadline = time.monotonic() + _SLOT_SECONDS
     while True:
         try:
@@ -103,7 +107,7 @@ def drop_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> Non
                 raise SlotInUseError(
                     str(error.diag.message_primary),
                     where=f"{source.where}, slot {source.slot}",
-                    repair="tuskline down, or stop whoever else streams from it",
+                    repair="run tuskline down, or stop the other client that streams from it",
                 ) from None
             time.sleep(0.1)
         else:
@@ -125,7 +129,7 @@ def _take_back_shared(
 
 
 def _take_back(connection: psycopg.Connection[Any], made: ProvisionedObject) -> None:
-    """Undo one thing, unless somebody else has undone it."""
+    """Remove an object unless it has been removed already."""
     if made.privilege:
         _run(
             connection,
@@ -150,7 +154,7 @@ def _take_back(connection: psycopg.Connection[Any], made: ProvisionedObject) -> 
         case "role":
             _run(connection, "provisioning/role_drop", role=sql.Identifier(made.name))
         case _:
-            # The slot is gone already, and so is the role's sight.
+            # The slot has been dropped already, and the stats grant revoked.
             pass
 
 
@@ -167,11 +171,11 @@ def _run(connection: psycopg.Connection[Any], text: str, **names: sql.Composable
 
 
 def _checked_privilege(made: ProvisionedObject) -> Any:
-    """The record may hold anything; a privilege is one of these words."""
+    """The record may contain anything; accept only privileges that Tuskline grants."""
     if made.privilege not in {"CONNECT", "USAGE", "SELECT", "UPDATE"}:
         raise ConfigError(
-            f"the record names a privilege {made.privilege!r} that was never granted",
-            where="tuskline.made",
+            f"the record lists privilege {made.privilege!r}, which Tuskline never grants",
+            where="tuskline.provisioned",
             repair="correct that row",
         )
     return made.privilege

@@ -1,7 +1,7 @@
-"""The SQL that a finding prints: texts of `sql/`, with names filled in and quoted. Nothing is executed.
+"""The SQL printed with findings: texts of `sql/` with names filled in and quoted. Nothing is executed.
 
-A DBA runs it with psql, and whoever may create a table has chosen names in it. So a name is quoted wherever it stands, and
-one that holds characters which a terminal, an editor or psql could take for more is written by its code points
+A DBA runs it with psql, and any role that can create a table chooses names in it. So every name is quoted, and
+one with characters that a terminal, an editor or psql could interpret is written by its code points
 (`U&"..."`, SQL syntax of the standard and of all supported majors).
 """
 
@@ -11,7 +11,7 @@ from typing import Final
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from walsender_bridge.capture.publication import keeps_leaving_out
+from walsender_bridge.capture.publication import misses_running_writers
 from walsender_bridge.own_schema.provisioned import OF_ONE_SOURCE, ProvisionedObject
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.runtime.printable import printable
@@ -38,11 +38,11 @@ def fix(text: str, *, alone: Sequence[str] = (), **names: str | int | list[str] 
 def publish(
     version: int, publication: str, tables: Sequence[str], alone: Sequence[str] = ()
 ) -> str:
-    """What adds tables to a publication on a server of this version, without writers where it would forget them.
+    """The SQL that adds tables to a publication on a server of this version, excluding writers where necessary.
 
     `alone`: see `fix`.
     """
-    if keeps_leaving_out(version):
+    if misses_running_writers(version):
         locked = [*tables, *alone]
         return fix(
             "publication/add_alone",
@@ -55,12 +55,12 @@ def publish(
 
 
 def comment(text: str) -> str:
-    """A comment of one line, whatever the text holds."""
+    """A one-line comment, whatever the text contains."""
     return f"-- {printable(text)}"
 
 
 def connect(dsn: str) -> str:
-    r"""Psql's `\connect` to a server, as whoever runs the script: neither user nor password of the DSN."""
+    r"""Psql's `\connect` to a server as the user who runs the script: without the DSN's user and password."""
     known = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
     if "service" not in known and known.get("user"):
         known.setdefault("dbname", known["user"])
@@ -85,15 +85,15 @@ def relation(name: str) -> str:
 
 
 def block(statements: Iterable[str]) -> str:
-    """These in one transaction, which fails where another role's code could run with the rights of this one."""
+    """Wrap statements in one transaction, which fails if another role's code could run with the session's rights."""
     begun = ["BEGIN;", "SET LOCAL search_path = pg_catalog, pg_temp;", fix("fix/guard")]
     return "\n".join([*begun, *statements, "COMMIT;"])
 
 
 def recorded(made: ProvisionedObject, slot: str) -> str:
-    """What has `tuskline detach` take this back; `slot`: of the source."""
+    """The SQL that records an object, so that `tuskline detach` removes it; `slot`: of the source."""
     return fix(
-        "fix/made",
+        "fix/provisioned",
         slot_value=slot if made.kind in OF_ONE_SOURCE else "",
         kind_value=made.kind,
         name_value=made.name,

@@ -1,11 +1,11 @@
-"""`tuskline init`: make what a source needs on its server, and record it (`own_schema.provisioned`).
+"""`tuskline init`: create the objects that a source needs on its server, and record them (`own_schema.provisioned`).
 
-Whatever is there already is adopted as it is, so doing it again makes nothing but what `tables` have come to mean since.
-But what a stream with a history lacks is not made again here: a new slot would skip what was committed meanwhile, in silence.
-Two ways: the source's own role makes everything that it may, or an administrator does (`admin`), who also makes the source's
-role and grants it what capture and the copy need, table by table, and no more.
+Existing objects are adopted as they are, so running it again only adds tables that `tables` match since.
+But what a stream with a history lacks is not recreated here: a new slot would silently skip the changes committed in between.
+Either the source's own role creates everything that it can, or an administrator does (`admin`), who also creates the source's
+role and grants it exactly what capture and the initial copy need, table by table.
 
-Server settings and tables are never changed: what they lack is an error, with the SQL that mends it.
+Server settings and tables are never changed: a deficiency is an error, with the SQL that repairs it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,14 +24,18 @@ from walsender_bridge.capture.publication import FLUSH_TABLE
 from walsender_bridge.capture.source import CaptureSource, LogPosition
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError, UntrustedError
 from walsender_bridge.own_schema.login import LoginRole, login_of
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject, ProvisionedRecord
+from walsender_bridge.own_schema.provisioned import (
+    PROVISIONED_TABLE,
+    ProvisionedObject,
+    ProvisionedRecord,
+)
 from walsender_bridge.postgres.client.dsn import parameters
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
 from walsender_bridge.postgres.table_patterns import Chosen
 from walsender_bridge.runtime.sql import load
 
-#: Seconds that the server may wait for transactions which run now, before it makes the slot.
+#: Seconds that the server may wait for running transactions before it creates the slot.
 SLOT_SECONDS = 60.0
 _FLUSH = split_relation(FLUSH_TABLE)
 
@@ -39,13 +43,13 @@ _FLUSH = split_relation(FLUSH_TABLE)
 def init(
     source: CaptureSource, admin: str | None = None, log: LogPosition | None = None
 ) -> list[ProvisionedObject]:
-    """Make what `source` lacks on its server; what was made, in order.
+    """Create the objects that `source` lacks on its server; return them in the order of creation.
 
-    `admin`: what a libpq connection string of an administrator has otherwise than the source's
-    (`user=postgres`). `log`: where the source's stream stands, as far as it is known: then nothing at all is made on another
-    cluster (`DivergedError`), or where its slot is gone or was invalidated (`SlotError`). Raises the errors of
-    `capture.source.prepare`, `SlotError`, `PrivilegeError`, and `DeadlineError` when transactions that run keep the slot from
-    being made.
+    `admin`: the parameters in which an administrator's connection string differs from the source's
+    (`user=postgres`). `log`: the position of the source's stream, if known: nothing is created on another
+    cluster (`DivergedError`), or if the slot is gone or was invalidated (`SlotError`). Raises the errors of
+    `capture.source.prepare`, `SlotError`, `PrivilegeError`, and `DeadlineError` when running transactions delay the creation
+    of the slot for too long.
     """
     maker = as_admin(source, admin)
     try:
@@ -56,14 +60,14 @@ def init(
             capture.prepare(connection, source)
             with connection.transaction():
                 record = ProvisionedRecord(connection, source.slot, source.dsn)
-                publication.bring_up(connection, source, record)
+                publication.add_matching(connection, source, record)
             if admin is not None:
                 _prepare_role(connection, source)
             slot = (
                 [ProvisionedObject("slot", source.slot)] if _make_slot(connection, source) else []
             )
             found = [made for made in _recorded(connection, source) if made not in before]
-            # Its row may be from one that was there before, or the record not this role's to read.
+            # The row may be left from an earlier slot, or the record may not be readable for this role.
             return found + [made for made in slot if made not in found]
     except UntrustedError:
         raise
@@ -71,19 +75,19 @@ def init(
         raise PrivilegeError(
             error.what,
             where=error.where,
-            repair="tuskline init --admin user=..., or let an administrator run what "
-            "`tuskline doctor --fix-sql` prints",
+            repair="run tuskline init --admin user=..., or have an administrator run the output of "
+            "`tuskline doctor --fix-sql`",
         ) from None
 
 
 def withdraw(source: CaptureSource, admin: str | None = None) -> list[str]:
-    """Take the tables out of a publication of ours that `tables` do not mean any more; their names. `admin` as for `init`."""
+    """Remove from our own publication the tables that `tables` no longer match; return their names. `admin` as for `init`."""
     with capture.connect(as_admin(source, admin)) as connection:
         return publication.withdraw(connection, source)
 
 
 def as_admin(source: CaptureSource, admin: str | None) -> CaptureSource:
-    """The source as an administrator reaches it. Raises `ConfigError` for what libpq does not read."""
+    """The source with an administrator's connection string. Raises `ConfigError` if libpq cannot parse it."""
     if admin is None:
         return source
     try:
@@ -91,7 +95,7 @@ def as_admin(source: CaptureSource, admin: str | None) -> CaptureSource:
     except ConfigError as error:
         raise ConfigError(error.what, where=source.name, repair=error.repair) from None
     if "user" in over or "service" in over:
-        # Another user's password would only be refused.
+        # The source role's password is not valid for another user.
         own.pop("password", None)
     return replace(source, dsn=make_conninfo("", **{**own, **over}))
 
@@ -107,7 +111,7 @@ def _recorded(
 
 
 def _prepare_role(connection: psycopg.Connection[Any], source: CaptureSource) -> None:
-    """Make the source's role if it is not there, and grant what it lacks."""
+    """Create the source's role if it does not exist, and grant the privileges that it lacks."""
     login = login_of(source.dsn)
     if login.user == connection.info.user:
         return
@@ -126,11 +130,11 @@ def _prepare_role(connection: psycopg.Connection[Any], source: CaptureSource) ->
             record.add(ProvisionedObject("role", login.user))
         elif not (found[0] and found[1]):
             raise PrivilegeError(
-                f"role {login.user} may not log in and replicate",
+                f"role {login.user} lacks LOGIN or REPLICATION",
                 where=source.where,
-                repair=f"ALTER ROLE {login.user} LOGIN REPLICATION, or name a new role in the DSN",
+                repair=f"run ALTER ROLE {login.user} LOGIN REPLICATION, or name a new role in the DSN",
             )
-        for made in _lacking(connection, source, login.user):
+        for made in _missing_grants(connection, source, login.user):
             text = (
                 "provisioning/roles_flush"
                 if made.privilege == "UPDATE"
@@ -148,9 +152,9 @@ def _prepare_role(connection: psycopg.Connection[Any], source: CaptureSource) ->
 def verifier(
     connection: psycopg.Connection[Any], login: LoginRole, *, scram: bool = False
 ) -> str | None:
-    """The password as the server keeps it, so that no log of statements shows it.
+    """The password's verifier as the server stores it, so that the server's log does not show the password.
 
-    `scram`: also where the server would keep an MD5 hash, with which anybody could log in.
+    `scram`: even where the server would store an MD5 hash, which suffices to log in.
     """
     if not login.password:
         return None
@@ -161,7 +165,7 @@ def verifier(
     return digest.decode()
 
 
-def _lacking(
+def _missing_grants(
     connection: psycopg.Connection[Any], source: CaptureSource, role: str
 ) -> Iterator[ProvisionedObject]:
     """The grants that the role lacks, each once."""
@@ -171,16 +175,16 @@ def _lacking(
         yield ProvisionedObject("database", connection.info.dbname, "CONNECT", role)
     row = connection.execute(load("provisioning/attach_own").encode(), names).fetchone()
     assert row is not None
-    reachable, readable, writable, _, told = row
+    reachable, readable, writable, _, record_readable = row
     if not reachable:
         yield ProvisionedObject("schema", _FLUSH[0], "USAGE", role)
     if not readable:
         yield ProvisionedObject("table", FLUSH_TABLE, "SELECT", role)
     if not writable:
         yield ProvisionedObject("table", FLUSH_TABLE, "UPDATE", role)
-    if not told:
-        # Which publication its slot began with.
-        yield ProvisionedObject("table", MADE_TABLE, "SELECT", role)
+    if not record_readable:
+        # To read which publication its slot started with.
+        yield ProvisionedObject("table", PROVISIONED_TABLE, "SELECT", role)
     schemas: set[str] = set()
     tables = copied(publication.survey(connection, source))
     for table in wanted_tables(connection, tables, role):
@@ -192,7 +196,7 @@ def _lacking(
 
 
 def copied(chosen: Chosen) -> list[str]:
-    """The tables that the role has to read: what is meant, and what is published beside that."""
+    """The tables that the role must be able to read: those matched, and others that are published."""
     return [table.name for table in (*chosen.wanted, *chosen.others)]
 
 
@@ -214,7 +218,7 @@ def wanted_tables(
 
 
 def identifier(made: ProvisionedObject) -> sql.Identifier:
-    """The thing's name, quoted."""
+    """The object's name, quoted."""
     tables = made.kind in {"table", "published"}
     return sql.Identifier(*(split_relation(made.name) if tables else (made.name,)))
 
@@ -223,12 +227,12 @@ def identifier(made: ProvisionedObject) -> sql.Identifier:
 
 
 def _make_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> bool:
-    """Make the slot as the source's role unless it is there: it will be the one that streams from it. Whether it was made."""
+    """Create the slot unless it exists, as the source's role, which will stream from it; return whether it was created."""
     try:
         if capture.slot_position(connection, source) is not None:
             return False
     except SlotInUseError:
-        # Capture runs already.
+        # Capture is already running.
         return False
     with _walsender(source) as walsender:
         walsender.create_slot(source.slot, timeout=SLOT_SECONDS)

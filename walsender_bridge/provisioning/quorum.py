@@ -1,11 +1,11 @@
-"""What a server needs for a quorum of safekeepers: commits that wait for the proposer, and WAL kept for laggards.
+"""Configures a server for a quorum of safekeepers: commits wait for the proposer, and a slot keeps WAL for laggards.
 
-Invariant: whoever sets or frees what commits wait for never waits for it (`session`), so all of this works while
-commits hang. What `synchronous_standby_names` was before is recorded (`own_schema.provisioned`) before it is changed, and `detach`
-puts exactly that back; other standbys that had to answer still have to.
+Invariant: a session that changes what commits wait for never waits itself (`session`), so all of this works while
+commits hang. The previous `synchronous_standby_names` is recorded (`own_schema.provisioned`) before it is changed, and `detach`
+restores exactly that; other standbys that were required remain required.
 
-A server is not made to wait for somebody who is not there: commits wait only once the proposer has told that a
-quorum has a commit that was made a moment ago (`wait_for_quorum`).
+Commits are never made to wait for an absent proposer: they wait only once the proposer has reported that a
+quorum has a commit made a moment ago (`wait_for_quorum`).
 """
 
 import time
@@ -40,9 +40,9 @@ from walsender_bridge.runtime.sql import load
 SETTING: Final = "synchronous_standby_names"
 #: Kinds of the record.
 _NAMES, _SLOT = "setting", "physical slot"
-#: Seconds in which a server reads its configuration again.
+#: Seconds within which a server reloads its configuration.
 _RELOAD_SECONDS: Final = 10.0
-#: Seconds in which a walsender notices that its client has gone.
+#: Seconds within which a walsender detects that its client has disconnected.
 _SLOT_SECONDS: Final = 5.0
 
 Connection = psycopg.Connection[Any]
@@ -64,14 +64,14 @@ class ConfiguredQuorum:
 
 @contextmanager
 def session(quorum: ConfiguredQuorum, admin: str | None = None) -> Iterator[Connection]:
-    """A connection whose commits wait for no standby. `admin` as for `init`; raises what `capture.connect` does."""
+    """A connection whose commits wait for no standby. `admin` as for `init`; raises the errors of `capture.source.connect`."""
     with capture.connect(as_admin(quorum.source, admin)) as connection:
         connection.execute(load("quorum/session").encode())
         yield connection
 
 
 def facts(connection: Connection, quorum: ConfiguredQuorum) -> dict[str, Any]:
-    """What the server says: sql/quorum/facts.sql."""
+    """The server's answer to sql/quorum/facts.sql."""
     names = {"slot": quorum.slot, "name": quorum.name}
     with connection.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(load("quorum/facts").encode(), names).fetchone()
@@ -85,7 +85,7 @@ def decision(
     quorum: ConfiguredQuorum,
     action: Literal["release", "require", "forget"],
 ) -> ReleaseDecision:
-    """What is decided, and how it stands at this moment: for `release_record`."""
+    """A decision with the current positions, for `release_record`."""
     found = facts(connection, quorum)
     return ReleaseDecision(
         action,
@@ -102,20 +102,21 @@ def _text(lsn: int | None) -> str | None:
     return None if lsn is None else format_lsn(lsn)
 
 
-# -- making and taking back -----------------------------------------------------------------------------
+# -- attach and detach ----------------------------------------------------------------------------------
 
 
 def attach_quorum(quorum: ConfiguredQuorum, admin: str | None = None) -> list[ProvisionedObject]:
-    """Make the slot, let the source's role see what is reported, and have commits wait if the quorum is there.
+    """Create the slot, grant the source's role access to the statistics, and make commits wait if the quorum answers.
 
-    Not beside other standbys: that is an operator's decision (`require_quorum`). What was made. The database has been attached (`init`). Raises as `require_quorum`, and `SlotError`.
+    Not beside other standbys, which is an operator's decision (`require_quorum`). Returns the objects created. The database
+    has been attached (`init`). Raises the errors of `require_quorum`, and `SlotError`.
     """
     with session(quorum, admin) as connection:
         record = _record(connection, quorum)
         before = record.own()
         check(facts(connection, quorum), quorum)
         _make_slot(connection, quorum, record)
-        stats_grant.let_see(connection, record, login_of(quorum.source.dsn).user)
+        stats_grant.grant_stats(connection, record, login_of(quorum.source.dsn).user)
         found = facts(connection, quorum)
         if found["senders"] and not _others(found, quorum):
             require_quorum(connection, quorum)
@@ -123,7 +124,7 @@ def attach_quorum(quorum: ConfiguredQuorum, admin: str | None = None) -> list[Pr
 
 
 def detach_quorum(quorum: ConfiguredQuorum, admin: str | None = None) -> list[ProvisionedObject]:
-    """Take back what the record says; what was taken back. Raises `SlotInUseError`, `PrivilegeError`."""
+    """Remove the recorded objects and return them. Raises `SlotInUseError`, `PrivilegeError`."""
     with session(quorum, admin) as connection:
         record = ProvisionedRecord(connection, quorum.slot, quorum.source.dsn)
         found = record.own() if record.readable else []
@@ -152,13 +153,13 @@ def _record(connection: Connection, quorum: ConfiguredQuorum) -> ProvisionedReco
 
 
 def _make_slot(connection: Connection, quorum: ConfiguredQuorum, record: ProvisionedRecord) -> None:
-    """As the proposer would. One of our own prefix is ours whoever of us has made it."""
+    """Create the slot as the proposer would. A slot with our prefix is ours, whether init or the proposer created it."""
     slot = facts(connection, quorum)["slot"]
     if slot is not None and (slot["slot_type"] != "physical" or slot["active"]):
         raise SlotError(
-            f"slot {quorum.slot!r} is not an idle physical slot",
+            f"slot {quorum.slot!r} is not an unused physical slot",
             where=quorum.where,
-            repair="choose another name: [safekeepers] slot",
+            repair="choose another name for [safekeepers] slot",
         )
     if slot is None or quorum.slot.startswith("tuskline_"):
         record.add(ProvisionedObject(_SLOT, quorum.slot))
@@ -180,7 +181,7 @@ def _drop_slot(connection: Connection, quorum: ConfiguredQuorum) -> None:
                 raise SlotInUseError(
                     str(error.diag.message_primary),
                     where=f"{quorum.where}, slot {quorum.slot}",
-                    repair="tuskline down, or stop whoever else uses it",
+                    repair="run tuskline down, or stop the other client that uses it",
                 ) from None
             time.sleep(0.1)
         else:
@@ -191,14 +192,14 @@ def _drop_slot(connection: Connection, quorum: ConfiguredQuorum) -> None:
 
 
 def check(found: dict[str, Any], quorum: ConfiguredQuorum) -> None:
-    """Raise `ServerSettingError` for a server on which commits could not wait for the proposer, or for ever."""
+    """Raise `ServerSettingError` for a server on which commits would not wait for the proposer, or would wait for ever."""
     apply = [each for each in found["commit_elsewhere"] if each["value"] == "remote_apply"]
     if found["commit"] == "remote_apply" or apply:
         raise ServerSettingError(
-            "synchronous_commit = remote_apply waits for a standby that replays, and safekeepers do not: "
+            "synchronous_commit = remote_apply waits for a standby that replays WAL, which safekeepers do not: "
             "every commit would hang",
             where=quorum.where,
-            repair="set it to on: `tuskline doctor` says where, and --fix-sql how",
+            repair="set it to on; `tuskline doctor` names the place, and --fix-sql prints the statement",
         )
     if found["commit"] in {"off", "local"}:
         raise ServerSettingError(
@@ -209,13 +210,13 @@ def check(found: dict[str, Any], quorum: ConfiguredQuorum) -> None:
 
 
 def crowded(found: dict[str, Any]) -> str:
-    """Which other standbys can answer in the quorum's place, as each has several walsenders; empty: none."""
+    """Other standbys that can acknowledge in the quorum's place because they have several walsenders; empty if none."""
     names = [
         f"{each['walsenders']} walsenders are named {each['name']!r}" for each in found["crowded"]
     ]
     if not names:
         return ""
-    return f"{', '.join(names)}: without the proposer they can answer in the quorum's place"
+    return f"{', '.join(names)}: without the proposer they can acknowledge in the quorum's place"
 
 
 def _others(found: dict[str, Any], quorum: ConfiguredQuorum) -> list[str]:
@@ -225,32 +226,32 @@ def _others(found: dict[str, Any], quorum: ConfiguredQuorum) -> list[str]:
 
 
 def _check_others(found: dict[str, Any], quorum: ConfiguredQuorum, *, beside: bool) -> None:
-    """Raise `ServerSettingError` where others can answer in the quorum's place, unless that is accepted."""
+    """Raise `ServerSettingError` if other standbys can acknowledge in the quorum's place, unless that is accepted."""
     others = _others(found, quorum)
     if others and not beside:
         raise ServerSettingError(
             f"{SETTING} names {', '.join(others)} beside the quorum: while no proposer is attached, two walsenders of "
             "one of these names let COMMIT return without a quorum",
             where=quorum.where,
-            repair=f"take them out of {SETTING}: a quorum needs no other standby; or accept this with "
-            "--beside-standbys, and give each standby an application_name of its own",
+            repair=f"remove them from {SETTING}, since a quorum needs no other standby; or accept this with "
+            "--beside-standbys, and give each standby its own application_name",
         )
     if several := crowded(found):
         raise ServerSettingError(
             several,
             where=quorum.where,
-            repair="give each standby an application_name of its own (cluster_name, or primary_conninfo); a walsender whose "
-            "connection was cut ends after wal_sender_timeout",
+            repair="give each standby its own application_name (cluster_name, or primary_conninfo); a walsender whose "
+            "connection was interrupted ends after wal_sender_timeout",
         )
 
 
 def require_quorum(
     connection: Connection, quorum: ConfiguredQuorum, *, timeout: float = 30.0, beside: bool = False
 ) -> bool:
-    """Have commits wait for the proposer; whether anything had to be changed. `connection` is from `session`.
+    """Make commits wait for the proposer; return whether anything was changed. `connection` is from `session`.
 
-    `beside`: also where other standbys have to answer, with what that leaves open (`standby_names.py`).
-    First a quorum has to answer, in `timeout` seconds (0: it is not asked for, and commits may hang at once).
+    `beside`: even if other standbys are required, with the risk described in `standby_names.py`.
+    First a quorum has to answer within `timeout` seconds (0: this check is skipped, and commits may hang at once).
     Raises `ServerSettingError`, `DeadlineError` (no quorum answered: nothing is changed) and `PrivilegeError`.
     """
     found = facts(connection, quorum)
@@ -261,9 +262,9 @@ def require_quorum(
         _check_others(found, quorum, beside=beside)
     else:
         raise ServerSettingError(
-            f"{SETTING} is {found['names']!r}: others can answer in the quorum's place",
+            f"{SETTING} is {found['names']!r}: other standbys can acknowledge in the quorum's place",
             where=quorum.where,
-            repair="name every standby that has to answer, for example "
+            repair="require every standby in the list, for example "
             f"{StandbyNames.all_of(quorum.name, *now.names)}",
         )
     if wanted == now:
@@ -282,16 +283,16 @@ def require_quorum(
 
 
 def record_id(connection: Connection, quorum: ConfiguredQuorum, quorum_id: int) -> None:
-    """Record on the server which quorum its commits are on, unless one is recorded: see `proposer.quorum_record`."""
+    """Record on the server the id of the quorum that has its commits, unless one is recorded (`proposer.quorum_record`)."""
     record = ProvisionedRecord(connection, quorum.slot, quorum.source.dsn)
     if record.readable and not record.quorum_ids():
         record.add(ProvisionedObject(QUORUM, f"{quorum_id:032x}"))
 
 
 def forget_id(connection: Connection, quorum: ConfiguredQuorum) -> None:
-    """Take the id back, so that new safekeepers may form a quorum. Raises `UsageError`, `PrivilegeError`.
+    """Remove the id, so that new safekeepers can form a quorum. Raises `UsageError`, `PrivilegeError`.
 
-    Not while commits wait for the quorum: until another one is formed they would hang.
+    Refused while commits wait for the quorum: they would hang until another one is formed.
     """
     found = facts(connection, quorum)
     if StandbyNames.parse(found["names"]).names_it(quorum.name):
@@ -312,9 +313,9 @@ def forget_id(connection: Connection, quorum: ConfiguredQuorum) -> None:
 
 
 def release_quorum(connection: Connection, quorum: ConfiguredQuorum) -> bool:
-    """Have commits no longer wait for the proposer: those that hang return. Whether anything had to be changed.
+    """Make commits no longer wait for the proposer, which lets hanging ones return; return whether anything was changed.
 
-    `connection` is from `session`. The record of what was there before stays, for `detach`.
+    `connection` is from `session`. The record of the previous setting is kept for `detach`.
     """
     found = facts(connection, quorum)
     now = StandbyNames.parse(found["names"])
@@ -327,7 +328,7 @@ def release_quorum(connection: Connection, quorum: ConfiguredQuorum) -> bool:
 
 
 def set_names(connection: Connection, quorum: ConfiguredQuorum, value: str | None) -> None:
-    """ALTER SYSTEM, and wait until it holds. None: RESET, then it only must not name the proposer any more.
+    """Run ALTER SYSTEM and wait until it takes effect. None: RESET, after which the proposer must no longer be named.
 
     Raises `ServerSettingError` when something else (the command line, an HA manager) overrides it.
     """
@@ -355,7 +356,7 @@ def set_names(connection: Connection, quorum: ConfiguredQuorum, value: str | Non
                 f"{SETTING} was set to {value or ''!r} by ALTER SYSTEM, and stays {row[0]!r} "
                 f"(its source: {row[1]})",
                 where=quorum.where,
-                repair="set it where it comes from: the server's command line, or the HA manager's configuration",
+                repair="change it at its source: the server's command line, or the HA manager's configuration",
             )
         time.sleep(0.05)
 
@@ -366,7 +367,7 @@ def _put_back(
     record: ProvisionedRecord,
     made: ProvisionedObject,
 ) -> None:
-    """What ALTER SYSTEM said before. What somebody else has set since then stays."""
+    """Restore the previous value of ALTER SYSTEM. A value set by another session since then is kept."""
     row = connection.execute(
         load("provisioning/system_value").encode(), {"name": SETTING}
     ).fetchone()
@@ -377,7 +378,7 @@ def _put_back(
     same = now == StandbyNames.parse(before or "")
     if not (now.names_it(quorum.name) or same):
         return
-    # Who is no superuser could have written anything into the record.
+    # A role without superuser rights could have written anything into the record.
     trusted = connection.execute(
         load("provisioning/role_superuser").encode(), {"role": record.owner}
     ).fetchone()
@@ -392,18 +393,18 @@ def _system(connection: Connection, text: str, **names: sql.Composable) -> None:
 
 
 def may_set(connection: Connection, quorum: ConfiguredQuorum) -> None:
-    """Raise `PrivilegeError` when this role may not change what commits wait for."""
+    """Raise `PrivilegeError` if this role may not change what commits wait for."""
     role = facts(connection, quorum)["role"]
     if not role["superuser"]:
         raise PrivilegeError(
-            f"role {role['name']} may not use ALTER SYSTEM",
+            f"role {role['name']} is not allowed to use ALTER SYSTEM",
             where=quorum.where,
-            repair="add --admin user=..., which names a superuser",
+            repair="add --admin user=... with a superuser",
         )
 
 
 def wait_for_quorum(connection: Connection, quorum: ConfiguredQuorum, timeout: float) -> None:
-    """Commit, and wait until the proposer has told this server that a quorum has that commit.
+    """Commit, and wait until the proposer has reported to this server that a quorum has that commit.
 
     Raises `DeadlineError` after `timeout` seconds.
     """
@@ -415,10 +416,10 @@ def wait_for_quorum(connection: Connection, quorum: ConfiguredQuorum, timeout: f
         if (found["quorum_lsn"] or 0) >= wanted:
             return
         if time.monotonic() > deadline:
-            why = "does not say that a quorum has them" if found["senders"] else "does not run"
+            why = "has not reported a quorum for them" if found["senders"] else "is not running"
             raise DeadlineError(
                 f"commits would hang: the proposer {why} ({timeout:g} s)",
                 where=quorum.where,
-                repair="tuskline up; `tuskline status` says what the quorum lacks",
+                repair="run tuskline up; `tuskline status` shows what the quorum lacks",
             )
         time.sleep(0.05)

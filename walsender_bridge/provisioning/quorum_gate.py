@@ -1,16 +1,16 @@
-"""Whether what a server shows is on a quorum: the gate that `tuskline wait --quorum` and `/readyz` stand before.
+"""The quorum gate: whether everything that a server shows is on a quorum, for `tuskline wait --quorum` and `/readyz`.
 
-After a crash PostgreSQL shows commits that were still waiting for the quorum: recovery replays whatever its own
-disk had. So a service that must not show what could yet be lost waits here before it opens to its clients.
+After a crash PostgreSQL shows commits that were still waiting for the quorum: recovery replays all WAL on its own
+disk. So a service that must not show transactions that could still be lost waits here before it accepts clients.
 
-Why one LSN is enough, on every major: a connection is only taken once recovery has ended, and what recovery (or a
-promotion) made visible lies before its end. `pg_current_wal_flush_lsn()`, asked on that connection, is at or behind
-that end. When the proposer has told *this very server* (pg_stat_replication) that a quorum has everything up to
-there, all that recovery showed is on the quorum. Later commits wait for it by themselves. Nothing depends on
-control files, times of starts, or a file that an earlier proposer left: a server that crashes takes its walsenders
-and this connection with it, so the next look begins with a new connection and a new LSN.
+Why one LSN is enough, on every major: connections are accepted only once recovery has ended, and everything that recovery
+(or a promotion) made visible lies before its end. `pg_current_wal_flush_lsn()`, queried on that connection, is at or beyond
+that end. Once the proposer has reported to *this server* (pg_stat_replication) that a quorum has everything up to
+there, all that recovery made visible is on the quorum. Later commits wait for it by themselves. Nothing depends on
+control files, start times, or a file left by an earlier proposer: a server crash ends its walsenders
+and this connection, so the next poll starts with a new connection and a new LSN.
 
-The gate is passed once for each connection; a quorum that is lost afterwards shows as commits that wait.
+The gate is passed once for each connection; a quorum that is lost afterwards shows as waiting commits.
 """
 
 import time
@@ -29,16 +29,16 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.provisioning.quorum import ConfiguredQuorum, crowded, facts, session
 
-#: Seconds between two looks.
-_LOOK = 0.1
+#: Seconds between two polls.
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumGateState:
-    """`wanted`: what the quorum must have. `reached`: what it has, as far as this server was told. LSNs, or None.
+    """`wanted`: the LSN that the quorum must have. `reached`: the LSN reported to this server. Both can be None.
 
-    `required`: whether commits wait for the quorum, `waiting`: how many do now, `proposers`: how many there are to
-    answer them. `reason`: why the gate is closed; empty: it is open. `crowded`: who else can answer; empty: nobody.
+    `required`: whether commits wait for the quorum, `waiting`: how many are waiting, `proposers`: how many are
+    attached. `reason`: why the gate is closed; empty if open. `crowded`: other standbys that can acknowledge; empty if none.
     """
 
     wanted: int | None
@@ -62,7 +62,7 @@ class QuorumGateState:
 
 
 class QuorumGate:
-    """The gate of one connection, which must not outlive it. `connection` may be anybody's to the quorum's server."""
+    """The gate of one connection, which must not outlive it. `connection` can be of any role on the quorum's server."""
 
     def __init__(self, connection: psycopg.Connection[Any], quorum: ConfiguredQuorum) -> None:
         self._connection = connection
@@ -70,20 +70,20 @@ class QuorumGate:
         self._wanted: int | None = None
         self._passed = False
 
-    def look(self) -> QuorumGateState:
-        """Where it stands. Raises `PrivilegeError` when this role may not see what the proposer reports."""
+    def poll(self) -> QuorumGateState:
+        """Poll the gate. Raises `PrivilegeError` if this role may not see the position that the proposer reports."""
         found = facts(self._connection, self._quorum)
         if not found["may_see"]:
             role = found["role"]["name"]
             raise PrivilegeError(
-                f"role {role} may not see what the proposer has reported",
+                f"role {role} is not allowed to see the position reported by the proposer",
                 where=self._quorum.where,
-                repair=f"GRANT pg_read_all_stats TO {role}, or `tuskline init --admin user=...`",
+                repair=f"run GRANT pg_read_all_stats TO {role}, or `tuskline init --admin user=...`",
             )
         required = StandbyNames.parse(found["names"]).needs(self._quorum.name)
         if found["in_recovery"]:
             return QuorumGateState(
-                None, None, required, 0, 0, "the server is a standby, or still recovers"
+                None, None, required, 0, 0, "the server is a standby, or still in recovery"
             )
         if self._wanted is None:
             self._wanted = found["flush_lsn"]
@@ -104,9 +104,9 @@ class QuorumGate:
 def wait_ready(
     quorum: ConfiguredQuorum, timeout: float, admin: str | None = None
 ) -> QuorumGateState:
-    """Wait until the gate is open, at most `timeout` seconds; a server that is away or recovers is waited for.
+    """Wait until the gate is open, at most `timeout` seconds, including while the server is down or in recovery.
 
-    Raises `DeadlineError` with the reason, and what another try would not mend.
+    Raises `DeadlineError` with the reason, and errors that a retry cannot resolve.
     """
     deadline = time.monotonic() + timeout
     reason = ""
@@ -115,7 +115,7 @@ def wait_ready(
             with session(quorum, admin) as connection:
                 gate = QuorumGate(connection, quorum)
                 while True:
-                    state = gate.look()
+                    state = gate.poll()
                     if not state.reason:
                         return state
                     reason = state.reason
@@ -126,10 +126,10 @@ def wait_ready(
 
 
 def _pause(deadline: float, timeout: float, reason: str, quorum: ConfiguredQuorum) -> None:
-    if time.monotonic() + _LOOK > deadline:
+    if time.monotonic() + _POLL_SECONDS > deadline:
         raise DeadlineError(
             f"not ready in {timeout:g} s: {reason}",
             where=quorum.where,
-            repair="see `tuskline status`, and docs/quorum-lost.md when the quorum does not come back",
+            repair="see `tuskline status`, and docs/quorum-lost.md if the quorum does not return",
         )
-    time.sleep(_LOOK)
+    time.sleep(_POLL_SECONDS)

@@ -1,11 +1,11 @@
-"""`tuskline reattach`: a source whose stream cannot go on begins another history under the same names.
+"""`tuskline reattach`: start another history, under the same names, for a source whose stream cannot continue.
 
-The server's side first, as `init` makes it, with the old slot dropped; then the log's, by one RESTART entry that has the new
-slot's position (`change_log.restart`). A crash in between leaves a slot that does not continue the log, which is what
-`reason` finds again; so it is run again, and nothing but the slot is made twice. From the entry on capture streams, and the
-lake copies the tables of this source again.
+First the server's objects are created as by `init`, after dropping the old slot; then one RESTART entry with the new
+slot's position is appended to the log (`change_log.restart`). A crash in between leaves a slot that does not continue the log,
+which `reason` detects; the command is then run again, and only the slot is created twice. Capture streams from the entry on,
+and the lake performs a full resync of this source's tables.
 
-What is not needed is not done: a stream that goes on is left as it is, for to begin again costs a copy of all its tables.
+A stream that can continue is left as it is, since a new history costs an initial copy of all its tables.
 """
 
 import time
@@ -38,16 +38,16 @@ from walsender_bridge.provisioning.detach import drop_slot
 from walsender_bridge.provisioning.init import as_admin, init
 from walsender_bridge.runtime.sql import load
 
-#: Seconds that the log may take for an answer, and for the commit of the entry.
+#: Seconds to wait for the log's answer, and for the commit of the entry.
 ANSWER_SECONDS = 60.0
-#: How often another writer, a capture that tries again, may come in between.
+#: Attempts, since another writer (a capture that retries) may interfere.
 _ATTEMPTS = 10
 
 
 def reason(source: CaptureSource, log: LogClient, admin: str | None = None) -> str | None:
-    """Why the source's stream cannot go on; None: it can as far as is seen, or it has not begun yet.
+    """Why the source's stream cannot continue; None if nothing prevents it, or if it has not started yet.
 
-    `admin` as for `init`: on another cluster the source's role may be missing. Raises what keeps it from being found out.
+    `admin` as for `init`: on another cluster the source's role may be missing. Raises errors that prevent the check.
     """
     position = stream_record.of_log(log, source.name)
     if position is None or not position.begun:
@@ -55,7 +55,7 @@ def reason(source: CaptureSource, log: LogClient, admin: str | None = None) -> s
     seen = as_admin(source, admin)
     with capture.connect(seen) as connection:
         identity, history = _identity(connection, seen)
-        # On another cluster everything else that is missing is so for this.
+        # On another cluster this explains everything else that is missing.
         fork = capture.evaluate(position, 0, identity, history)
         if fork is not None:
             return fork.reason
@@ -74,9 +74,9 @@ def reason(source: CaptureSource, log: LogClient, admin: str | None = None) -> s
 
 
 def reattach(source: CaptureSource, log: LogClient, admin: str | None = None) -> None:
-    """Make publication and slot again, and begin another history in the log.
+    """Recreate publication and slot, and start another history in the log.
 
-    `admin` as for `init`. Raises `SlotInUseError` while somebody else streams from the slot, and the errors of `init`.
+    `admin` as for `init`. Raises `SlotInUseError` while another client streams from the slot, and the errors of `init`.
     """
     with capture.connect(as_admin(source, admin)) as connection:
         _drop_slot(connection, source)
@@ -85,12 +85,14 @@ def reattach(source: CaptureSource, log: LogClient, admin: str | None = None) ->
         identity, _ = _identity(connection, source)
         confirmed = capture.slot_position(connection, source)
     if confirmed is None:
-        raise SlotError("the slot is gone again", where=f"{source.where}, slot {source.slot}")
+        raise SlotError(
+            "the slot has been dropped again", where=f"{source.where}, slot {source.slot}"
+        )
     for attempt in range(_ATTEMPTS):
         try:
             _restart(source, log, (identity.timeline, confirmed), identity.system_id)
         except FencedError:
-            # Capture tries again every few seconds, and is a new writer each time.
+            # Capture retries every few seconds, as a new writer each time.
             if attempt == _ATTEMPTS - 1:
                 raise
             time.sleep(0.2)
@@ -99,13 +101,13 @@ def reattach(source: CaptureSource, log: LogClient, admin: str | None = None) ->
 
 
 def _drop_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> None:
-    """Drop the slot, if it is one that capture could have used."""
+    """Drop the slot if capture could have used it."""
     with suppress(LostSlotError, SlotInUseError):
-        # Whoever uses it may only not have noticed yet that it is gone.
+        # Its walsender may not have detected yet that the client has disconnected.
         if capture.slot_position(connection, source) is None:
             return
     for attempt in range(_ATTEMPTS):
-        # A source that goes on has a capture that streams, and comes back.
+        # The source's capture may still be streaming, and reconnects.
         names = {"slot": source.slot, "capture": capture.application_name(source)}
         ended = connection.execute(load("provisioning/capture_end").encode(), names).fetchall()
         try:
@@ -116,7 +118,7 @@ def _drop_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> No
             raise SlotInUseError(
                 error.what,
                 where=error.where,
-                repair="end that session: SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name ="
+                repair="terminate that session: SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name ="
                 f" '{source.slot}'; then tuskline reattach again",
             ) from None
         else:
@@ -140,14 +142,14 @@ def _restart(
             entry = build_restart(writer.status.last_crc)
             writer.send([entry], confirm_to=confirm_to, gate_lsn=0, system_id=system_id)
             if writer.next_ack(ANSWER_SECONDS) is None:
-                raise UnavailableError("the log server does not answer", where=writer.address)
+                raise UnavailableError("log server does not answer", where=writer.address)
     deadline = time.monotonic() + ANSWER_SECONDS
     while log.status().streams[name].history_start <= offset:
         if time.monotonic() > deadline:
             raise DeadlineError(
-                "the log has not committed the source's new beginning",
+                "the log has not committed the RESTART entry",
                 where=f"stream {name}",
-                repair="see `tuskline doctor`; it is committed by itself once the log goes on",
+                repair="run `tuskline doctor`; the entry is committed automatically once the log continues",
             )
         time.sleep(0.05)
 
@@ -164,7 +166,7 @@ def _writer(replica: ReplicaClient, log: LogClient, name: str) -> Iterator[Any]:
 def _identity(
     connection: psycopg.Connection[Any], source: CaptureSource
 ) -> tuple[SystemIdentity, ServerTimelines]:
-    """Of the server that the connection is to; each connection could go to another one of several hosts."""
+    """The identity of the server of this connection; with several hosts, another connection could reach another server."""
     here = replace(source, dsn=same_server(source.dsn, connection))
     name = f"tuskline-reattach-{source.name}"
     with ReplicationConnection.connect(here.dsn, application_name=name) as walsender:

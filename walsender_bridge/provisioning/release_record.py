@@ -1,8 +1,8 @@
-"""Who had commits go on without a quorum, and when: `quorum.jsonl` in the data directory, a line for each decision.
+"""The record of quorum releases: `quorum.jsonl` in the data directory, with a line for each decision and who made it.
 
-Invariant: a release is on disk before it is asked of the server, so commits never go on without a trace; one that
-then failed stands there too, until `tuskline quorum require`. Lines are only added (`json_lines`). One that a crash
-tore is skipped: what it announced was not done.
+Invariant: a release is on disk before it is requested from the server, so commits never continue without a quorum
+unrecorded; a release that then failed stays recorded, too, until `tuskline quorum require`. Lines are only appended
+(`json_lines`). A line torn by a crash is skipped: its decision was not carried out.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ FILE = "quorum.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class ReleaseDecision:
-    """`lsn`: the end of the server's durable WAL. `quorum_lsn`: what a quorum had of it. Both `X/Y` or None.
+    """`lsn`: the end of the server's durable WAL. `quorum_lsn`: the part of it that a quorum had. Both `X/Y` or None.
 
     `waiting`: commits that hung at that moment. `names`: synchronous_standby_names before. `at`: Unix seconds.
     """
@@ -37,8 +37,8 @@ class ReleaseDecision:
     by: str = ""
     at: float = 0.0
 
-    def told(self) -> str:
-        """In one line."""
+    def summary(self) -> str:
+        """The decision in one line."""
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
         return (
             f"{self.by} released the quorum at {at}: {self.waiting} commits waited, the WAL ended at {self.lsn}, "
@@ -47,22 +47,22 @@ class ReleaseDecision:
 
 
 def write(data_dir: Path, decision: ReleaseDecision) -> ReleaseDecision:
-    """Append it, durably, with who and when; what was written. Raises `ConfigError`."""
-    signed = ReleaseDecision(**{**asdict(decision), "by": _who(), "at": time.time()})
+    """Append a decision durably, with user and time; return it. Raises `ConfigError`."""
+    signed = ReleaseDecision(**{**asdict(decision), "by": _operator(), "at": time.time()})
     path = data_dir / FILE
     try:
         json_lines.append(path, asdict(signed))
     except OSError as error:
         raise ConfigError(
-            f"the decision cannot be recorded: {error.strerror}",
+            f"could not record the decision: {error.strerror}",
             where=str(path),
-            repair="give this user the folder of [log] data_dir, or make room",
+            repair="give this user write access to [log] data_dir, or make room",
         ) from None
     return signed
 
 
 def decisions(data_dir: Path) -> list[ReleaseDecision]:
-    """All of them, oldest first."""
+    """Read all decisions, oldest first."""
     found = []
     for _, values in json_lines.read(data_dir / FILE):
         if values is not None:
@@ -71,14 +71,14 @@ def decisions(data_dir: Path) -> list[ReleaseDecision]:
     return found
 
 
-def standing(data_dir: Path) -> ReleaseDecision | None:
-    """The release that holds; None when commits are to wait for the quorum."""
-    standing = [each for each in decisions(data_dir) if each.action != "forget"]
-    last = standing[-1] if standing else None
+def in_force(data_dir: Path) -> ReleaseDecision | None:
+    """The release in force; None if commits are to wait for the quorum."""
+    lasting = [each for each in decisions(data_dir) if each.action != "forget"]
+    last = lasting[-1] if lasting else None
     return last if last is not None and last.action == "release" else None
 
 
-def _who() -> str:
+def _operator() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -1,9 +1,9 @@
-"""The right to see what other people's sessions do: a membership in pg_read_all_stats, which has no lesser form.
+"""The stats grant: membership of pg_read_all_stats, the least privilege that shows the activity of other sessions.
 
-Two parts need it: the quorum reads what its proposer reports, the commit gate what streams from a candidate's slot
-(`sql/quorum/facts.sql`, `sql/gate/slots.sql`). Invariant: the membership is given once, each part that was in need of it
-then has a record of its own (`own_schema.provisioned`), and it goes with the last of those. One that was there before has no record,
-and stays.
+Two parts need it: the quorum reads the position that its proposer reports, the commit gate the walsender of a candidate's slot
+(`sql/quorum/facts.sql`, `sql/gate/slots.sql`). Invariant: the membership is granted once, each part that needed it
+has a record of its own (`own_schema.provisioned`), and it is revoked with the last record. A membership that existed before has
+no record, and is kept.
 """
 
 from contextlib import suppress
@@ -27,25 +27,25 @@ Connection = psycopg.Connection[Any]
 
 
 def attach_gate(source: CaptureSource, admin: str | None = None) -> list[ProvisionedObject]:
-    """Let the source's role see what streams from the candidates of its gate; what was made for that.
+    """Let the source's role see the walsenders of its gate's candidates; return the objects created.
 
-    The database has been attached (`init`). Without an administrator nothing is done, and `doctor` says so.
+    The database has been attached (`init`). Without an administrator nothing is done, and `doctor` reports it.
     """
     with capture.connect(as_admin(source, admin)) as connection:
         record = ProvisionedRecord(connection, source.slot, source.dsn)
         before = record.own() if record.readable else []
-        let_see(connection, record, login_of(source.dsn).user)
+        grant_stats(connection, record, login_of(source.dsn).user)
         return [made for made in record.own() if made not in before] if record.readable else []
 
 
-def let_see(connection: Connection, record: ProvisionedRecord, role: str) -> None:
-    """Give `role` what it lacks, if this connection is an administrator's, and record for what."""
+def grant_stats(connection: Connection, record: ProvisionedRecord, role: str) -> None:
+    """Grant the membership to `role` if it lacks it and this connection is an administrator's, and record the purpose."""
     row = connection.execute(load("provisioning/role_sees").encode(), {"role": role}).fetchone()
     made = ProvisionedObject(KIND, role)
     if row is None:
         return
     sees, is_own, may_give = row
-    if is_own or not may_give or (sees and not record.others_made(made)):
+    if is_own or not may_give or (sees and not record.recorded_elsewhere(made)):
         return
     with connection.transaction():
         record.add(made)
@@ -61,12 +61,12 @@ def take_grant(
     record: ProvisionedRecord,
     made: ProvisionedObject,
 ) -> None:
-    """Take it back, unless another part has it by a record of its own; `record` is to be forgotten after this.
+    """Revoke the membership unless another part has a record of it; the caller then forgets `record`.
 
-    Only from the source's own role: whoever may write the record cannot have it taken from others. By the rights of the
-    connection, since the record's owner may be that role. Raises `PrivilegeError`.
+    It is revoked from the source's own role only, so that a forged record cannot affect other roles; and with the rights of
+    the connection, since the record's owner may be that role. Raises `PrivilegeError`.
     """
-    if made.name != login_of(source.dsn).user or record.others_made(made):
+    if made.name != login_of(source.dsn).user or record.recorded_elsewhere(made):
         return
     try:
         with suppress(psycopg.errors.UndefinedObject), connection.transaction():
@@ -75,7 +75,7 @@ def take_grant(
             )
     except psycopg.errors.InsufficientPrivilege:
         raise PrivilegeError(
-            f"role {record.user} may not take back the {made}",
+            f"role {record.user} is not allowed to revoke the {made}",
             where=source.where,
-            repair="tuskline detach --admin user=postgres, or another superuser",
+            repair="run tuskline detach --admin user=postgres, or with another superuser",
         ) from None

@@ -1,4 +1,4 @@
-"""One more table for a source that is attached: into its publication, and readable by its role."""
+"""Adds a table to an attached source: to its publication, and readable by its role."""
 
 from dataclasses import replace
 
@@ -18,19 +18,19 @@ from walsender_bridge.runtime.sql import load
 def add_table(
     source: CaptureSource, table: str, admin: str | None = None
 ) -> list[ProvisionedObject]:
-    """Publish `schema.table`, and let the source's role read it if an administrator acts; what was made.
+    """Publish `schema.table`, and grant the source's role SELECT if an administrator acts; return the objects created.
 
     Raises `PublicationError` (there is no publication yet, or the table cannot be published), `ConfigError` (no
-    such table), and `PrivilegeError` with the SQL that somebody else has to run.
+    such table), and `PrivilegeError` with the SQL that another role has to run.
     """
     with capture.connect(as_admin(source, admin)) as connection:
         version = connection.info.server_version
         names = {"publication": source.publication}
         if connection.execute(load("publication/source").encode(), names).fetchone() is None:
             raise PublicationError(
-                f"there is no publication {source.publication!r}",
+                f"publication {source.publication!r} does not exist",
                 where=source.where,
-                repair="tuskline init",
+                repair="run tuskline init",
             )
     try:
         made = init(replace(source, tables=(entry_for(*split_relation(table)),)), admin)
@@ -49,7 +49,7 @@ def add_table(
 
 
 def _check_readable(source: CaptureSource, table: str) -> None:
-    """Raise `PrivilegeError` for what the source's own role could not copy."""
+    """Raise `PrivilegeError` if the source's own role could not copy the table."""
     with capture.connect(source) as connection:
         role = connection.info.user
         missing = []
@@ -62,7 +62,7 @@ def _check_readable(source: CaptureSource, table: str) -> None:
                 missing.append(f"GRANT SELECT ON TABLE {part['quoted']} TO {user};")
     if missing:
         raise PrivilegeError(
-            f"{table} is published, but role {role} may not read it",
+            f"{table} is published, but role {role} is not allowed to read it",
             where=source.where,
             repair=" ".join(dict.fromkeys(missing)),
         )

@@ -1,4 +1,4 @@
-"""What `status` says of a source's tables that somebody with more rights has to see to: one sentence each, with its SQL."""
+"""Notes of `status` on a source's tables that need a role with more privileges: one sentence each, with its SQL."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from walsender_bridge.postgres.table_patterns import Choice, Chosen
 from walsender_bridge.provisioning.fixes import fix, publish
 from walsender_bridge.provisioning.init import copied, wanted_tables
 
-#: So many names are shown.
+#: Names shown.
 _SHOWN = 5
 
 
 def notes(connection: psycopg.Connection[Any], source: CaptureSource) -> tuple[str, ...]:
-    """Nothing before there is a publication. `connection`: of the source's role."""
+    """The notes; none before there is a publication. `connection`: of the source's role."""
     found = publication.facts(connection, source)
     if found is None:
         return ()
@@ -36,13 +36,13 @@ def _of(
 ) -> Iterator[str]:
     is_kept = publication.is_kept(found, Choice.of(source.tables))
     waiting = [t for t in chosen.fit if is_kept and not t.published]
-    # What the role may add itself, capture adds with its next look.
-    lacking = [table.name for table in waiting if not (found["owned"] and table.owned)]
-    if lacking:
-        grants = _grants([t for t in tables if t["root"] in lacking], role)
-        added = publish(version, source.publication, [], lacking).replace("\n", " ")
+    # Tables that the role may add itself are added by capture at its next poll.
+    addable = [table.name for table in waiting if not (found["owned"] and table.owned)]
+    if addable:
+        grants = _grants([t for t in tables if t["root"] in addable], role)
+        added = publish(version, source.publication, [], addable).replace("\n", " ")
         yield (
-            f"source {source.name}: {_named(lacking)} could be published, and role {role} does not own the table and the"
+            f"source {source.name}: {_named(addable)} could be published, and role {role} does not own the table and the"
             f" publication; tuskline init --admin user=..., or {' '.join([added, *grants])}"
         )
     apart = {table.name for table in waiting}
@@ -57,8 +57,8 @@ def _of(
     left_out = [each.table.name for each in chosen.left_out if not each.table.published]
     if is_kept and left_out:
         yield (
-            f"source {source.name}: {_named(left_out)} left out, since publishing would harm them; `tuskline doctor` says"
-            " why, and what repairs it"
+            f"source {source.name}: {_named(left_out)} left out, since publishing would harm them; `tuskline doctor` shows"
+            " the reason and the repair"
         )
 
 

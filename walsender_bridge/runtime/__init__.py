@@ -1,1 +1,1 @@
-"""What every process needs whatever it is for: durable files, logs, clocks, child processes."""
+"""Services shared by all processes: durable files, logs, clocks, child processes."""

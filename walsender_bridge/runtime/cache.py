@@ -1,7 +1,7 @@
-"""Where Tuskline keeps what it can make again: Spark's jars, copies of server binaries, fresh clusters.
+"""The cache of reproducible files: Spark's jars, copies of server binaries, fresh clusters.
 
-Everything below `folder()` may be deleted while nothing runs; it is made again when it is missed. Several
-processes share it, so what they put there is made aside and renamed into place, under `exclusive`.
+Everything below `folder()` may be deleted while nothing runs, and is recreated when needed. Several
+processes share it, so files are prepared under another name and renamed into place, under `exclusive`.
 """
 
 import fcntl
@@ -22,9 +22,9 @@ def folder() -> Path:
 
 @contextmanager
 def exclusive(target: Path) -> Iterator[None]:
-    """Hold the lock beside `target` while it is made, so that of two processes one makes it and one waits.
+    """Hold the lock beside `target` while it is created, so that of two processes one creates it and one waits.
 
-    The lock is the kernel's (`flock`): it ends with its process, so a crash leaves nothing to clear.
+    The lock is the kernel's (`flock`): it ends with its process, so a crash leaves no stale lock.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as handle:

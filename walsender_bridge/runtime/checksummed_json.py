@@ -1,11 +1,11 @@
-"""Small files that must outlive a power cut and be known to be whole: a JSON object with its checksum as a member.
+"""Small durable files with integrity checks: a JSON object with its checksum as a member.
 
-`crc32c` is the CRC-32C of the JSON of all other members. A file is replaced as a whole, durably, so it says the old or the
-new; one that is damaged is for its reader to refuse, or to keep aside (`record_file.keep_aside`). An operator can read it,
-and write one by hand without the checksum where a reader allows that.
+`crc32c` is the CRC-32C of the JSON of all other members. A file is replaced atomically and durably, so it has the old or the
+new content; the reader rejects a damaged one, or renames it (`record_file.keep_aside`). An operator can read the file,
+and write one by hand without the checksum where the reader allows that.
 
-What only has to be whole for readers of now goes through `status_file`. `record_file` is the frame of the files beside
-a safekeeper's WAL, which are checked before anything in them is parsed, and are written through a simulated disk in tests.
+Files that need not survive a crash are written by `status_file`. `record_file` is the format of the files beside
+a safekeeper's WAL, which are verified before they are parsed, and are written through a simulated disk in tests.
 """
 
 import json
@@ -21,30 +21,30 @@ _CRC: Final = "crc32c"
 
 
 def save(path: Path, record: Mapping[str, Any], *, mode: int = 0o666) -> None:
-    """Replace the file, durably. `mode`: of a new one, less the process's umask. Raises `OSError`."""
+    """Replace the file durably. `mode`: of a new file, less the process's umask. Raises `OSError`."""
     replace_file(path, sealed(record), mode=mode)
 
 
 def load(path: Path, *, checked: bool = True) -> dict[str, Any]:
-    """The record in a file; raises `OSError`, and what `opened` raises."""
+    """Load the record of a file. Raises `OSError` and the errors of `opened`."""
     return opened(path.read_bytes(), checked=checked)
 
 
 def sealed(record: Mapping[str, Any]) -> bytes:
-    """The file of a record."""
+    """The file content for a record."""
     return json.dumps({**record, _CRC: crc_of(record)}).encode()
 
 
 def opened(content: bytes, *, checked: bool = True) -> dict[str, Any]:
-    """The record in a file, without its checksum. `checked`: one that has none is damaged; else it is taken as it is.
+    """The record in a file's content, without its checksum. `checked`: the checksum is mandatory, not just verified if present.
 
-    For damage it raises `ValueError` or `TypeError`.
+    Raises `ValueError` or `TypeError` for a damaged file.
     """
     record = json.loads(content)
     if not isinstance(record, dict):
-        raise TypeError("it is no object")
-    told = record.pop(_CRC, None)
-    if (told is not None or checked) and told != crc_of(record):
+        raise TypeError("not a JSON object")
+    found = record.pop(_CRC, None)
+    if (found is not None or checked) and found != crc_of(record):
         raise ValueError("its checksum is wrong")
     return record
 

@@ -1,15 +1,15 @@
-"""What a `with` block closes."""
+"""A base class for objects that a `with` block closes."""
 
 from abc import ABC, abstractmethod
 from typing import Self
 
 
 class Closing(ABC):
-    """Something that holds a connection or a file until `close`, or until its `with` block ends."""
+    """An object that holds a connection or a file until `close`, or until its `with` block ends."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what it holds. A second call does nothing."""
+        """Release its resources. A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,12 +1,12 @@
-"""What a quorum of safekeepers has, as the proposer states it for the commit gates: control, apart from all monitoring.
+"""The commit page: the quorum's LSN, published by the proposer for the commit gates, independent of all monitoring.
 
-A gate lets a transaction through by this page alone, so nothing in it is taken on trust. It counts only if it is whole
-(CRC-32C), of the session's server and timeline, and renewed: the proposer writes it several times a second, each time
-with another `sequence`, and a reader believes a page whose sequence it has seen change within `STALE_SECONDS` of its
-own clock. So neither clocks that differ nor a page from before a reboot can pass for a fresh one; the price is that a
-session's first page counts from its second sight on.
+A gate lets transactions through because of this page alone, so it is verified. It counts only if it is intact
+(CRC-32C), of the session's server and timeline, and fresh: the proposer writes it several times a second, each time
+with another `sequence`, and a reader accepts a page whose sequence it has seen change within `STALE_SECONDS` of its
+own clock. So neither clock differences nor a page from before a reboot can appear fresh; the cost is that a
+session accepts its first page only after a change of the sequence.
 
-It lies in memory (`shared_files`) and is replaced whole. It need not outlive a power cut: without one, gates wait.
+The page is in memory (`shared_files`) and is replaced atomically. It need not survive a power failure: without it, gates wait.
 """
 
 import time
@@ -19,7 +19,7 @@ from uuid import uuid4
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.runtime import logs, record_file, status_file
 
-#: Seconds without a new page after which what the last one says is no longer taken for true.
+#: Seconds without a new page after which the last one is no longer valid.
 STALE_SECONDS: Final = 5.0
 
 _MAGIC: Final = b"tsklgate"
@@ -30,9 +30,9 @@ _log = logs.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CommitPage:
-    """`commit_lsn`: below it, a quorum has every byte of the server's timeline; 0: not known.
+    """`commit_lsn`: below it, a quorum has every byte of the server's timeline; 0 if unknown.
 
-    `why`: what keeps it from moving on; empty: nothing.
+    `why`: what prevents it from advancing; empty if nothing.
     """
 
     system_id: int = 0
@@ -42,7 +42,7 @@ class CommitPage:
 
 
 class CommitPageWriter:
-    """The proposer's end. `fault`: why the page could not be written when it was last tried; empty: it was."""
+    """The proposer's side. `fault`: why the page could not be written at the last attempt; empty if it was."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class CommitPageWriter:
         self.fault = ""
 
     def write(self, page: CommitPage) -> None:
-        """Replace the page. What it fails with is `fault` then, and a line of the log; gates hold meanwhile."""
+        """Replace the page. A failure is stored in `fault` and logged; gates hold meanwhile."""
         self._sequence += 1
         record = {**asdict(page), "writer": self._writer, "sequence": self._sequence}
         try:
@@ -59,34 +59,40 @@ class CommitPageWriter:
         except OSError as error:
             fault = f"{self._path} cannot be written: {error.strerror}"
             if fault != self.fault:
-                _log.error("the page of the commit gates cannot be written", reason=fault)
+                _log.error("could not write the commit page", reason=fault)
             self.fault = fault
         else:
             self.fault = ""
 
 
 class CommitPageReader:
-    """A commit gate's end. `clock`: monotonic seconds."""
+    """A commit gate's side. `clock`: monotonic seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
-        #: Whose page was seen last, its number, and when that was another one than before; None: not once.
+        #: Identity and sequence of the last page, and when the sequence last changed; None if it never has.
         self._seen: tuple[object, object] | None = None
         self._changed_at: float | None = None
         self._began = clock()
 
     def committed(self, system_id: int, timeline: int) -> tuple[int | None, str]:
-        """What a quorum has of this server's timeline, or None; and why it is not more (empty: no reason)."""
+        """The LSN that a quorum has of this server's timeline, or None; and why it is not higher (empty: no reason)."""
         try:
             _, record = record_file.unpack(self._path.read_bytes(), _MAGIC, _VERSION)
             page = _page(record)
         except FileNotFoundError:
-            return None, f"the safekeepers' proposer has written no page: {self._path} is missing"
+            return (
+                None,
+                f"the safekeepers' proposer has not written its commit page: {self._path} is missing",
+            )
         except OSError as error:
-            return None, f"the safekeepers' page {self._path} cannot be read: {error.strerror}"
+            return (
+                None,
+                f"could not read the safekeepers' commit page {self._path}: {error.strerror}",
+            )
         except (CorruptError, NotSupportedError) as error:
-            return None, f"the safekeepers' page {self._path} is damaged: {error.what}"
+            return None, f"the safekeepers' commit page {self._path} is damaged: {error.what}"
         stale = self._stale((record.get("writer"), record.get("sequence")))
         if not page.commit_lsn and page.why:
             return None, page.why
@@ -101,7 +107,7 @@ class CommitPageReader:
         return page.commit_lsn, page.why
 
     def _stale(self, number: tuple[object, object]) -> str:
-        """Why a page of this number is not of now; empty: it is."""
+        """Why a page with this sequence is not fresh; empty if it is."""
         now = self._clock()
         if self._seen is None:
             self._seen = number
@@ -121,4 +127,4 @@ def _page(record: dict[str, Any]) -> CommitPage:
         system_id, timeline = int(record["system_id"]), int(record["timeline"])
         return CommitPage(system_id, timeline, int(record["commit_lsn"]), str(record["why"]))
     except (KeyError, TypeError, ValueError):
-        raise CorruptError("it is no page of a quorum") from None
+        raise CorruptError("not a commit page") from None

@@ -1,4 +1,4 @@
-"""What a disk says, as an error with its place: that it is full, or that it cannot be written."""
+"""Converts errors of a disk, which is full or cannot be written, to errors with their place."""
 
 import contextlib
 import errno
@@ -11,12 +11,12 @@ from typing import Final
 from walsender_bridge.errors import DiskFullError, TusklineError, UnavailableError
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-#: Bytes free below which the small files of a running part may find no room.
+#: Free bytes below which the small files of a running part may fail to be written.
 _ROOM: Final = 1 << 20
 
 
 def of(error: OSError, where: Path | str = "") -> TusklineError:
-    """The error's cause and repair. `where`: what was written, for errors that name no file."""
+    """Convert an `OSError`. `where`: the place, for errors without a file name."""
     place = str(error.filename or where)
     words = error.strerror or str(error)
     if error.errno in NO_ROOM:
@@ -32,15 +32,15 @@ def of(error: OSError, where: Path | str = "") -> TusklineError:
 
 @contextlib.contextmanager
 def named(where: Path | str) -> Iterator[None]:
-    """Raise an `OSError` of the block as `of` names it."""
+    """Raise an `OSError` of the block as converted by `of`."""
     try:
         yield
     except OSError as error:
         raise of(error, where) from None
 
 
-def lack_of_room(folder: Path) -> DiskFullError | None:
-    """The error, if the folder's disk is full; None also where there is no such folder."""
+def of_folder(folder: Path) -> DiskFullError | None:
+    """The error if the folder's disk is full; None otherwise, or if the folder does not exist."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -50,5 +50,5 @@ def lack_of_room(folder: Path) -> DiskFullError | None:
     return DiskFullError(
         f"the disk is full: {free} bytes are free",
         where=os.fspath(folder),
-        repair="make room there; what waits for it goes on by itself",
+        repair="make room there; waiting parts continue by themselves",
     )

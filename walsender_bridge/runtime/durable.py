@@ -1,4 +1,4 @@
-"""Names and files that outlive a power cut: a file that was made or renamed is there only once its folder is synced, too."""
+"""Durable names and files: a file that was created or renamed is durable only once its folder has been synced, too."""
 
 import contextlib
 import os
@@ -15,13 +15,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Give the file this content: a crash, or a disk that is full, leaves the old one or the new one, whole.
+    """Replace the file's content atomically: a crash or a full disk leaves either the old or the new content.
 
-    What its name is then is on disk. `mode`: of a new file, less the process's umask. The folder is made if it is not
-    there. Raises `OSError`; what was begun is gone then.
+    The name is durable, too. `mode`: of a new file, less the process's umask. The folder is created if necessary.
+    Raises `OSError`, after removing the temporary file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of this process alone, so that two that write at once leave one of both and no mixture.
+    # The name is unique to this process, so that concurrent writers cannot mix their contents.
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

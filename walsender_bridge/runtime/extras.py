@@ -1,13 +1,13 @@
-"""Packages that only some machines need (`pip install 'tuskline[spark]'`), checked before they are used.
+"""Checks optional packages (`pip install 'tuskline[spark]'`) before they are used.
 
-Otherwise a part would end with a traceback, and its supervisor would start it again for ever.
+Otherwise a part would end with a traceback, and its supervisor would restart it for ever.
 """
 
 from importlib.util import find_spec
 
 from walsender_bridge.errors import NotSupportedError
 
-#: By the name of the extra: the modules of its packages.
+#: The modules of each extra's packages.
 MODULES = {
     "log-server": ("lmdb", "fsspec", "scramp"),
     "monitor": ("prometheus_client", "textual"),
@@ -16,7 +16,7 @@ MODULES = {
 
 
 def need(extra: str) -> None:
-    """Raises `NotSupportedError` with the command that installs what is missing."""
+    """Raise `NotSupportedError`, with the command that installs the missing packages, unless the extra is installed."""
     missing = [name for name in MODULES[extra] if find_spec(name) is None]
     if missing:
         raise NotSupportedError(

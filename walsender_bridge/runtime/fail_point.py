@@ -1,18 +1,17 @@
-"""Named places where a test makes a process die.
+"""Fail points, at which tests kill a process.
 
-`hit("after-stage")` ends the process with SIGKILL when the environment names that place in
-`TUSKLINE_FAIL_POINT`; otherwise it costs one comparison. Nothing is flushed or cleaned up: that is the
-point.
+`hit("after-stage")` kills the process with SIGKILL if the environment variable
+`TUSKLINE_FAIL_POINT` names that point; otherwise it costs one comparison. Intentionally, nothing is flushed or cleaned up.
 """
 
 import os
 import signal
 
-#: The place that was chosen; empty: none.
+#: The chosen fail point; empty if none.
 ARMED = os.environ.get("TUSKLINE_FAIL_POINT", "")
 
 
 def hit(name: str) -> None:
-    """Die here, at once, if this place was chosen."""
+    """Kill the process if this fail point was chosen."""
     if name == ARMED:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,30 +1,30 @@
-"""Python's collector of cycles, out of the way of a hot loop: by itself it runs in the middle of a commit.
+"""Controls Python's cyclic garbage collector, which would otherwise interrupt a hot loop in the middle of a commit.
 
-What was made before `keep_quiet` lives as long as the process and is never looked at again, so a sweep looks at what
-the loop holds and nothing else: a fraction of a millisecond.
+Objects created before `disable_automatic` live as long as the process and are never examined again, so a collection examines
+only the loop's own objects, in a fraction of a millisecond.
 """
 
 import gc
 
-#: Seconds between two sweeps: what leaves cycles (errors with tracebacks) is rare.
+#: Seconds between two collections: cycles (errors with tracebacks) are rare.
 SWEEP_SECONDS = 10.0
 
 
-def keep_quiet() -> None:
-    """Collect no cycles but by a `Sweeper`. For a process that is all set up."""
+def disable_automatic() -> None:
+    """Disable automatic collection, leaving it to a `Sweeper`. To be called at the end of initialization."""
     gc.collect()
     gc.freeze()
     gc.disable()
 
 
 class Sweeper:
-    """Collects cycles now and then, in a process that is kept quiet; otherwise Python does."""
+    """Collects cycles periodically in a process with `disable_automatic`; in others it does nothing."""
 
     def __init__(self) -> None:
         self._due = 0.0
 
     def tick(self, now: float) -> None:
-        """Sweep, if it is time. `now`: seconds of the monotonic clock."""
+        """Collect if due. `now`: monotonic seconds."""
         if now >= self._due:
             self._due = now + SWEEP_SECONDS
             if not gc.isenabled():

@@ -1,7 +1,7 @@
-"""What must hold of a core's state after each step, and the error that ends the part where it does not. Pure.
+"""Invariants of a core's state, checked after each step, and the error that stops the part on a violation. Pure.
 
 Each core has its invariants beside it, as a tuple of `Invariant`. Its driver checks them after every step that is not hot,
-before it carries out what the step wants done: a fault of ours ends the part while everything on disk is still right. The
+before it performs the effects: a bug stops the part while everything on disk is still correct. The
 simulators check the same tuples, after hot steps too.
 """
 
@@ -18,7 +18,7 @@ REPAIR: Final = "nothing of that step was written; keep the data folder and the 
 
 @dataclass(frozen=True, slots=True)
 class Invariant(Generic[_T]):
-    """`name` is stable: errors and docs/invariants.md name it. `rule`: where it is from. `holds` is asked after a step."""
+    """`name` is stable: errors and docs/invariants.md refer to it. `rule`: its origin. `holds` is evaluated after a step."""
 
     name: str
     rule: str
@@ -30,7 +30,7 @@ def check(
 ) -> None:
     """Raise `InvariantError` for the first of `invariants` that does not hold of `subject`.
 
-    `part` names what has to stop, `describe` the state in short; it is called only for the error.
+    `part` names the part to stop; `describe` summarizes the state, and is called only for the error.
     """
     for invariant in invariants:
         if not invariant.holds(subject):

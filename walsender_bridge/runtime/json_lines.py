@@ -1,7 +1,7 @@
-"""A file of decisions: a JSON object on each line, only ever added to.
+"""A file of decisions: one JSON object per line, append-only.
 
-Invariant: `append` returns once its line is on disk. What a crash leaves of a line that was being written is told from
-one that was damaged: it is the beginning of an object that does not end, and nobody was told of it.
+Invariant: `append` returns once its line is on disk. A line torn by a crash can be distinguished from a damaged one: it is
+the beginning of an object without its end, and its decision has not taken effect.
 """
 
 import json
@@ -17,11 +17,11 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a line, durably; the folder and the file are made if they are not there. Raises `OSError`."""
+    """Append a line durably; the folder and the file are created if necessary. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         line = json.dumps(record).encode() + b"\n"
-        # Behind a line that was cut off, which so stays one line.
+        # Start a new line after a torn one.
         file.write(line if _ends_whole(path) else b"\n" + line)
         file.flush()
         os.fsync(file.fileno())
@@ -29,9 +29,9 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Number, from 1, and record of each line, oldest first; None: it is damaged. Those that were cut off are left out.
+    """Read number (from 1) and record of each line, oldest first; None if it is damaged. Torn lines are skipped.
 
-    Without a file there are no lines. Raises `OSError`.
+    A missing file has no lines. Raises `OSError`.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -50,7 +50,7 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def _was_cut_off(line: bytes) -> bool:
-    """It is the beginning of an object, without its end: inside of a string, or of a brace that is open."""
+    """Whether the line is the beginning of an object without its end: inside a string or an open brace."""
     bare = _STRING.sub(b"", line)
     return line.startswith(b"{") and (b'"' in bare or bare.count(b"{") > bare.count(b"}"))
 

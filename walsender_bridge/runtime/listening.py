@@ -1,6 +1,6 @@
-"""Whether an address can be listened on, asked before a service is made: gRPC prints lines of its own when it cannot.
+"""Checks whether a service can listen on an address before gRPC is started, which prints its own messages on failure.
 
-And whether a service listens there, asked before gRPC is imported.
+Also checks whether a service is listening on an address, before gRPC is imported.
 """
 
 import socket
@@ -10,7 +10,7 @@ from walsender_bridge.errors import ConfigError
 
 
 def check(address: str, *, seconds: float = 0.0) -> None:
-    """Listen on `host:port` for a moment (port 0: any). Raises `ConfigError` when that is not possible for `seconds`."""
+    """Listen on `host:port` for a moment (port 0: any). Raises `ConfigError` if that fails for `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -24,7 +24,7 @@ def check(address: str, *, seconds: float = 0.0) -> None:
 
 
 def is_refused(address: str, *, seconds: float) -> bool:
-    """Whether connections to `host:port` are refused: no service listens. Other failures are for its client to name."""
+    """Whether connections to `host:port` are refused, so no service is listening. The client reports other failures."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
@@ -51,18 +51,18 @@ def _listen(address: str) -> None:
             except OSError as error:
                 failed.append(error)
             else:
-                # A service listens where it can: one of a name's addresses will do.
+                # One of a name's addresses is sufficient for a service.
                 return
     raise refused(address, failed[0])
 
 
 def refused(address: str, error: Exception) -> ConfigError:
-    """The error of an address where a service cannot listen."""
+    """The error for an address on which a service cannot listen."""
     if isinstance(error, ConfigError):
         return error
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return ConfigError(
         f"cannot listen: {reason[:300]}",
         where=address,
-        repair="end the program that listens there, or choose another `listen`",
+        repair="stop the program that listens there, or choose another `listen`",
     )

@@ -1,11 +1,11 @@
-"""How every part writes its log: lines for people, or one JSON object a line; to standard error.
+"""The logging of all parts: text lines or one JSON object per line, to standard error.
 
-The form comes from `TUSKLINE_LOGS__FORMAT` (`console` or `json`), which is where `[logs] format` is handed on
-to the processes that are started from here. Fields have the names of the field: `lsn`, `term`, `slot`,
-`epoch`, `source`, `table`. Spark's own lines are those of its log4j.
+The format comes from `TUSKLINE_LOGS__FORMAT` (`console` or `json`), which passes `[logs] format` on
+to child processes. Fields are named `lsn`, `term`, `slot`,
+`epoch`, `source`, `table`. Spark's own lines come from its log4j.
 
-Invariant: a log that cannot be written (its disk is full) costs its lines and nothing else: no part ends by it, and none
-ends with another exit code.
+Invariant: if the log cannot be written (its disk is full), only its lines are lost: no part ends because of it, and no
+exit code changes.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ _part: ContextVar[bool] = ContextVar("part", default=False)
 
 
 def begin_part() -> None:
-    """This process is a part that runs, and no command that answers: its last word is a line of its log (`say_error`)."""
+    """Mark this process as a long-running part, whose final error is a line of its log (`say_error`)."""
     _part.set(True)
 
 
 def is_part() -> bool:
-    """Whether it is."""
+    """Whether this process is a long-running part."""
     return _part.get()
 
 
-def hand_on(form: str) -> None:
-    """Make this the form here and in every process that is started from here."""
+def export_format(form: str) -> None:
+    """Set the format of this process and of all its child processes."""
     os.environ[VARIABLE] = form
     configure()
 
 
 def configure() -> None:
-    """Set this process up, as the environment says."""
+    """Configure logging from the environment."""
     import structlog
 
     json = os.environ.get(VARIABLE) == "json"
@@ -67,7 +67,7 @@ def configure() -> None:
 
 
 def logger(name: str) -> "FilteringBoundLogger":
-    """`structlog.get_logger`, whose library is imported with the first line: commands that write none do without it."""
+    """`structlog.get_logger`, which imports the library with the first line: commands that log nothing do not pay for it."""
     return cast("FilteringBoundLogger", _Logger(name))
 
 
@@ -82,7 +82,7 @@ class _Logger:
 
 
 def say_error(error: TusklineError) -> None:
-    """A part's last word: the error that ends it."""
+    """Log or print the error that ends the process."""
     if os.environ.get(VARIABLE) == "json":
         import structlog
 
@@ -94,7 +94,7 @@ def say_error(error: TusklineError) -> None:
 def _printable_names(
     _logger: object, _method: str, event: "structlog.types.EventDict"
 ) -> "structlog.types.EventDict":
-    """A name or a server's message is data: no terminal obeys it. A traceback keeps its lines."""
+    """Escape control characters in names and server messages; a traceback keeps its line breaks."""
     return {
         key: printable(value, lines=key == "exception") if isinstance(value, str) else value
         for key, value in event.items()
@@ -102,15 +102,15 @@ def _printable_names(
 
 
 def say(text: str) -> None:
-    """Write to standard error; a disk that takes nothing is no error."""
+    """Write to standard error; failure to write is not an error."""
     _StandardError().write(text)
 
 
 class _StandardError:
-    """Standard error as it is at that moment, past its buffer.
+    """The current standard error, unbuffered.
 
-    What cannot be written may not stay in the buffer either: Python flushes it at the exit, and answers a failure
-    with an exit code of its own, by which a supervisor would start again what must not come back.
+    Data that cannot be written must not remain in a buffer: Python flushes it at exit, and on failure sets an exit code
+    of its own, after which a supervisor would restart a process that must not be restarted.
     """
 
     def write(self, text: str) -> None:
@@ -125,4 +125,4 @@ class _StandardError:
                 data = data[raw.write(data) or len(data) :]
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing, since nothing is buffered."""

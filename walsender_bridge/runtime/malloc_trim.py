@@ -1,4 +1,4 @@
-"""Gives freed memory back to the system, in processes that take messages of any length.
+"""Returns freed memory to the system in processes that receive messages of any length.
 
 Flight holds a message whole before anything of ours can see its length; pyarrow has no option that limits it. gRPC frees it in
 pieces, and glibc keeps these for the thread that took them: each request that was refused for its length used to leave
@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-#: Seconds between two times. What is in use at one of them is given back at a later one.
+#: Seconds between two trims. Memory in use at one is returned at a later one.
 SECONDS: Final = 5.0
 
 
-def keep_returning() -> None:
-    """Give it back in a thread from now on. Without glibc nothing happens."""
+def start() -> None:
+    """Start a thread that returns memory periodically. Does nothing without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         arguments = (lambda: trim(ctypes.c_size_t(0)),)

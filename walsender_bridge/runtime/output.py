@@ -1,4 +1,4 @@
-"""What a command prints: text for people or JSON for programs, behind one class.
+"""The output of commands: text for people or JSON for programs, behind one class.
 
 Results go to stdout, everything else (progress, errors) to stderr. With `--json` the result is one object
 on stdout's last line, and an error is one object on stderr.
@@ -28,7 +28,7 @@ class Output:
 
     @cached_property
     def progress(self) -> "Console":
-        """Standard error for bars, whose library is imported for them alone."""
+        """A console on standard error for progress bars, whose library is imported only for them."""
         from rich.console import Console
 
         return Console(stderr=True, soft_wrap=True)
@@ -45,7 +45,7 @@ class Output:
     def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A list of equal records: a table below its name, or one JSON object `{name: [...]}`.
 
-        A terminal shows rows that are too wide for it expanded; into a pipe each row is one line. Nothing is cut.
+        On a terminal, rows that are too wide are shown expanded; in a pipe each row is one line. Nothing is truncated.
         """
         if self.as_json:
             print(json.dumps({name: list(rows)}), flush=True)
@@ -57,7 +57,7 @@ class Output:
         print("\n".join(rows_text(rows, width)), flush=True)
 
     def line(self, text: str) -> None:
-        """One line of a result, whatever the names in it hold."""
+        """One line of a result, with control characters in names escaped."""
         print(printable(text), flush=True)
 
     def text(self, text: str) -> None:
@@ -72,7 +72,7 @@ class Output:
             logs.say(printable(text) + "\n")
 
     def error(self, error: TusklineError) -> None:
-        """An error, on stderr: its sentence and its repair, or one JSON object. A disk that takes none changes no exit code."""
+        """An error, on stderr: message and hint, or one JSON object. Failure to write it does not change the exit code."""
         if self.as_json:
             logs.say(json.dumps({"error": error.to_wire()}) + "\n")
         else:

@@ -1,9 +1,9 @@
-"""Whether `tuskline up`, or a part by itself, runs in a folder: locks that its process holds for as long as it lives.
+"""Pid files: whether `tuskline up`, or a single part, is running in a folder, by locks held for the life of its process.
 
-They are the kernel's (`flock`), so they end with the process, whatever ends that. Of two that start, one gets
-`up.lock`. It writes its pid into `up.pid` and locks that file then: so while that lock is held, the pid in the
-file is its holder's, the file's time is its start, and no other process is ever taken for ours. For the parts of
-`log-server run`, `bridge run` and `lake run`, likewise, `log_server.lock` and so on.
+The locks are the kernel's (`flock`), so they end with the process, however it ends. Of two processes that start, one gets
+`up.lock`. It writes its pid into `up.pid` and then locks that file: while that lock is held, the pid in the
+file is its holder's, the file's mtime is its start time, and no other process is mistaken for it. The parts
+`log-server run`, `bridge run` and `lake run` use `log_server.lock` and so on in the same way.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from walsender_bridge.errors import DeadlineError, RunningError
 from walsender_bridge.runtime import disk_full
 from walsender_bridge.runtime.times import iso_time
 
-#: Digits of a pid in its file, with spaces before it.
+#: Width of a pid in its file, padded with spaces.
 _WIDTH = 20
 
 
 @contextmanager
 def held(run_dir: Path, part: str = "up") -> Iterator[None]:
-    """Hold the lock. Raises `RunningError` when another process has it, and what `disk_full` names."""
+    """Hold the lock. Raises `RunningError` if another process holds it, and the errors of `disk_full`."""
     mutex_file, pid_file = run_dir / f"{part}.lock", _pid_file(run_dir, part)
     with disk_full.named(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -38,14 +38,14 @@ def held(run_dir: Path, part: str = "up") -> Iterator[None]:
         except OSError as error:
             # A file system without locks.
             raise disk_full.of(error, mutex_file) from None
-        # Written over what is there: a disk that is full since has room for it.
+        # Overwritten in place, which works on a full disk, too.
         with disk_full.named(pid_file):
             descriptor = os.open(pid_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             with disk_full.named(pid_file):
                 os.write(descriptor, f"{os.getpid():>{_WIDTH}}\n".encode())
                 os.ftruncate(descriptor, _WIDTH + 1)
-            # Waits for those who are looking just now.
+            # Waits for processes that are checking the lock right now.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
@@ -57,7 +57,7 @@ def _pid_file(run_dir: Path, part: str) -> Path:
 
 
 def _running(run_dir: Path, part: str, pid: int | None) -> RunningError:
-    """The error. The pid is not known (None) while the holder is writing it."""
+    """The error. The pid is unknown (None) while the holder is writing it."""
     command = "tuskline up" if part == "up" else f"tuskline {part} run"
     since = None
     with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def _running(run_dir: Path, part: str, pid: int | None) -> RunningError:
     holder = f", as process {pid} since {since}" if pid is not None else ""
     alone = f"end process {pid}" if pid is not None else "end that process"
     return RunningError(
-        f"`{command}` runs already{holder}",
+        f"`{command}` is already running{holder}",
         where=str(run_dir),
         repair="tuskline down"
         if part == "up"
@@ -74,11 +74,11 @@ def _running(run_dir: Path, part: str, pid: int | None) -> RunningError:
 
 
 def owner(run_dir: Path, part: str = "up") -> int | None:
-    """The process id of the `up`, or of the part, that runs; None if there is none."""
+    """The process id of the running `up` or part; None if it is not running."""
     try:
         with _pid_file(run_dir, part).open() as file:
             try:
-                # Shared: two who ask do not take each other for the owner.
+                # A shared lock: two processes that check do not mistake each other for the owner.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return int(file.read())
@@ -88,7 +88,7 @@ def owner(run_dir: Path, part: str = "up") -> int | None:
 
 
 def refuse_while_running(run_dir: Path, part: str = "up", *, seconds: float = 0.0) -> None:
-    """Raise `RunningError` while `up`, or the part, runs. `seconds`: for one whose supervisor was killed to end."""
+    """Raise `RunningError` if `up`, or the part, is running. `seconds`: grace period for one whose supervisor was killed."""
     deadline = time.monotonic() + seconds
     while (pid := owner(run_dir, part)) is not None:
         if time.monotonic() >= deadline:
@@ -97,7 +97,7 @@ def refuse_while_running(run_dir: Path, part: str = "up", *, seconds: float = 0.
 
 
 def wait_for_lock(file: Path, seconds: float) -> None:
-    """Return when no process has this file locked, or after `seconds`."""
+    """Return once no process holds a lock on this file, or after `seconds`."""
     deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError), file.open() as lock:
         while time.monotonic() < deadline:
@@ -110,7 +110,7 @@ def wait_for_lock(file: Path, seconds: float) -> None:
 
 
 def end(run_dir: Path, timeout: float) -> int | None:
-    """Tell `up` to end, and wait until it has; its process id, None if it did not run.
+    """Stop `up` and wait until it has ended; return its process id, or None if it was not running.
 
     Raises `DeadlineError` after `timeout` seconds.
     """
@@ -125,7 +125,7 @@ def end(run_dir: Path, timeout: float) -> int | None:
             raise DeadlineError(
                 f"process {pid} has not ended in {timeout:g} s",
                 where=str(run_dir),
-                repair="it ends its parts first; see its log",
+                repair="it stops its parts first; see its log",
             )
         time.sleep(0.05)
     return pid

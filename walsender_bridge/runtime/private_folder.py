@@ -1,4 +1,4 @@
-"""Data folders that only their account may enter: they hold rows, sockets, and records on which decisions rest.
+"""Data folders accessible to their owner only: they contain rows, sockets, and records that decisions depend on.
 
 Invariant: the data folders of a running part have mode 0700, whatever the umask was when they were created; their
 contents can be reached only through them. The lake is not one of them: it is for readers, and its modes are the
@@ -21,10 +21,10 @@ def is_ours(its: os.stat_result, denied: int) -> bool:
 
 
 def private_folder(folder: Path) -> None:
-    """Make the folder, or close one that others may enter.
+    """Create the folder, or restrict the mode of an existing one.
 
-    Raises `ConfigError` for a folder of another account, one that is meant to be shared, or a file, and what
-    `disk_full` names.
+    Raises `ConfigError` for a folder of another account, a shared one, or a file, and the errors of
+    `disk_full`.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,14 +51,14 @@ def private_folder(folder: Path) -> None:
     import structlog
 
     structlog.get_logger(__name__).warning(
-        "other accounts could enter a data folder; its mode was corrected",
+        "data folder was accessible to other accounts; its mode has been corrected",
         folder=str(folder),
         mode=f"{mode:04o}",
     )
 
 
 def private_file(path: Path) -> None:
-    """Make the file, empty, for its account alone, if it is not there; close it if it is."""
+    """Create the file, empty and accessible to its owner only, or restrict the mode of an existing one."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(descriptor).st_mode & _OTHERS:

@@ -1,6 +1,6 @@
-"""Processes as the kernel tells of them: who lives, whose child it is, what it uses; and the end of a whole family.
+"""Processes: whether they run, their children and resource usage, and killing a process with its children.
 
-From `/proc` where there is one, else by `ps` and signals.
+Uses `/proc` where it exists, otherwise `ps` and signals.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _HAS_PROC = Path("/proc/self/stat").exists()
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What `/proc/PID/stat` says: the state's letter, the parent, seconds of CPU, resident bytes."""
+    """Fields of `/proc/PID/stat`: the state's letter, the parent, seconds of CPU, resident bytes."""
 
     state: str
     parent: int
@@ -27,7 +27,7 @@ class Stat:
 
     @property
     def runs(self) -> bool:
-        """Whether it is more than what is left of a process until its parent asks for it."""
+        """Whether the process is running rather than a zombie."""
         return self.state not in {"Z", "X"}
 
 
@@ -57,7 +57,7 @@ def stats() -> dict[int, Stat]:
 
 
 def memory_of(pid: int, running: Mapping[int, Stat], others: Collection[int]) -> int:
-    """Resident bytes of a process and of all below it, such as a driver's JVM; those of `others` are their own."""
+    """Resident bytes of a process and its descendants, such as a driver's JVM; excluding those of `others`."""
     if pid not in running:
         return 0
     below = [n for n, its in running.items() if its.parent == pid and n not in others]
@@ -65,7 +65,7 @@ def memory_of(pid: int, running: Mapping[int, Stat], others: Collection[int]) ->
 
 
 def suspended_of(pid: int, running: Mapping[int, Stat], others: Collection[int]) -> int | None:
-    """The first of a process and all below it that a signal or a debugger keeps from running; those of `others` are their own."""
+    """The first of a process and its descendants that a signal or a debugger has stopped; excluding those of `others`."""
     if pid not in running:
         return None
     if running[pid].state in {"T", "t"}:
@@ -100,7 +100,7 @@ def children(pid: int) -> list[int]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """A process and its descendants."""
     return [pid, *(each for child in children(pid) for each in family(child))]
 
 
@@ -114,10 +114,10 @@ def command_line(pid: int) -> str:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL to `pid` and its children; returns when all of them are gone (or only a parent's to reap).
+    """Send SIGKILL to `pid` and its children; return when all of them have ended (or are zombies of another parent).
 
-    PostgreSQL's children each open a session of their own, so a process group does not hold them; they are
-    found by their parent's number. The parent is stopped first: it makes no more of them while they are read.
+    PostgreSQL's children each start a session of their own, so they are not in one process group; they are
+    found by their parent's pid. The parent is stopped first, so that it starts no more of them meanwhile.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)

@@ -1,10 +1,10 @@
-"""A small file that is replaced whole: what it says is the old or the new, never a mixture.
+"""A small file that is replaced atomically: it has the old or the new content, never a mixture.
 
     magic (8)   version (u32)   length (u32)   JSON of that length   CRC-32C of all before it (u32)
 
-Little-endian. Written under another name, synced, renamed over the old one, and the name synced, in that order: a
-crash leaves one of the two. A file that is not what was written is kept aside under a name of its own
-(`NAME.corrupt-1`), never removed, and refused by name; so is one of a newer version.
+Little-endian. Written under another name, synced, renamed over the old one, and the folder synced, in that order: a
+crash leaves one of the two. A damaged file is renamed
+(`NAME.corrupt-1`), never removed, and reported; one of a newer version is rejected.
 """
 
 import json

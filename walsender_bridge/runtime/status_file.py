@@ -1,7 +1,7 @@
-"""A JSON file in which a process says how it is: replaced as a whole, so a reader sees one moment.
+"""Status files: a JSON file with the state of a process, replaced atomically, so a reader sees a consistent state.
 
-It is written from loops that must not stop: a disk that takes no file is no reason to. The log says so once, and the
-reader sees by `updated_at` (seconds since the Unix epoch) that it is old. `pid` says who wrote it.
+It is written from loops that must not stop if the disk is full. The failure is logged once, and the
+reader detects from `updated_at` (seconds since the Unix epoch) that the file is old. `pid` is that of the writer.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from typing import Any
 from walsender_bridge.runtime import logs
 
 _log = logs.logger(__name__)
-#: Files that could not be written when it was last tried.
-_untold: set[Path] = set()
+#: Files that could not be written at the last attempt.
+_unwritten: set[Path] = set()
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
@@ -25,16 +25,16 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     try:
         replace(path, json.dumps(whole).encode())
     except OSError as error:
-        if path not in _untold:
-            _log.error("the status file cannot be written", where=str(path), reason=str(error))
-            _untold.add(path)
+        if path not in _unwritten:
+            _log.error("could not write status file", where=str(path), reason=str(error))
+            _unwritten.add(path)
     else:
-        _untold.discard(path)
+        _unwritten.discard(path)
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Give the file this content, for readers of now: whole, but not durable. Raises `OSError`; no draft is left then."""
-    # Of this process alone, so that two that write at once leave one of both and no mixture.
+    """Replace the file's content atomically, but not durably. Raises `OSError`, after removing the temporary file."""
+    # The name is unique to this process, so that concurrent writers cannot mix their contents.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         draft.write_bytes(content)
@@ -46,7 +46,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What was last written, or {}: nobody ever wrote, or not such a file."""
+    """The record last written, or {} if there is no valid file."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

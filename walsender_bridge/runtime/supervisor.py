@@ -1,15 +1,15 @@
-"""Runs child processes, restarts those that end, and says what it runs.
+"""Runs child processes, restarts those that end, and publishes their states.
 
 Invariant: a child never outlives its supervisor. Each child inherits the read end of a pipe whose write
-end only the supervisor holds; when the supervisor is gone, whatever killed it, the pipe closes and
-`exit_with_parent` ends the child. So a restarted supervisor never meets a second copy of its children.
+end only the supervisor holds; when the supervisor ends, for whatever reason, the pipe closes and
+`exit_with_parent` ends the child. So a restarted supervisor never encounters a second copy of its children.
 
-A child that ends, other than by a code in `Child.final`, is started again after a pause that grows from 0.2 s to 15 s and is forgotten after a
-minute of good life. So is one that cannot be started, since a disk is full or processes are many.
+A child that ends, other than with a code in `Child.final`, is restarted after a pause that grows from 0.2 s to 15 s and is
+reset after a minute of running. So is one that cannot be started because a disk is full or there are too many processes.
 
-What runs is written to `<run_dir>/<name>.json` at each change (name, pid, state, restarts, last exit code of each
-child), by rename, so a reader sees a whole file. A disk that takes no file ends no child, which has disks of its own;
-the file is written as soon as it can be.
+The states are written to `<run_dir>/<name>.json` at each change (name, pid, state, restarts, last exit code of each
+child), by rename, so a reader sees a complete file. Failure to write it ends no child, which may use other disks;
+the file is written as soon as possible.
 """
 
 import asyncio
@@ -42,32 +42,32 @@ _log = logs.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process to keep running. `env` is added to the supervisor's own environment."""
+    """A process to keep running. `env` is added to the supervisor's environment."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
-    #: File that takes stdout and stderr (appended); None: they go where the supervisor's go.
+    #: File to which stdout and stderr are appended; None: those of the supervisor.
     log_file: Path | None = None
-    #: Exit codes after which it is not started again: another start would do harm, or the same.
+    #: Exit codes after which it is not restarted, since a restart would do harm or fail in the same way.
     final: Collection[int] = ()
 
 
 @dataclass(slots=True)
 class ChildState:
-    """What a supervisor knows of one child."""
+    """The supervisor's state of one child."""
 
     pid: int | None = None
     state: str = "starting"
     restarts: int = 0
     exit_code: int | None = None
     started_at: float = 0.0
-    #: Ends in a row that came within `GOOD_LIFE`.
+    #: Consecutive runs shorter than `GOOD_LIFE`.
     failures: int = 0
 
 
 class Supervisor:
-    """Keeps children running until `stop` is set; then ends them, politely first.
+    """Keeps children running until `stop` is set; then stops them, with SIGTERM first.
 
     `grace` is the seconds a child has between SIGTERM and SIGKILL.
     """
@@ -80,8 +80,8 @@ class Supervisor:
         self._children = children
         self._run_dir = run_dir
         self._grace = grace
-        #: Why the states could not be written; empty: they are.
-        self._untold = ""
+        #: Why the states could not be written; empty if they were.
+        self._unwritten = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run all children until `stop` is set."""
@@ -91,7 +91,7 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 for child in self._children:
                     tasks.create_task(self._keep(child, read_end, stop))
-                tasks.create_task(self._tell_again(stop))
+                tasks.create_task(self._retry_write(stop))
         finally:
             os.close(read_end)
             os.close(write_end)
@@ -106,7 +106,7 @@ class Supervisor:
                 process = await self._start(child, read_end)
             except OSError as error:
                 state.exit_code = None
-                _log.error("child cannot be started", child=child.name, reason=str(error))
+                _log.error("could not start child", child=child.name, reason=str(error))
             else:
                 state.pid, state.state, state.started_at = process.pid, "running", time.time()
                 self._write()
@@ -120,7 +120,7 @@ class Supervisor:
                 state.state = "ended"
                 self._write()
                 _log.error("child ended for good", child=child.name, exit_code=state.exit_code)
-                # The others go on, and an operator sees that this one does not.
+                # The others continue, and the state shows that this one does not.
                 await stop.wait()
                 return
             if time.monotonic() - born > GOOD_LIFE:
@@ -172,29 +172,30 @@ class Supervisor:
                 process.terminate()
             done, _ = await asyncio.wait({ended}, timeout=self._grace)
             if not done:
+                # Its whole group: what it has started may be suspended, and then would outlive it.
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
         await ended
 
-    async def _tell_again(self, stop: asyncio.Event) -> None:
-        """Write the states that no disk took."""
+    async def _retry_write(self, stop: asyncio.Event) -> None:
+        """Retry writing the states."""
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), AGAIN_SECONDS)
-            if self._untold:
+            if self._unwritten:
                 self._write()
 
     def _write(self) -> None:
-        """Tell the states, if the disk takes them."""
+        """Write the states if possible."""
         path = self._run_dir / f"{self.name}.json"
         try:
             status_file.replace(path, json.dumps(self._record()).encode())
         except OSError as error:
-            if not self._untold:
-                _log.error("the state file cannot be written", where=str(path), reason=str(error))
-            self._untold = str(error)
+            if not self._unwritten:
+                _log.error("could not write state file", where=str(path), reason=str(error))
+            self._unwritten = str(error)
         else:
-            self._untold = ""
+            self._unwritten = ""
 
     def _record(self) -> dict[str, Any]:
         return {
@@ -214,7 +215,7 @@ class Supervisor:
 
 
 def read_states(run_dir: Path, name: str) -> dict[str, Any]:
-    """What the supervisor `name` last wrote; `{}` when it never ran there, or a power cut left no such file."""
+    """The states last written by the supervisor `name`; `{}` if there is no valid file."""
     return status_file.read(run_dir / f"{name}.json")
 
 
@@ -236,13 +237,13 @@ def _signal_of(exit_code: int | None) -> str:
 
 
 def last_signal() -> signal.Signals | None:
-    """In a supervised process: the signal that ended its predecessor."""
+    """In a supervised process: the signal that killed its predecessor."""
     name = os.environ.pop(LAST_SIGNAL, "")
     return signal.Signals[name] if name in signal.Signals.__members__ else None
 
 
 def exit_with_parent() -> None:
-    """In a supervised process: end at once when the supervisor is gone. Elsewhere: nothing.
+    """In a supervised process: exit immediately when the supervisor ends. Does nothing elsewhere.
 
     A thread, because a process may be blocked in the JVM, in gRPC or in libpq at that moment.
     """
@@ -250,7 +251,7 @@ def exit_with_parent() -> None:
     if not text:
         return
     descriptor = int(text)
-    # The process's own children must not hold the pipe's read end; it is theirs to make another.
+    # The process's own children must not inherit the read end of the pipe.
     os.set_inheritable(descriptor, False)
 
     def watch() -> None:

@@ -25,7 +25,7 @@ from spark_consumers.lake.catalog.entries import (
 )
 from walsender_bridge.runtime import fail_point
 
-#: How long a lock of somebody else is waited for, in seconds: epochs wait, too.
+#: Seconds to wait for another process's lock: epochs wait, too.
 _WAIT = 0.2
 #: The columns of both tables, as Iceberg's libraries create them (schema V1).
 _TABLES = """
@@ -57,7 +57,7 @@ _NEEDED = frozenset(
         "previous_metadata_location",
     ]
 )
-#: What files lack that earlier libraries made (schema V0).
+#: The column that is missing in files of earlier libraries (schema V0).
 _ADDED = "iceberg_type"
 _ENTRIES = (
     "SELECT rowid, table_namespace, table_name, metadata_location, iceberg_type"
@@ -84,22 +84,22 @@ class _UnusableError(Exception):
 
 
 class CatalogFile:
-    """The file of one lake. Whoever calls sees to it that no other driver does."""
+    """The file of one lake. The caller ensures that no other driver writes it."""
 
     def __init__(self, root: Path) -> None:
         self.path = root / "catalog.db"
 
     def follow(self, wanted: Mapping[Name, str | None]) -> bool:
-        """Make these the catalog's entries (`catalog.changes`); whether anything was written.
+        """Set the catalog's entries (`catalog.changes`); returns whether anything was written.
 
-        A file that is damaged, or no catalog, is kept under another name and made again. Raises `sqlite3.Error` and
-        `OSError`: locked, read-only, a full disk. The catalog is as it was then.
+        A file that is damaged, or no catalog, is renamed, and a new one created. Raises `sqlite3.Error` and `OSError`
+        (locked, read-only, disk full); the catalog is unchanged then.
         """
         try:
             return self._follow(wanted)
         except _UnusableError as error:
             kept = self._set_aside()
-            log.warning("catalog made again", reason=str(error), kept=str(kept))
+            log.warning("catalog recreated", reason=str(error), kept=str(kept))
             return self._follow(wanted)
 
     def _follow(self, wanted: Mapping[Name, str | None]) -> bool:
@@ -154,7 +154,7 @@ class CatalogFile:
 
 
 def _check_file(path: Path) -> None:
-    """It may be a link, also to what is yet to be made; one that leads back to itself can never be."""
+    """The path may be a link, also to a file that does not exist yet, but not a circular one."""
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _check_file(path: Path) -> None:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise _UnusableError("it is a link that leads back to itself") from None
+        raise _UnusableError("it is a circular link") from None
     if not is_file:
         raise _UnusableError("it is not a file")
 

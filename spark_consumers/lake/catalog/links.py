@@ -30,14 +30,14 @@ def links(paths: Iterable[str]) -> dict[str, str]:
 
 
 def is_ours(name: str, target: str) -> bool:
-    """Whether a link of this name to this target is one that a driver made."""
+    """Whether a driver created a link of this name to this target."""
     return "/" not in target and name_of(target) == name != target
 
 
 def follow(root: Path, paths: Iterable[str]) -> list[str]:
     """Make the links those of tables in these folders; the names that something else has, which stays.
 
-    Raises `OSError`: read-only, a full disk. Whoever calls sees to it that no other driver does.
+    Raises `OSError` (read-only, disk full). The caller ensures that no other driver writes them.
     """
     wanted = links(paths)
     there = dict(_found(root))

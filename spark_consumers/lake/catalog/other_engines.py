@@ -1,10 +1,10 @@
-"""What engines see that know nothing of manifests: `main` of each table, then its name in the catalog and in the folder.
+"""Publishes an epoch to engines that do not read manifests: `main` of each table, then its name in catalog and folder.
 
-After each link the driver compares the catalog (`catalog_file`) and the links (`table_links`) with what they should be,
-and writes what differs. They are second to the epochs: whatever goes wrong here is logged, and tried again.
+After each link the driver compares the catalog (`file.py`) and the links (`links.py`) with the state that they should
+have, and writes the differences. Epochs do not depend on them: a failure here is logged, and retried.
 
-A driver that was suspended puts no older state back. It holds a lock while it compares and writes, and inside it its own
-link has to be the newest of the chain. If it is, a later driver writes after it; if not, it leaves everything as it is.
+A driver that was suspended does not restore an older state. It holds a lock while it compares and writes, and under the
+lock its own link must be the newest of the chain. If it is, a later driver writes after it; if not, it changes nothing.
 """
 
 import errno
@@ -25,15 +25,15 @@ from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from walsender_bridge.errors import CorruptError, UnavailableError
 
-#: How often names are compared while no link is published, and how soon again after a failure, in seconds.
-_LOOK_AGAIN = 60.0
+#: Seconds between two comparisons while no link is published, and until the next one after a failure.
+_CHECK_SECONDS = 60.0
 _AFTER_FAILURE = 1.0
 
 log = structlog.get_logger()
 
 
 class OtherEngines:
-    """What one writer lets them see, in the term that began with link `head`."""
+    """Shows one writer's tables to plain readers, in the term that began with link `head`."""
 
     def __init__(self, chain: Chain, tables: TableFormat, head: Manifest) -> None:
         self._root = chain.root
@@ -83,27 +83,27 @@ class TableNames:
         #: By folder: a snapshot and the metadata file that shows it.
         self._known: dict[str, tuple[int, Path]] = {}
         self._link = 0
-        self._look_at = float("-inf")
+        self._check_at = float("-inf")
         self._failure = ""
         self._taken: set[str] = set()
 
     def follow(self, head: Manifest) -> None:
-        """Have the names be those of this link, the newest of ours; at once after it, and then now and again."""
+        """Set the names to those of this link, our newest: at once after it, and then periodically."""
         now = self._now()
-        if head.link == self._link and now < self._look_at:
+        if head.link == self._link and now < self._check_at:
             return
-        self._link, self._look_at = head.link, now + _LOOK_AGAIN
+        self._link, self._check_at = head.link, now + _CHECK_SECONDS
         try:
-            self._look(head)
+            self._check(head)
         except Exception as error:
             self._failed(error)
-            self._look_at = self._now() + _AFTER_FAILURE
+            self._check_at = self._now() + _AFTER_FAILURE
             return
         if self._failure:
-            log.info("the names of tables are right again")
+            log.info("table names are up to date again")
         self._failure = ""
 
-    def _look(self, head: Manifest) -> None:
+    def _check(self, head: Manifest) -> None:
         with self._locked():
             if self._chain.numbers()[-1] != head.link:
                 return
@@ -120,12 +120,12 @@ class TableNames:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UnavailableError(
-                    "another driver is in the middle of it",
+                    "another driver is updating the names",
                     where=str(path),
-                    repair="end that driver, if it is suspended",
+                    repair="if that driver is suspended, terminate it",
                 ) from None
             except OSError as error:
-                # A file system without locks: what a suspended driver puts back is mended by the next look.
+                # A file system without locks: the next check corrects what a suspended driver restores.
                 if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
                     raise
             yield
@@ -133,7 +133,7 @@ class TableNames:
     def _follow_links(self, head: Manifest) -> None:
         taken = set(table_links.follow(self._chain.root, [t.path for t in head.readable.values()]))
         for name in sorted(taken - self._taken):
-            log.warning("no link for a table: something else has its name", path=name)
+            log.warning("no link for a table: its name is taken", path=name)
         self._taken = taken
 
     def _locations(self, head: Manifest) -> Mapping[Name, str | None]:
@@ -159,7 +159,7 @@ class TableNames:
     def _failed(self, error: Exception) -> None:
         cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
         if cause != self._failure:
-            log.warning("the names of tables are behind", path=str(self._file.path), error=cause)
+            log.warning("table names are out of date", path=str(self._file.path), error=cause)
         self._failure = cause
 
 

@@ -1,4 +1,4 @@
-"""The initial copy of tables: exact at one LSN, while everything else goes on.
+"""The initial copy of tables: exact at one LSN, while everything else continues.
 
 A table is copied from a snapshot that PostgreSQL exports at an LSN. Changes of transactions whose commit
 record starts before that LSN are in the copy and are skipped later; all others come from the log. For
@@ -29,9 +29,9 @@ import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.decode.types import arrow_schema, spark_schema, text_columns, told_type
+from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
 from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
-from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, keeps_unfit, with_unfit
+from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, quarantines, with_quarantined
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.lake.manifest.chain import COPIED, TableVersion
@@ -41,7 +41,7 @@ from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import unusable
 from spark_consumers.lake.tables.shape import Publication, Shape, refusal, texts_changed
-from spark_consumers.lake.tables.sources import Source, look, mark, shapes
+from spark_consumers.lake.tables.sources import Source, mark, read_publication, shapes
 from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable, reading
 from spark_consumers.sources.snapshot import PARTITION_BYTES, SnapshotSource
 from walsender_bridge import errors
@@ -71,24 +71,24 @@ class CopyRequest:
     rate: float | None = None
 
 
-#: What becomes of a table, by `stream.schema.table`: a copy, an error, or None if it is not published any more.
+#: The result for a table, by `stream.schema.table`: a copy, an error, or None if it is no longer published.
 Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
 
 
 class TableCopier:
-    """Copies tables into the lake at `root`, an absolute path. `on_unfit_value`: see `quarantine.keeps_unfit`."""
+    """Copies tables into the lake at `root`, an absolute path. `on_unrepresentable_value`: see `quarantine.quarantines`."""
 
     def __init__(
         self,
         spark: SparkSession,
         root: Path,
         tables: TableFormat,
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
-        self._on_unfit_value = on_unfit_value or {}
+        self._on_unrepresentable_value = on_unrepresentable_value or {}
         #: Set to end a copy between two parts of a table.
         self.stop = threading.Event()
 
@@ -105,16 +105,16 @@ class TableCopier:
             log_status = replica.stream_status(source.stream)
             if log_status.confirmed_to is None:
                 raise UnavailableError(
-                    "its slot has not been made yet",
+                    "its slot does not exist yet",
                     where=source.stream,
-                    repair="see that `tuskline bridge run` is running",
+                    repair="check that `tuskline bridge run` is running",
                 )
         with ExportedSnapshot(source.dsn) as snapshot:
             origin = Origin(snapshot.system_id, snapshot.timeline, snapshot.lsn)
             check(origin, source.stream, log_status.system_id, request.cut)
             published = {table.full_name: table for table in snapshot.tables(source.publication)}
             found = _shapes(source, snapshot)
-            later = look(replace(source, dsn=snapshot.dsn))
+            later = read_publication(replace(source, dsn=snapshot.dsn))
             for relation in sorted(request.tables):
                 name = f"{source.stream}.{relation}"
                 # A publication is what it is by now, in any snapshot: a table can leave it between the two.
@@ -174,9 +174,9 @@ class TableCopier:
                 "partitionBytes": str(part_bytes(request.rate)),
             }
         )
-        apart = keeps_unfit(self._on_unfit_value, name)
+        apart = quarantines(self._on_unrepresentable_value, name)
         prefix = f"{folder}/data/copy-t{request.term}"
-        files, unfit = write_source(
+        files, quarantined = write_source(
             self._spark,
             reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
@@ -211,7 +211,7 @@ class TableCopier:
             timeline=snapshot.timeline,
             shape=shape.dump(),
         )
-        return with_unfit(version, unfit)
+        return with_quarantined(version, quarantined)
 
 
 def _shapes(source: Source, snapshot: ExportedSnapshot) -> Publication:
@@ -240,7 +240,9 @@ def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, 
     with reading(snapshot.dsn, snapshot.snapshot) as connection:
         rows = connection.execute(load("lake/table_columns"), {"table": table.oid}).fetchall()
     declared = {name: kind for name, kind, _, _ in rows}
-    return tuple((c.name, told_type(declared[c.name], c.type_oid), c.typmod) for c in table.columns)
+    return tuple(
+        (c.name, streamed_type(declared[c.name], c.type_oid), c.typmod) for c in table.columns
+    )
 
 
 def part_bytes(rate: float | None) -> int:
@@ -249,7 +251,7 @@ def part_bytes(rate: float | None) -> int:
 
 
 def usable_key(table: PublishedTable) -> tuple[str, ...]:
-    """The columns that tell rows apart in the lake; none for a bag.
+    """The columns that identify rows in the lake; none for a multiset.
 
     Raises `NotSupportedError` for a key that Iceberg cannot delete by, and for columns that the lake cannot keep.
     """
@@ -258,7 +260,7 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
         raise NotSupportedError(
             reason,
             where=table.full_name,
-            repair="leave the table out of the publication, or add or rename a column",
+            repair="exclude the table from the publication, or add or rename a column",
         )
     if table.key is None:
         return ()
@@ -266,9 +268,9 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
     for name in table.key:
         if pa.types.is_nested(schema.field(name).type):
             raise NotSupportedError(
-                f"its key has the array {name!r}, which rows of the lake cannot be told apart by",
+                f"its key has the array {name!r}, which cannot identify rows of the lake",
                 where=table.full_name,
-                repair="leave the table out of the publication, or give it another replica identity",
+                repair="exclude the table from the publication, or set another replica identity",
             )
     return table.key
 
@@ -283,14 +285,14 @@ def new_path(stream: str, table: PublishedTable, term: int) -> str:
 
 
 def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
-    """Remove what this term's own failed attempts have left: a newer writer's files are not ours to judge."""
+    """Remove files of this term's own failed attempts; those of a newer writer are never touched."""
     for file in folder.glob(f"copy-t{term}-*") if folder.exists() else ():
         if str(file) not in wanted:
             checksums.remove(file)
 
 
 def _copy_error(name: str, error: Exception) -> TusklineError:
-    """What Spark made of an executor's error, as an error of this table."""
+    """The error of this table for an executor's error, which Spark wraps."""
     # What the driver's own Java raises stands behind a colon.
     text = [line.removeprefix(": ") for line in str(error).strip().splitlines()]
     # Spark wraps what an executor raised between stack traces; an exception begins a line with its class.
@@ -304,6 +306,6 @@ def _copy_error(name: str, error: Exception) -> TusklineError:
     return UnsupportedValueError(
         what,
         where=name,
-        repair=f'change the value at the source, or set such rows aside ([lake.on_unfit_value] "{name}" = "quarantine", '
+        repair=f'change the value at the source, or quarantine such rows ([lake.on_unrepresentable_value] "{name}" = "quarantine", '
         "start `lake run` again)",
     )

@@ -122,23 +122,25 @@ def write_source(
     def write(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, int, QuarantineFile | None]:
         number, partition = numbered
         batches: Any = shared.value.read(partition)
-        unfit: list[pa.Table] = []
+        quarantined: list[pa.Table] = []
         if apart is not None:
-            batches = apart.split(batches, unfit)
+            batches = apart.split(batches, quarantined)
         if ids is not None:
             batches = _with_ids(batches, f"{ids}-{number}-")
         path = _path(prefix)
         file, size = _write_file(path, batches, schema, within)
-        told = None
+        file_of_quarantined = None
         if apart is not None:
-            told = apart.write(path.removeprefix(f"{prefix}-").removesuffix(".parquet"), unfit)
-        return file, size, told
+            file_of_quarantined = apart.write(
+                path.removeprefix(f"{prefix}-").removesuffix(".parquet"), quarantined
+            )
+        return file, size, file_of_quarantined
 
     def run(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, QuarantineFile | None]:
         pace.wait(stop)
         if stop.is_set():
             raise UnavailableError(
-                "the copy was stopped", repair="it begins again with the lake job"
+                "the copy was stopped", repair="nothing: it restarts with the lake job"
             )
         done: tuple[FileInfo, int, QuarantineFile | None]
         (done,) = context.parallelize([numbered], 1).map(write).collect()
@@ -154,7 +156,7 @@ def write_source(
             for future in futures:
                 future.cancel()
     shared.unpersist()
-    return [file for file, _ in found if file.rows], [told for _, told in found if told]
+    return [file for file, _ in found if file.rows], [aside for _, aside in found if aside]
 
 
 def _path(prefix: str) -> str:

@@ -1,8 +1,8 @@
-"""Copies under way: a few at a time, behind the epochs, each table handed over when it is whole.
+"""Running copies: a few at a time, in the background of epochs; each table is handed over when it is complete.
 
-The pipeline asks for copies (`start`) and takes what came of them (`finished`) in its own loop; nothing here
-writes to the chain. A copy that the pipeline does not want any more when it comes is removed (`discard`): no
-manifest has ever named it.
+The pipeline starts copies (`start`) and takes their results (`finished`) in its own loop; nothing here writes to
+the chain. A copy that the pipeline no longer wants when it is complete is removed (`discard`): no manifest has
+ever named it.
 """
 
 import time
@@ -64,13 +64,15 @@ class Copies:
         try:
             self._copier.copy(request, deliver, {name: self._progress[name] for name in names})
         except Exception as error:
-            told = error if isinstance(error, TusklineError) else UnavailableError(str(error)[:500])
-            passing = isinstance(told, UnavailableError | ConnectionFailedError | DeadlineError)
+            failure = (
+                error if isinstance(error, TusklineError) else UnavailableError(str(error)[:500])
+            )
+            passing = isinstance(failure, UnavailableError | ConnectionFailedError | DeadlineError)
             for name in sorted(left):
-                deliver(name, NotBegun(told) if passing else told)
+                deliver(name, NotBegun(failure) if passing else failure)
 
     def finished(self) -> Iterator[tuple[str, Result]]:
-        """What came of copies since the last look: the table, an error, or None (not published any more).
+        """The results of copies since the last call: the table, an error, or None (no longer published).
 
         A copy that could not begin is `NotBegun`.
         """
@@ -106,7 +108,7 @@ class Copies:
         return any(stream_of(name) == stream for name in self._progress)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """How far each table is, by name (`copy_out.Progress`)."""
+        """The progress of each table, by name (`initial_copy.Progress`)."""
         now = time.time()
         return {name: progress.to_json(now) for name, progress in sorted(self._progress.items())}
 

@@ -1,10 +1,10 @@
-"""What only the table itself can complete, on the executors, from its data files.
+"""Completes changes from the table's own data files, on the executors.
 
 - A *patch* is a row of which some columns were never sent (unchanged TOAST). Their values are those that
   the row had before this epoch, under the key `source`.
-- A *removal* takes so many rows away from a bag that are equal in every column. Which of several equal rows
-  goes is all the same; the hidden column `ROW_ID` tells them apart.
-- *Compaction* writes the table's rows anew, without those that files of deletes have taken away.
+- A *removal* removes a number of rows that are equal in every column from a multiset. Which of several equal rows
+  is removed does not matter; the hidden column `ROW_ID` distinguishes them.
+- *Compaction* rewrites the table's rows, without those that delete files have removed.
 
 Every patch must find its row and every removal its rows (the driver counts them): anything else means that
 the table and the log do not belong together, and is an error, never a row less or more.
@@ -33,7 +33,7 @@ from spark_consumers.lake.format.data_files import as_damage, read_data, whole_f
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile
 from walsender_bridge.errors import CorruptError
 
-#: Bytes of a table's files that one task looks at.
+#: Bytes of a table's files that one task scans.
 _SCAN_BYTES = 64 << 20
 #: Up to so many values, files that have none of them are not even opened.
 _NARROWED = 200
@@ -41,7 +41,7 @@ _NARROWED = 200
 
 @dataclass(frozen=True)
 class CompleteTask:
-    """Look at some of a table's files, as it was before the epoch. `number` tells the tasks apart.
+    """Scan some of a table's files, as it was before the epoch. `number` distinguishes the tasks.
 
     `patches` and `removals` are files that the staging wrote, and `rows` those that go into one file with
     the patched ones.
@@ -60,14 +60,14 @@ class CompleteTask:
 class Completed:
     """What was found.
 
-    How many rows were patched, and the files that have them: those that fit, and the others; for each removal the `ROW_ID`s of rows like
-    it; the table's rows anew.
+    The number of patched rows, and the files that have them: the representable ones, and the quarantined ones; for each
+    removal the `ROW_ID`s of equal rows; the table's rewritten rows.
     """
 
     table: str
     patched: int = 0
     rows: FileInfo | None = None
-    unfit: QuarantineFile | None = None
+    quarantined: QuarantineFile | None = None
     compacted: FileInfo | None = None
     gone: dict[int, list[str]] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class Completed:
 def run_complete(task: CompleteTask) -> Completed:
     """Do all that is asked of these files."""
     prefix = f"{task.target.prefix}-{{}}-{task.number}.parquet"
-    count, rows, unfit = (
+    count, rows, quarantined = (
         (0, None, None)
         if task.patches is None
         else _patch(task, task.patches, prefix.format("rows"))
@@ -84,7 +84,7 @@ def run_complete(task: CompleteTask) -> Completed:
         task.target.name,
         patched=count,
         rows=rows,
-        unfit=unfit,
+        quarantined=quarantined,
         compacted=_compact(task, prefix.format("compacted")) if task.compact else None,
         gone={} if task.removals is None else _find(task, task.removals),
     )
@@ -106,8 +106,8 @@ def _patch(
         for i in range(quarantine.width(width))
         if f"c{i}" in patches.column_names
     ]
-    aside = quarantine.is_unfit(wide, width)
-    unfit: list[list[pa.Array]] = []
+    aside = quarantine.is_unrepresentable(wide, width)
+    quarantined: list[list[pa.Array]] = []
     parts: list[list[pa.Array]] = []
     count = 0
     for group, deleted in _groups(task, list(target.key)):
@@ -134,7 +134,7 @@ def _patch(
             kinds = target.columns.types
             whole = [c.cast(kind) for c, kind in zip(part[:width], kinds, strict=True)]
             whole += [column.take(found) for column in wide[width:]]
-            unfit.append([c.filter(pa.array(out)) for c in whole])
+            quarantined.append([c.filter(pa.array(out)) for c in whole])
             part = [c.filter(pa.array(~out)) for c in part]
         parts.append(part)
     if task.rows is not None:
@@ -143,8 +143,8 @@ def _patch(
     if not parts:
         return 0, None, None
     file = None
-    if unfit:
-        file = quarantine.write_unfit(target, f"patched-{task.number}", _stacked(unfit))
+    if quarantined:
+        file = quarantine.write_quarantined(target, f"patched-{task.number}", _stacked(quarantined))
     return count, write_data(path, _stacked(parts), schema), file
 
 
@@ -297,7 +297,7 @@ def check_found(target: Target, found: int, wanted: int) -> None:
     """Raise `CorruptError` if the table does not have the rows that the log says it has."""
     if found != wanted:
         raise CorruptError(
-            f"{wanted} rows should be in the table as it was, {found} are",
+            f"expected {wanted} rows in the table before the epoch, found {found}",
             where=target.name,
             repair=f"tuskline table resync {target.name}",
         )

@@ -34,7 +34,7 @@ from spark_consumers.lake.epoch.complete import (
 )
 from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
 from spark_consumers.lake.epoch.plan import EpochPlan, Pace, choose, tasks
-from spark_consumers.lake.epoch.quarantine import keeps_unfit, with_unfit
+from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     Staged,
@@ -87,10 +87,10 @@ class ShapeChangedError(Exception):
     """
 
     def __init__(
-        self, misfits: Sequence[SchemaMismatch], tables: Mapping[str, TableVersion]
+        self, mismatches: Sequence[SchemaMismatch], tables: Mapping[str, TableVersion]
     ) -> None:
-        super().__init__(", ".join(sorted({misfit.table for misfit in misfits})))
-        self.misfits = misfits
+        super().__init__(", ".join(sorted({mismatch.table for mismatch in mismatches})))
+        self.mismatches = mismatches
         self.tables = tables
 
 
@@ -110,7 +110,7 @@ class EpochWriter:
         clock: SteadyClock,
         max_bytes: int,
         unchanged: Callable[[LogStatus], None],
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -119,7 +119,7 @@ class EpochWriter:
         self._clock = clock
         self._pace = Pace(max_bytes)
         self._unchanged = unchanged
-        self._on_unfit_value = on_unfit_value or {}
+        self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._attempt = 0
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
@@ -130,16 +130,17 @@ class EpochWriter:
         head: Manifest,
         status: LogStatus,
         layouts: Mapping[str, tuple[Layout, ...]],
-        looked: Collection[str],
+        polled: Collection[str],
         *,
         everything: bool,
     ) -> Manifest:
         """Write and publish the epoch after `head`; its manifest.
 
-        `layouts`: for tables (by path) that got columns on the way, which and from where on. `looked`: the streams whose
-        sources were looked at since `status` was asked. `everything`: up to the newest version, whatever that costs.
+        `layouts`: for tables (by path) that got columns on the way, which and from where on. `polled`: the streams whose
+        sources were polled since `status` was read. `everything`: up to the newest version, whatever that costs.
         Raises `ShapeChangedError` for tables whose changes have another shape, `TableFaultsError` for tables whose changes
-        cannot be applied, `FencedError` when a newer writer has taken over; whatever is raised, the lake is as it was, and the round can be repeated.
+        cannot be applied, `FencedError` when a newer writer has taken over; with any error the lake is unchanged, and the
+        round can be repeated.
         """
         began = time.monotonic()
         self._attempt += 1
@@ -160,7 +161,7 @@ class EpochWriter:
                 )
                 for name, table in following.items()
             }
-            plan, staged = self._stage(plan, targets, status, late, scratch, looked)
+            plan, staged = self._stage(plan, targets, status, late, scratch, polled)
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
             tables = self._write_tables(plan, targets, stage, staged, timings)
@@ -184,7 +185,7 @@ class EpochWriter:
             shutil.rmtree(scratch, ignore_errors=True)
         fail_point.hit("after-manifest")
         timings.publish = time.monotonic() - began - timings.stage - timings.write
-        self._tell(manifest, timings, time.monotonic() - began)
+        self._log_epoch(manifest, timings, time.monotonic() - began)
         return manifest
 
     def _path(self, table: TableVersion) -> str:
@@ -205,18 +206,18 @@ class EpochWriter:
         status: LogStatus,
         late: Mapping[str, Sequence[CutPoint]],
         scratch: Path,
-        looked: Collection[str],
+        polled: Collection[str],
     ) -> tuple[EpochPlan, dict[str, Staged]]:
         """Have everything read and written; what there is, by table, and the plan with what it tells of partitions."""
         addresses = {stream: cut.address for stream, cut in status.streams.items()}
         work = tasks(plan, targets, addresses, late, str(scratch))
         found: dict[str, list[Staged]] = defaultdict(list)
-        misfits: list[SchemaMismatch] = []
+        mismatches: list[SchemaMismatch] = []
         faults: list[TableFault] = []
         for part in self._run(run_range, work, plan):
             for one in part:
                 if isinstance(one, SchemaMismatch):
-                    misfits.append(one)
+                    mismatches.append(one)
                 elif isinstance(one, TableFault):
                     faults.append(one)
                 else:
@@ -224,12 +225,12 @@ class EpochWriter:
         if faults:
             raise TableFaultsError(faults, plan.tables)
         came = {n: frozenset[int]().union(*(p.partitions for p in ps)) for n, ps in found.items()}
-        tables, told = noticed.told_of(plan.tables, came, looked)
-        misfits += [
-            SchemaMismatch(name, 0, 0, (), frozenset(), reason) for name, reason in told.items()
+        tables, reasons = noticed.after_partition_changes(plan.tables, came, polled)
+        mismatches += [
+            SchemaMismatch(name, 0, 0, (), frozenset(), reason) for name, reason in reasons.items()
         ]
-        if misfits:
-            raise ShapeChangedError(misfits, plan.tables)
+        if mismatches:
+            raise ShapeChangedError(mismatches, plan.tables)
         partial = [name for name, parts in found.items() if parts[0].partial is not None]
         composing = [
             ComposeTask(
@@ -245,7 +246,7 @@ class EpochWriter:
             # What is to be tried again, in a table that has no changes.
             ComposeTask(target, (), plan.version, str(scratch), 0)
             for name, target in targets.items()
-            if target.retry_unfit and target.unfit_files and name not in found
+            if target.retry_quarantined and target.quarantine_files and name not in found
         ]
         for one in self._run(run_compose, composing, plan):
             found[one.table] = [one]
@@ -292,9 +293,9 @@ class EpochWriter:
             start_lsn=table.start_lsn,
             relation_id=table.relation_id,
             partitions=noticed.partitions(table),
-            keeps_unfit=keeps_unfit(self._on_unfit_value, name),
-            unfit_files=tuple(f"{path}/{file}" for file in table.unfit_files),
-            retry_unfit=table.retry_unfit,
+            quarantines=quarantines(self._on_unrepresentable_value, name),
+            quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
+            retry_quarantined=table.retry_quarantined,
         )
 
     def _run(
@@ -306,7 +307,7 @@ class EpochWriter:
         context = self._spark.sparkContext
         # A task of Spark costs more than most of ours: as many as run at the same time are enough.
         slices = min(len(work), context.defaultParallelism)
-        done = context.parallelize(work, slices).map(table_fault.told(function)).collect()
+        done = context.parallelize(work, slices).map(table_fault.as_values(function)).collect()
         return table_fault.results(done, plan.tables)
 
     def _write_tables(
@@ -339,7 +340,7 @@ class EpochWriter:
         return {**plan.tables, **dict(zip(staged, written, strict=True))}
 
     def _scan(self, plan: EpochPlan, target: Target, staged: Staged) -> list[CompleteTask]:
-        """The tasks that look at the table's files for what it has to complete."""
+        """The tasks that scan the table's files for the changes to complete."""
         table = plan.tables[target.name]
         path, base = self._path(table), table.snapshot_id
         compact = self._wants_compaction(target, path, base, staged)
@@ -374,7 +375,9 @@ class EpochWriter:
         staged: Staged,
         completed: Sequence[Completed],
     ) -> TableVersion:
-        table = with_unfit(plan.tables[target.name], [staged.unfit, *(c.unfit for c in completed)])
+        table = with_quarantined(
+            plan.tables[target.name], [staged.quarantined, *(c.quarantined for c in completed)]
+        )
         path, base = self._path(table), table.snapshot_id
         identity = table.key or (ROW_ID,)
         rows = [staged.rows] if staged.rows else []
@@ -412,7 +415,7 @@ class EpochWriter:
         """As `each`; raises `TableFaultsError` for tables of the plan."""
         return table_fault.results(each(work, table_fault.guarded(function)), plan.tables)
 
-    def _tell(self, manifest: Manifest, timings: Timings, seconds: float) -> None:
+    def _log_epoch(self, manifest: Manifest, timings: Timings, seconds: float) -> None:
         log.info(
             "epoch published",
             epoch=manifest.epoch,

@@ -18,7 +18,7 @@ def apart(
 ) -> dict[str, str]:
     """Those of the streams of which the log does not have the lake's history any more, and why.
 
-    `thorough`: the commits around each cut are looked at, not only where the log ends.
+    `thorough`: the commits around each cut are compared, not only the end of the log.
     """
     found = {}
     for stream in sorted(set(head.streams) & set(streams)):

@@ -1,17 +1,17 @@
-"""Rows with a value that the lake cannot hold: folded like all others, and kept beside their table.
+"""Rows with unrepresentable values: folded like all others, and kept beside their table.
 
-A table whose policy says so is folded *wide* as soon as a value does not fit: behind its own columns (NULL
-where a value does not fit) stands for each of them PostgreSQL's text of what does not fit (NULL where it
-does), and then where the change comes from (`ABOUT`). A row is *unfit* while any such text is there. The fold
-knows nothing of it: an unsent column keeps its text as it keeps its value, a key is its columns and their
-texts, and whatever replaces, moves, truncates or deletes a row does so to its texts.
+A table with that policy is folded *wide* as soon as a value is unrepresentable: its own columns (NULL for an
+unrepresentable value) are followed by PostgreSQL's text of each unrepresentable value (NULL for the others), and then by
+the provenance of the change (`ABOUT`). A row is *quarantined* while it has any such text. The fold needs no special
+case: an unsent column keeps its text as it keeps its value, a key is its columns and their texts, and each change that
+replaces, moves, truncates or deletes a row does so to its texts.
 
-Invariant: the table and its unfit rows together are the source's table at the epoch's cut, and share no row.
-The unfit rows of all earlier epochs (`held`) are the first part of every fold, as rows that are there and that
-the table does not have. So what comes of a row later needs no rule of its own: fit, it is added to the table; unfit, it
-is written with the others; gone, it is in neither. All unfit rows of a table are written anew in each epoch
-that touches it, in files that only the manifest names, so they are of the epoch as the table is: a replayed
-or abandoned round leaves nothing.
+Invariant: the table and its quarantined rows together are the source's table at the epoch's cut, and share no row.
+The quarantined rows of all earlier epochs (`held`) are the first part of every fold, as rows that are there and that
+the table does not have. So later changes of a row need no rule of their own: if it is representable, it is added to the
+table; if not, it is written with the others; if it is deleted, it is in neither. Each epoch that changes the table
+rewrites all its quarantined rows, in files that only the manifest names, so they belong to the epoch as the table does: a
+replayed or abandoned round leaves nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.decode.spans import of_numbers
 from spark_consumers.decode.types import ColumnType, apart, from_text
 from spark_consumers.fold.keyed import PATCH, Bools, Bytes, Fold, fold
-from spark_consumers.fold.multiset import MultisetFold, fold_bag
+from spark_consumers.fold.multiset import MultisetFold, fold_multiset
 from spark_consumers.lake.format.data_files import read_data, write_table
 from spark_consumers.lake.manifest.table_version import TableVersion
 from walsender_bridge.errors import CorruptError, UnsupportedValueError
@@ -35,10 +35,10 @@ from walsender_bridge.errors import CorruptError, UnsupportedValueError
 if TYPE_CHECKING:
     from spark_consumers.lake.epoch.stage import Target
 
-#: What is done with a row that has a value which the lake cannot hold.
+#: The policies for a row with an unrepresentable value.
 FAIL, QUARANTINE = "fail", "quarantine"
-#: Where the last change of an unfit row was: its place in the log, its transaction, and the log's version (0
-#: and NULL for the initial copy, which has its snapshot's LSN). `skipped`: somebody accepted that it is missing.
+#: Where the last change of a quarantined row was: its place in the log, its transaction, and the log's version (0
+#: and NULL for the initial copy, which has its snapshot's LSN). `skipped`: an operator accepted that it is missing.
 ABOUT = pa.schema(
     [
         ("offset", pa.int64()),
@@ -50,14 +50,15 @@ ABOUT = pa.schema(
     ]
 )
 #: What the names of a file's columns begin with.
-VALUE, UNFIT, ABOUT_IT = "value ", "unfit ", "about "
-#: More rows of one table than this are no exceptions any more, and every epoch would write them anew.
+# On disk in lakes of all formats.
+VALUE, UNREPRESENTABLE, ABOUT_IT = "value ", "unfit ", "about "
+#: The limit of one table's quarantined rows, since every epoch that changes the table rewrites them.
 MAX_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineFile:
-    """A file of unfit rows (`path`), how many, and how many of them are given up."""
+    """A file of quarantined rows (`path`), their number, and how many of them are skipped."""
 
     path: str
     rows: int
@@ -66,16 +67,16 @@ class QuarantineFile:
 
 @dataclass(frozen=True)
 class FoldParts:
-    """A wide fold taken apart: what the table gets, and the whole unfit rows."""
+    """A wide fold, split: the rows for the table, and the whole quarantined rows."""
 
     rows: list[pa.Array]
     added: int
-    unfit: list[pa.Array]
+    quarantined: list[pa.Array]
 
 
 @dataclass
 class _WideBatch:
-    """A batch as `fold.Changes`, with the texts of what does not fit and where each change comes from."""
+    """A batch as `FoldableChanges`, with the texts of unrepresentable values and each change's provenance."""
 
     ops: Bytes
     columns: list[pa.Array]
@@ -89,16 +90,16 @@ def width(columns: int) -> int:
     return 2 * columns + len(ABOUT)
 
 
-def has_unfit(batches: Sequence[ChangeBatch]) -> bool:
-    """Whether a value of these changes does not fit."""
-    return any(batch.unfit or batch.old_unfit for batch in batches)
+def has_unrepresentable(batches: Sequence[ChangeBatch]) -> bool:
+    """Whether these changes have an unrepresentable value."""
+    return any(batch.unrepresentable or batch.old_unrepresentable for batch in batches)
 
 
 def fold_wide(batches: Sequence[ChangeBatch], key: tuple[int, ...]) -> Fold | MultisetFold:
-    """Fold changes wide; `key` are the positions of the table's key, none for a bag."""
+    """Fold changes wide; `key` are the positions of the table's key, none for a multiset."""
     wide = [_widened(batch) for batch in batches]
     if not key:
-        return fold_bag(wide, told=len(ABOUT))
+        return fold_multiset(wide, provenance=len(ABOUT))
     return fold(wide, _wide_key(key, len(batches[0].columns)), key_columns=len(key))
 
 
@@ -113,10 +114,10 @@ def alike(
 
 
 def held(target: "Target") -> Fold | MultisetFold | None:
-    """The unfit rows of earlier epochs as the fold that comes before all others; None without any."""
-    if not target.unfit_files:
+    """The quarantined rows of earlier epochs as the fold that comes before all others; None without any."""
+    if not target.quarantine_files:
         return None
-    table = pa.concat_tables([read_data(path) for path in target.unfit_files])
+    table = pa.concat_tables([read_data(path) for path in target.quarantine_files])
     columns = [
         # A column that the table got since is NULL in them.
         table.column(field.name).combine_chunks()
@@ -124,14 +125,14 @@ def held(target: "Target") -> Fold | MultisetFold | None:
         else pa.nulls(len(table), field.type)
         for field in file_schema(target.columns)
     ]
-    if target.retry_unfit:
+    if target.retry_quarantined:
         columns = _tried_again(columns, target.columns)
     count = len(table)
     if not target.key:
         inserts = _WideBatch(
             np.full(count, ord("I"), np.uint8), columns, None, None, np.zeros(count, np.uint8)
         )
-        return fold_bag([inserts], told=len(ABOUT))
+        return fold_multiset([inserts], provenance=len(ABOUT))
     return Fold(
         _wide_key(target.key_positions, len(target.columns)),
         truncated=False,
@@ -143,36 +144,40 @@ def held(target: "Target") -> Fold | MultisetFold | None:
 
 def parts(folded: Fold, columns: int) -> FoldParts:
     """A wide fold of a table with so many columns. Patches are left to `complete`, fit or not."""
-    unfit = is_unfit(folded.columns, columns)
+    unrepresentable = is_unrepresentable(folded.columns, columns)
     there = folded.state != 0
-    if (folded.existed & is_unfit(folded.keys, len(folded.key) // 2)).any():
-        raise CorruptError("a row whose key does not fit is not among those that were set aside")
-    stays = there & ~unfit
+    if (folded.existed & is_unrepresentable(folded.keys, len(folded.key) // 2)).any():
+        raise CorruptError("a row with an unrepresentable key is missing from the quarantine")
+    stays = there & ~unrepresentable
     whole = there & (folded.state != PATCH)
     added = int((stays & ~folded.existed).sum()) - int((folded.existed & ~stays).sum())
     return FoldParts(
-        _chosen(folded.columns[:columns], whole & ~unfit),
+        _chosen(folded.columns[:columns], whole & ~unrepresentable),
         added,
-        _chosen(folded.columns, whole & unfit),
+        _chosen(folded.columns, whole & unrepresentable),
     )
 
 
-def bag_parts(folded: MultisetFold, columns: int) -> tuple[MultisetFold, list[pa.Array]]:
-    """What the table of so many columns gets, and the unfit rows, each as often as it is there."""
-    unfit = is_unfit(folded.columns, columns)
-    if (unfit & (folded.delta < 0)).any():
-        raise CorruptError("a row that does not fit is not among those that were set aside")
+def multiset_parts(folded: MultisetFold, columns: int) -> tuple[MultisetFold, list[pa.Array]]:
+    """The fold for the table, of `columns` columns, and the quarantined rows, with their multiplicity."""
+    unrepresentable = is_unrepresentable(folded.columns, columns)
+    if (unrepresentable & (folded.delta < 0)).any():
+        raise CorruptError("an unrepresentable row is missing from the quarantine")
     fit = MultisetFold(
-        folded.truncated, _chosen(folded.columns[:columns], ~unfit), folded.delta[~unfit]
+        folded.truncated,
+        _chosen(folded.columns[:columns], ~unrepresentable),
+        folded.delta[~unrepresentable],
     )
     aside = MultisetFold(
-        truncated=False, columns=_chosen(folded.columns, unfit), delta=folded.delta[unfit]
+        truncated=False,
+        columns=_chosen(folded.columns, unrepresentable),
+        delta=folded.delta[unrepresentable],
     )
     return fit, aside.rows()
 
 
-def is_unfit(wide: Sequence[pa.Array], columns: int) -> Bools:
-    """Which of these rows have a value that does not fit; `wide` has that many columns, then their texts."""
+def is_unrepresentable(wide: Sequence[pa.Array], columns: int) -> Bools:
+    """Which of these rows have an unrepresentable value; `wide` has that many columns, then their texts."""
     texts = wide[columns : 2 * columns]
     found = np.zeros(len(wide[0]), np.bool_)
     for text in texts:
@@ -181,10 +186,10 @@ def is_unfit(wide: Sequence[pa.Array], columns: int) -> Bools:
     return found
 
 
-def write_unfit(
+def write_quarantined(
     target: "Target | QuarantineOfCopy", name: str, columns: list[pa.Array]
 ) -> QuarantineFile | None:
-    """Write unfit rows (wide); None, and no file, without any. `name` tells the files of a round apart.
+    """Write quarantined rows (wide); None, and no file, without any. `name` tells the files of a round apart.
 
     Raises `UnsupportedValueError` if there are too many.
     """
@@ -193,28 +198,28 @@ def write_unfit(
         return None
     if count > MAX_ROWS:
         raise UnsupportedValueError(
-            f"{count} rows have a value that the lake cannot hold; at most {MAX_ROWS} are set aside",
+            f"{count} rows have unrepresentable values; at most {MAX_ROWS} can be quarantined",
             where=target.name,
-            repair="leave the column out of the publication, or change it at the source",
+            repair="exclude the column from the publication, or change it at the source",
         )
     skipped = int(np.asarray(columns[-1].fill_null(False)).sum())
     stage = Path(target.prefix)
-    path = stage.parent.parent / "unfit" / f"{stage.name}-{name}.parquet"
+    path = stage.parent.parent / "quarantine" / f"{stage.name}-{name}.parquet"
     table = pa.Table.from_arrays(columns, schema=file_schema(target.columns))
     return QuarantineFile(write_table(str(path), table).path, count, skipped)
 
 
 def file_schema(columns: pa.Schema) -> pa.Schema:
-    """Unfit rows as their file has them: a `value` and an `unfit` column for each column, and `ABOUT`."""
+    """Quarantined rows as their file has them: a `value` and an `unrepresentable` column for each column, and `ABOUT`."""
     values = [pa.field(f"{VALUE}{field.name}", field.type) for field in columns]
-    texts = [pa.field(f"{UNFIT}{name}", pa.string()) for name in columns.names]
+    texts = [pa.field(f"{UNREPRESENTABLE}{name}", pa.string()) for name in columns.names]
     about = [field.with_name(f"{ABOUT_IT}{field.name}") for field in ABOUT]
     return pa.schema([*values, *texts, *about])
 
 
 @dataclass(frozen=True)
 class QuarantineOfCopy:
-    """What a copy's task needs to write its unfit rows apart; `lsn` is the snapshot's. See `Target`."""
+    """What a copy's task needs to write its quarantined rows apart; `lsn` is the snapshot's. See `Target`."""
 
     name: str
     prefix: str
@@ -224,19 +229,19 @@ class QuarantineOfCopy:
     def split(
         self, batches: Iterator[pa.RecordBatch], found: list[pa.Table]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows that fit, of batches with their texts behind them; the others go to `found`, wide."""
+        """The representable rows, of batches with their texts behind them; the others go to `found`, wide."""
         columns = len(self.columns)
         for batch in batches:
-            unfit = is_unfit(batch.columns, columns)
+            unrepresentable = is_unrepresentable(batch.columns, columns)
             fit = pa.RecordBatch.from_arrays(batch.columns[:columns], schema=self.columns)
-            if unfit.any():
-                count = int(unfit.sum())
+            if unrepresentable.any():
+                count = int(unrepresentable.sum())
                 zero, none = of_numbers(np.zeros(count, np.int64)), pa.nulls(count, pa.int64())
                 place = of_numbers(np.full(count, self.lsn, np.int64))
                 about = [zero, place, none, zero, none, pa.nulls(count, pa.bool_())]
-                wide = [*_chosen(batch.columns, unfit), *about]
+                wide = [*_chosen(batch.columns, unrepresentable), *about]
                 found.append(pa.Table.from_arrays(wide, schema=file_schema(self.columns)))
-                fit = fit.filter(pa.array(~unfit))
+                fit = fit.filter(pa.array(~unrepresentable))
             yield fit
 
     def write(self, name: str, found: list[pa.Table]) -> QuarantineFile | None:
@@ -244,26 +249,26 @@ class QuarantineOfCopy:
         if not found:
             return None
         columns = [column.combine_chunks() for column in pa.concat_tables(found).columns]
-        return write_unfit(self, name, columns)
+        return write_quarantined(self, name, columns)
 
 
-def keeps_unfit(policy: Mapping[str, str], name: str) -> bool:
-    """Whether rows of this table (`stream.schema.table`) that do not fit are set aside.
+def quarantines(policy: Mapping[str, str], name: str) -> bool:
+    """Whether unrepresentable rows of this table (`stream.schema.table`) are quarantined.
 
     `policy`: `fail` or `quarantine` by table, and for all others as `default`.
     """
     return policy.get(name, policy.get("default", FAIL)) == QUARANTINE
 
 
-def with_unfit(table: TableVersion, files: Iterable[QuarantineFile | None]) -> TableVersion:
-    """The table with these unfit rows instead of those that it had."""
+def with_quarantined(table: TableVersion, files: Iterable[QuarantineFile | None]) -> TableVersion:
+    """The table with these quarantined rows instead of those that it had."""
     there = [file for file in files if file is not None]
     return replace(
         table,
-        unfit_files=tuple(f"unfit/{Path(file.path).name}" for file in there),
-        unfit_rows=sum(file.rows for file in there),
+        quarantine_files=tuple(f"quarantine/{Path(file.path).name}" for file in there),
+        quarantined_rows=sum(file.rows for file in there),
         skipped_rows=sum(file.skipped for file in there),
-        retry_unfit=False,
+        retry_quarantined=False,
     )
 
 
@@ -281,28 +286,28 @@ def _widened(batch: ChangeBatch) -> _WideBatch:
     ]
     unchanged = batch.unchanged
     if unchanged is not None:
-        told = np.zeros((count, len(ABOUT)), np.bool_)
-        unchanged = np.hstack([unchanged, unchanged, told])
+        provenance = np.zeros((count, len(ABOUT)), np.bool_)
+        unchanged = np.hstack([unchanged, unchanged, provenance])
     old = None
     if batch.old_columns is not None:
-        texts = [batch.old_unfit.get(i, nothing) for i in positions]
+        texts = [batch.old_unrepresentable.get(i, nothing) for i in positions]
         old = [*batch.old_columns, *texts, *about]
-    columns = [*batch.columns, *(batch.unfit.get(i, nothing) for i in positions), *about]
+    columns = [*batch.columns, *(batch.unrepresentable.get(i, nothing) for i in positions), *about]
     return _WideBatch(batch.ops, columns, unchanged, old, batch.old_kind)
 
 
 def _wide(folded: Fold | MultisetFold) -> Fold | MultisetFold:
-    """A fold of changes that all fit, as wide as one of others."""
+    """A fold of representable changes only, made wide."""
     count, columns = len(folded.columns[0]), len(folded.columns)
     more = [pa.nulls(count, pa.string())] * columns
     more += [pa.nulls(count, kind) for kind in ABOUT.types]
     if isinstance(folded, MultisetFold):
-        return replace(folded, columns=[*folded.columns, *more], told=len(ABOUT))
+        return replace(folded, columns=[*folded.columns, *more], provenance=len(ABOUT))
     unset, source = folded.unset, folded.source
     if unset is not None and source is not None:
-        # A row of which an unsent column does not fit still comes from where that came from.
-        told = np.repeat((folded.state == PATCH)[:, None], len(ABOUT), axis=1)
-        unset = np.hstack([unset, unset, told])
+        # A row with an unrepresentable unsent column keeps the provenance of that value.
+        provenance = np.repeat((folded.state == PATCH)[:, None], len(ABOUT), axis=1)
+        unset = np.hstack([unset, unset, provenance])
         source = [*source, *([pa.nulls(count, pa.string())] * len(source))]
     return replace(
         folded,
@@ -314,12 +319,12 @@ def _wide(folded: Fold | MultisetFold) -> Fold | MultisetFold:
 
 
 def _wide_key(key: tuple[int, ...], columns: int) -> tuple[int, ...]:
-    """A key that does not fit is told from others by its text."""
+    """An unrepresentable key is identified by its text."""
     return (*key, *(columns + position for position in key))
 
 
 def _tried_again(wide: list[pa.Array], schema: pa.Schema) -> list[pa.Array]:
-    """The rows with every text tried again; what fits by now is a value."""
+    """The rows with every text converted again; what is representable by now becomes a value."""
     columns, made = len(schema), list(wide)
     for i, arrow in enumerate(schema.types):
         text = wide[columns + i]

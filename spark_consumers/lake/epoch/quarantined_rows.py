@@ -1,7 +1,7 @@
-"""Rows that are set aside, as people see them: listed, and given up by name.
+"""Quarantined rows as operators see them: listed, and skipped by name.
 
-What a row is and how it comes to be set aside is told in `quarantine`. Files are never changed: giving a row
-up writes all rows of its table anew, into a file that the next link names.
+`quarantine` describes the rows and how they are quarantined. Files are never changed: skipping a row rewrites all
+quarantined rows of its table into a file that the next link names.
 """
 
 import datetime as dt
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from spark_consumers.decode.types import ColumnType, from_text
 from spark_consumers.decode.unrepresentable import UnrepresentableValueError
-from spark_consumers.lake.epoch.quarantine import ABOUT_IT, UNFIT, VALUE
+from spark_consumers.lake.epoch.quarantine import ABOUT_IT, UNREPRESENTABLE, VALUE
 from spark_consumers.lake.format.data_files import read_data, write_table
 from spark_consumers.lake.manifest.chain import TableVersion
 from walsender_bridge.postgres.protocol.lsn import format_lsn
@@ -26,11 +26,11 @@ _SKIPPED = f"{ABOUT_IT}skipped"
 
 @dataclass(frozen=True)
 class QuarantinedRow:
-    """One row that is set aside.
+    """One quarantined row.
 
     `id` names it among its table's: by its key, or by its values where there is no key (equal rows then share
     it). `position`: of its last change (`stream`, `offset`, `lsn`, `xid`, `version`, `commit_time`; offset and
-    version 0 for a row of the initial copy). `values`: every column as text, `unfit`: of the columns that do not fit, why.
+    version 0 for a row of the initial copy). `values`: every column as text. `unrepresentable`: the reason, by column.
     """
 
     id: str
@@ -39,7 +39,7 @@ class QuarantinedRow:
     position: dict[str, Any]
     key: dict[str, str | None]
     values: dict[str, str | None]
-    unfit: dict[str, str]
+    unrepresentable: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """The row as `tuskline quarantine list --json` has it."""
@@ -51,22 +51,22 @@ class QuarantinedRow:
             "key": self.key,
             "columns": [
                 {"column": name, "value": self.values[name], "reason": reason}
-                for name, reason in self.unfit.items()
+                for name, reason in self.unrepresentable.items()
             ],
             "values": self.values,
         }
 
 
 def rows_of(lake: str | Path, name: str, table: TableVersion) -> Iterator[QuarantinedRow]:
-    """The rows of a table (`stream.schema.table`) that are set aside in the epoch of this version."""
-    for file in table.unfit_files:
+    """The quarantined rows of a table (`stream.schema.table`) in the epoch of this version."""
+    for file in table.quarantine_files:
         yield from _rows(name, table, read_data(Path(lake) / table.path / file))
 
 
 def skip(
     lake: str | Path, name: str, table: TableVersion, ids: Collection[str], term: int
 ) -> tuple[TableVersion, set[str]]:
-    """The table with these rows given up (all of them without any id), and the ids that are not there.
+    """The table with these rows skipped (all of them without any id), and the unknown ids.
 
     `term` is the writer's.
     """
@@ -74,7 +74,7 @@ def skip(
     parts = []
     missing = set(ids)
     skipped = 0
-    for file in table.unfit_files:
+    for file in table.quarantine_files:
         part = read_data(folder / file)
         rows = list(_rows(name, table, part))
         missing -= {row.id for row in rows}
@@ -84,27 +84,27 @@ def skip(
         parts.append(part.set_column(at, part.schema.field(at), pa.array(flags, pa.bool_())))
     if missing or not parts:
         return table, missing
-    made = f"unfit/skip-t{term}-{uuid.uuid4().hex}.parquet"
+    made = f"quarantine/skip-t{term}-{uuid.uuid4().hex}.parquet"
     whole = pa.concat_tables(parts, promote_options="default")
     write_table(str(folder / made), whole)
-    return replace(table, unfit_files=(made,), skipped_rows=skipped), missing
+    return replace(table, quarantine_files=(made,), skipped_rows=skipped), missing
 
 
 def _rows(name: str, table: TableVersion, rows: pa.Table) -> Iterator[QuarantinedRow]:
     fields = [field for field in rows.schema if field.name.startswith(VALUE)]
     for record in rows.to_pylist():
         values: dict[str, str | None] = {}
-        unfit: dict[str, str] = {}
+        unrepresentable: dict[str, str] = {}
         for field in fields:
             column = field.name.removeprefix(VALUE)
-            text = record[f"{UNFIT}{column}"]
+            text = record[f"{UNREPRESENTABLE}{column}"]
             if text is None:
                 values[column] = _text(record[field.name])
             else:
                 values[column] = text
-                unfit[column] = _reason(text, field.type)
+                unrepresentable[column] = _reason(text, field.type)
         key = {column: values[column] for column in table.key}
-        told = repr([name, *sorted((key or values).items())])
+        identity = repr([name, *sorted((key or values).items())])
         about = {
             field.name.removeprefix(ABOUT_IT): record[field.name]
             for field in rows.schema
@@ -113,8 +113,8 @@ def _rows(name: str, table: TableVersion, rows: pa.Table) -> Iterator[Quarantine
         skipped = bool(about.pop("skipped"))
         about["lsn"] = format_lsn(about["lsn"])
         position = {"stream": name.partition(".")[0], **about}
-        digest = blake2b(told.encode(), digest_size=6).hexdigest()
-        yield QuarantinedRow(digest, name, skipped, position, key, values, unfit)
+        digest = blake2b(identity.encode(), digest_size=6).hexdigest()
+        yield QuarantinedRow(digest, name, skipped, position, key, values, unrepresentable)
 
 
 def _reason(text: str, arrow: pa.DataType) -> str:
@@ -123,7 +123,7 @@ def _reason(text: str, arrow: pa.DataType) -> str:
     except UnrepresentableValueError as fault:
         return fault.what
     # The text of bytes that are no text is; or this version holds what an earlier one did not.
-    return f"did not fit into {arrow} when it came"
+    return f"was not representable as {arrow} when it arrived"
 
 
 def _text(value: Any) -> str | None:

@@ -34,8 +34,8 @@ from walsender_bridge.errors import DivergedError
 REASON = "the log was rolled back: "
 REATTACHED = "its source was reattached, so changes may be missing in the log"
 WAYS_OUT = (
-    "tuskline table resync of every table of its stream copies them as they are now; or restore the log that the lake"
-    " was written from, and ask again"
+    "tuskline table resync of every table of its stream copies them again; or restore the log that the lake"
+    " was written from, and repeat the request"
 )
 
 
@@ -83,7 +83,7 @@ def hold(head: Manifest, apart: Mapping[str, str], *, holds: bool) -> Manifest:
         if table.state in {LIVE, RESUMING} or not known:
             # The reason stays the first one: what is found later only differs in its figures.
             reason = table.resync or apart[stream]
-            head = states.stop(head, name, reason, holds=holds, anew=asked or decided)
+            head = states.stop(head, name, reason, holds=holds, full_resync=asked or decided)
     copies = {name: copy for name, copy in head.copies.items() if stream_of(name) not in apart}
     return replace(head, copies=copies)
 
@@ -141,8 +141,8 @@ def check(head: Manifest, apart: Mapping[str, str], where: str) -> None:
     for stream, why in apart.items():
         if names := unasked(head, stream):
             raise DivergedError(
-                f"{why}; what the lake has of {stream} is another history than the log's",
+                f"{why}; the lake's history of {stream} differs from the log's",
                 where=where,
-                repair=f"tuskline table resync {' '.join(names)} copies them as they are now; or restore the log "
+                repair=f"tuskline table resync {' '.join(names)} copies them again; or restore the log "
                 "that the lake was written from, and resume them (tuskline table resume)",
             )

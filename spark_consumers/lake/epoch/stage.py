@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.fold.keyed import Fold, compose, fold
-from spark_consumers.fold.multiset import MultisetFold, compose_bags, fold_bag
+from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_multiset
 from spark_consumers.fold.serial import fold_from_table, fold_to_table
 from spark_consumers.lake.epoch import quarantine
 from spark_consumers.lake.epoch.quarantine import QuarantineFile
@@ -35,7 +35,7 @@ from spark_consumers.lake.tables.schema_match import (
     SchemaMismatch,
     columns_of,
     key_of,
-    misfit,
+    mismatch,
     padded,
     unexpected,
     without_copied,
@@ -56,9 +56,9 @@ class Target:
     begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
     (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
     `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
-    that the log has for it. `keeps_unfit`: rows with a value that the table cannot hold are set aside, beside
-    those of `unfit_files`, which are tried again if `retry_unfit`. `layouts` says which columns its changes have from which offset on; those that
-    come at the end of `columns` only later are NULL before. `partitions`: those that are known, by OID, and before which
+    that the log has for it. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
+    which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
+    that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
     commit LSN they must not have had changes.
     """
 
@@ -73,9 +73,9 @@ class Target:
     layouts: tuple[Layout, ...] = ()
     partitions: Mapping[int, int] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
-    keeps_unfit: bool = False
-    unfit_files: tuple[str, ...] = ()
-    retry_unfit: bool = False
+    quarantines: bool = False
+    quarantine_files: tuple[str, ...] = ()
+    retry_quarantined: bool = False
 
     @property
     def scratch_name(self) -> str:
@@ -108,7 +108,7 @@ class RangeTask:
 
 @dataclass(frozen=True)
 class ComposeTask:
-    """Compose one table's partials, in order, and write its files. Without any it is about its unfit rows."""
+    """Compose one table's partials, in order, and write its files. Without partials, only its quarantined rows."""
 
     target: Target
     partials: tuple[str, ...]
@@ -123,9 +123,9 @@ class Staged:
 
     `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows`, `deletes`
     (keys), and what only the table itself can complete: `patches` (rows with columns that were never
-    sent; `rows` is then no data file yet) and `removals` (rows of a bag, with how many of each go). `added`: rows more than before, or
-    than none if `truncated`. `changes`: how many were folded. `unfit`: the rows that are set aside. `partitions`: those
-    that have changes, and are not among the target's, or had them too early.
+    sent; `rows` is then no data file yet) and `removals` (rows of a multiset, with how many of each are removed). `added`: by
+    how many rows the table grows (if `truncated`, from none). `changes`: how many were folded. `quarantined`: the
+    quarantined rows. `partitions`: those that have changes, and are not among the target's, or had them too early.
     """
 
     table: str
@@ -138,7 +138,7 @@ class Staged:
     removals: FileInfo | None = None
     truncated: bool = False
     added: int = 0
-    unfit: QuarantineFile | None = None
+    quarantined: QuarantineFile | None = None
     partitions: frozenset[int] = frozenset()
 
 
@@ -166,12 +166,12 @@ class _Pending:
         if self.batches:
             new: Fold | MultisetFold
             with _of(self.target):
-                if quarantine.has_unfit(self.batches):
+                if quarantine.has_unrepresentable(self.batches):
                     new = quarantine.fold_wide(self.batches, self.target.key_positions)
                 elif self.target.key:
                     new = fold(self.batches, self.target.key_positions)
                 else:
-                    new = fold_bag(self.batches)
+                    new = fold_multiset(self.batches)
                 self.folded = new if self.folded is None else composed(self.folded, new)
             self.batches, self.rows = [], 0
         assert self.folded is not None
@@ -194,22 +194,22 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
     first, then = quarantine.alike(first, then)
     if isinstance(first, MultisetFold):
         assert isinstance(then, MultisetFold)
-        return compose_bags(first, then)
+        return compose_multisets(first, then)
     assert isinstance(then, Fold)
     return compose(first, then)
 
 
 def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
-    """Read, fold and write. A table with a change that does not fit is told by its misfits instead.
+    """Read, fold and write. For a table with a change of another shape its mismatches are returned instead.
 
-    A table whose changes cannot be applied is told by that fault. Raises the log's errors.
+    For a table whose changes cannot be applied that fault is returned. Raises the log's errors.
     """
     by_name: dict[str, list[Target]] = defaultdict(list)
     for target in task.targets:
         for name in (target.relation, *target.aliases):
             by_name[name].append(target)
     pending: dict[str, _Pending] = {}
-    misfits: dict[str, list[SchemaMismatch]] = {}
+    mismatches: dict[str, list[SchemaMismatch]] = {}
     faults: dict[str, TableFault] = {}
 
     def failed(relation: str, error: Exception) -> None:
@@ -224,22 +224,22 @@ def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
             return replica.schemas(task.stream, [digest])[digest]
 
         entries = replica.read(task.stream, task.start, task.end, relations=sorted(by_name))
-        keeping = {name for name, found in by_name.items() if any(t.keeps_unfit for t in found)}
+        keeping = {name for name, found in by_name.items() if any(t.quarantines for t in found)}
         batches = decode_entries(
-            entries, schema, relations=by_name, keep_unfit=keeping, failed=failed
+            entries, schema, relations=by_name, keep_unrepresentable=keeping, failed=failed
         )
         for batch in batches:
             for target in by_name[batch.relation.full_name]:
                 if target.name not in faults:
                     with _caught(target, faults):
-                        _take(task.number, target, batch, pending, misfits)
+                        _take(task.number, target, batch, pending, mismatches)
             fail_point.hit("staging")
     staged = []
     for name, table in pending.items():
-        if name not in misfits and name not in faults:
+        if name not in mismatches and name not in faults:
             with _caught(table.target, faults):
                 staged.append(_stage(task, table))
-    return [*staged, *(m for told in misfits.values() for m in told), *faults.values()]
+    return [*staged, *(m for found in mismatches.values() for m in found), *faults.values()]
 
 
 @contextmanager
@@ -259,9 +259,9 @@ def _take(
     target: Target,
     batch: ChangeBatch,
     pending: dict[str, _Pending],
-    misfits: dict[str, list[SchemaMismatch]],
+    mismatches: dict[str, list[SchemaMismatch]],
 ) -> None:
-    """Add the batch to what is pending of its table, or to its misfits if it does not fit."""
+    """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
         return
     new = without_copied(batch, target.start_lsn)
@@ -270,18 +270,18 @@ def _take(
     if batch.relation.full_name != target.relation:
         reason: str | None = f"the table was renamed to {batch.relation.full_name}"
     else:
-        reason = misfit(new, target.columns, target.layouts, target.key, target.relation_id)
+        reason = mismatch(new, target.columns, target.layouts, target.key, target.relation_id)
     if reason is None:
-        if target.name in misfits:
+        if target.name in mismatches:
             # What it was before, after it was something else: that is a change as well.
             reason = ""
         else:
             pending.setdefault(target.name, _Pending(target)).add(padded(new, target.columns))
             return
-    told = misfits.setdefault(target.name, [])
+    known = mismatches.setdefault(target.name, [])
     columns = columns_of(batch.relation)
-    if not told or (told[-1].columns, told[-1].reason) != (columns, reason):
-        told.append(
+    if not known or (known[-1].columns, known[-1].reason) != (columns, reason):
+        known.append(
             SchemaMismatch(
                 target.name, number, int(new.offset[0]), columns, key_of(batch.relation), reason
             )
@@ -319,18 +319,18 @@ def write_fold(
     number: int,
     changes: int,
 ) -> Staged:
-    """Write a table's files, those of its unfit rows too."""
+    """Write a table's files, those of its quarantined rows too."""
     before = quarantine.held(target)
     if before is not None:
         with _of(target):
             folded = before if folded is None else composed(before, folded)
     assert folded is not None
     columns = len(target.columns)
-    unfit: list[pa.Array] | None = None
+    quarantined: list[pa.Array] | None = None
     if isinstance(folded, MultisetFold):
         if len(folded.columns) > columns:
             with _of(target):
-                folded, unfit = quarantine.bag_parts(folded, columns)
+                folded, quarantined = quarantine.multiset_parts(folded, columns)
         rows = folded.rows()
         ids = [f"{version}-{number}-{i}" for i in range(len(rows[0]))]
         gone, counts = folded.removals()
@@ -351,13 +351,15 @@ def write_fold(
             removals=removals,
             truncated=folded.truncated,
             added=folded.added,
-            unfit=quarantine.write_unfit(target, "rows", unfit) if unfit else None,
+            quarantined=quarantine.write_quarantined(target, "rows", quarantined)
+            if quarantined
+            else None,
         )
     whole, added = folded.rows(), folded.added
     if len(folded.columns) > columns:
         with _of(target):
             found = quarantine.parts(folded, columns)
-        whole, added, unfit = found.rows, found.added, found.unfit
+        whole, added, quarantined = found.rows, found.added, found.quarantined
     keys = pa.schema([target.file_schema.field(name) for name in target.key])
     patches = _write_patches(target, folded, scratch)
     # Where there are patches, the one file of rows is written when they are complete.
@@ -375,7 +377,9 @@ def write_fold(
         patches=patches,
         truncated=folded.truncated,
         added=added,
-        unfit=quarantine.write_unfit(target, "rows", unfit) if unfit else None,
+        quarantined=quarantine.write_quarantined(target, "rows", quarantined)
+        if quarantined
+        else None,
     )
 
 

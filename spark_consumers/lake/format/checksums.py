@@ -35,7 +35,7 @@ SMALL = 1 << 20
 #: Bytes that a disk writes atomically.
 _AT_ONCE = 4000
 
-REPAIR = "restore the file from a backup, or copy its table anew: tuskline table resync"
+REPAIR = "restore the file from a backup, or copy its table again: tuskline table resync"
 
 
 def sums_of(file: Path) -> Path:
@@ -102,19 +102,19 @@ def check(file: Path) -> bool:
     sums = sums_of(file)
     try:
         with read_whole(sums):
-            told = sums.read_bytes()
+            sums_content = sums.read_bytes()
     except FileNotFoundError:
         if not file.exists():
             raise CorruptError("the file is missing", where=str(file), repair=REPAIR) from None
         return False
-    if not any(told):
+    if not any(sums_content):
         return False
-    if len(told) < _HEADER.size or (len(told) - _HEADER.size) % _SUM.size:
+    if len(sums_content) < _HEADER.size or (len(sums_content) - _HEADER.size) % _SUM.size:
         raise _damaged(sums, "the checksum file is truncated")
-    magic, chunk = _HEADER.unpack_from(told)
+    magic, chunk = _HEADER.unpack_from(sums_content)
     if magic != _MAGIC or not 0 < chunk <= SMALL:
         raise _damaged(sums, "this is not a checksum file")
-    wanted = told[_HEADER.size :]
+    wanted = sums_content[_HEADER.size :]
     try:
         with read_whole(file), file.open("rb") as content:
             place = 0

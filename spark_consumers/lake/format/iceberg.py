@@ -7,8 +7,8 @@ in (docs/decisions).
 The fence. Each writer's term has a branch of its own in every table, made at the takeover from the snapshot
 that the manifest names, when all older branches are dropped. A write goes to the writer's branch and is
 refused where that is gone. Checking and committing are one step, because a commit makes the next metadata
-file *exclusively* (`link`): if anything was committed since the table was looked at, the number is taken
-and the writer looks again. Iceberg's own catalog in a folder renames, and a rename would replace what a
+file *exclusively* (`link`): if anything was committed since the table was loaded, the number is taken
+and the writer reloads it. Iceberg's own catalog in a folder renames, and a rename would replace what a
 newer writer has written in between; so its libraries build the metadata here, and only the last step is
 ours.
 
@@ -335,7 +335,7 @@ class IcebergFormat:
             update = transaction.expireSnapshots()
             for snapshot in gone:
                 update.expireSnapshotId(snapshot)
-            # The files are told to this, not removed: the metadata that forgets them is not there yet.
+            # The callback collects the files and does not remove them: the metadata without them is not committed yet.
             found = self._jvm.java.util.stream.Stream.builder()
             update.deleteWith(found).cleanExpiredFiles(True).commit()
             doomed[:] = list(found.build().toArray())
@@ -345,7 +345,7 @@ class IcebergFormat:
             with blamed(path):
                 self._commit(path, change)
         except CorruptError as error:
-            log.warning("nothing expires: the table is damaged", error=str(error))
+            log.warning("snapshots do not expire: the table is damaged", error=str(error))
             self._tables.forget(path)
             return 0
         files = [local(str(file)) for file in doomed]

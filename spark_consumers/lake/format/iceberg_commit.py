@@ -57,7 +57,7 @@ def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
             rows = spark.read.format("iceberg").load(f"{path}#{view}").select(column)
             named = {row[0] for row in rows.distinct().collect()}
             if len(named) < _least(table, view):
-                raise LakeError(f"its {view} are not all there: nothing is removed", where=path)
+                raise LakeError(f"its {view} are incomplete: no file is removed", where=path)
             found |= _named(asked, named)
     return found
 
@@ -79,7 +79,7 @@ def _least(table: Any, view: str) -> int:
 
 
 def newest(table: Any) -> Path:
-    """The metadata file of the table as it was last looked at."""
+    """The metadata file of the table as it was last loaded."""
     return local(str(table.operations().current().metadataFileLocation()))
 
 

@@ -1,7 +1,7 @@
 """A table's snapshot for readers, its small files verified first.
 
-Invariant: what Iceberg's own code is told to read (metadata, manifest list, manifests) is what was written,
-or there is a `CorruptError` with the file's name. Data files are verified chunk by chunk, by Hadoop, where
+Invariant: the files that Iceberg's own code reads (metadata, manifest list, manifests) have the content that was
+written, or there is a `CorruptError` with the file's name. Data files are verified chunk by chunk, by Hadoop, where
 they are read (`checksums`).
 """
 
@@ -59,10 +59,10 @@ def check_snapshot(table: Any, snapshot: int) -> None:
 
 @contextmanager
 def blamed(path: str) -> Iterator[None]:
-    """What Iceberg, Hadoop and Spark say of damaged or lost files of a table, as `CorruptError`.
+    """Map errors of Iceberg, Hadoop and Spark for damaged or lost files of a table to `CorruptError`.
 
-    They fail at the first byte that makes no sense, and name it as they like: so the checksums are asked. What is
-    not the table's fault stays as it is.
+    They fail at the first invalid byte, with messages of their own: so the checksums are compared. Errors with
+    another cause stay as they are.
     """
     try:
         yield
@@ -75,7 +75,7 @@ def blamed(path: str) -> Iterator[None]:
             raise CorruptError(
                 f"the table cannot be opened: {_line(error)}",
                 where=path,
-                repair="restore its files from a backup, or copy it anew: tuskline table resync",
+                repair="restore its files from a backup, or copy it again: tuskline table resync",
             ) from error
         raise
 

@@ -92,7 +92,7 @@ def unpublished(refs: Mapping[str, Ref], epoch: int) -> list[str]:
 def fenced(path: str, term: int) -> FencedError:
     """The error of a writer whose term is over at a table."""
     return FencedError(
-        f"term {term} may not write this table any more",
+        f"term {term} may no longer write this table",
         where=path,
-        repair="nothing: the newer writer goes on",
+        repair="nothing: the newer writer continues",
     )

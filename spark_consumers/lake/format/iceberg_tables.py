@@ -59,7 +59,7 @@ class LoadedTables:
         self._checked = Checked()
 
     def at(self, path: str, snapshot: int | None = None) -> Any:
-        """The table as it was when it was last looked at, or since, if `snapshot` is not in that yet."""
+        """The table as it was last loaded, or reloaded if `snapshot` is not in it."""
         if path not in self._loaded:
             self._loaded[path] = self._tables.load(path)
         table = self._loaded[path]
@@ -81,7 +81,7 @@ class LoadedTables:
         return table
 
     def forget(self, path: str) -> None:
-        """The next look loads the table anew."""
+        """Have the next access reload the table."""
         self._loaded.pop(path, None)
         self._metadata.pop(path, None)
         self._checked.forget(Path(path))
@@ -91,9 +91,9 @@ class LoadedTables:
         found = table.snapshot(snapshot)
         if found is None:
             raise CorruptError(
-                f"snapshot {snapshot} is not there",
+                f"snapshot {snapshot} is missing",
                 where=path,
-                repair="restore the table from a backup, or copy it anew: tuskline table resync",
+                repair="restore the table from a backup, or copy it again: tuskline table resync",
             )
         self._checked.snapshot(local(str(found.manifestListLocation())))
 

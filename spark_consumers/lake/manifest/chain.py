@@ -11,7 +11,8 @@ Why a table set is never torn and never goes back:
 - A writer's first act is a *takeover link*: the head's content under a higher term. Whatever an older
   writer does from then on, the number that it means to publish is taken.
 - Epochs and terms never fall along the chain; `publish` refuses a link that would.
-- The newest link is told beside the chain (`newest_told`): a chain that ends before has lost it, and nobody goes on.
+- The newest link is recorded beside the chain (`newest_record`): a chain that ends before has lost it, and every writer and
+  reader stops.
 - Links are removed from the old end only, in order. A writer that slept until then could create a removed
   number again; it finds after creating that the link before its own is gone, and takes its own away.
   Readers never saw it, for they start at the greatest number.
@@ -67,8 +68,8 @@ __all__ = [
 ]
 
 _LINK_DIGITS = 20
-#: How often a waiting reader looks for a new link, in seconds: one listing of one folder.
-_LOOK_AGAIN = 0.05
+#: Seconds between a waiting reader's polls for a new link, each one listing of one folder.
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,11 @@ class Manifest:
     """One link of the chain.
 
     `published_at` is in seconds since the Unix epoch, by the wall clock, for people and `as_of`. `steady_at` is the
-    writer's `SteadyClock`, which goes on along the chain, for ages; 0 in links of earlier formats. `seconds` is how long the round took that wrote it;
-    `changes` counts the row changes of the log in this epoch's range (0 in a takeover link); `stage` is the
-    name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is `copies`: what
-    was copied and is not shown yet, beside the table that it replaces, if there is one. `set_aside` says
-    why a table is not in the lake, or why its copy failed. `answered`: requests that were carried out, by
+    writer's `SteadyClock`, which continues along the chain, for ages; 0 in links of earlier formats. `seconds` is the
+    duration of the round that wrote it; `changes` counts the row changes of the log in this epoch's range (0 in a takeover
+    link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is
+    `copies`: copies that are not shown yet, beside the tables that they replace. `set_aside`: why a table is not in the
+    lake, or why its copy failed. `answered`: requests that were carried out, by
     their ids (`requests`). `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`).
     """
 
@@ -132,7 +133,7 @@ class Manifest:
         version = record.get("format_version")
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise NotSupportedError(
-                f"the lake's format is {version}, this version knows {FORMAT_VERSION}",
+                f"the lake has format {version}, but this version supports {FORMAT_VERSION}",
                 where=where,
                 repair="install a newer tuskline",
             )
@@ -196,7 +197,7 @@ class Chain:
         self.root = root
         self._state = root / "_tuskline"
         self._epochs = self._state / "epochs"
-        self._told = NewestRecord(self._state)
+        self._newest = NewestRecord(self._state)
         #: Where a round's unfinished work is; nothing of it outlives the round.
         self.staging = self._state / "staging"
 
@@ -221,7 +222,7 @@ class Chain:
             raise LakeError(
                 f"this lake's format is {found.get('format')!r}, not {table_format!r}",
                 where=str(self.root),
-                repair="name another folder for the lake",
+                repair="specify another folder for the lake",
             )
         lake: str = found["lake"]
         return lake
@@ -234,9 +235,9 @@ class Chain:
         """What `lake.json` says. Raises `LakeError` if this is no lake, or not where it belongs; `CorruptError`."""
         if not self.exists():
             raise LakeError(
-                "no lake is here",
+                "no lake in this folder",
                 where=str(self.root),
-                repair="name the folder that `tuskline lake run` writes",
+                repair="specify the folder that `tuskline lake run` writes",
             )
         home.check(self.root)
         return load(self._state / "lake.json")
@@ -247,6 +248,12 @@ class Chain:
             names = [path.name for path in self._epochs.iterdir()]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise LakeError(
+                f"the lake cannot be read: {error.strerror}",
+                where=str(self._epochs),
+                repair="name the folder that `tuskline lake run` writes, which this user must be able to read",
+            ) from None
         return sorted(
             int(stem)
             for stem, _, ending in (name.partition(".") for name in names)
@@ -301,11 +308,11 @@ class Chain:
         oldest = self._read(numbers[0]) if numbers else None
         if oldest is not None and epoch < oldest.epoch:
             raise TrimmedError(
-                f"epoch {epoch} has expired; the oldest that is kept is {oldest.epoch}",
+                f"epoch {epoch} has expired; the oldest retained epoch is {oldest.epoch}",
                 where=str(self.root),
                 repair="read a later epoch, or set a longer [lake] retention",
             )
-        nearest = f"; the one before is {best.epoch}" if best is not None else ""
+        nearest = f"; the preceding one is {best.epoch}" if best is not None else ""
         raise LakeError(
             f"there is no epoch {epoch}{nearest}",
             where=str(self.root),
@@ -326,9 +333,9 @@ class Chain:
                 return manifest
             oldest = manifest
         if oldest is None:
-            raise LakeError("nothing is published yet", where=str(self.root))
+            raise LakeError("no epoch is published yet", where=str(self.root))
         raise TrimmedError(
-            f"nothing is kept from that time; the oldest epoch that is kept is {oldest.epoch}",
+            f"no epoch of that time is retained; the oldest is {oldest.epoch}",
             where=str(self.root),
             repair="read a later epoch, or set a longer [lake] retention",
         )
@@ -348,7 +355,7 @@ class Chain:
                 raise lost(
                     PublishedLink(head.link, head.epoch, head.term), self.head(), self.where(head)
                 )
-        self._told.fence(manifest)
+        self._newest.fence(manifest)
         path = self._path(manifest.link)
         taken = not create_exclusively(path, dump(manifest.to_json()))
         newest = self.numbers()[-1]
@@ -358,13 +365,13 @@ class Chain:
         if taken or retired:
             now = self._read(newest)
             raise FencedError(
-                f"link {manifest.link} is not ours to publish: term {manifest.term} is over"
+                f"cannot publish link {manifest.link}: term {manifest.term} has ended"
                 + (f", term {now.term} is at link {now.link}" if now is not None else ""),
                 where=str(self.root),
-                repair="nothing: the newer writer goes on",
+                repair="nothing: the newer writer continues",
             )
 
-        self._told.tell(manifest)
+        self._newest.record(manifest)
 
     def _follows(self, head: Manifest) -> bool:
         """Whether this link is there: not removed by retention, nor lost, and its number another writer's by now."""
@@ -374,12 +381,12 @@ class Chain:
             return True
         return there is not None and there.term == head.term
 
-    def told(self) -> PublishedLink | None:
-        """The newest link that a writer has told of, which may not be the newest. Raises `CorruptError`.
+    def recorded_newest(self) -> PublishedLink | None:
+        """The newest link that a writer has recorded, which may not be the newest. Raises `CorruptError`.
 
-        Ask before the chain is read.
+        Call this before the chain is read.
         """
-        return self._told.read()
+        return self._newest.read()
 
     def where(self, link: ChainLink) -> str:
         """The file of this link."""
@@ -450,8 +457,8 @@ def wait_for_epoch(
         if head is not None and head.epoch >= version:
             return head
         left = deadline - time.monotonic()
-        # The lake's writer is another process, on a disk that tells nobody: looking again is all there is.
-        if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+        # The writer is another process, and the file system may not notify: so this polls.
+        if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
             tables = head.tables if head is not None else {}
             held = [f"{name} ({t.reason})" for name, t in tables.items() if t.state == HELD]
             raise DeadlineError(
@@ -459,5 +466,5 @@ def wait_for_epoch(
                 f"{head.epoch if head is not None else 'none'}"
                 + (f"; epochs wait for {', '.join(held)}" if held else ""),
                 where=str(chain.root),
-                repair="see `tuskline table list`, and that `tuskline lake run` is running",
+                repair="check `tuskline table list`, and that `tuskline lake run` is running",
             )

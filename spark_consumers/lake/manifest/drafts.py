@@ -5,7 +5,7 @@ and gets its own name then. Who is killed in between leaves the draft.
 
 What is removed cannot be given its name any more: its maker, who locks it from its creation on, is dead. Where there is
 no lock (on such a file system, in the moment before it is taken, and for files that only tell how things are), `GRACE`
-seconds between two looks at the same file have to do: a maker that was suspended for so long fails, and tries again.
+seconds between two checks of the same file must suffice: a creator that was suspended for so long fails, and retries.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-#: Seconds between the first look at a draft and its removal.
+#: Seconds between the first sight of a draft and its removal.
 GRACE = 600.0
 #: Folders, and how the names of drafts in them end.
 _DRAFTS = (("", ".tmp"), ("requests", ".tmp"), ("drivers", ""), ("readers", ""))

@@ -1,12 +1,12 @@
-"""Which link was the newest, told beside the chain: so the loss of the newest link is noticed. Pure.
+"""The newest link, recorded beside the chain, so that its loss is detected. Pure.
 
 `<lake>/_tuskline/newest.json` has number, epoch and term of a link, and is replaced after each publication
 (`newest_record`).
 
 Invariant: the chain's newest link has this number and term, or greater ones. Publications add greater ones only, and
-retention removes from the old end, never the newest; so if the chain ends before, its newest links are lost. What is
-told may be older than the newest link, for its writer may die or sleep in between: then less is noticed, and nothing
-that is not so. For the same reason it has to be read *before* the chain.
+retention removes from the old end, never the newest; so if the chain ends before, its newest links are lost. The record
+may be older than the newest link, since its writer may die or be suspended in between: then fewer losses are detected,
+but none falsely. For the same reason it must be read *before* the chain.
 """
 
 from dataclasses import dataclass
@@ -40,18 +40,18 @@ class ChainLink(Protocol):
         """Its writer's term."""
 
 
-def is_lost(told: PublishedLink | None, newest: ChainLink | None) -> bool:
-    """Whether the link that was told, or what came after it, is not in the chain any more."""
-    if told is None:
+def is_lost(recorded: PublishedLink | None, newest: ChainLink | None) -> bool:
+    """Whether the recorded link, or a later one, is no longer in the chain."""
+    if recorded is None:
         return False
-    return newest is None or newest.link < told.link or newest.term < told.term
+    return newest is None or newest.link < recorded.link or newest.term < recorded.term
 
 
-def lost(told: PublishedLink, newest: ChainLink | None, where: str) -> CorruptError:
-    """The error: `where` is the file of the link that was told."""
+def lost(recorded: PublishedLink, newest: ChainLink | None, where: str) -> CorruptError:
+    """The error; `where` is the file of the recorded link."""
     left = f"link {newest.link} (epoch {newest.epoch})" if newest is not None else "none"
     return CorruptError(
-        f"link {told.link} (epoch {told.epoch}) was published and is lost; the newest that is left is {left}",
+        f"link {recorded.link} (epoch {recorded.epoch}) was published and is lost; the newest remaining one is {left}",
         where=where,
-        repair="restore the file from a backup; or, to go on from what is left, remove _tuskline/newest.json",
+        repair="restore the file from a backup; or, to continue from the remaining links, remove _tuskline/newest.json",
     )

@@ -1,4 +1,4 @@
-"""The file that tells which link was the newest (`newest_told`)."""
+"""The file with the record of the newest link (`newest`)."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class NewestRecord:
         self._file = state / "newest.json"
 
     def read(self) -> PublishedLink | None:
-        """What was told last; None if nothing was. Raises `CorruptError` for a file that is not what was written."""
+        """The recorded link; None if there is none. Raises `CorruptError` for a damaged file."""
         try:
             record = load(self._file)
             return PublishedLink(record["link"], record["epoch"], record["term"])
@@ -29,11 +29,11 @@ class NewestRecord:
             raise CorruptError(
                 what,
                 where=str(self._file),
-                repair="remove it: the lake's driver makes it anew with its next link",
+                repair="remove it: the lake's driver recreates it with its next link",
             ) from None
 
-    def tell(self, link: ChainLink) -> None:
-        """This link was published. One that is older than what was told changes nothing."""
+    def record(self, link: ChainLink) -> None:
+        """Record that this link was published. A link older than the recorded one changes nothing."""
         before = self._known()
         if before is not None and before.link >= link.link:
             return
@@ -48,14 +48,14 @@ class NewestRecord:
             draft.unlink(missing_ok=True)
 
     def fence(self, link: ChainLink) -> None:
-        """Raise `FencedError` if a writer of a higher term than this link's has told of one, though it may be lost."""
-        told = self._known()
-        if told is not None and told.term > link.term:
+        """Raise `FencedError` if a writer of a higher term than this link's has recorded one, even if it is lost."""
+        recorded = self._known()
+        if recorded is not None and recorded.term > link.term:
             raise FencedError(
-                f"link {link.link} is not ours to publish: term {link.term} is over, "
-                f"term {told.term} is at link {told.link}",
+                f"cannot publish link {link.link}: term {link.term} has ended, "
+                f"term {recorded.term} is at link {recorded.link}",
                 where=str(self._file),
-                repair="nothing: the newer writer goes on",
+                repair="nothing: the newer writer continues",
             )
 
     def _known(self) -> PublishedLink | None:

@@ -74,8 +74,8 @@ class ReaderLease:
         self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._told = -1
-            self._tell(0)
+            self._written = -1
+            self._write(0)
             draft.rename(self._path)
         except OSError:
             draft.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ class ReaderLease:
         """Hold everything, until it is known what is to be held (`keep`)."""
         with self._lock:
             self._resolving += 1
-            self._tell(0)
+            self._write(0)
         try:
             yield
         finally:
@@ -135,12 +135,12 @@ class ReaderLease:
             self._held.pop(key, None)
         if not self._resolving:
             # Nothing is held by a link that will never be.
-            self._tell(min(self._held.values(), default=10**_DIGITS - 1))
+            self._write(min(self._held.values(), default=10**_DIGITS - 1))
 
-    def _tell(self, link: int) -> None:
-        if link != self._told:
+    def _write(self, link: int) -> None:
+        if link != self._written:
             os.pwrite(self._file, f"{link:0{_DIGITS}d}".encode(), 0)
-            self._told = link
+            self._written = link
 
     def _run(self) -> None:
         while not self.is_lost():

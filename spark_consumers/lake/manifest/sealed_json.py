@@ -12,8 +12,9 @@ import google_crc32c
 from walsender_bridge.errors import CorruptError
 
 #: 2 brought tables that do not follow, copies beside their tables, and answers to requests; 3 a checksum in each file;
-#: 4 the steady time in each link, and the shape of each table at its source; 5 the log that a link is of.
-FORMAT_VERSION = 5
+#: 4 the steady time in each link, and the shape of each table at its source; 5 the log that a link is of;
+#: 6 other names for what is quarantined.
+FORMAT_VERSION = 6
 #: The member that has the CRC32C of all others, and the format that brought it.
 _CRC = "crc"
 _SEALED_FROM = 3
@@ -46,9 +47,9 @@ def load(path: Path) -> dict[str, Any]:
     version = record.get("format_version")
     version = version if isinstance(version, int) else 0
     sealed = version >= _SEALED_FROM
-    told = record.pop(_CRC, None)
+    checksum = record.pop(_CRC, None)
     # A later format may be sealed otherwise.
-    if version <= FORMAT_VERSION and (sealed or told is not None) and told != _crc(record):
+    if version <= FORMAT_VERSION and (sealed or checksum is not None) and checksum != _crc(record):
         raise CorruptError(
             "its content is not what was written (CRC32C)", where=str(path), repair=REPAIR
         )

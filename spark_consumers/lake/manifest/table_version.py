@@ -28,6 +28,13 @@ STALE = "stale"
 #: A column as the log describes it: name, type OID, type modifier.
 Column = tuple[str, int, int]
 
+#: What the formats before 6 called these.
+_BEFORE_6 = {
+    "unfit_rows": "quarantined_rows",
+    "unfit_files": "quarantine_files",
+    "retry_unfit": "retry_quarantined",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
@@ -47,20 +54,20 @@ class StreamPosition:
 class TableVersion:
     """One table of an epoch.
 
-    `path` is relative to the lake. `key` is empty for a table without one (a bag). `text_columns` are kept
+    `path` is relative to the lake. `key` is empty for a table without one (a multiset). `text_columns` are kept
     as PostgreSQL's text. Changes of transactions whose commit record starts before `start_lsn` are in the
     initial copy; `offset` is where in the stream the changes begin that it lacks (used while it does not
     follow). `rows` is the exact number of rows, `stage` the name that the files of its last write carry,
     `relation_id` PostgreSQL's OID of the table that was copied. `system_id` and `timeline`: of the server that it was
     copied from (0: copied before that was recorded). `shape`: what the source's catalog said when it was copied, or
-    when it was last seen to follow (`Shape.dump`; empty: no look since an earlier version wrote it).
+    when it was last seen to follow (`Shape.dump`; empty: not polled since an earlier version wrote it).
 
     `layout`: PostgreSQL's columns (none in a table of format 1 that was not copied since). `as_of`: the epoch
     whose rows it has (0: this one). `reason`: why it does not follow. `resync`: why it is copied again.
 
-    `unfit_rows` of the source's rows are not among its `rows`, because they have a value that the lake cannot
-    hold (`quarantine`); `skipped_rows` of these are given up by name. `unfit_files`, relative to `path`, has
-    them all. `retry_unfit`: the next epoch tries them again. `mark`: of a copy, where the log was when it was
+    `quarantined_rows` of the source's rows are not among its `rows`, because they have an unrepresentable value
+    (`quarantine`); `skipped_rows` of these an operator has skipped. `quarantine_files`, relative to `path`, has
+    them all. `retry_quarantined`: the next epoch tries them again. `mark`: of a copy, where the log was when it was
     taken on (`rolled_back.mark_of_copy`; empty: in a link of an earlier version).
     """
 
@@ -80,10 +87,10 @@ class TableVersion:
     as_of: int = 0
     reason: str = ""
     resync: str = ""
-    unfit_rows: int = 0
+    quarantined_rows: int = 0
     skipped_rows: int = 0
-    unfit_files: tuple[str, ...] = ()
-    retry_unfit: bool = False
+    quarantine_files: tuple[str, ...] = ()
+    retry_quarantined: bool = False
     system_id: int = 0
     timeline: int = 0
     shape: str = ""
@@ -92,10 +99,11 @@ class TableVersion:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
         """The table in a manifest's JSON. Raises `KeyError`, `TypeError` or `ValueError` for what is none."""
+        record = {_BEFORE_6.get(name, name): value for name, value in record.items()}
         lists = {
             "key": tuple(record["key"]),
             "text_columns": tuple(record["text_columns"]),
-            "unfit_files": tuple(record.get("unfit_files", ())),
+            "quarantine_files": tuple(record.get("quarantine_files", ())),
             "mark": tuple(record.get("mark", ())),
             "layout": tuple((n, int(t), int(m)) for n, t, m in record.get("layout", ())),
         }

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from spark_consumers.lake.manifest import newest as newest_told
+from spark_consumers.lake.manifest import newest as newest_link
 from walsender_bridge.errors import FencedError, LakeError
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
@@ -40,12 +40,12 @@ _COPY = re.compile(r"%t\d+-[0-9a-f]+$")
 _LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
 
 
-class Link(newest_told.ChainLink, Protocol):
+class Link(newest_link.ChainLink, Protocol):
     """A link of the chain with its tables, as `manifest.Manifest` is."""
 
     @property
     def versions(self) -> Iterable[Any]:
-        """Its tables: `path` below the lake, `snapshot_id`, and `unfit_files` below that path."""
+        """Its tables: `path` below the lake, `snapshot_id`, and `quarantine_files` below that path."""
 
     @property
     def written(self) -> Iterable[Any]:
@@ -61,7 +61,7 @@ class LeftoverKind(Enum):
     LINK_DRAFT = auto()
     STAGING = auto()
     TABLE = auto()
-    UNFIT = auto()
+    QUARANTINE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class ReadPublishedLink:
-    """The newest link that a writer has told of (`newest_told.Told`), or None."""
+    """The newest link that a writer has recorded (`newest.PublishedLink`), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,12 +363,12 @@ def take_over(
     readers have seen their epochs.
     """
     while True:
-        told = yield ReadPublishedLink()
+        recorded = yield ReadPublishedLink()
         # Before the head: the terms of a driver that takes over after our look at it would have us take the lake back.
         used = yield ReadUsedTerm()
         before = yield ReadHead()
-        if newest_told.is_lost(told, before):
-            raise newest_told.lost(told, before, f"link {told.link}")
+        if newest_link.is_lost(recorded, before):
+            raise newest_link.lost(recorded, before, f"link {recorded.link}")
         if before is not None and ours is not None and before.term == ours.term:
             head = before
             break
@@ -402,11 +402,11 @@ def sweep(head: Link) -> Steps[None]:
 
 
 def names_of(links: Iterable[Link]) -> dict[str, set[str]]:
-    """The table folders in these links, and for each its files of unfit rows."""
+    """The table folders in these links, and for each its files of quarantined rows."""
     named: dict[str, set[str]] = {}
     for link in links:
         for table in link.versions:
-            named.setdefault(table.path, set()).update(table.unfit_files)
+            named.setdefault(table.path, set()).update(table.quarantine_files)
     return named
 
 
@@ -426,7 +426,7 @@ def is_garbage(
         case LeftoverKind.TABLE:
             # A folder without a term in its name is none of ours: a user's own table, or of an older version.
             return left.path not in named and 0 < term_of(left.path) < below
-        case LeftoverKind.UNFIT:
+        case LeftoverKind.QUARANTINE:
             # A table that no link names is being copied, or goes as a whole.
             name = left.path.removeprefix(f"{left.table}/")
             files = named.get(left.table)
@@ -438,7 +438,7 @@ def overtaken(term: int) -> FencedError:
     return FencedError(
         f"another writer has taken over, under term {term}",
         where="lake",
-        repair="nothing: the newer writer goes on",
+        repair="nothing: the newer writer continues",
     )
 
 
@@ -465,7 +465,7 @@ def commit(
             break
     else:
         raise LakeError(
-            f"gave up after {ATTEMPTS} attempts: other writers keep committing to this table",
+            f"gave up after {ATTEMPTS} attempts: other writers commit to this table",
             where=where,
             repair="let only Tuskline write to the lake's tables",
         )

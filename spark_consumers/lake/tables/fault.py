@@ -67,7 +67,7 @@ def fault_of(table: str, error: Exception) -> TableFault | None:
     if isinstance(error, UnsupportedValueError) and error.where != table:
         # By where it was found: the row. The log has the value, whatever becomes of it at the source.
         ways = (
-            f'set such rows aside ([lake.on_unfit_value] "{table}" = "quarantine", start `lake run` again, '
+            f'quarantine such rows ([lake.on_unrepresentable_value] "{table}" = "quarantine", start `lake run` again, '
             f"tuskline table resume {table}); or change the value at the source, and tuskline table resync {table}"
         )
         return TableFault(table, UnsupportedValueError(error.what, where=error.where, repair=ways))
@@ -79,8 +79,8 @@ def fault_of(table: str, error: Exception) -> TableFault | None:
     place = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" at {Path(place[0].filename).name}:{place[0].lineno}" if place else ""
     repair = (
-        f"report this fault of Tuskline, with the table's columns; tuskline table resync {table} goes on behind the "
-        "changes that bring it out"
+        f"report this bug of Tuskline, with the table's columns; tuskline table resync {table} continues behind the "
+        "changes that trigger it"
     )
     what = f"{type(error).__name__}: {str(error)[:300]}{at}"
     return TableFault(table, TusklineError(what, where=table, repair=repair))
@@ -90,8 +90,8 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 
-def told(function: Callable[[_Task], _Result]) -> Callable[[_Task], tuple[str, Any]]:
-    """`function` for an executor: our errors and faults come back as values, for Spark would make text of them."""
+def as_values(function: Callable[[_Task], _Result]) -> Callable[[_Task], tuple[str, Any]]:
+    """Wrap `function` for an executor: our errors and faults are returned as values, since Spark would turn them into text."""
 
     def run(task: _Task) -> tuple[str, Any]:
         try:
@@ -123,12 +123,15 @@ def guarded(function: Callable[[str, _Task], _Result]) -> Callable[[str, _Task],
     return run
 
 
-def results(told: Sequence[tuple[str, Any]], tables: Mapping[str, TableVersion]) -> list[Any]:
-    """What `told` gave on the executors, or `guarded` here. Raises what was raised there, faults of tables as `TableFaultsError`."""
-    errors = [value for kind, value in told if kind == "error"]
+def results(returned: Sequence[tuple[str, Any]], tables: Mapping[str, TableVersion]) -> list[Any]:
+    """The results that `as_values` returned on the executors, or `guarded` here.
+
+    Raises the errors that were raised there, faults of tables as `TableFaultsError`.
+    """
+    errors = [value for kind, value in returned if kind == "error"]
     if errors:
         raise from_wire(errors[0])
-    faults = [TableFault(v[0], from_wire(v[1])) for kind, v in told if kind == "fault"]
+    faults = [TableFault(v[0], from_wire(v[1])) for kind, v in returned if kind == "fault"]
     if faults:
         raise TableFaultsError(faults, tables)
-    return [value for _, value in told]
+    return [value for _, value in returned]

@@ -1,9 +1,8 @@
-"""What a look at a source means for its tables in the lake: which are copied again, and which just go on. Pure.
+"""Compares a source's publication with its tables in the lake: which are copied again, and which continue. Pure.
 
-The look was begun after every table that is judged had come into the chain. What it shows is compared with the shape
-that each table, and each copy that is not shown yet, has (`shape`): if something is missing, the table stops
-following, and a copy is given up; both are copied again. Otherwise the table's shape is from now on the one that was
-seen, so what is compared next is what comes after.
+The publication was read after every compared table had come into the chain. It is compared with the shape of each table,
+and of each copy that is not shown yet (`shape`): if changes are missing, the table stops following, and a copy is
+discarded; both are copied again. Otherwise the table gets the shape that was read, with which the next one is compared.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,40 +25,40 @@ from walsender_bridge.change_log.entry import NAMED_OTHERWISE
 
 
 def compare(
-    head: Manifest, stream: str, look: Publication, later: Collection[str], *, holds: bool
+    head: Manifest, stream: str, publication: Publication, later: Collection[str], *, holds: bool
 ) -> tuple[Manifest, dict[str, str]]:
-    """The head after this look, and why tables have to be copied again. `later`: what came after the look began.
+    """The head after this comparison, and why tables must be copied again. `later`: tables that came after the read began.
 
     `holds`: epochs wait for a table that is copied again.
     """
-    told: dict[str, str] = {}
-    for relation, now in look.shapes.items():
+    reasons: dict[str, str] = {}
+    for relation, now in publication.shapes.items():
         name = f"{stream}.{relation}"
         if name in later:
             continue
         copy, table = head.copies.get(name), head.tables.get(name)
         if copy is not None:
-            reason = outdated(copy, now, look)
-            made = {**head.copies, name: followed_by(copy, now, look)}
+            reason = outdated(copy, now, publication)
+            made = {**head.copies, name: followed_by(copy, now, publication)}
             if reason is not None:
-                told[name] = reason
+                reasons[name] = reason
                 del made[name]
             head = replace(head, copies=made)
         if table is None or _is_copied_again(table):
             continue
-        reason = outdated(table, now, look)
+        reason = outdated(table, now, publication)
         if reason is None:
-            head = replace(head, tables={**head.tables, name: followed_by(table, now, look)})
+            head = replace(head, tables={**head.tables, name: followed_by(table, now, publication)})
         else:
-            told[name] = reason
+            reasons[name] = reason
             head = states.outdate(head, name, reason, holds=holds)
-    return head, told
+    return head, reasons
 
 
-def followed_by(table: TableVersion, now: Shape, look: Publication) -> TableVersion:
-    """The table after a look in which it lacks nothing."""
+def followed_by(table: TableVersion, now: Shape, publication: Publication) -> TableVersion:
+    """The table after a comparison in which it lacks nothing."""
     if table.shape:
-        now = followed(Shape.load(table.shape), now, look.lsn)
+        now = followed(Shape.load(table.shape), now, publication.lsn)
     return replace(table, shape=now.dump())
 
 
@@ -69,17 +68,18 @@ def partitions(table: TableVersion) -> dict[int, int]:
     return {part.oid: part.empty_at for part in parts}
 
 
-def told_of(
+def after_partition_changes(
     tables: Mapping[str, TableVersion],
     unexpected: Mapping[str, Collection[int]],
-    looked: Collection[str],
+    polled: Collection[str],
 ) -> tuple[dict[str, TableVersion], dict[str, str]]:
-    """The tables after changes of `unexpected` partitions came for some, and why tables have to be copied again.
+    """The tables after changes of `unexpected` partitions of some, and why tables must be copied again.
 
-    The log is read after the looks. `looked`: the streams whose look began after all these changes were committed: what it
-    did not show is gone already, with rows that no change has removed. Of other streams the next look tells.
+    The log is read after the publications. `polled`: the streams whose publication was read after all these changes were
+    committed: a partition that it does not have is gone already, with rows that no change has removed. For other streams
+    the next poll decides.
     """
-    made, told = dict(tables), {}
+    made, reasons = dict(tables), {}
     for name, oids in unexpected.items():
         table = tables[name]
         if not oids or not table.shape:
@@ -88,32 +88,34 @@ def told_of(
         back = sorted(part.name for part in shape.parts if part.link and part.oid in oids)
         gone = sorted(set(oids) - set(partitions(table)))
         if NAMED_OTHERWISE in oids:
-            told[name] = "a partition of it had another replica identity than the table has"
+            reasons[name] = "a partition of it had another replica identity than the table has"
         elif back:
-            told[name] = f"its partition {back[0]} had rows, and was attached again without them"
-        elif gone and stream_of(name) in looked:
-            told[name] = f"its partition with OID {gone[0]} had rows, and was dropped or detached"
+            reasons[name] = f"its partition {back[0]} had rows, and was attached again without them"
+        elif gone and stream_of(name) in polled:
+            reasons[name] = (
+                f"its partition with OID {gone[0]} had rows, and was dropped or detached"
+            )
         else:
-            made[name] = replace(table, shape=shape.told_of(oids).dump())
-    return made, told
+            made[name] = replace(table, shape=shape.with_partitions(oids).dump())
+    return made, reasons
 
 
 def _is_copied_again(table: TableVersion) -> bool:
-    """Whether its rows do not count any more, or somebody has to decide first."""
+    """Whether its rows do not count any more, or an operator must decide first."""
     return table.state in {HELD, STALE, LEFT} or (table.state != LIVE and bool(table.resync))
 
 
-def outdated(table: TableVersion, now: Shape, look: Publication) -> str | None:
-    """Why the table has to be copied again, its source being as the look saw it; None if it has not."""
+def outdated(table: TableVersion, now: Shape, publication: Publication) -> str | None:
+    """Why the table must be copied again, by this publication; None if it need not."""
     if now.oid != table.relation_id:
-        return "the table was dropped and another was made under its name"
+        return "the table was dropped, and another one created with its name"
     reason = None
     if table.shape:
         before = Shape.load(table.shape)
-        reason = changed(before, now, look.empty) or _added_since(table, before, now)
+        reason = changed(before, now, publication.empty) or _added_since(table, before, now)
     elif now.file == 0:
-        # Whatever happened to its partitions since it was copied, the stream has told nothing of it.
-        reason = "an earlier version copied it, which did not follow its partitions"
+        # The stream has had no changes of its partitions since it was copied.
+        reason = "it was copied by an earlier version, which did not follow its partitions"
     refused = refusal(now)
     if reason is None and refused is not None:
         reason = f"{refused.reason}: {refused.repair}"
@@ -121,11 +123,11 @@ def outdated(table: TableVersion, now: Shape, look: Publication) -> str | None:
 
 
 def _added_since(table: TableVersion, before: Shape, now: Shape) -> str | None:
-    """Why columns that the lake took from the stream before any look had shown them are not what they were."""
+    """Why columns that the lake took from the stream before the catalog was read are not what they were."""
     names = [name for name, _, _ in table.layout]
     added = [name for name in names if name not in sent_names(before)]
     if added and (others_by_now(names, now) or not set(names) <= set(sent_names(now))):
-        return f"its column {added[0]!r} was added, and is another one by now"
+        return f"its column {added[0]!r} was added, and has been replaced since"
     return None
 
 
@@ -140,19 +142,19 @@ def known(head: Manifest, stream: str) -> set[int]:
     return {oid for table in versions for oid in Shape.load(table.shape).relations}
 
 
-def unshown(head: Manifest, looks: Mapping[str, Publication]) -> dict[str, str]:
-    """The tables of the head that are not what these sources have by now, and why.
+def unshown(head: Manifest, publications: Mapping[str, Publication]) -> dict[str, str]:
+    """The tables of the head that differ from these publications, and why.
 
     A table whose shape is not known is not known to be.
     """
     found = {}
-    for stream, look in looks.items():
-        for relation, now in look.shapes.items():
+    for stream, publication in publications.items():
+        for relation, now in publication.shapes.items():
             name = f"{stream}.{relation}"
             table = head.tables.get(name)
             if table is None or table.state != LIVE:
                 continue
-            reason = outdated(table, now, look)
+            reason = outdated(table, now, publication)
             if reason is None and not table.shape:
                 reason = "not compared with its source yet"
             if reason is not None:

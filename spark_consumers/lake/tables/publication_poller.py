@@ -1,6 +1,6 @@
-"""What the sources publish, asked beside the writer's loop: a server that hangs keeps no other source waiting.
+"""Polls the sources' publications beside the writer's loop: a server that hangs delays no other source.
 
-Each source has at most one question under way, and each question ends by itself (`sources.look`).
+Each source has at most one query under way, and each query has a time limit (`sources.read_publication`).
 """
 
 import time
@@ -14,12 +14,13 @@ from spark_consumers.lake.tables.shape import Publication
 from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.errors import TusklineError, UnavailableError
 
-#: Seconds between two questions to a source.
-LOOK_SECONDS = 5.0
-#: Seconds that the loop waits for the answers: a server that runs needs a few milliseconds.
+#: Seconds between two polls of a source.
+POLL_SECONDS = 5.0
+#: Seconds that the loop waits for the results: a running server needs a few milliseconds.
 _PATIENCE = 1.0
-#: Seconds after which a source that is not seen is told: until it is, what its catalog alone shows goes unnoticed.
-UNSEEN_SECONDS = 60.0
+#: Seconds after which a source that cannot be read is reported: until it is, changes that only its catalog shows go
+#: undetected.
+OVERDUE_SECONDS = 60.0
 
 log = structlog.get_logger()
 
@@ -35,8 +36,8 @@ class PublicationPoller:
         self._pool = ThreadPoolExecutor(max(len(configured), 1), thread_name_prefix="look")
         self._asked: dict[str, tuple[float, Future[Publication]]] = {}
         self._asked_at = float("-inf")
-        #: Since when a stream's source is asked in vain (monotonic seconds), and what came of it last.
-        self._unseen: dict[str, tuple[float, TusklineError]] = {}
+        #: Since when polls of a stream's source fail (monotonic seconds), and the last error.
+        self._failing: dict[str, tuple[float, TusklineError]] = {}
 
     def answers(
         self,
@@ -45,40 +46,42 @@ class PublicationPoller:
         *,
         at_once: bool = False,
     ) -> Iterator[tuple[str, float, Publication]]:
-        """What sources have answered, and since when it holds (monotonic seconds).
+        """The publications that have been read, and since when they hold (monotonic seconds).
 
-        Asks these streams' sources when it is time, or `at_once`. `known`: see `sources.look`, by stream.
+        Polls these streams' sources when it is time, or `at_once`. `known`: see `sources.read_publication`, by stream.
         """
         now = self._now()
-        if at_once or now - self._asked_at >= LOOK_SECONDS:
+        if at_once or now - self._asked_at >= POLL_SECONDS:
             self._asked_at = now
-            for stream in self._unseen.keys() - set(streams):
-                del self._unseen[stream]
+            for stream in self._failing.keys() - set(streams):
+                del self._failing[stream]
             for stream in streams:
                 if stream not in self._asked:
-                    question = self._pool.submit(sources.look, self._sources[stream], known(stream))
+                    question = self._pool.submit(
+                        sources.read_publication, self._sources[stream], known(stream)
+                    )
                     self._asked[stream] = now, question
-            # One that is under way for longer hangs: it is not waited for each time.
+            # A query that is under way for longer hangs: it is not waited for each time.
             wait([asked for began, asked in self._asked.values() if began == now], _PATIENCE)
         for stream in [stream for stream, (_, asked) in self._asked.items() if asked.done()]:
             began, asked = self._asked.pop(stream)
             try:
-                look = asked.result()
+                publication = asked.result()
             except TusklineError as error:
-                log.warning("publication not seen", stream=stream, error=str(error))
-                since, _ = self._unseen.get(stream, (began, error))
-                self._unseen[stream] = since, error
+                log.warning("could not read publication", stream=stream, error=str(error))
+                since, _ = self._failing.get(stream, (began, error))
+                self._failing[stream] = since, error
                 continue
-            self._unseen.pop(stream, None)
-            yield stream, began, look
+            self._failing.pop(stream, None)
+            yield stream, began, publication
 
-    def unseen(self) -> TusklineError | None:
-        """The source that has not been seen for longest, if that is too long: its tables go on as they were."""
-        if not self._unseen:
+    def overdue(self) -> TusklineError | None:
+        """The error of the source that has not been read for longest, if that is too long; its tables continue."""
+        if not self._failing:
             return None
-        stream, (since, error) = min(self._unseen.items(), key=lambda each: each[1][0])
+        stream, (since, error) = min(self._failing.items(), key=lambda each: each[1][0])
         seconds = self._now() - since
-        if seconds < UNSEEN_SECONDS:
+        if seconds < OVERDUE_SECONDS:
             return None
         return UnavailableError(
             f"its tables have not been compared with the server's catalog for {seconds:.0f} s: {error.what}",
@@ -87,9 +90,9 @@ class PublicationPoller:
         )
 
     def soon(self) -> None:
-        """Ask at the next look, whenever the last one was."""
+        """Poll at the next call, whenever the last poll was."""
         self._asked_at = float("-inf")
 
     def close(self) -> None:
-        """Ask no more; a question that is under way ends by itself."""
+        """Stop polling; a query under way ends by itself."""
         self._pool.shutdown(wait=False, cancel_futures=True)

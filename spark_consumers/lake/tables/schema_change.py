@@ -1,4 +1,4 @@
-"""What becomes of a table whose changes have another shape than it has. Pure.
+"""Decides how a table follows changes of another shape than its own. Pure.
 
 A Relation message carries neither attribute numbers nor defaults: a rename looks like a drop and an add, and
 a default fills old rows without a word. So one kind of change is followed in place: columns that came at
@@ -32,37 +32,37 @@ class FullResync:
     reason: str
 
 
-def judge(
-    table: TableVersion, layouts: Sequence[Layout], misfits: Sequence[SchemaMismatch]
+def evaluate(
+    table: TableVersion, layouts: Sequence[Layout], mismatches: Sequence[SchemaMismatch]
 ) -> ColumnsAdded | FullResync:
-    """What these misfits of one table amount to. `layouts`: what is known of this epoch's changes already."""
+    """The verdict on these mismatches of one table. `layouts`: those of this epoch's changes that are known already."""
     known = list(layouts)
     added: list[Column] = []
-    for told in sorted(misfits, key=lambda m: (m.offset, m.number)):
-        if told.reason:
-            return FullResync(told.reason)
+    for mismatch in sorted(mismatches, key=lambda m: (m.offset, m.number)):
+        if mismatch.reason:
+            return FullResync(mismatch.reason)
         if not known:
-            return FullResync(f"its columns changed to ({_named(told.columns)})")
+            return FullResync(f"its columns changed to ({_named(mismatch.columns)})")
         now = known[-1].columns
-        if told.columns == now:
+        if mismatch.columns == now:
             # A later range of the same epoch tells it again.
             continue
-        new = told.columns[len(now) :]
-        if told.columns[: len(now)] != now or not new:
-            return FullResync(_changes(now, told.columns))
-        if any(name in told.key for name, _, _ in new) and table.key:
+        new = mismatch.columns[len(now) :]
+        if mismatch.columns[: len(now)] != now or not new:
+            return FullResync(_changes(now, mismatch.columns))
+        if any(name in mismatch.key for name, _, _ in new) and table.key:
             return FullResync(f"its key got the column {new[0][0]!r}")
-        if told.offset < known[-1].offset:
-            return FullResync(_changes(now, told.columns))
-        known.append(Layout(told.offset, told.columns))
+        if mismatch.offset < known[-1].offset:
+            return FullResync(_changes(now, mismatch.columns))
+        known.append(Layout(mismatch.offset, mismatch.columns))
         added += new
     return ColumnsAdded(tuple(known), tuple(added))
 
 
 def schema_hash(columns: pa.Schema, key: Collection[str]) -> str:
     """A digest of a table's columns, types and key."""
-    told = "\n".join([*(f"{f.name}\t{f.type}" for f in columns), *key])
-    return blake2b(told.encode(), digest_size=16).hexdigest()
+    text = "\n".join([*(f"{f.name}\t{f.type}" for f in columns), *key])
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def first_layout(table: TableVersion) -> tuple[Layout, ...]:
@@ -81,7 +81,7 @@ def not_plain(added: Sequence[Column], catalog: Mapping[str, tuple[int, int, boo
         if found is not None and found[2]:
             return f"its column {name!r} was added with a default, or NOT NULL"
         if found is None or found[:2] != (kind, typmod):
-            return f"its column {name!r} was added, and is another one by now"
+            return f"its column {name!r} was added, and has been replaced since"
     return None
 
 
@@ -92,12 +92,12 @@ def _changes(before: Sequence[Column], after: Sequence[Column]) -> str:
     gone = [name for name in old if name not in new]
     come = [name for name in new if name not in old]
     other = [name for name in old if name in new and new[name] != old[name]]
-    told = [
+    differences = [
         f"{word} {', '.join(names)}"
         for word, names in (("lost", gone), ("got", come), ("has another type for", other))
         if names
     ]
-    return f"it {'; '.join(told)}" if told else "its columns are in another order"
+    return f"it {'; '.join(differences)}" if differences else "its columns are in another order"
 
 
 def _named(columns: Sequence[Column]) -> str:

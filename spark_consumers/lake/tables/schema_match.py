@@ -1,7 +1,7 @@
-"""Whether changes of a table are of the table as it was copied, and what they are if not.
+"""Compares a table's changes with the table as it was copied, and reports mismatches.
 
-Runs on the executors, beside `stage`. A change that does not fit is never folded: it is told to the driver
-(`SchemaMismatch`), which decides what becomes of the table (`schema_change`).
+Runs on the executors, beside `stage`. A change that does not match is never folded: it is reported to the driver
+(`SchemaMismatch`), which decides how the table continues (`schema_change`).
 """
 
 from collections.abc import Collection, Mapping
@@ -54,7 +54,7 @@ def key_of(relation: Relation) -> frozenset[str]:
     """The columns by which the updates and deletes of a relation name a row; none where they carry all of it.
 
     With REPLICA IDENTITY FULL every column is flagged, whatever the primary key is: the stream tells neither
-    the key nor that it changed, so nothing may depend on one. Such a table is a bag.
+    the key nor that it changed, so nothing may depend on one. Such a table is a multiset.
     """
     if relation.replica_identity == "f":
         return frozenset()
@@ -78,12 +78,12 @@ def without_copied(batch: ChangeBatch, start_lsn: int) -> ChangeBatch:
 def unusable(names: Collection[str], key: Collection[str]) -> str | None:
     """Why rows of these columns cannot be kept in a table with this key; None if they can."""
     if not names:
-        return "it has no column that is sent, so its rows cannot be told apart or counted"
+        return "it has no published column, so its rows cannot be distinguished or counted"
     if not key and ROW_ID in names:
-        return f"it has no key, and its column {ROW_ID!r} has the name by which the lake tells its rows apart"
+        return f"it has no key, and its column {ROW_ID!r} has the name of the lake's hidden row id"
     for name in names:
         if name in _RESERVED:
-            return f"its column {name!r} has the name of a column of Iceberg's own, so Spark could not read it"
+            return f"its column {name!r} has the name of an Iceberg metadata column, so Spark could not read it"
     lake_names = names if key else (*names, ROW_ID)
     same: dict[str, str] = {}
     for name in lake_names:
@@ -99,7 +99,7 @@ def _folded(name: str) -> str:
     return "".join(c.lower()[0] for c in upper)
 
 
-def misfit(
+def mismatch(
     batch: ChangeBatch,
     columns: pa.Schema,
     layouts: tuple[Layout, ...],
@@ -112,7 +112,7 @@ def misfit(
     """
     relation = batch.relation
     if relation.oid != relation_id:
-        return "the table was dropped and another was made under its name"
+        return "the table was dropped, and another one created with its name"
     if reason := unusable([column.name for column in relation.columns], key):
         return reason
     identity = key_of(relation)
@@ -122,8 +122,8 @@ def misfit(
     if batch.unchanged is not None and batch.unchanged[batch.ops == INSERT].any():
         # An UPDATE as PostgreSQL sends it. The value was never sent, and one of an earlier row may be another.
         return (
-            "an UPDATE brought a row into its row filter, without a value that it left as it was (TOAST); with"
-            " REPLICA IDENTITY FULL that value is sent"
+            "an UPDATE moved a row into its row filter, without an unchanged TOAST value; with REPLICA IDENTITY FULL"
+            " that value is sent"
         )
     if not layouts:
         return None if arrow_schema(relation.columns) == columns else ""
@@ -181,6 +181,6 @@ def _rows(batch: ChangeBatch, mask: np.ndarray) -> ChangeBatch:
         if batch.old_columns is None
         else [c.filter(chosen) for c in batch.old_columns],
         old_kind=batch.old_kind[mask],
-        unfit={i: raw.filter(chosen) for i, raw in batch.unfit.items()},
-        old_unfit={i: raw.filter(chosen) for i, raw in batch.old_unfit.items()},
+        unrepresentable={i: raw.filter(chosen) for i, raw in batch.unrepresentable.items()},
+        old_unrepresentable={i: raw.filter(chosen) for i, raw in batch.old_unrepresentable.items()},
     )

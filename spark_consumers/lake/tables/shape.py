@@ -1,13 +1,13 @@
-"""What a table is at its source, as far as the stream of changes does not tell when it changes. Pure.
+"""The catalog state of a table at its source, as far as its changes emit no replication message. Pure.
 
-A `Shape` is what the catalog says of one table in one snapshot (sql/lake/shapes.sql). A table in the lake has the
-shape of the snapshot that it was copied from. Whenever the source is looked at, `changed` compares the two: what emits
-no replication message (DROP of a partition, a new row filter, ALTER TYPE ... RENAME VALUE) shows there, and the
-table is copied again. What is harmless, or told by the stream, is taken over as the table's shape.
+A `Shape` is the catalog state of one table in one snapshot (sql/lake/shapes.sql). A table in the lake has the shape of
+the snapshot that it was copied from. Whenever the source is polled, `changed` compares the two: a change that emits no
+replication message (DROP of a partition, a new row filter, ALTER TYPE ... RENAME VALUE) shows there, and the table is
+copied again. A change that is harmless, or is in the stream, is adopted as the table's shape.
 
-Why no change is missed, even if it is undone before the next look: what is compared are OIDs, which are not used
-twice, and the versions of catalog rows (xmin), which never return. Why none is mended twice: the copy has the shape of
-its own snapshot, which contains the change, and only looks that begin after the copy are compared.
+Why no change is missed, even if it is undone before the next poll: OIDs are compared, which are not used twice, and the
+versions of catalog rows (xmin), which never return. Why none is repaired twice: the copy has the shape of its own
+snapshot, which contains the change, and only polls that begin after the copy are compared.
 """
 
 import json
@@ -16,20 +16,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-#: What a publication has to send.
+#: The operations that a publication must send.
 OPERATIONS = ("insert", "update", "delete", "truncate")
-#: What is not compared with anything later, and so not kept.
-_OF_THIS_LOOK = frozenset({"born_here", "filled", "via_root", "unlogged"})
+#: Fields that no later shape is compared with, and that are not kept.
+_TRANSIENT = frozenset({"born_here", "filled", "via_root", "unlogged"})
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """A partition below a table, at any depth.
 
-    `link`: the version of the row that makes it a partition of `parent` (empty: only the stream has told of it, and
-    the catalog was not seen since). `file`: its relfilenode; 0 if it is partitioned itself. `name`: as SQL writes it. `identity`: the columns by which its updates and deletes name a row (None: the whole row).
+    `link`: the version of the row that makes it a partition of `parent` (empty: only the stream has had it, and the
+    catalog was not read since). `file`: its relfilenode; 0 if it is partitioned itself. `name`: as SQL writes it.
+    `identity`: the columns by which its updates and deletes identify a row (None: the whole row).
     `born_here`: it was made as a partition, so every row in it came through the stream. `empty_at`: the LSN at which it
-    was found empty instead; a change of it that was committed before tells that it had rows under an earlier link.
+    was found empty instead; a change of it that was committed before shows that it had rows under an earlier link.
     `unlogged`: see `Shape`.
     """
 
@@ -52,7 +53,7 @@ class Shape:
     publication leaves out. `columns`: number, name, type, row version. `publication`: its OID and row version.
     `members`: by which entries the table is in the publication. `column_list`, `row_filter`: their text, if there are
     any. `labels`: of the enums in its columns, each its OID, text and row version; `composites`: of the composite types
-    OID, name and attributes. `filled`: numbers of the columns in which a row may have a value that no change has told.
+    OID, name and attributes. `filled`: numbers of the columns in which a row may have a value that no change has carried.
     `natts`: the greatest number that a column has had (0: not known). `generated`: numbers of the generated columns that
     the publication does not send.
     `via_root`: whether the publication sends partitions as the table that they are of. `unlogged`: `unlogged` or
@@ -109,10 +110,10 @@ class Shape:
     def dump(self) -> str:
         """The shape for a manifest: one line, with what `changed` needs of what was before."""
         kept = [
-            {k: v for k, v in asdict(part).items() if k not in {"identity", *_OF_THIS_LOOK}}
+            {k: v for k, v in asdict(part).items() if k not in {"identity", *_TRANSIENT}}
             for part in self.parts
         ]
-        record = {k: v for k, v in asdict(self).items() if k not in _OF_THIS_LOOK}
+        record = {k: v for k, v in asdict(self).items() if k not in _TRANSIENT}
         return json.dumps({**record, "parts": kept}, separators=(",", ":"))
 
     @property
@@ -120,8 +121,8 @@ class Shape:
         """The OIDs of the table and its partitions, as far as the catalog had them."""
         return {self.oid, *(part.oid for part in self.parts if part.link)}
 
-    def told_of(self, partitions: Collection[int]) -> "Shape":
-        """The shape once the stream has told of changes of these partitions, which the catalog did not have."""
+    def with_partitions(self, partitions: Collection[int]) -> "Shape":
+        """The shape after changes in the stream of these partitions, which the catalog did not have."""
         new = sorted(set(partitions) - {part.oid for part in self.parts})
         parts = (Partition(oid, self.oid, "", oid, f"with OID {oid}") for oid in new)
         return replace(self, parts=(*self.parts, *parts))
@@ -133,11 +134,11 @@ def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What a source publishes: its tables by `schema.table`, without our own.
+    """The tables that a source publishes, by `schema.table`, without our own.
 
-    `empty`: the OIDs of partitions that were not known, and whose files are empty. `lsn`: what was committed at or
-    above it came after the look began. `marked`: the table by which moments are marked is published, too; `updates`: and so
-    is the UPDATE that marks one.
+    `empty`: the OIDs of partitions that were not known, and whose files are empty. `lsn`: commits at or above it came
+    after the read began. `marked`: the table that marks positions in the log is published, too; `updates`: and so is the
+    UPDATE that marks one.
     """
 
     shapes: Mapping[str, Shape]
@@ -151,12 +152,12 @@ class Publication:
 
 
 def changed(before: Shape, now: Shape, empty: Collection[int] = ()) -> str | None:
-    """Why a table of the shape `before` lacks something that no change has told; None if it does not.
+    """Why a table of the shape `before` lacks changes that emitted no message; None if it does not.
 
     `empty`: new partitions whose files are empty.
     """
     if now.oid != before.oid:
-        return "the table was dropped and another was made under its name"
+        return "the table was dropped, and another one created with its name"
     return (
         _publication(before, now)
         or _partitions(before, now, empty)
@@ -324,10 +325,10 @@ class ShapeRefusal:
 
 def refusal(shape: Shape) -> ShapeRefusal | None:
     """Whether the stream cannot give this table's rows, whatever is copied."""
-    lacking = [name for name in OPERATIONS if name not in shape.operations.split(", ")]
-    if lacking:
+    missing = [name for name in OPERATIONS if name not in shape.operations.split(", ")]
+    if missing:
         return ShapeRefusal(
-            f"the publication leaves out {', '.join(lacking)}",
+            f"the publication leaves out {', '.join(missing)}",
             "ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
         )
     if shape.unsent:
@@ -343,7 +344,7 @@ def refusal(shape: Shape) -> ShapeRefusal | None:
         if part.file and not names_rows(shape.identity, part.identity):
             return ShapeRefusal(
                 f"its partition {part.name} has another replica identity than the table has: "
-                f"{_told(part.identity)} instead of {_told(shape.identity)}",
+                f"{_identity_text(part.identity)} instead of {_identity_text(shape.identity)}",
                 f"ALTER TABLE {part.name} REPLICA IDENTITY FULL",
             )
     return None
@@ -368,5 +369,5 @@ def names_rows(root: tuple[str, ...] | None, part: tuple[str, ...] | None) -> bo
     return bool(root) and set(root or ()) <= set(part)
 
 
-def _told(identity: tuple[str, ...] | None) -> str:
+def _identity_text(identity: tuple[str, ...] | None) -> str:
     return "the whole row" if identity is None else f"({', '.join(identity)})"

@@ -40,10 +40,10 @@ class Source:
     publication: str
 
 
-def look(source: Source, known: Collection[int] = ()) -> Publication:
-    """What is published now. `known`: OIDs of partitions, see `Publication`. Raises `UnavailableError`, `DeadlineError`."""
+def read_publication(source: Source, known: Collection[int] = ()) -> Publication:
+    """Read what is published now. `known`: OIDs of partitions, see `Publication`. Raises `UnavailableError`, `DeadlineError`."""
     with _connected(source) as connection:
-        # A new partition that is locked does not tell its size, and a backend that waits for it would stay after this look.
+        # The size of a locked new partition is not available, and a backend that waits for it would outlive this query.
         connection.execute(load("lake/lock_timeout").encode())
         return shapes(connection, source.publication, known)
 
@@ -72,7 +72,7 @@ def shapes(
 
 
 def columns_now(source: Source, relation_id: int) -> dict[str, tuple[int, int, bool]]:
-    """A table's columns in the catalog, as `schema_change.not_plain` wants them. Raises as `look` does."""
+    """A table's columns in the catalog, for `schema_change.not_plain`. Raises as `read_publication`."""
     with _connected(source) as connection:
         rows = connection.execute(load("lake/table_columns"), {"table": relation_id}).fetchall()
     return {name: (kind, typmod, filled) for name, kind, typmod, filled in rows}
@@ -90,7 +90,7 @@ def _connected(source: Source) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         raise UnavailableError(
             str(error).strip() or type(error).__name__,
             where=source.stream,
-            repair="see that the server accepts connections",
+            repair="check that the server accepts connections",
         ) from None
 
 
@@ -101,5 +101,5 @@ def mark(source: Source) -> None:
             flush_mark.check_published(connection, source.publication, source.stream)
             flush_mark.write(connection, source.stream)
     except (UnavailableError, DeadlineError, UntrustedError, PublicationError) as error:
-        # Then the tables are shown with the next commit of somebody else.
-        log.warning("no mark in the log", stream=source.stream, error=error.what)
+        # Then the tables are shown with the next commit of any client.
+        log.warning("could not write a mark to the log", stream=source.stream, error=error.what)

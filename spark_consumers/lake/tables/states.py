@@ -1,7 +1,7 @@
 """How tables change their state: from the newest link to what the next one says. Pure.
 
 The states are those of `table_version`. A table that stops following keeps its rows, says of which epoch
-they are, and from which offset of the log it lacks changes; so it can be told whether it may go on from there.
+they are, and from which offset of the log it lacks changes; this decides whether it may continue from there.
 """
 
 from collections.abc import Collection, Mapping
@@ -46,8 +46,8 @@ def without(head: Manifest, published: Collection[str], stream: str) -> Manifest
     return replace(head, tables=tables, copies=copies, set_aside=set_aside)
 
 
-def stop(head: Manifest, name: str, reason: str, *, holds: bool, anew: bool) -> Manifest:
-    """The table cannot follow any more. `holds`: epochs wait for it; `anew`: it is copied again.
+def stop(head: Manifest, name: str, reason: str, *, holds: bool, full_resync: bool) -> Manifest:
+    """The table cannot follow any more. `holds`: epochs wait for it; `full_resync`: it is copied again.
 
     A table that did not follow before holds nothing back. What was copied of it and not shown is dropped.
     """
@@ -59,7 +59,7 @@ def stop(head: Manifest, name: str, reason: str, *, holds: bool, anew: bool) -> 
         if before == LEFT:
             state = LEFT
         tables[name] = replace(
-            _stopped(head, name, state), reason=reason, resync=reason if anew else ""
+            _stopped(head, name, state), reason=reason, resync=reason if full_resync else ""
         )
     return replace(head, tables=tables, copies=copies)
 
@@ -89,14 +89,14 @@ def path_of(head: Manifest, lake: Path, where: str) -> str | None:
 
 
 def outdate(head: Manifest, name: str, reason: str, *, holds: bool) -> Manifest:
-    """The table lacks something that no change has told, and is copied again; see `stop`. A copy of it stays.
+    """The table lacks changes that emitted no message, and is copied again; see `stop`. A copy of it stays.
 
     A table that is paused stays so, and is copied again when it is resumed.
     """
     table = head.tables[name]
     if table.state == PAUSED:
         return replace(head, tables={**head.tables, name: replace(table, resync=reason)})
-    return replace(stop(head, name, reason, holds=holds, anew=True), copies=head.copies)
+    return replace(stop(head, name, reason, holds=holds, full_resync=True), copies=head.copies)
 
 
 def pause(head: Manifest, name: str) -> Manifest:
@@ -110,7 +110,7 @@ def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
     """The table follows again: from where it stopped, if the log has that (`low_offset`), or copied again."""
     table = head.tables[name]
     if not table.resync and table.offset < low_offset:
-        reason = f"the log was trimmed up to offset {low_offset}, and it stopped at {table.offset}"
+        reason = f"the log is trimmed up to offset {low_offset}, but it stopped at {table.offset}"
         table = replace(table, reason=f"{table.reason}; {reason}", resync=reason)
     state = STALE if table.resync else RESUMING
     if table.state == HELD:
@@ -135,7 +135,7 @@ def resync(head: Manifest, name: str, reason: str) -> Manifest:
 def unreadable(head: Manifest, names: Collection[str]) -> dict[str, str]:
     """Which of these published tables do not show the newest epoch, and why.
 
-    A table that somebody has paused is as it is on purpose, and not among them.
+    A table that an operator has paused is not among them.
     """
     found = {}
     for name in names:
@@ -154,13 +154,13 @@ def unreadable(head: Manifest, names: Collection[str]) -> dict[str, str]:
 
 
 def is_behind(head: Manifest, table: TableVersion) -> bool:
-    """Whether the rows are of an earlier epoch without anybody's having asked for that, by a pause or by leaving."""
+    """Whether the rows are of an earlier epoch for another reason than a pause or the table's removal."""
     asked = table.state in {LIVE, LEFT} or table.reason.startswith(PAUSED)
     return not asked and table.as_of != head.epoch
 
 
 def is_undecided(table: TableVersion) -> bool:
-    """Whether the table cannot follow until somebody has acted: no copy of it will take its place."""
+    """Whether the table is suspended until an operator acts: no copy of it will take its place."""
     return table.state in {HELD, STALE} and not table.resync
 
 
@@ -191,7 +191,7 @@ def trimmed(head: Manifest, low_offsets: Mapping[str, int]) -> dict[str, str]:
         position, low = head.streams.get(stream), low_offsets.get(stream, 0)
         if position is not None and position.offset < low and table.state in {LIVE, RESUMING}:
             found[name] = (
-                f"the log was trimmed: stream {stream} is kept from offset {low} on, and the lake "
+                f"the log was trimmed: stream {stream} is kept from offset {low} on, but the lake "
                 f"is at {position.offset}"
             )
     return found

@@ -1,8 +1,8 @@
-"""How a lake goes on with another change log, in the same folder and under the same names, when somebody asks for it.
+"""How a lake continues with another change log, in the same folder and under the same names, on request.
 
 A lake is of one log: the one that `lake.json` names, or, from the link on that took another one on, the one that the
-links name (`Manifest.log_id`). When the log's data was removed, another log answers, whose versions and offsets begin
-anew. The lake's driver ends then (`LakeError`), until a request (`requests`) names exactly the log that answers. Then
+links name (`Manifest.log_id`). When the log's data was removed, another log answers, whose versions and offsets start
+over. The lake's driver ends then (`LakeError`), until a request (`requests`) names exactly the log that answers. Then
 its takeover takes that log on, in the one link that also has its answer:
 
 - the link names the log;
@@ -27,7 +27,7 @@ Why no epoch shows rows of the old history with changes of the new one, or the o
   lake is of the new one until a request names the old one. A request that names another log than the lake's, found
   while the lake's own log answers, is refused, so that it takes effect at no later time.
 - A crash before the link leaves the request, and a log that has skipped versions, which are only numbers. After the
-  link the request is answered, and its file is removed by the next look.
+  link the request is answered, and its file is removed by the next poll.
 
 Epochs before the link are those of the old log; readers have them as long as any.
 """
@@ -47,7 +47,7 @@ from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 #: Why a table is copied again.
-REASON = "the lake goes on with another log"
+REASON = "the lake continues with another log"
 
 
 def request(lake: str | Path, log_id: str) -> Request | None:
@@ -100,11 +100,15 @@ def trouble(lake: str | Path, log_id: str) -> TusklineError | None:
 def _of_another_log(where: str, known: str, log_id: str, waiting: Sequence[Request]) -> LakeError:
     others = ", ".join(sorted({one.log_id for one in waiting}))
     return LakeError(
-        f"the log is {log_id}, this lake is of {known}"
-        + (f"; it was asked to go on with {others}, which does not answer" if others else ""),
+        f"the log is {log_id}, but this lake belongs to {known}"
+        + (
+            f"; a request to continue with {others} is pending, but that log does not answer"
+            if others
+            else ""
+        ),
         where=where,
-        repair="tuskline reattach: the lake goes on with this log, and copies its tables again under the same names;"
-        " or put the log back that wrote the lake",
+        repair="tuskline reattach: the lake continues with this log, and copies its tables again under the same names;"
+        " or restore the log that the lake was written from",
     )
 
 
@@ -123,14 +127,14 @@ def adopted(
     then it has just become another one.
     """
     if all(one.log_id != status.log_id for one in asked):
-        raise UnavailableError(f"log {status.log_id} answers now", repair="it is tried again")
+        raise UnavailableError(f"log {status.log_id} answers now", repair="wait, it is retried")
     link = without_departed(link, sources)
     for stream in link.streams:
         if stream not in status.streams:
             raise UnavailableError(
-                f"log {status.log_id}, which the lake is to go on with, has no stream {stream} yet",
+                f"log {status.log_id}, with which the lake is to continue, has no stream {stream} yet",
                 where=stream,
-                repair="see that `tuskline bridge run` is running; or take the source out of the configuration",
+                repair="check that `tuskline bridge run` is running; or remove the source from the configuration",
             )
     outcome = {}
     for name, table in link.tables.items():
@@ -138,7 +142,7 @@ def adopted(
             paused = replace(table, resync=REASON)
             link = replace(link, tables={**link.tables, name: paused})
         elif table.state != LEFT:
-            link = states.stop(link, name, REASON, holds=holds, anew=True)
+            link = states.stop(link, name, REASON, holds=holds, full_resync=True)
             outcome[name] = f"is copied again: {REASON}"
     streams = {stream: position_of(cut) for stream, cut in status.streams.items()}
     link = replace(link, log_id=status.log_id, streams=streams, copies={}, set_aside={})
@@ -155,5 +159,5 @@ def answered(
     `done`: for each table what was done, if the request names this log. `now`: steady seconds.
     """
     if asked.log_id != log_id:
-        done = {asked.log_id: f"refused: the log that answers is {log_id}, and the lake is of it"}
+        done = {asked.log_id: f"refused: log {log_id} answers, and the lake belongs to it"}
     return requests.answered(head, asked, done, now)

@@ -31,7 +31,7 @@ class LakeSite:
         """Carry out an effect of the lake; its answer."""
         match effect:
             case takeover.ReadPublishedLink():
-                return self._chain.told()
+                return self._chain.recorded_newest()
             case takeover.ReadUsedTerm():
                 return self.used_term()
             case takeover.ReadHead():
@@ -75,7 +75,9 @@ class LakeSite:
         names = [path.name for path in self._chain.staging.glob("*")]
         branches = [0]
         for table in table_links.folders(self._chain.root):
-            files = (file.name for place in ("data", "unfit") for file in table.glob(f"{place}/*"))
+            # `unfit` is the name that earlier versions gave to `quarantine`.
+            places = ("data", "quarantine", "unfit")
+            files = (file.name for place in places for file in table.glob(f"{place}/*"))
             names += [table.name, *files]
             branches += self._format.terms(str(table))
         return max(takeover.greatest_term(names), *branches)
@@ -91,16 +93,16 @@ class LakeSite:
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
-        yield from self._unfit()
+        yield from self._quarantined()
 
-    def _unfit(self) -> Iterator[Leftover]:
+    def _quarantined(self) -> Iterator[Leftover]:
         for table in table_links.folders(self._chain.root):
-            for path in table.glob("unfit/*"):
+            for path in table.glob("quarantine/*"):
                 sealed = checksums.file_of(path)
                 if sealed is not None and sealed.exists():
                     # These go with their file.
                     continue
-                yield Leftover(LeftoverKind.UNFIT, self._relative(path), self._relative(table))
+                yield Leftover(LeftoverKind.QUARANTINE, self._relative(path), self._relative(table))
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._chain.root))
@@ -122,16 +124,16 @@ class LakeSite:
         path = self._path(name)
         users = self._format.users_refs(path)
         if users and name not in self._kept:
-            log.warning("folder kept: it has branches or tags of users", path=name, names=users)
+            log.warning("folder kept: it has user branches or tags", path=name, names=users)
             self._kept.add(name)
         elif not users:
             log.info("garbage removed", kind=LeftoverKind.TABLE.name.lower(), path=name)
             shutil.rmtree(path, ignore_errors=True)
         return not users
 
-    def sweep_unfit(self, head: Manifest) -> int:
-        """Remove our own and earlier files of unfit rows that no link names; how many. `head` is ours."""
-        found = list(self._unfit())
+    def sweep_quarantined(self, head: Manifest) -> int:
+        """Remove our own and earlier files of quarantined rows that no link names; how many. `head` is ours."""
+        found = list(self._quarantined())
         if not found:
             return 0
         named = takeover.names_of(self._chain.links())

@@ -41,9 +41,9 @@ class LogAccess:
             status = self.status()
         if status.version < version:
             raise UnavailableError(
-                f"the log skips the versions up to {version}, and can be read up to {status.version}",
+                f"the log skips the versions up to {version}, but can be read up to {status.version} only",
                 where=self._address,
-                repair="see that its log servers run; it is tried again",
+                repair="check that its log servers are running; it is retried",
             )
         return status
 
@@ -52,7 +52,7 @@ class LogAccess:
         log_id = self.client.status().log_id
         if log_id != before.log_id:
             raise UnavailableError(
-                f"the log is {log_id}, and an epoch was being read from {before.log_id}",
+                f"the log is {log_id}, but an epoch was being read from {before.log_id}",
                 where=self._address,
                 repair="nothing: the epoch is not published",
             )

@@ -54,9 +54,9 @@ from walsender_bridge.runtime.steady_clock import SteadyClock
 
 __all__ = ["Lakehouse", "Source"]
 
-#: How often the log is asked whether there is something to do, in seconds.
+#: Seconds between two polls of the log.
 _TICK = 0.1
-#: How often a driver looks whether the one that is at work still is, in seconds.
+#: Seconds between two checks of a standby driver whether the active one still runs.
 _STANDBY = 0.5
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
@@ -88,9 +88,9 @@ class Lakehouse:
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
-    a table that cannot follow (`policy`). `progress` is called with how far each
-    table's copy is (`copy_out.Progress`), about ten times a second. `on_unfit_value`: `fail` or `quarantine`, by table
-    and as `default`. `failing` is called with why a round has failed, each time, and with None when the next one has not.
+    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`initial_copy.Progress`), about
+    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `failing` is called
+    with the error of each failed round, and with None when the next one has succeeded.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Lakehouse:
         failing_table: str = WAIT_FOR_COPY,
         copy_rate: float | None = None,
         progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
         failing: Callable[[TusklineError | None], None] | None = None,
     ) -> None:
         if format != IcebergFormat.name:
@@ -124,27 +124,27 @@ class Lakehouse:
         self._retention = retention_seconds
         self._max_bytes = max_bytes_per_epoch
         self._leases = Leases()
-        self._looks = PublicationPoller(sources)
+        self._poller = PublicationPoller(sources)
         self._presence = Presence(self._chain.root / "_tuskline")
         self._standby = takeover.DriverWait()
         self._waits_for: str | None = None
         self._writer: _Writer | None = None
         #: The link of a takeover that failed behind it.
-        self._taking: Manifest | None = None
+        self._takeover: Manifest | None = None
         #: When the last round began: the interval is from start to start, however long a round takes.
         self._began_at = float("-inf")
         self._lake = ""
         self._format: IcebergFormat | None = None
         self._policy = Policy(failing_table, copy_rate, keep_paused=retention_seconds)
         self._progress = progress
-        self._on_unfit_value = dict(on_unfit_value or {})
+        self._on_unrepresentable_value = dict(on_unrepresentable_value or {})
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
     def run(self, stop: threading.Event) -> None:
         """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
 
-        Outlives what restarts: log, PostgreSQL, a full disk. Raises `FencedError` when a newer writer has
-        come, `LakeError` for a lake of another log that it is not to go on with (`adopt`), and whatever is raised when the JVM is gone.
+        Survives restarts of the log and of PostgreSQL, and a full disk. Raises `FencedError` when a newer writer has
+        come, `LakeError` for a lake of another log without a request (`adopt`), and any error once the JVM has ended.
         """
         pause = _FIRST_PAUSE
         try:
@@ -156,7 +156,7 @@ class Lakehouse:
                         continue
                     self.run_once()
                     pause = _FIRST_PAUSE
-                    self._failures.went_well(self._looks.unseen())
+                    self._failures.went_well(self._poller.overdue())
                     stop.wait(_TICK)
                 except LakeError as error:
                     self._failures.ended(error)
@@ -182,7 +182,9 @@ class Lakehouse:
         """
         if not is_alive(self._spark):
             # Nothing else would tell while there is nothing to write.
-            raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
+            raise UnavailableError(
+                "its JVM has ended", where="lake", repair="start the driver again"
+            )
         writer = self._writer or self._take_over()
         status = self._log.status()
         if adopt.wanted(self._chain, writer.head, status.log_id):
@@ -193,7 +195,7 @@ class Lakehouse:
         if status.version >= head.epoch:
             self._leases.renew(self._log.client, now)
         status = self._same_history(writer, status, due=due)
-        self._look_after_tables(writer, status)
+        self._update_tables(writer, status)
         head = writer.head
         if self._policy.holds_streams:
             rolled_back.check(head, writer.apart, str(self._chain.root))
@@ -203,7 +205,7 @@ class Lakehouse:
             # What could not be shown after its epoch; mostly there is nothing.
             writer.engines.show(head)
             return None
-        wanted, follow = writer.tables.look_again(writer.head)
+        wanted, follow = writer.tables.poll_again(writer.head)
         self._publish(writer, wanted)
         if not follow:
             return None
@@ -219,7 +221,7 @@ class Lakehouse:
         """End the copies that run, and the connection to the log. The lake stays as it is."""
         if self._writer is not None:
             self._writer.tables.close()
-        self._looks.close()
+        self._poller.close()
         self._presence.close()
         self._log.close()
 
@@ -229,7 +231,7 @@ class Lakehouse:
         thorough = due or bool(known or head.copies or states.held(head))
         writer.apart = log_view.apart(head, status, self._sources, thorough=thorough)
         for stream in writer.apart.keys() - known.keys():
-            log.error("another history in the log", stream=stream, reason=writer.apart[stream])
+            log.error("the log has another history", stream=stream, reason=writer.apart[stream])
         head = rolled_back.hold(head, writer.apart, holds=self._policy.holds_streams)
         head, lost = log_view.without_lost(head, status)
         if rolled_back.given_up(head, writer.apart) and status.version < head.epoch:
@@ -238,14 +240,14 @@ class Lakehouse:
         self._publish(writer, rolled_back.begin_again(head, writer.apart, status))
         return rolled_back.without(status, writer.apart)
 
-    def _look_after_tables(self, writer: _Writer, status: LogStatus) -> None:
-        """Publish what has changed about the tables, and have copied what is to be copied."""
+    def _update_tables(self, writer: _Writer, status: LogStatus) -> None:
+        """Publish changed table states, and start the copies that are due."""
         wanted = writer.tables.step(writer.head, status, self._log.client, writer.apart)
         wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.holds_streams)
         changed = self._publish(writer, wanted)
         writer.tables.settled(writer.head)
         writer.tables.start_copies(writer.head, status, self._log.client)
-        writer.tables.tell(writer.head, changed=changed)
+        writer.tables.write_status(writer.head, changed=changed)
 
     def _publish(self, writer: _Writer, wanted: Manifest) -> bool:
         """Publish other states of tables, at the epoch that there is; whether there was anything to publish."""
@@ -277,7 +279,7 @@ class Lakehouse:
             return None
         writer.damaged -= set(found)
         try:
-            known = tables.layouts, tables.looked
+            known = tables.layouts, tables.polled
             manifest = writer.epochs.write(head, status, *known, everything=everything)
         except ShapeChangedError as changed:
             self._publish(writer, tables.reshape(head, changed))
@@ -325,7 +327,7 @@ class Lakehouse:
         term = head.term if head is not None else 0
         found = self._standby.waits_for(term, self._presence.others(), time.monotonic())
         if found != self._waits_for and found is not None:
-            log.info("standing by: another driver is at work", driver=found, term=term)
+            log.info("standing by: another driver is active", driver=found, term=term)
         self._waits_for = found
         return found is not None
 
@@ -348,7 +350,7 @@ class Lakehouse:
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
         self._format = IcebergFormat(self._spark, self._lake)
         site = LakeSite(self._chain, self._format)
-        clock = clock_after(self._taking)
+        clock = clock_after(self._takeover)
 
         def propose(before: Manifest | None, term: int) -> Manifest:
             nonlocal clock
@@ -367,14 +369,14 @@ class Lakehouse:
         def do(effect: takeover.Effect) -> Any:
             answer = site.do(effect)
             if isinstance(effect, takeover.Publish) and answer is None:
-                self._taking = effect.link
+                self._takeover = effect.link
                 self._lease(effect.link)
             return answer
 
         try:
-            if self._taking is not None:
-                self._presence.claim(self._taking.term)
-            taken = takeover.carry_out(takeover.take_over(propose, self._taking), do)
+            if self._takeover is not None:
+                self._presence.claim(self._takeover.term)
+            taken = takeover.carry_out(takeover.take_over(propose, self._takeover), do)
             head = taken.head
             writer = self._new_writer(head, site, clock)
             self._sweep(writer)
@@ -384,7 +386,7 @@ class Lakehouse:
             self._presence.claim(0)
             raise
         if gone := departed(head, self._sources):
-            log.warning("no source for these tables: they stay as they are", tables=gone)
+            log.warning("no source for these tables: their rows stay as they are", tables=gone)
         log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
         self._writer = writer
         return writer
@@ -394,13 +396,13 @@ class Lakehouse:
         status = self._log.raised(link.epoch)
         holds = self._policy.holds(copied_again=True)
         made = adopt.adopted(link, status, self._sources, asked, holds=holds)
-        log.warning("the lake goes on with another log", log=status.log_id, epoch=link.epoch)
+        log.warning("the lake continues with another log", log=status.log_id, epoch=link.epoch)
         return made
 
     def _forget(self, writer: _Writer) -> None:
         """End this writer: a takeover goes on with another log, and nothing that this one has is of that."""
         writer.tables.close()
-        self._writer = self._taking = None
+        self._writer = self._takeover = None
         self._leases = Leases()
 
     def _new_writer(self, head: Manifest, site: LakeSite, clock: SteadyClock) -> _Writer:
@@ -413,16 +415,18 @@ class Lakehouse:
             clock=clock,
             max_bytes=self._max_bytes,
             unchanged=self._log.unchanged,
-            on_unfit_value=self._on_unfit_value,
+            on_unrepresentable_value=self._on_unrepresentable_value,
         )
-        copier = TableCopier(self._spark, self._chain.root, self._format, self._on_unfit_value)
+        copier = TableCopier(
+            self._spark, self._chain.root, self._format, self._on_unrepresentable_value
+        )
         tables = TableWork(
             self._chain,
             self._lake,
             self._sources,
             Copies(copier),
             self._leases,
-            self._looks,
+            self._poller,
             self._policy,
             clock,
             self._progress,
@@ -446,7 +450,7 @@ class Lakehouse:
             if self._writer is not None:
                 self._writer.tables.release(head, self._log.client)
         except TusklineError as error:
-            log.warning("no lease at the log", error=str(error))
+            log.warning("could not renew the lease at the log", error=str(error))
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Say what happened, and start the next attempt from what is durable: a newest link that is lost may be given up."""
@@ -461,11 +465,14 @@ class Lakehouse:
                 raise FencedError(
                     f"term {head.term} has taken over",
                     where=str(self._chain.root),
-                    repair="nothing: the newer writer goes on",
+                    repair="nothing: the newer writer continues",
                 ) from error
             if head is not None and head.link > self._writer.head.link:
                 self._adopt(self._writer, head)
-            elif not self._chain.has(self._writer.head.link) and self._chain.told() is None:
+            elif (
+                not self._chain.has(self._writer.head.link)
+                and self._chain.recorded_newest() is None
+            ):
                 self._forget(self._writer)
 
 

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class Presence:
-    """The sign of one driver, and the sight of the others. `folder` is the lake's `_tuskline`."""
+    """One driver's heartbeat, and those of the others. `folder` is the lake's `_tuskline`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "drivers"
@@ -105,13 +105,13 @@ class Presence:
             for path in self._folder.iterdir():
                 if path.name != self.name and not path.name.startswith("."):
                     with contextlib.suppress(FileNotFoundError):
-                        found[path.name] = _look(path)
+                        found[path.name] = _read_sign(path)
         for name in [name for name, sign in found.items() if sign.is_dead]:
             (self._folder / name).unlink(missing_ok=True)
         return found
 
 
-def _look(path: Path) -> Sign:
+def _read_sign(path: Path) -> Sign:
     with path.open("rb") as file:
         beat = file.read(_SIZE)
         try:

@@ -1,8 +1,8 @@
-"""What a person asks of a lake's tables: durable, carried out once, by the writer that counts.
+"""Operators' requests for a lake's tables: durable, carried out once, by the newest writer.
 
 A request is a file of its own in `<lake>/_tuskline/requests`, created whole and synced. The lake's writer
-looks there, and what a request changes becomes durable in one step with its answer: the next link of the
-chain has both (`Manifest.answered`). Only then is the file removed. So
+polls that folder, and what a request changes becomes durable in one step with its answer: the next link of
+the chain has both (`Manifest.answered`). Only then is the file removed. So
 
 - a writer that is no longer the newest carries nothing out: its link is refused;
 - a crash before the link leaves the request, one after it leaves an answered request, which is removed;
@@ -39,15 +39,15 @@ from walsender_bridge.errors import (
 ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
 #: Done with the link that has the answer.
 _AT_ONCE = frozenset({PAUSE, DROP})
-#: About rows that are set aside.
+#: About quarantined rows.
 RETRY, SKIP = "retry", "skip"
 #: About the whole lake: it goes on with another log (`adopt`).
 ADOPT = "adopt"
 KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT)
-#: Seconds for which an answer is kept, so that whoever waits for it finds it.
+#: Seconds for which an answer is kept for the process that waits for it.
 _KEPT = 3600.0
-_LOOK_AGAIN = 0.1
-#: The ending of a file that is no request.
+_POLL_SECONDS = 0.1
+#: The suffix of a file that is not a valid request.
 _ASIDE = ".corrupt"
 
 log = structlog.get_logger()
@@ -57,7 +57,7 @@ log = structlog.get_logger()
 class Request:
     """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time.
 
-    `rows`: ids of rows that are set aside (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`).
+    `rows`: ids of quarantined rows (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`).
     """
 
     id: str
@@ -70,9 +70,9 @@ class Request:
 def ask(
     chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = (), log_id: str = ""
 ) -> Request:
-    """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, or it cannot be written, `UsageError`."""
+    """Write a request to the lake, durably. Raises `UsageError`, and `LakeError` if there is no lake or it is read-only."""
     if kind not in KINDS:
-        raise UsageError(f"{kind!r} is no request", repair=f"one of {', '.join(KINDS)}")
+        raise UsageError(f"unknown request kind {kind!r}", repair=f"use one of {', '.join(KINDS)}")
     chain.identity()
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
     request = Request(name, kind, tuple(tables), tuple(rows), log_id)
@@ -80,9 +80,9 @@ def ask(
         create_exclusively(make_room(chain) / f"{request.id}.json", dump(asdict(request)))
     except OSError as error:
         raise LakeError(
-            f"cannot write a request: {error.strerror}",
+            f"could not write a request: {error.strerror}",
             where=str(room(chain)),
-            repair="ask as the user of `tuskline lake run`, or let your own write to this folder",
+            repair="run the command as the user of `tuskline lake run`, or grant your user write permission on this folder",
         ) from None
     return request
 
@@ -124,12 +124,12 @@ def _request(record: Mapping[str, Any], name: str) -> Request:
     if not all(isinstance(found, list) for found in lists):
         raise TypeError("its tables or rows are not lists")
     if not all(isinstance(text, str) for text in [*texts, *lists[0], *lists[1]]):
-        raise TypeError("it has a member of another type")
+        raise TypeError("a member has an unexpected type")
     if record["id"] != name:
         # It would be answered under another name than it is forgotten by, and be carried out again.
         raise ValueError(f"it is request {record['id']}")
     if record["kind"] not in KINDS:
-        raise ValueError(f"{record['kind']!r} is no request")
+        raise ValueError(f"unknown request kind {record['kind']!r}")
     return Request(*texts[:2], tuple(lists[0]), tuple(lists[1]), texts[2])
 
 
@@ -186,7 +186,7 @@ def _one(
     table = head.tables.get(name)
     again = {n: reason for n, reason in head.set_aside.items() if n != name}
     if kind in {ADD, RESYNC} and name not in published:
-        return head, "refused: it is in no publication of a source of this lake"
+        return head, "refused: no source of this lake publishes it"
     if kind == ADD:
         if table is not None and table.state == LIVE:
             return head, "is in the lake already"
@@ -201,9 +201,9 @@ def _one(
     if kind == DROP:
         return _dropped(head, name)
     if kind == RETRY:
-        if not table.unfit_files:
-            return head, "has no row that is set aside"
-        again_table = replace(table, retry_unfit=True)
+        if not table.quarantine_files:
+            return head, "has no quarantined row"
+        again_table = replace(table, retry_quarantined=True)
         return replace(head, tables={**head.tables, name: again_table}), "is tried again"
     if kind == PAUSE:
         if table.state == PAUSED:
@@ -214,8 +214,8 @@ def _one(
     if table.state in {LIVE, RESUMING, LEFT} or (table.state != PAUSED and table.resync):
         return head, f"refused: it is {table.state}" if table.state == LEFT else "follows already"
     made = states.resume(head, name, low_offsets.get(states.stream_of(name), 0))
-    anew = made.tables[name].resync
-    return made, f"is copied again: {anew}" if anew else "follows again"
+    resync = made.tables[name].resync
+    return made, f"is copied again: {resync}" if resync else "follows again"
 
 
 def _dropped(head: Manifest, name: str) -> tuple[Manifest, str]:
@@ -223,7 +223,7 @@ def _dropped(head: Manifest, name: str) -> tuple[Manifest, str]:
     if (state := head.tables[name].state) != LEFT:
         return (
             head,
-            f"refused: it is {state}; only a table that has left its publication is dropped",
+            f"refused: it is {state}; only a table that has left its publication can be dropped",
         )
     tables = {n: table for n, table in head.tables.items() if n != name}
     return replace(head, tables=tables), "is dropped"
@@ -237,8 +237,8 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
     answer = head.answered.get(request.id)
     if answer is None:
         return None
-    told: dict[str, str] = answer["tables"]
-    for name, outcome in told.items():
+    outcomes: dict[str, str] = answer["tables"]
+    for name, outcome in outcomes.items():
         if outcome.startswith(f"refused: {rolled_back.REASON}"):
             raise DivergedError(
                 outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
@@ -248,13 +248,13 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             raise LakeError(
                 reason or outcome.removeprefix("refused: "),
                 where=name,
-                repair=f"see `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
+                repair=f"check `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
             )
     if request.kind in {RETRY, SKIP}:
-        return None if any(head.tables[name].retry_unfit for name in told) else told
-    if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in told):
+        return None if any(head.tables[name].retry_quarantined for name in outcomes) else outcomes
+    if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in outcomes):
         return None
-    return told
+    return outcomes
 
 
 def _failure(head: Manifest, name: str) -> str | None:
@@ -278,17 +278,17 @@ def wait(
     *,
     timeout: float,
     stop: threading.Event | None = None,
-    looking: Callable[[], None] = lambda: None,
+    polling: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
     """Wait until a request is carried out, and what it asks for is readable; what became of each table.
 
-    `timeout` is in seconds; `looking` is called whenever the chain is looked at. Raises `DeadlineError`, `CorruptError` for
+    `timeout` is in seconds; `polling` is called at each poll of the chain. Raises `DeadlineError`, `CorruptError` for
     a request that could not be read, and `LakeError` for what was refused or failed.
     """
     stop = stop or threading.Event()
     deadline = time.monotonic() + timeout
     while True:
-        looking()
+        polling()
         head = chain.head()
         done = finished(head, request) if head is not None else None
         if done is not None:
@@ -296,19 +296,19 @@ def wait(
         aside = room(chain) / f"{request.id}{_ASIDE}"
         if aside.exists():
             raise CorruptError(
-                f"the request to {request.kind} could not be read, and was put aside",
+                f"the request to {request.kind} could not be read, and was renamed",
                 where=str(aside),
-                repair="make the request again, so that the user of `tuskline lake run` may read it",
+                repair="repeat the request so that the user of `tuskline lake run` may read it",
             )
         left = deadline - time.monotonic()
-        # As with epochs: the writer is another process, on a disk that tells nobody.
-        if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+        # As with epochs: the writer is another process, and the file system may not notify.
+        if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
             answered = head is not None and request.id in head.answered
             raise DeadlineError(
                 f"the request to {request.kind} is "
-                + ("under way, and not done yet" if answered else "not carried out yet; it stays"),
+                + ("in progress" if answered else "not carried out yet; it stays pending"),
                 where=str(chain.root),
-                repair="see `tuskline table list`, and that `tuskline lake run` is running and may write to "
+                repair="check `tuskline table list`, and that `tuskline lake run` is running and may write to "
                 f"{room(chain)}",
             )
 

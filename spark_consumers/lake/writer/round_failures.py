@@ -1,6 +1,6 @@
-"""What the lake's log says of rounds that fail: each cause once, and once a minute while it lasts.
+"""Logs failed rounds of the lake: each cause once, and once a minute while it lasts.
 
-That a round has gone well is said again and again too, for a job that hangs says nothing.
+Successful rounds are logged periodically too, since a job that hangs logs nothing.
 """
 
 import time
@@ -12,9 +12,9 @@ import structlog
 from spark_consumers.lake.folder import why
 from walsender_bridge.errors import TusklineError
 
-#: Seconds after which a cause that lasts is named again.
+#: Seconds after which a cause that lasts is logged again.
 _AGAIN_SECONDS = 60.0
-#: Seconds after which it is said again that rounds go well.
+#: Seconds after which successful rounds are logged again.
 _WELL_SECONDS = 5.0
 #: Characters of an error that is not one of ours.
 _DETAIL = 4000
@@ -35,9 +35,9 @@ class RoundFailures:
         self._now = now
         self._failing = failing
         self._count = 0
-        self._said = ""
-        self._said_at = 0.0
-        #: What an earlier driver said is true until a round has gone well.
+        self._logged = ""
+        self._logged_at = 0.0
+        #: An earlier driver's report holds until a round has succeeded.
         self._is_well = False
         self._well_at = 0.0
 
@@ -47,7 +47,7 @@ class RoundFailures:
         self._is_well = False
         cause, now = why(error, self._lake), self._now()
         self._failing(cause)
-        if cause.what == self._said and now - self._said_at < _AGAIN_SECONDS:
+        if cause.what == self._logged and now - self._logged_at < _AGAIN_SECONDS:
             return
         # Spark's own words are the only trace that there is of a fault in it; they are many lines.
         detail = "" if isinstance(error, TusklineError) else " ".join(str(error).split())[:_DETAIL]
@@ -58,9 +58,9 @@ class RoundFailures:
             repair=cause.repair,
             failures=self._count,
             again_in_seconds=again_in_seconds,
-            **({"detail": detail} if detail and cause.what != self._said else {}),
+            **({"detail": detail} if detail and cause.what != self._logged else {}),
         )
-        self._said, self._said_at = cause.what, now
+        self._logged, self._logged_at = cause.what, now
 
     def ended(self, error: TusklineError) -> None:
         """The job ends by this error."""
@@ -75,4 +75,4 @@ class RoundFailures:
         self._failing(but)
         if self._count:
             log.info("rounds succeed again", failures=self._count)
-        self._count, self._said = 0, ""
+        self._count, self._logged = 0, ""

@@ -26,7 +26,7 @@ from spark_consumers.lake.tables.fault import reason_of
 from spark_consumers.lake.tables.origin import Joins, joins
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.removed import without_departed
-from spark_consumers.lake.tables.schema_change import FullResync, first_layout, judge, not_plain
+from spark_consumers.lake.tables.schema_change import FullResync, evaluate, first_layout, not_plain
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
 from spark_consumers.lake.tables.shape import Publication, Shape, others_by_now
 from spark_consumers.lake.tables.sources import Source, columns_now, mark
@@ -64,7 +64,7 @@ class TableWork:
         sources: Mapping[str, Source],
         copies: Copies,
         leases: Leases,
-        looks: PublicationPoller,
+        poller: PublicationPoller,
         policy: Policy,
         clock: SteadyClock,
         progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
@@ -74,7 +74,7 @@ class TableWork:
         self._sources = sources
         self._copies = copies
         self._leases = leases
-        self._looks = looks
+        self._poller = poller
         self._policy = policy
         self._clock = clock
         self._progress = progress
@@ -91,9 +91,9 @@ class TableWork:
         requests.make_room(chain)
         #: For tables by path: which columns they got in the epoch that is being written.
         self.layouts: dict[str, tuple[Layout, ...]] = {}
-        #: The streams whose sources have answered `look_again` with a look that began after it was called.
-        self.looked: set[str] = set()
-        self._told_at = float("-inf")
+        #: The streams whose publication was read after `poll_again` was called.
+        self.polled: set[str] = set()
+        self._status_at = float("-inf")
         #: Tables that are paused, or stopped by a fault, for which this writer has a lease.
         self._paused: set[str] = set()
 
@@ -106,11 +106,11 @@ class TableWork:
 
         `apart`: the streams that are not in `status`, as the log has another history of them, and why.
         """
-        self._look_for_requests()
+        self._read_requests()
         new = [request for request in self._asked if request.id not in head.answered]
         if new:
-            self._looks.soon()
-        looks = self._look(head)
+            self._poller.soon()
+        publications = self._poll(head)
         changed = without_departed(head, self._sources)
         for stream, names in self._published.items():
             changed = states.without(changed, names, stream)
@@ -124,7 +124,7 @@ class TableWork:
             self._arrived_at[name] = time.monotonic()
         for name, result in self._arrived.items():
             changed = self._take(changed, name, result)
-        changed, _ = self._compare(changed, looks)
+        changed, _ = self._compare(changed, publications)
         changed, outrun = states.without_outrun(changed, status.streams)
         for name, copy in outrun.items():
             log.warning("copy given up", table=name, timeline=copy.timeline, lsn=copy.start_lsn)
@@ -132,29 +132,29 @@ class TableWork:
         for name, reason in states.trimmed(changed, low).items():
             log.error("table cannot follow", table=name, reason=reason)
             holds = self._policy.holds(copied_again=False)
-            changed = states.stop(changed, name, reason, holds=holds, anew=False)
+            changed = states.stop(changed, name, reason, holds=holds, full_resync=False)
         return self._policy.released(changed, rolled_back.REASON)
 
-    def _look_for_requests(self) -> None:
+    def _read_requests(self) -> None:
         hears = requests.removable(self._chain)
         if self._hears and not hears:
             log.error(
                 "requests are not carried out: they cannot be removed",
                 path=str(requests.room(self._chain)),
-                repair="let the user of `tuskline lake run` write to this folder",
+                repair="grant the user of `tuskline lake run` write permission on this folder",
             )
         self._hears = hears
         self._asked = list(requests.waiting(self._chain))
 
-    def look_again(self, head: Manifest) -> tuple[Manifest, bool]:
+    def poll_again(self, head: Manifest) -> tuple[Manifest, bool]:
         """The head after the sources were looked at, as far as they answer; whether all tables follow as before.
 
         For an epoch, after the log was asked for its cut: what was committed before that is in the catalogs by now.
         """
         now = time.monotonic()
-        looks = self._look(head, at_once=True)
-        self.looked = {stream for stream, began, _ in looks if began >= now}
-        return self._compare(head, looks)
+        publications = self._poll(head, at_once=True)
+        self.polled = {stream for stream, began, _ in publications if began >= now}
+        return self._compare(head, publications)
 
     def settled(self, head: Manifest) -> None:
         """What `step` or `reshape` changed is in the chain."""
@@ -203,7 +203,7 @@ class TableWork:
             self._copies.start(request)
 
     def drop_copies(self, streams: Collection[str]) -> None:
-        """What is being copied of these streams, or has arrived and is in no link, is not wanted any more."""
+        """Discard copies of these streams that run, or are complete and in no link."""
         for name in self._copies.running:
             if stream_of(name) in streams:
                 self._copies.drop(name)
@@ -235,36 +235,36 @@ class TableWork:
 
     def reshape(self, head: Manifest, changed: ShapeChangedError) -> Manifest:
         """The head after changes of another shape came: tables that take them as they are, and that cannot."""
-        told: dict[str, list[SchemaMismatch]] = defaultdict(list)
-        for one in changed.misfits:
-            told[one.table].append(one)
-        for name, misfits in told.items():
+        by_table: dict[str, list[SchemaMismatch]] = defaultdict(list)
+        for one in changed.mismatches:
+            by_table[one.table].append(one)
+        for name, mismatches in by_table.items():
             table = changed.tables[name]
-            reason = self._extend(name, table, misfits)
+            reason = self._extend(name, table, mismatches)
             if reason is None:
                 continue
-            log.warning("table changed its shape", table=name, reason=reason)
+            log.warning("table changed its columns", table=name, reason=reason)
             self.layouts.pop(table.path, None)
             self._copy_after.pop(name, None)
             self._copies.drop(name)
             holds = self._policy.holds(copied_again=True)
-            head = states.stop(head, name, reason, holds=holds, anew=True)
-            self._looks.soon()
+            head = states.stop(head, name, reason, holds=holds, full_resync=True)
+            self._poller.soon()
         return head
 
     def _extend(
-        self, name: str, table: TableVersion, misfits: Sequence[SchemaMismatch]
+        self, name: str, table: TableVersion, mismatches: Sequence[SchemaMismatch]
     ) -> str | None:
         """Take new columns as they are; otherwise why the table has to be copied again."""
         known = self.layouts.get(table.path, first_layout(table))
-        verdict = judge(table, known, misfits)
+        verdict = evaluate(table, known, mismatches)
         if isinstance(verdict, FullResync):
             return verdict.reason
         catalog = columns_now(self._sources[stream_of(name)], table.relation_id)
         reason = not_plain(verdict.added, catalog)
         names = [column for column, _, _ in verdict.layouts[-1].columns]
         if table.shape and others_by_now(names, Shape.load(table.shape)):
-            reason = f"its column {verdict.added[0][0]!r} was added, and is another one by now"
+            reason = f"its column {verdict.added[0][0]!r} was added, and has been replaced since"
         if reason is None:
             added = [column for column, _, _ in verdict.added]
             log.info("table got columns", table=name, columns=added)
@@ -310,32 +310,32 @@ class TableWork:
 
     # -- parts of a round -------------------------------------------------------------------------------
 
-    def _look(
+    def _poll(
         self, head: Manifest, *, at_once: bool = False
     ) -> list[tuple[str, float, Publication]]:
-        """What sources have answered, and since when that holds."""
+        """The publications that have been read, and since when they hold."""
         streams = [stream for stream in self._sources if stream in head.streams]
         found = list(
-            self._looks.answers(streams, lambda s: noticed.known(head, s), at_once=at_once)
+            self._poller.answers(streams, lambda s: noticed.known(head, s), at_once=at_once)
         )
-        for stream, _, look in found:
-            self._published[stream] = {f"{stream}.{relation}" for relation in look.shapes}
+        for stream, _, publication in found:
+            self._published[stream] = {f"{stream}.{relation}" for relation in publication.shapes}
         return found
 
     def _compare(
-        self, head: Manifest, looks: Sequence[tuple[str, float, Publication]]
+        self, head: Manifest, publications: Sequence[tuple[str, float, Publication]]
     ) -> tuple[Manifest, bool]:
-        """The head after these looks, and whether no table has to be copied again."""
-        told: dict[str, str] = {}
-        for stream, began, look in looks:
+        """The head after these polls, and whether no table must be copied again."""
+        reasons: dict[str, str] = {}
+        for stream, began, publication in publications:
             later = {name for name, at in self._arrived_at.items() if at >= began}
             holds = self._policy.holds(copied_again=True)
-            head, found = noticed.compare(head, stream, look, later, holds=holds)
-            told |= found
-        for name, reason in told.items():
+            head, found = noticed.compare(head, stream, publication, later, holds=holds)
+            reasons |= found
+        for name, reason in reasons.items():
             log.warning("table changed at its source", table=name, reason=reason)
             self._copy_after.pop(name, None)
-        return head, not told
+        return head, not reasons
 
     def _carry_out(
         self,
@@ -362,7 +362,7 @@ class TableWork:
                     self.keep_log([name], min(head.epoch, status.version), client)
                 elif after.state in {RESUMING, LIVE}:
                     mark(self._sources[stream_of(name)])
-            if after is not None and after.retry_unfit and stream_of(name) in self._sources:
+            if after is not None and after.retry_quarantined and stream_of(name) in self._sources:
                 # The rows are tried with the next epoch, and there may be nothing else for one.
                 mark(self._sources[stream_of(name)])
             self._copy_after.pop(name, None)
@@ -373,7 +373,7 @@ class TableWork:
         return changed
 
     def _skip(self, head: Manifest, request: requests.Request) -> Manifest:
-        """Give rows up; their new file is durable before the link that names it."""
+        """Skip rows; their new file is durable before the link that names it."""
         outcome = {}
         for name in request.tables:
             table = head.tables.get(name)
@@ -384,9 +384,9 @@ class TableWork:
                 self._chain.root, name, table, request.rows, head.term
             )
             head = replace(head, tables={**head.tables, name: made})
-            outcome[name] = f"{made.skipped_rows} of {made.unfit_rows} rows are given up"
+            outcome[name] = f"{made.skipped_rows} of {made.quarantined_rows} rows are skipped"
             if missing:
-                outcome[name] = f"refused: no such row is set aside: {', '.join(sorted(missing))}"
+                outcome[name] = f"refused: no such quarantined row: {', '.join(sorted(missing))}"
         log.info("request carried out", kind=request.kind, tables=outcome)
         return requests.answered(head, request, outcome, self._clock.now())
 
@@ -420,21 +420,21 @@ class TableWork:
             return head
         return replace(head, copies={**head.copies, name: result}, set_aside=set_aside)
 
-    def tell(self, head: Manifest, *, changed: bool) -> None:
+    def write_status(self, head: Manifest, *, changed: bool) -> None:
         """Write the status, when something has changed or is under way."""
         now = time.monotonic()
         copying = self._copies.status()
         if self._progress is not None:
             self._progress(copying)
-        if changed or (now - self._told_at >= _STATUS and (copying or self._told_at < 0)):
-            self._told_at = now
+        if changed or (now - self._status_at >= _STATUS and (copying or self._status_at < 0)):
+            self._status_at = now
             write_status(self._chain, head, copying)
 
 
 def _undecided(name: str, reason: str) -> TusklineError:
-    """The error while a table waits for somebody to decide what becomes of it."""
+    """The error while a table is suspended until an operator decides."""
     kind: type[TusklineError] = TrimmedError if "trimmed" in reason else CorruptError
-    if "on_unfit_value" in reason:
+    if "on_unrepresentable_value" in reason:
         kind = UnsupportedValueError
     repair = f"tuskline table resync {name} (or pause it, and epochs go on)"
     if reason.startswith(rolled_back.REASON):

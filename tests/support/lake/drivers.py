@@ -2,7 +2,7 @@
 
 The takeover, the sweeps and every commit are production's own steps. Around them stands what the pipeline does in this
 order: copy a table into a new folder and publish it; write a table's files, commit them, publish; retire links,
-expire snapshots, remove folders and files of unfit rows that no link names any more.
+expire snapshots, remove folders and files of quarantined rows that no link names any more.
 """
 
 from dataclasses import dataclass, replace
@@ -130,7 +130,7 @@ class Driver:
         link = self.head.next(**changes)
         yield f"publish {link.link}"
         if self.store.create_link(link, self.head) is not None:
-            raise FencedError("not ours to publish")
+            raise FencedError("cannot publish link")
         self.head = link
 
     def _copy(self):
@@ -141,7 +141,7 @@ class Driver:
         if not self.store.create_table(path):
             raise FencedError("another writer made this table")
         snapshot = yield from self._write(path, None, f"copy-t{self.head.term}-0")
-        table = Table(path, snapshot, self._unfit)
+        table = Table(path, snapshot, self._quarantined)
         yield from self._publish(tables={**self.head.tables, name: table})
 
     def _epoch(self):
@@ -156,7 +156,7 @@ class Driver:
                 tables[name] = table
                 continue
             snapshot = yield from self._write(table.path, table.snapshot_id, stage)
-            tables[name] = Table(table.path, snapshot, self._unfit)
+            tables[name] = Table(table.path, snapshot, self._quarantined)
         yield from self._publish(tables=tables, epoch=self.head.epoch + 1)
         yield "unstage"
         self.store.staging.discard(stage)
@@ -166,9 +166,9 @@ class Driver:
         assert self.head is not None
         term, snapshot = self.head.term, self.store.draw()
         files = {f"data/{stage}.parquet"}
-        self._unfit: tuple[str, ...] = (f"unfit/{stage}-rows.parquet",)
+        self._quarantined: tuple[str, ...] = (f"quarantine/{stage}-rows.parquet",)
         yield f"write data of {path}"
-        self.store.write(path, [*files, *self._unfit])
+        self.store.write(path, [*files, *self._quarantined])
         prepared = {f"metadata/{snapshot}-m0.avro", f"metadata/snap-{snapshot}.avro"}
 
         def change(found: Metadata) -> Metadata:
@@ -192,8 +192,8 @@ class Driver:
         for table in self.head.versions:
             kept = {t.snapshot_id for link in links for t in link.versions if t.path == table.path}
             yield from self._expire(table.path, kept)
-        yield "list files of unfit rows"
-        found = [left for left in self.store.left() if left.kind is LeftoverKind.UNFIT]
+        yield "list files of quarantined rows"
+        found = [left for left in self.store.left() if left.kind is LeftoverKind.QUARANTINE]
         named = takeover.names_of(links)
         for left in found:
             if takeover.is_garbage(left, self.head, named, below=self.head.term + 1):

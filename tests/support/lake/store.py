@@ -26,7 +26,7 @@ class Table:
 
     path: str
     snapshot_id: int
-    unfit_files: tuple[str, ...] = ()
+    quarantine_files: tuple[str, ...] = ()
     has_left: bool = False
 
 
@@ -155,8 +155,10 @@ class Store:
         ]
         for path in self.tables:
             found.append(Leftover(LeftoverKind.TABLE, path))
-            unfit = [file for file in self.files[path] if file.startswith("unfit/")]
-            found += [Leftover(LeftoverKind.UNFIT, f"{path}/{file}", path) for file in unfit]
+            quarantined = [file for file in self.files[path] if file.startswith("quarantine/")]
+            found += [
+                Leftover(LeftoverKind.QUARANTINE, f"{path}/{file}", path) for file in quarantined
+            ]
         return sorted(found, key=lambda left: left.path)
 
     def remove(self, left: Leftover) -> None:
@@ -168,7 +170,7 @@ class Store:
             case LeftoverKind.TABLE:
                 self.tables.pop(left.path, None)
                 self.files.pop(left.path, None)
-            case LeftoverKind.UNFIT:
+            case LeftoverKind.QUARANTINE:
                 self.files.get(left.table, set()).discard(left.path.removeprefix(f"{left.table}/"))
 
     # -- what holds ---------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ class Store:
                 snapshot = metadata.snapshots.get(table.snapshot_id)
                 if snapshot is None:
                     raise ViolationError(f"{where} has no snapshot {table.snapshot_id}")
-                if gone := (snapshot | set(table.unfit_files)) - self.files[table.path]:
+                if gone := (snapshot | set(table.quarantine_files)) - self.files[table.path]:
                     raise ViolationError(f"{where} lacks {sorted(gone)}")
 
     # -- effects ------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class Supervised:
         assert driver.head is not None
         link = driver.head.next()
         if self.store.create_link(link, driver.head) is not None:
-            raise FencedError("not ours to publish")
+            raise FencedError("cannot publish link")
         driver.head = link
 
     def _take_over(self, driver: _Driver, now: float) -> None:

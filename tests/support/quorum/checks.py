@@ -1,14 +1,15 @@
-"""What must hold in every run, whatever breaks. Each violation names its invariant. What one core alone can tell of
-itself is checked by the hosts, with the product's own functions (`invariants.py` beside each core).
+"""The invariants of every simulated run, whatever breaks. Each violation names its invariant. Those of one core alone are
+checked by the hosts, with the product's own functions (`invariants.py` beside each core).
 
-- election safety: a term has one proposer in office;
-- log safety: two safekeepers that share an epoch hold the same bytes up to where their histories part;
-- committed never lost: what a quorum was said to have (up to the last complete record) is in every later
-  leader's log, and is what every reader was served;
-- its own WAL: a server whose WAL below VCL is not what its voters hold leads nobody;
+- election safety: a term has one leader;
+- log safety: two safekeepers that share an election epoch hold the same bytes up to the divergence point of their
+histories;
+- committed never lost: what was reported as committed (up to the last complete record) is in every later leader's log,
+and is what every reader was served;
+- its own WAL: a server whose WAL below VCL differs from its voters' never leads;
 - nothing goes back: a proposer's commit_lsn and restart_lsn, a safekeeper's term and restart_lsn;
 - a minority ends no proposer: one whose timeline is refused ends only when no quorum is left that may vote for it;
-- a lone proposer is not displaced: only one that has lived beside another may end for it;
+- a lone proposer is not displaced: only one that ran concurrently with another may end because of it;
 - bounded: the queue, what is under way to a safekeeper, and the WAL that the primary must keep.
 """
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 class Checks:
     def __init__(self, world: World) -> None:
         self.world = world
-        self.offices: dict[int, NodeId] = {}
-        #: The committed log: what is at each LSN, where it ends, and where each term brought it.
+        self.leaders: dict[int, NodeId] = {}
+        #: The committed log: the cell at each LSN, its end, and its end in each term.
         self.cells: dict[int, int] = {}
         self.end = 0
         self.ends: dict[int, int] = {}
@@ -44,35 +45,35 @@ class Checks:
     # -- proposers ----------------------------------------------------------------------------------
 
     def streams(self, host: ProposerHost, streaming: Streaming) -> None:
-        """Called after every event of a proposer in office."""
+        """Called after every event of a leader."""
         if host.is_elsewhere:
             return
         identity = host.core.node_id.proposer
         if identity not in self.leading:
             self.leading.add(identity)
-            self._took_office(host, streaming)
+            self._took_lead(host, streaming)
 
     def streamed(self, streaming: Streaming) -> None:
-        """WAL came: who is too far behind holds it back no longer."""
+        """WAL arrived: a safekeeper that is too far behind no longer holds back its removal."""
         if streaming.established:
             held = streaming.end - streaming.restart_lsn
             uncommitted = streaming.end - streaming.commit_lsn
             bound = max(streaming.limits.max_laggard_bytes, uncommitted)
             assert held <= bound, "bounded: the primary's WAL"
 
-    def _took_office(self, host: ProposerHost, streaming: Streaming) -> None:
+    def _took_lead(self, host: ProposerHost, streaming: Streaming) -> None:
         node_id = host.core.node_id
-        other = self.offices.setdefault(node_id.term, node_id)
+        other = self.leaders.setdefault(node_id.term, node_id)
         assert other == node_id, f"election safety: {other} and {node_id}"
         vcl = streaming.epoch_start
-        # One that was slow may take office behind a newer one, whose commits it cannot know.
+        # A slow one may be elected after a newer one, whose commits it cannot know.
         end = max([0, *(end for term, end in self.ends.items() if term < node_id.term)])
         assert vcl >= end, f"committed never lost: {end}, and {node_id} starts at {vcl}"
         best = host.core.best
         assert best is not None
         self._goes_on(host)
         if host.server in self.world.clones:
-            host.kill()  # no voter holds anything to tell the copy by: its operator notices
+            host.kill()  # no voter holds anything that identifies the copy: its operator notices
         for safekeeper in self.world.safekeepers:
             core = safekeeper.core
             if (
@@ -94,7 +95,7 @@ class Checks:
         if server is None or not best.history or best.history.entries[0].start_lsn >= vcl:
             return
         floor = max(vcl - core.limits.compare_bytes, best.history.timeline_start(vcl - 1))
-        # Nobody waits for the answer of one more voter than the quorum needs.
+        # The proposer does not wait for more voters than the quorum needs.
         heard = {peer.identity for peer in core.peers.values() if peer.reply}
         for voter in self.world.safekeepers:
             voted = voter.up and voter.control.node_id == core.node_id
@@ -106,7 +107,7 @@ class Checks:
                 assert same, f"another server's WAL: {at} at {voter.number}, VCL is {vcl}"
 
     def committed(self, host: ProposerHost, lsn: int) -> None:
-        """A proposer tells its primary that a quorum has everything below `lsn`."""
+        """A proposer reports to its primary that a quorum has everything below `lsn`."""
         if host.is_elsewhere:
             return
         assert lsn >= host.commit_lsn, "nothing goes back: commit_lsn"
@@ -125,13 +126,13 @@ class Checks:
             self.ends[host.core.node_id.term] = aligned
 
     def _log(self, host: ProposerHost, lsn: int) -> dict[int, int]:
-        """The log of a safekeeper in this epoch that has it up to `lsn`."""
+        """The log of a safekeeper in this election epoch that has it up to `lsn`."""
         for safekeeper in self.world.own_safekeepers:
             core = safekeeper.core
             history = safekeeper.control.history
-            if history.latest_epoch == host.core.node_id.term and core.flush_lsn >= lsn:
+            if history.latest_election_epoch == host.core.node_id.term and core.flush_lsn >= lsn:
                 return {at: c for at, c in safekeeper.disk.cells.items() if at < lsn}
-        # Who acknowledged it has crashed since.
+        # The safekeepers that acknowledged it have crashed since.
         return {at: c for at, c in host.server.cells.items() if at < lsn} if host.server else {}
 
     def quorum_log(self, host: ProposerHost) -> dict[int, int]:
@@ -157,12 +158,12 @@ class Checks:
         if reason == StopReason.OTHER_QUORUM:
             core = host.core
             here = {peer.identity for peer in core.peers.values() if peer.greeting}
-            followed = core.office is not None or core.configuration.has_quorum(here)
+            followed = core.leader is not None or core.configuration.has_quorum(here)
             assert not followed, f"strangers ended a proposer that has a quorum: {detail}"
-        # Without a server there is none whose timelines could be others than the log's.
+        # Without a server no timelines can differ from the log's.
         assert host.server is not None or "this server" not in detail, f"a failover: {detail}"
-        # Unless another standby was promoted meanwhile: then it is the one that was left behind.
-        wanted = host.told and host.server is self.world.server
+        # Unless another standby was promoted meanwhile: then this one was left behind.
+        wanted = host.of_failover and host.server is self.world.server
         assert not (wanted and reason == StopReason.OTHER_HISTORY), "refused after a failover"
         if reason == StopReason.FENCED or (
             reason == StopReason.OTHER_HISTORY and "was left for" in detail
@@ -206,7 +207,7 @@ class Checks:
     # -- all logs -----------------------------------------------------------------------------------
 
     def logs(self) -> None:
-        """Any two logs are equal up to where their histories part."""
+        """Any two logs are equal up to the divergence point of their histories."""
         for one, two in combinations(self.world.own_safekeepers, 2):
             if not one.control.history or not two.control.history or not (one.up and two.up):
                 continue
@@ -221,7 +222,7 @@ class Checks:
                     )
 
     def _old_wal_is_equal(self) -> None:
-        """What was brought is the committed WAL, however old."""
+        """WAL received by catch-up is the committed WAL, however old."""
         # One that is no member, or that waits for an operator, may hold the end of another timeline.
         members = [
             each
@@ -235,11 +236,11 @@ class Checks:
                 assert held[0] == held[1], f"log safety: {held} at {at}, older"
 
     def settled(self) -> None:
-        """After the faults the cluster works: the server's last byte is committed."""
+        """After the faults the cluster works: the server's last byte gets committed."""
         proposer, server = self.world.proposer, self.world.server
-        assert proposer.leads, "nobody was elected in the end"
+        assert proposer.leads, "no proposer was elected in the end"
         assert proposer.commit_lsn == server.flush_lsn, "it does not commit in the end"
-        assert not self.world.lack_older(), "older WAL is not brought in the end"
+        assert not self.world.lack_catch_up(), "catch-up is not complete in the end"
         if self.world.faults.keep is not None:
             self._old_wal_is_equal()
         for safekeeper in self.world.safekeepers:

@@ -1,9 +1,9 @@
-"""What an explored cluster has said, and may never contradict: offices, commits, rejections, logs.
+"""What an explored cluster has reported, and may never contradict: leaders, commits, rejections, logs.
 
-Election safety: a term has one proposer in office. Committed never lost: what was committed in an earlier term
-is in the log of whoever takes office, and no two terms commit different bytes. Log safety: in the same epoch the
-same bytes. Readers get only what is committed. Who was rejected never gets a vote in a later term. Proposer and
-safekeeper never disagree where two logs part.
+Election safety: a term has one leader. Committed never lost: what was committed in an earlier term
+is in the log of every later leader, and no two terms commit different bytes. Log safety: equal bytes in equal election
+epochs. Readers get only what is committed. A rejected proposer never gets a vote in a later term. Proposer and safekeeper
+always agree on the divergence point of two logs.
 """
 
 from tests.support.quorum.nodes import Cell, Interned, Part, SafekeeperPart
@@ -16,19 +16,19 @@ Commits = tuple[tuple[int, tuple[Cell, ...]], ...]
 
 
 class Past(Part):
-    """What was said: who was in office in each term, what each term committed, who was rejected when."""
+    """What was reported: the leader of each term, the commits of each term, the rejected proposers."""
 
-    __slots__ = ("commits", "offices", "rejections")
+    __slots__ = ("commits", "leaders", "rejections")
 
     def __init__(
         self,
         number: int,
-        offices: tuple[NodeId, ...],
+        leaders: tuple[NodeId, ...],
         commits: Commits,
         rejections: tuple[NodeId, ...],
     ) -> None:
         super().__init__(number)
-        self.offices, self.commits, self.rejections = offices, commits, rejections
+        self.leaders, self.commits, self.rejections = leaders, commits, rejections
 
 
 class Claims:
@@ -40,35 +40,35 @@ class Claims:
 
     def past(
         self,
-        offices: tuple[NodeId, ...] = (),
+        leaders: tuple[NodeId, ...] = (),
         commits: Commits = (),
         rejections: tuple[NodeId, ...] = (),
     ) -> Past:
-        """The one past in which this was said."""
-        told = offices, commits, rejections
-        return self.pasts.get(told, lambda number: Past(number, *told))
+        """The interned past with these reports."""
+        reports = leaders, commits, rejections
+        return self.pasts.get(reports, lambda number: Past(number, *reports))
 
-    def took_office(self, past: Past, core: Proposer, own: tuple[Cell, ...]) -> Past:
+    def took_lead(self, past: Past, core: Proposer, own: tuple[Cell, ...]) -> Past:
         """A proposer was elected, on a server that holds `own`."""
-        for other in past.offices:
+        for other in past.leaders:
             assert other.term != core.node_id.term or other == core.node_id, "election safety"
         for term, cells in past.commits:
             if term < core.node_id.term:
                 assert core.vcl >= BASE + len(cells), "committed never lost: it ends before"
                 assert own[: len(cells)] == cells, "committed never lost: other bytes"
-        return self.past((*past.offices, core.node_id), past.commits, past.rejections)
+        return self.past((*past.leaders, core.node_id), past.commits, past.rejections)
 
     def committed(self, past: Past, term: int, cells: tuple[Cell, ...]) -> Past:
-        """The proposer of this term told its server that a quorum has these."""
+        """The proposer of this term reported to its server that a quorum has these."""
         for _, known in past.commits:
             shorter = min(len(known), len(cells))
             assert known[:shorter] == cells[:shorter], "committed never lost: two versions"
         others = tuple(each for each in past.commits if each[0] != term)
-        return self.past(past.offices, (*others, (term, cells)), past.rejections)
+        return self.past(past.leaders, (*others, (term, cells)), past.rejections)
 
     def refused(self, past: Past, node_id: NodeId) -> Past:
-        """A proposer was told that another one is in office."""
-        return self.past(past.offices, past.commits, (*past.rejections, node_id))
+        """A proposer was refused because another one leads."""
+        return self.past(past.leaders, past.commits, (*past.rejections, node_id))
 
     def voted(self, past: Past, node_id: NodeId) -> None:
         """A safekeeper gave its vote."""
@@ -78,18 +78,18 @@ class Claims:
 
     @staticmethod
     def answered(message: ToProposer) -> None:
-        """Both sides find the same divergence point, and what follows is WAL without a gap."""
+        """Both sides compute the same divergence point, and WAL follows without a gap."""
         if isinstance(message, Refused):
-            assert message.reason != Refusal.DIVERGED, f"one log, two opinions: {message.detail}"
+            assert message.reason != Refusal.DIVERGED, f"divergence points differ: {message.detail}"
 
     def served(self, past: Past, part: SafekeeperPart, lsn: int) -> None:
-        """A safekeeper gives its readers what is below. (What it held at the start was never committed.)"""
+        """A safekeeper serves its readers the WAL below `lsn`. (What it held at the start was never committed.)"""
         cells = part.wal[: max(lsn - BASE, 0)]
         longest = max((known for _, known in past.commits), key=len, default=())
         assert cells == longest[: len(cells)], "a reader gets what is not committed"
 
     def agree(self, one: SafekeeperPart, two: SafekeeperPart) -> None:
-        """Each byte of an epoch is the same in both."""
+        """Each byte of an election epoch is the same in both."""
         pair = one.anonymous, two.anonymous
         if pair in self.agreeing:
             return
@@ -100,8 +100,8 @@ class Claims:
             first = max(BASE, entries[0].start_lsn) if entries else core.flush_lsn
             for at in range(first, core.flush_lsn):
                 assert at - BASE < len(part.wal), "log safety: a hole"
-                epoch = max(entry.epoch for entry in entries if entry.start_lsn <= at)
+                epoch = max(entry.election_epoch for entry in entries if entry.start_lsn <= at)
                 cell = part.wal[at - BASE]
                 known = marked.setdefault((epoch, at), cell)
-                assert known == cell, f"log safety: epoch {epoch} at {at}"
+                assert known == cell, f"log safety: election epoch {epoch} at {at}"
         self.agreeing.add(pair)

@@ -1,7 +1,7 @@
-"""`python -m tests.support.quorum.explore --scope '3 terms' --resume FOLDER --minutes 10`: go on exploring.
+"""`python -m tests.support.quorum.explore --scope '3 terms' --resume FOLDER --minutes 10`: continue an exploration.
 
-Says how many distinct states were reached, and whether there are more. A search that is not complete is left in
-the folder, and the next call goes on with it; what was explored of another state of the source is left aside.
+Reports the number of distinct states reached, and whether there are more. An incomplete search is saved in the folder,
+and the next call continues it; searches of other versions of the source are ignored.
 """
 
 import argparse
@@ -13,11 +13,11 @@ from tests.support.resume import state_of_source
 
 
 def explore(scope: str, folder: Path, seconds: float) -> Search:
-    """Go on with what the folder has of this scope, for so long."""
+    """Continue the folder's search of this scope, for `seconds`."""
     here = folder / f"{scope.replace(', ', '-').replace(' ', '-')}-{state_of_source()}"
     search = resumed(here) or Search(SCOPES[scope], traced=False)
     if not search.complete:
-        search.run(seconds, lambda told: print(f"{scope}: {told}", flush=True))
+        search.run(seconds, lambda progress: print(f"{scope}: {progress}", flush=True))
         search.save(here)
     print(f"{scope}: {search.report()}", flush=True)
     return search

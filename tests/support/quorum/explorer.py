@@ -1,22 +1,22 @@
-"""A small cluster of the real cores in which everything can happen: its states, and the steps between them.
+"""All states of a small cluster of the real cores, and the steps between them.
 
-The abstraction, and what it leaves out:
+The abstraction, and what it omits:
 
 - Safekeepers are the real `Safekeeper`; what is written is synced at once. Power can fail between any two
-  effects of a message (a break); tearing is the simulator's.
+  effects of a message (a break); torn writes are left to the simulator.
 - A proposer is the real `Proposer` on a server whose WAL is one-byte records, so every LSN ends one; its
   queue is endless, comparing WAL and reading it succeed at once.
 - A connection carries what the proposer sent, in order, delivered in any order across connections. What a
   safekeeper answers arrives at once, or is lost with its connection. (An answer is read by one proposer alone,
-  which tells nobody but by messages that may wait; so of two proposers neither sees that it came early.) A
+  which shares it only by messages that may be delayed; so two proposers cannot observe that it came early.) A
   connection may break at any time, losing all of it; a new one begins with both greetings.
 - Each of the proposers is started once, on a server of its own timeline that forks from the first one's;
   which proposer starts when is explored, how far its server had come is given by `starts`. One that is
-  killed is one to which nothing happens any more. Two of equal servers start in the order of their numbers.
+  killed is one that takes no further steps. Two of equal servers start in the order of their numbers.
 - Safekeepers are interchangeable: states that differ by a renumbering are one.
 
-Checked in every state: election safety, log safety, what was committed is in every later leader's log, is all
-that readers are served, a term never comes back after a rejection, and whatever the cores assert.
+Checked in every state: election safety, log safety, committed WAL is in every later leader's log, and is all that readers
+are served, a term never comes back after a rejection, and all assertions of the cores.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ from walsender_bridge.quorum.proposer import invariants as proposer_invariants
 from walsender_bridge.quorum.proposer.core import Proposer
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.safekeeper import effects as se
 from walsender_bridge.quorum.safekeeper import invariants as safekeeper_invariants
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
@@ -51,14 +51,14 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Scope:
-    """How far to go. `starts`: for each proposer (timeline, where it forked, how far its server is)."""
+    """The limits of an exploration. `starts`: for each proposer (timeline, its switch point, its server's position)."""
 
     starts: tuple[tuple[int, int, int], ...]
     safekeepers: int = 3
     breaks: int = 0
     append_bytes: int = 8
     limit: int = 200_000
-    #: What the safekeepers hold at the start: (epoch, start, timeline) entries and the end of the log.
+    #: What the safekeepers hold at the start: (election epoch, start, timeline) entries and the end of the log.
     logs: tuple[tuple[tuple[tuple[int, int, int], ...], int], ...] = ()
 
 
@@ -106,8 +106,8 @@ class Cluster:
         safekeepers = []
         logs = self.scope.logs or (((), BASE),) * self.width
         for identity, (entries, end) in enumerate(logs, 1):
-            history = History(tuple(EpochEntry(*entry) for entry in entries))
-            term = history.latest_epoch
+            history = History(tuple(HistoryEntry(*entry) for entry in entries))
+            term = history.latest_election_epoch
             control = se.ControlState(
                 identity,
                 INFO if entries else m.ServerInfo(),
@@ -129,15 +129,15 @@ class Cluster:
         breaks = state.breaks < self.scope.breaks
         for number, proposer in enumerate(state.proposers):
             if proposer is None:
-                twin = number and starts[number] == starts[number - 1]
-                if not twin or state.proposers[number - 1] is not None:
+                equal_start = number and starts[number] == starts[number - 1]
+                if not equal_start or state.proposers[number - 1] is not None:
                     yield f"start P{number}", partial(self.start, number=number)
                 continue
             for peer in self.everyone:
                 key = number, peer
                 link = state.links[number * self.width + peer]
                 if link is None:
-                    # Who has voted for another would only be asked whether that one was elected: to stop is to do nothing.
+                    # A safekeeper with another vote would only be queried for that proposer's election: to stop is to do nothing.
                     if not proposer.stopped and not proposer.core.peers[peer].rival:
                         yield f"P{number} -> S{peer}: dial", partial(self.dial, key=key)
                     continue
@@ -235,7 +235,7 @@ class Cluster:
         return self.parts.safekeeper(core, part.wal, part.control), effects
 
     def _received(self, part: SafekeeperPart, number: int, item: Item) -> tuple[Any, ...]:
-        """What is left of it, what it answers, whom it hangs up, what it serves, a new vote."""
+        """Its new state, its answers, the connections that it closes, the WAL that it serves, a new vote."""
         core, wal, control = copied_safekeeper(part.core), part.wal, part.control
         sent: list[tuple[int, Any]] = []
         closed: list[int] = []
@@ -285,11 +285,11 @@ class Cluster:
         return wal, control
 
     def truncated(self, wal: tuple[Cell, ...], lsn: int) -> tuple[Cell, ...]:
-        """Zero the WAL: the next start finds nothing there."""
+        """Zero the WAL, so that the next start finds nothing there."""
         return wal[: lsn - BASE]
 
     def effects(self, part: SafekeeperPart, number: int, item: Item) -> int:
-        """How many effects a message has at first: power can fail before each."""
+        """The number of immediate effects of a message: power can fail before each."""
         at = "effects", number, item.number
         count: int | None = part.outcomes.get(at)
         if count is None:
@@ -298,7 +298,7 @@ class Cluster:
         return count
 
     def power_cut(self, state: State, key: Key, done: int) -> None:
-        """The safekeeper dies before the effect behind `done`, and starts from what its disk holds."""
+        """The safekeeper dies after `done` effects, and starts from what its disk holds."""
         state.breaks += 1
         number, peer = key
         part, link = state.safekeepers[peer], state.links[number * self.width + peer]
@@ -315,18 +315,18 @@ class Cluster:
     # -- a proposer ---------------------------------------------------------------------------------
 
     def _propose(self, state: State, number: int, event: Any) -> None:
-        """An event, or a message as (peer, message), and all that comes of it."""
+        """An event, or a message as (peer, message), and all its consequences."""
         events = deque([event])
         while events:
             part = state.proposers[number]
             assert part is not None
             event = events.popleft()
-            told = isinstance(event, tuple)
-            at = (event[0], id(event[1])) if told else event  # a message is one object
+            is_message = isinstance(event, tuple)
+            at = (event[0], id(event[1])) if is_message else event  # a message is one object
             outcome = part.outcomes.get(at)
             if outcome is None:
                 core = copied(part.core)
-                stepped = core.step(pe.PeerReceived(*event) if told else event)
+                stepped = core.step(pe.PeerReceived(*event) if is_message else event)
                 before = proposer_invariants.checked(part.core)
                 proposer_invariants.check_invariants(core, before)
                 outcome = self.parts.proposer(core), tuple(stepped)
@@ -350,7 +350,7 @@ class Cluster:
                 elif isinstance(effect, pe.StartStreaming):
                     state.streamed[number] = effect.lsn
                     core = self.core(state, number)
-                    state.past = self.claims.took_office(state.past, core, self.servers[number])
+                    state.past = self.claims.took_lead(state.past, core, self.servers[number])
                 elif isinstance(effect, pe.Feedback):
                     term, cells = self.core(state, number).node_id.term, self.servers[number]
                     state.past = self.claims.committed(state.past, term, cells[: effect.lsn - BASE])
@@ -376,7 +376,7 @@ class Cluster:
         link, part = state.links[at], state.proposers[key[0]]
         assert part is not None
         if link is None:
-            return  # it was hung up by an effect before
+            return  # an earlier effect closed it
         item = part.outcomes.get(id(effect))
         if item is None:
             hand: tuple[Cell, ...] = ()
@@ -385,7 +385,7 @@ class Cluster:
                 commit, restart = effect.commit_lsn, effect.restart_lsn
                 message = m.Append(part.core.node_id.term, begin, commit, restart, end - begin)
                 hand = self.servers[key[0]][begin - BASE : end - BASE]
-            # The effect is held by the outcome of the part before, so its id is nobody else's.
+            # The outcome of the previous part holds the effect, so its id is unique.
             item = part.outcomes[id(effect)] = self.parts.item(message, hand)
         after = link.outcomes.get(item.number)
         if after is None:

@@ -1,8 +1,8 @@
 """Failovers on the virtual clock: the real steps (`failover.next_step`), killed between any two and started again.
 
-Beside the log's safety two things must hold. **The fence**: once a failover was elected, nobody takes office for the
-timeline that it fenced, or an older one, unless a failover was taken back since. **No refusal**: the server that the
-steps promoted is never refused for its history, unless something else was promoted or taken back meanwhile.
+Besides log safety two invariants must hold. **The fence**: once a failover was elected, no proposer is elected for the
+timeline that it fenced, or an older one, unless a failover was aborted since. **No refusal**: the server that the steps
+promoted is never refused for its history, unless another one was promoted, or the failover aborted, meanwhile.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAILOVERS = Faults(
 class FailoverChecks(Checks):
     def __init__(self, world: FailoverWorld) -> None:
         super().__init__(world)
-        #: Each failover that a quorum followed: (term, timeline that it fenced).
+        #: Each failover that a quorum followed: (term, fenced timeline).
         self.fences: set[tuple[int, int]] = set()
         self.aborts: list[ProposerHost] = []
 
@@ -57,8 +57,8 @@ class FailoverChecks(Checks):
         if streaming.established and host.core.purpose == Purpose.FAILOVER:
             self.fences.add(fence)
 
-    def _took_office(self, host: ProposerHost, streaming: Streaming) -> None:
-        super()._took_office(host, streaming)
+    def _took_lead(self, host: ProposerHost, streaming: Streaming) -> None:
+        super()._took_lead(host, streaming)
         term, purpose = host.core.node_id.term, host.core.purpose
         if purpose != Purpose.ATTACH or host.server is None:
             return
@@ -69,7 +69,7 @@ class FailoverChecks(Checks):
 
 
 class Standby:
-    """A standby of `server`: it has any part of its WAL, and more of it each time it is looked at."""
+    """A standby of `server`: it has some part of its WAL, and more of it at each probe."""
 
     def __init__(self, world: FailoverWorld, server: Server) -> None:
         self.world = world
@@ -85,7 +85,7 @@ class Standby:
             origin.records, origin.choose, origin.begin, origin.timeline, origin.switches, cells
         )
 
-    def look(self) -> PromotionCandidate:
+    def probe(self) -> PromotionCandidate:
         server, origin = self.server, self.origin
         if self.in_recovery and not self.follows and self.world.choose.random() < 0.2:
             self.server = server = self._holding(
@@ -118,7 +118,7 @@ class FailoverHost:
     def __init__(self, world: FailoverWorld, standby: Standby) -> None:
         self.world = world
         self.standby = standby
-        self.office: ProposerHost | None = None
+        self.leader: ProposerHost | None = None
         self.waiting: FailoverStep | None = None
         self.quorum = FailoverQuorum(standby.origin.timeline)
         self.alive = True
@@ -129,8 +129,8 @@ class FailoverHost:
 
     def end(self) -> None:
         self.alive = False
-        if self.office is not None and self.office is not self.world.proposer:
-            self.office.kill()
+        if self.leader is not None and self.leader is not self.world.proposer:
+            self.leader.kill()
 
     def _turn(self) -> None:
         world = self.world
@@ -141,10 +141,10 @@ class FailoverHost:
             self.end()
             world.again(self.standby)
             return
-        office = self.office
+        leader = self.leader
         if self.waiting is None:
             try:
-                candidate = self.standby.look()
+                candidate = self.standby.probe()
                 step = next_step(candidate, self.quorum)
                 check_invariants(step, candidate, self.quorum)
             except TusklineError as error:
@@ -152,7 +152,7 @@ class FailoverHost:
                 self.end()
                 return
             self._perform(step)
-        elif office is not None and not office.alive:
+        elif leader is not None and not leader.alive:
             self.end()
             if world.choose.random() < 0.7:
                 world.again(self.standby)
@@ -177,16 +177,16 @@ class FailoverHost:
             case FailoverStep.FOLLOW:
                 standby.follows = True
             case FailoverStep.RECEIVE:
-                assert self.office is not None
-                if not self.office.alive:
-                    self.end()  # displaced: the safekeepers may be told otherwise by now
+                assert self.leader is not None
+                if not self.leader.alive:
+                    self.end()  # displaced: another election may have changed the safekeepers by now
                     return
-                standby.receive(self._log(self.office))
+                standby.receive(self._log(self.leader))
             case FailoverStep.REPLAY:
                 standby.replayed = standby.server.flush_lsn
             case FailoverStep.PROMOTE:
-                assert self.office is not None
-                if not self.office.alive:
+                assert self.leader is not None
+                if not self.leader.alive:
                     self.end()
                     return
                 standby.promote()
@@ -196,45 +196,45 @@ class FailoverHost:
                 self.end()
 
     def _enter(self, source: Server | None, step: FailoverStep) -> None:
-        if self.office is not None:
-            self.office.kill()
-        self.office = self.world.start_proposer(source, Purpose.FAILOVER)
+        if self.leader is not None:
+            self.leader.kill()
+        self.leader = self.world.start_proposer(source, Purpose.FAILOVER)
         self.waiting = step
 
     def _reached(self) -> bool:
-        office, standby = self.office, self.standby
-        assert office is not None
-        if not office.leads:
+        leader, standby = self.leader, self.standby
+        assert leader is not None
+        if not leader.leads:
             return False
-        core = office.core
+        core = leader.core
         timeline = core.history.timeline_at(core.vcl)
         if self.waiting == FailoverStep.ELECT:
             self.quorum = FailoverQuorum(timeline, timeline, core.vcl)
         elif self.waiting == FailoverStep.COMMIT:
             end = standby.server.flush_lsn
-            if office.commit_lsn < end:
+            if leader.commit_lsn < end:
                 return False
             self.quorum = replace(self.quorum, vcl=core.vcl, committed=end)
         else:
             self.quorum = FailoverQuorum(standby.server.timeline)
         return True
 
-    def _log(self, office: ProposerHost) -> dict[int, int]:
-        """The quorum's up to VCL; what nobody holds any more, the standby has."""
-        vcl, checks = office.core.vcl, self.world.checks
-        cells = checks.cells | checks._log(office, vcl)
+    def _log(self, leader: ProposerHost) -> dict[int, int]:
+        """The quorum's log up to VCL; WAL that no safekeeper holds any more is the standby's."""
+        vcl, checks = leader.core.vcl, self.world.checks
+        cells = checks.cells | checks._log(leader, vcl)
         first = min(cells, default=vcl)
         own = {at: cell for at, cell in self.standby.server.cells.items() if at < first}
         return own | {at: cell for at, cell in cells.items() if at < vcl}
 
     def _compare(self) -> None:
-        assert self.office is not None
+        assert self.leader is not None
         assert self.quorum.vcl is not None
         end = min(self.quorum.vcl, self.standby.server.flush_lsn)
-        if not self.office.alive:
-            self.end()  # displaced: the safekeepers may hold something else by now
+        if not self.leader.alive:
+            self.end()  # displaced: the safekeepers may hold other WAL by now
             return
-        theirs, own = self._log(self.office), self.standby.server.cells
+        theirs, own = self._log(self.leader), self.standby.server.cells
         if end not in theirs and end < self.quorum.vcl:
             self.world.happened["failover: no safekeeper has what the standby lacks"] += 1
             self.end()
@@ -247,13 +247,13 @@ class FailoverHost:
 
     def _attach(self) -> None:
         world, server = self.world, self.standby.server
-        if self.office is not None:
-            self.office.kill()
+        if self.leader is not None:
+            self.leader.kill()
         previous, world.server = world.proposer, server
         if world.choose.random() < 0.5:
             previous.kill()
-        world.proposer = self.office = world.start_proposer(server)
-        world.proposer.told = world.undisturbed
+        world.proposer = self.leader = world.start_proposer(server)
+        world.proposer.of_failover = world.undisturbed
         self.waiting = FailoverStep.ATTACH
 
 
@@ -266,7 +266,7 @@ class FailoverWorld(World):
         super().__init__(seed, size, faults)
         self.checks = FailoverChecks(self)
         self.failover: FailoverHost | None = None
-        #: Nothing was promoted or taken back by anybody else since the failover at hand began.
+        #: No other promotion or abort happened since the current failover began.
         self.undisturbed = True
 
     def start_proposer(
@@ -282,7 +282,7 @@ class FailoverWorld(World):
         previous = self.failover
 
         def start() -> None:
-            # Unless another failover has begun meanwhile, with another standby: this one is left for it.
+            # Unless another failover has begun meanwhile, with another standby: it replaces this one.
             if self.failover is previous and (previous is None or not previous.alive):
                 self.failover = FailoverHost(self, standby)
 
@@ -294,7 +294,7 @@ class FailoverWorld(World):
             self.failover = FailoverHost(self, Standby(self, self.server))
 
     def _fault_promote(self) -> None:
-        """Without any of it, wherever the standby is."""
+        """Promote the standby without these steps, wherever it is."""
         self.undisturbed = False
         super()._fault_promote()
 
@@ -305,7 +305,7 @@ class FailoverWorld(World):
         self.proposer = self.start_proposer(self.server, Purpose.ABORT)
 
     def finish(self) -> None:
-        """The failover at hand is left where it is; the operator takes it back, if nobody leads."""
+        """The current failover is abandoned; the operator aborts it if no proposer leads."""
         if self.failover is not None:
             self.failover.end()
         super().finish()

@@ -1,4 +1,4 @@
-"""Votes of strangers, in terms far above all elections. `leap` is a fault of a `World`; `Faults.weights` has it or not."""
+"""Vote requests of foreign processes, in terms far above all elections. `leap` is a fault of a `World` (`Faults.weights`)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from tests.support.quorum.safekeeper_host import SafekeeperHost
     from tests.support.quorum.world import World
 
-#: By how much a stranger's term exceeds the one before: what is outbid, left out, and refused.
+#: By how much a foreign term exceeds the previous one: leaps that are outbid, left out, and refused.
 FURTHER = (1, 7, MAX_REACH - 1, MAX_REACH, MAX_LEAP, MAX_LEAP + 1, 1 << 63)
-#: A connection that no proposer has.
+#: The number of a connection that belongs to no proposer.
 _STRANGER = -1
 #: The greatest term that a safekeeper of an earlier version may have voted in.
 _GREATEST = (1 << 64) - 1
 
 
 def leap(world: World) -> bool:
-    """Somebody asks a safekeeper, always the same minority, for its vote in some terms; or it gave one long ago."""
+    """A foreign process requests votes in some terms, always of the same minority; or such a vote was given long ago."""
     leapt = [each for each in world.safekeepers if each.leapt]
     minority = (len(world.safekeepers) - 1) // 2
     chosen = world.choose.choice(leapt if len(leapt) == minority else world.safekeepers)
@@ -54,13 +54,13 @@ def _vote(world: World, chosen: SafekeeperHost, further: int) -> None:
 
 
 def lost(world: World, safekeeper: SafekeeperHost) -> bool:
-    """Whether no election reaches it any more."""
+    """Whether its vote is out of reach of any election."""
     term = world.proposer.core.node_id.term
     return safekeeper.leapt and rivals.out_of_reach(safekeeper.control.node_id, term)
 
 
 def undisturbed(world: World) -> None:
-    """Nobody whom a quorum follows is ended again by who does not: a rival that it could follow has left."""
+    """A proposer with a quorum is not ended by a safekeeper out of reach: a rival that it could follow has left."""
     for each in world.proposers:
         if each is not world.proposer:
             each.kill()

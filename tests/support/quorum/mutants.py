@@ -1,7 +1,7 @@
-"""Each safety rule, broken in one small place: what the simulator and the explorer must notice.
+"""Each safety rule, broken in one small place, for the simulator and the explorer to detect.
 
-A mutant replaces one function or method of the cores, or what a driver does with one effect. Nothing in the
-product knows of it.
+A mutant replaces one function or method of the cores, or a driver's handling of one effect. The product has no hooks for
+it.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from walsender_bridge.quorum.proposer.catch_up.core import CatchUp
 from walsender_bridge.quorum.proposer.catch_up.same_wal import SameWal
 from walsender_bridge.quorum.proposer.effects import (
     MembersSettled,
-    ReadOlder,
-    SendOlder,
+    ReadCatchUpWal,
+    SendCatchUpWal,
     StopReason,
 )
 from walsender_bridge.quorum.proposer.peer import PeerState
@@ -36,7 +36,7 @@ from walsender_bridge.quorum.proposer.refusals import Refusals
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import configuration, terms
 from walsender_bridge.quorum.protocol import messages as m
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.safekeeper import core, effects, votes
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
@@ -44,7 +44,7 @@ Patch = tuple[object, str, object]
 
 
 def _one_voter_compared() -> list[Patch]:
-    """The server is compared with the first of the most advanced voters alone, whatever that one has."""
+    """The server is compared only with the first of the most advanced voters, however little WAL that has."""
     ask = SameWal.ask
 
     def first(self: SameWal, best: m.VoteReply, vcl: int, peers: Any, *rest: Any) -> Any:
@@ -59,26 +59,26 @@ def _what_the_greeting_knew() -> list[Patch]:
     greeting, aligned = Safekeeper._greeting, Safekeeper._aligned
 
     def note(self: Safekeeper, conn: int, message: m.ProposerGreeting) -> list[effects.Effect]:
-        told = greeting(self, conn, message)
+        result = greeting(self, conn, message)
         known: Any = self.control.history, self.flush_lsn
         # Kept in the core, so that a copy of it has it, too; connections are not negative.
         self.greeted = {**self.greeted, -1 - conn: known}
-        return told
+        return result
 
     def tell(self: Safekeeper, answer: effects.WalAligned) -> list[effects.Effect]:
         owner = self.owner
-        told = aligned(self, answer)
+        result = aligned(self, answer)
         if owner is None or self.taken:
-            return told
+            return result
         known: Any = self.greeted
         history, flush_lsn = known.get(-1 - owner, (self.control.history, 0))
-        for index, effect in enumerate(told):
+        for index, effect in enumerate(result):
             if isinstance(effect, effects.SendMessage) and isinstance(effect.message, m.VoteReply):
                 end = min(flush_lsn, effect.message.flush_lsn)
-                told[index] = replace(
+                result[index] = replace(
                     effect, message=replace(effect.message, history=history, flush_lsn=end)
                 )
-        return told
+        return result
 
     return [(Safekeeper, "_greeting", note), (Safekeeper, "_aligned", tell)]
 
@@ -86,25 +86,27 @@ def _what_the_greeting_knew() -> list[Patch]:
 def _equal_terms() -> list[Patch]:
     """Rule 2: a vote for an equal term, of another proposer."""
 
-    def outranks(candidate: m.NodeId, office: m.NodeId) -> bool:
-        return candidate.term >= office.term and candidate != office
+    def outranks(candidate: m.NodeId, leader: m.NodeId) -> bool:
+        return candidate.term >= leader.term and candidate != leader
 
     return [(votes, "outranks", outranks)]
 
 
 def _next_epoch() -> list[Patch]:
-    """Rule 2: the epoch is one more than the last one, whoever may have taken it already."""
+    """Rule 2: the election epoch is one more than the last one, even if another proposer has used it."""
     succeeded = lineage.successors
 
-    def successors(log: History, vcl: int, term: int, origin: Any) -> tuple[EpochEntry, ...]:
-        epoch = (log.counted(vcl)[-1].epoch if log.counted(vcl) else 0) + 1
-        return tuple(replace(entry, epoch=epoch) for entry in succeeded(log, vcl, term, origin))
+    def successors(log: History, vcl: int, term: int, origin: Any) -> tuple[HistoryEntry, ...]:
+        epoch = (log.counted(vcl)[-1].election_epoch if log.counted(vcl) else 0) + 1
+        return tuple(
+            replace(entry, election_epoch=epoch) for entry in succeeded(log, vcl, term, origin)
+        )
 
     return [(lineage, "successors", successors)]
 
 
 def _no_truncation() -> list[Patch]:
-    """Rule 3: the tail stays; the position alone is set back."""
+    """Rule 3: the tail stays; only the position is set back."""
     return [
         (wal.Disk, "truncate", lambda _self, _lsn: None),
         (Cluster, "truncated", lambda _self, held, _lsn: held),
@@ -123,26 +125,26 @@ def _history_first() -> list[Patch]:
 
 
 def _older_epochs_commit() -> list[Patch]:
-    """Rule 4: a quorum's position commits before the quorum is in the epoch."""
+    """Rule 4: a quorum's position commits before the quorum is in the election epoch."""
     return [(streaming, "may_commit", lambda _candidate, _epoch_start: True)]
 
 
 def _votes_are_acks() -> list[Patch]:
-    """Rule 4: whoever voted counts as having everything up to VCL."""
+    """Rule 4: a vote counts as an acknowledgement of everything up to VCL."""
     lead = proposer_core.Proposer._lead
 
     def count(self: proposer_core.Proposer) -> list[Any]:
-        told = lead(self)
+        result = lead(self)
         assert self.streaming is not None
         for identity in self._replies():
             self.streaming.acked.setdefault(identity, self.vcl)
-        return told + self.streaming.advance()
+        return result + self.streaming.advance()
 
     return [(proposer_core.Proposer, "_lead", count)]
 
 
 def _resumption_truncates() -> list[Patch]:
-    """Rule 5: a resumption goes back to where the epoch began."""
+    """Rule 5: a resumption goes back to the start of the election epoch."""
     resume = Safekeeper._resume
 
     def back(self: Safekeeper, conn: int, message: m.Resume) -> list[effects.Effect]:
@@ -157,16 +159,16 @@ def _resumption_truncates() -> list[Patch]:
 
 
 def _displaced_by_a_vote() -> list[Patch]:
-    """Rule 5: whoever has a safekeeper's vote in a term of ours or above is taken to be in office."""
+    """Rule 5: a proposer with a safekeeper's vote in a term of ours or above counts as the leader."""
 
-    def in_office(greeting: m.SafekeeperGreeting, own: m.NodeId, *, leads: bool) -> bool:
+    def has_leader(greeting: m.SafekeeperGreeting, own: m.NodeId, *, leads: bool) -> bool:
         return rivals.outvotes(greeting.node_id, own)
 
-    return [(rivals, "in_office", in_office)]
+    return [(rivals, "has_leader", has_leader)]
 
 
 def _outvoted_for_ever() -> list[Patch]:
-    """Rule 5: a proposer that was outvoted leaves it at that."""
+    """Rule 5: a proposer that was outvoted never campaigns again."""
     return [(proposer_core.Proposer, "_wait", lambda _self: [])]
 
 
@@ -176,7 +178,7 @@ def _terms_without_a_bound() -> list[Patch]:
 
 
 def _any_term_is_outbid() -> list[Patch]:
-    """Rule 2: the next term is above all that were heard of, whoever has voted in them."""
+    """Rule 2: the next term is above all known ones, including those out of reach."""
 
     def above_all(greetings: Any, _configuration: Any, heard: int = 0) -> int:
         return max([heard, *(each.node_id.term for each in greetings)]) + 1
@@ -190,7 +192,7 @@ def _out_of_reach_and_waited_for() -> list[Patch]:
 
 
 def _any_newer_timeline() -> list[Patch]:
-    """One safekeeper with a newer timeline ends the proposer of whichever quorum."""
+    """One safekeeper with a newer timeline ends a proposer that has a quorum."""
     weigh = Refusals.weigh
 
     def hasty(self: Refusals, peer: Any, reason: m.Refusal, *rest: Any, **more: Any) -> Any:
@@ -212,7 +214,7 @@ def _any_strangers() -> list[Patch]:
 
 
 def _newer_timelines_stay() -> list[Patch]:
-    """A newer timeline of a minority is never taken back: that safekeeper follows nobody any more."""
+    """A newer timeline of a minority is never undone: that safekeeper follows no proposer any more."""
     weigh = Refusals.weigh
 
     def forget(self: Refusals, peer: Any, reason: m.Refusal, *rest: Any, **more: Any) -> Any:
@@ -233,20 +235,20 @@ def _never_stops() -> list[Patch]:
             return refused(self, peer, message)
         self.node_id = m.NodeId(message.node_id.term + 1, self.node_id.proposer)
         self.phase = proposer_core.Phase.VOTING
-        self.office = None
-        told: list[Any] = []
+        self.leader = None
+        result: list[Any] = []
         for each in self.peers.values():
             each.reply = None
             if each.greeting and each.state != "away":
                 each.state = PeerState.GREETED
-                told += self._ask(each)
-        return told
+                result += self._ask(each)
+        return result
 
     return [(proposer_core.Proposer, "_refused", again)]
 
 
 def _by_position_alone() -> list[Patch]:
-    """Rule 6: what lies below the leader's end is believed to be the leader's."""
+    """Rule 6: any WAL below the leader's end counts as the leader's."""
 
     def alone(_log: History, flush_lsn: int, _leader: History, leader_end: int) -> int | None:
         return min(flush_lsn, leader_end) or None
@@ -255,7 +257,7 @@ def _by_position_alone() -> list[Patch]:
 
 
 def _uncommitted_epochs_compacted() -> list[Patch]:
-    """Rule 6: a full history gives up its oldest epochs, committed or not."""
+    """Rule 6: a full history merges its oldest election epochs, committed or not."""
     compacted = History.compacted
 
     def bold(self: History, limit: int, _commit_lsn: int) -> History:
@@ -265,27 +267,27 @@ def _uncommitted_epochs_compacted() -> list[Patch]:
 
 
 def _restart_goes_back() -> list[Patch]:
-    """Rule 7: the last one that was told is believed."""
-    return [(core, "greatest_restart", lambda _known, told: told)]
+    """Rule 7: the last restart_lsn received is adopted, even a lower one."""
+    return [(core, "greatest_restart", lambda _known, received: received)]
 
 
 def _unbounded_queue() -> list[Patch]:
-    """Rule 8: the queue keeps all that somebody needs."""
+    """Rule 8: the queue keeps everything that any safekeeper needs."""
     return [(Streaming, "_queue_floor", lambda _self: 0)]
 
 
 def _laggards_hold_on() -> list[Patch]:
-    """Rule 8: the primary keeps WAL for whoever was ever a member."""
-    return [(Streaming, "_let_laggards_go", lambda _self: [])]
+    """Rule 8: the primary keeps WAL for all former members."""
+    return [(Streaming, "_release_laggards", lambda _self: [])]
 
 
 def _laggards_fill_every_disk() -> list[Patch]:
-    """Rule 8: a laggard is let go at `max_laggard_bytes` alone, whether or not the disks hold so much."""
-    return [(Streaming, "_make_room", lambda _self: [])]
+    """Rule 8: a laggard's WAL is released only at `max_laggard_bytes`, even if the disks hold less."""
+    return [(Streaming, "_release_on_full_disks", lambda _self: [])]
 
 
 def _full_and_acknowledged() -> list[Patch]:
-    """Rule 8: what found no room on the disk counts as being there."""
+    """Rule 8: WAL that did not fit on the disk counts as durable."""
     full = Safekeeper._full
 
     def boast(self: Safekeeper, event: effects.DiskFull) -> list[effects.Effect]:
@@ -295,19 +297,21 @@ def _full_and_acknowledged() -> list[Patch]:
 
 
 def _lost_donors_are_waited_for() -> list[Patch]:
-    """Older WAL: what a donor does not hold any more, or took with it, is asked for only once."""
+    """Catch-up: WAL that a donor no longer holds, or lost with its connection, is requested only once."""
     was_read = CatchUp.was_read
 
-    def wait(self: CatchUp, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
-        told = was_read(self, read, length, log)
+    def wait(
+        self: CatchUp, read: ReadCatchUpWal, length: int, log: Streaming
+    ) -> list[SendCatchUpWal]:
+        result = was_read(self, read, length, log)
         self._receivers[read.peer].reading = not length
-        return told
+        return result
 
     return [(CatchUp, "was_read", wait)]
 
 
 def _damage_is_lent() -> list[Patch]:
-    """Older WAL: a donor lends a segment that is not what it received."""
+    """Catch-up: a donor sends a damaged segment."""
 
     def lend(self: wal.Disk, begin: int, end: int, segment: int) -> list[int]:
         spoilt = [at for bad in self.damaged for at in range(bad, bad + segment)]
@@ -318,19 +322,21 @@ def _damage_is_lent() -> list[Patch]:
 
 
 def _only_the_first_donor_is_asked() -> list[Patch]:
-    """Older WAL: one that could not lend a segment is asked for it again and again."""
+    """Catch-up: a donor that could not send a segment is retried forever."""
     was_read = CatchUp.was_read
 
-    def forget(self: CatchUp, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
-        told = was_read(self, read, length, log)
+    def forget(
+        self: CatchUp, read: ReadCatchUpWal, length: int, log: Streaming
+    ) -> list[SendCatchUpWal]:
+        result = was_read(self, read, length, log)
         self._receivers[read.peer].bad = frozenset()
-        return told
+        return result
 
     return [(CatchUp, "was_read", forget)]
 
 
 def _bytes_not_records() -> list[Patch]:
-    """Rule 9: a vote tells the last byte, in the middle of a record."""
+    """Rule 9: a vote reports the last byte, in the middle of a record."""
     aligned = Safekeeper._aligned
 
     def raw(self: Safekeeper, answer: effects.WalAligned) -> list[effects.Effect]:
@@ -345,9 +351,9 @@ def _committed_part_stays() -> list[Patch]:
 
     def stay(self: Safekeeper, point: int, replaced: int) -> list[effects.Effect]:
         known = self.commit_lsn
-        told = truncate(self, point, replaced)
+        result = truncate(self, point, replaced)
         self.commit_lsn = known
-        return told
+        return result
 
     return [(Safekeeper, "_truncate", stay)]
 
@@ -362,19 +368,19 @@ def _one_majority() -> list[Patch]:
 
 
 def _done_too_early() -> list[Patch]:
-    """Rule 10: a change is said to be done when it is in force, and no new member has it on disk."""
+    """Rule 10: a change is reported as done when it is in force, before any new member has it on disk."""
     use = leader.LeaderState.use
 
     def hasty(self: leader.LeaderState, wanted: configuration.Configuration) -> list[Any]:
-        told = use(self, wanted)
+        result = use(self, wanted)
         self.membership.settled = wanted.new_members is None
-        return [*told, MembersSettled(wanted)] if self.membership.settled else told
+        return [*result, MembersSettled(wanted)] if self.membership.settled else result
 
     return [(leader.LeaderState, "use", hasty)]
 
 
 def _forgotten_rollback() -> list[Patch]:
-    """Rule 10: the proposer that noticed a disk that was rolled back tells nobody, and the next one believes it."""
+    """Rule 10: the proposer that detects a rolled-back disk does not record it, and the next one trusts the disk."""
 
     def forget(self: leader.LeaderState, peer: Any) -> list[Any]:
         known = self.membership.configuration
@@ -388,7 +394,7 @@ def _forgotten_rollback() -> list[Patch]:
 
 
 def _same_identity() -> list[Patch]:
-    """Rule 10: a safekeeper that lost its disk is who it was."""
+    """Rule 10: a safekeeper that lost its disk keeps its identity."""
     new_disk = safekeeper_host.SafekeeperHost.new_disk
 
     def again(self: safekeeper_host.SafekeeperHost) -> None:
@@ -402,19 +408,19 @@ def _same_identity() -> list[Patch]:
 
 
 def _learned_from_anybody() -> list[Patch]:
-    """Rule 10: the greatest version is believed, whichever quorum's it is."""
+    """Rule 10: the greatest version is learned, whichever quorum's it is."""
 
     def learn(self: membership.Membership, held: configuration.Configuration, _: int) -> None:
         self.configuration = configuration.newest((self.configuration, held))
 
-    nobody = configuration.Configuration, "is_foreign", lambda _self, _quorum: False
+    never = configuration.Configuration, "is_foreign", lambda _self, _quorum: False
     stamped = configuration.Configuration.stamped
 
     def stamp(self: configuration.Configuration, term: int, _: int = 0) -> Any:
         return stamped(self, term)
 
     return [
-        nobody,
+        never,
         (configuration.Configuration, "stamped", stamp),
         (membership.Membership, "learn", learn),
         (membership.Membership, "proposed", property(lambda self: self.configuration)),
@@ -422,7 +428,7 @@ def _learned_from_anybody() -> list[Patch]:
 
 
 def _without_id_from_anybody() -> list[Patch]:
-    """Rule 10: while ours has no id, the membership of a safekeeper that is no member of it is believed."""
+    """Rule 10: while the quorum has no id, memberships are learned from non-members."""
 
     def learn(self: membership.Membership, held: configuration.Configuration, _: int) -> None:
         if held.quorum == self.quorum or not (held.quorum or self.configuration.quorum):
@@ -443,9 +449,9 @@ def _formed_beside() -> list[Patch]:
 
 MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a copy is compared with one voter": _one_voter_compared,
-    "older: lost donors are waited for": _lost_donors_are_waited_for,
-    "older: damage is lent": _damage_is_lent,
-    "older: the same donor is asked again": _only_the_first_donor_is_asked,
+    "catch-up: lost donors are waited for": _lost_donors_are_waited_for,
+    "catch-up: damage is lent": _damage_is_lent,
+    "catch-up: the same donor is asked again": _only_the_first_donor_is_asked,
     "1: VCL from before the vote": _what_the_greeting_knew,
     "2: a vote for an equal term": _equal_terms,
     "2: an epoch that is no term": _next_epoch,

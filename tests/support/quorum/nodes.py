@@ -1,12 +1,12 @@
-"""The parts that states of the explorer consist of, each kept once: a core and what lies around it.
+"""The parts of the explorer's states, each interned: a core and its surroundings.
 
-A core is a function: `step` of equal cores with equal events ends in equal cores with equal effects. So a part
-is interned by everything that the core holds, and remembers the outcome of every event it was ever given. The
-real `step` runs once for each pair of a part and an event, however many states of the cluster have both.
+A core is a function: `step` of equal cores with equal events yields equal cores and equal effects. So a part is interned
+by everything that the core holds, and caches the outcome of every event. The real `step` runs once for each pair of a
+part and an event, however many states of the cluster have both.
 
-`freeze` turns a core into a value: all of its attributes, but for those that are named here with the reason why
-nothing reads them any more. A part has a number for what it is apart from its identity, so that states which
-differ by a renumbering of the safekeepers look alike.
+`freeze` turns a core into a value: all of its attributes, except those named here with the reason why they are not read
+any more. A part has a number that ignores its identity, so that states which differ by a renumbering of the safekeepers
+are equal.
 """
 
 import copy
@@ -47,7 +47,7 @@ class Interned(Generic[T]):
         self.values: list[T] = []
 
     def number(self, key: Hashable, make: Callable[[int], T]) -> int:
-        """The number of the value of this key, which is made if it is new."""
+        """The number of the value of this key, which is created if it is new."""
         number = self.numbers.get(key)
         if number is None:
             number = self.numbers[key] = len(self.values)
@@ -55,12 +55,12 @@ class Interned(Generic[T]):
         return number
 
     def get(self, key: Hashable, make: Callable[[int], T]) -> T:
-        """The value of this key, which is made if it is new."""
+        """The value of this key, which is created if it is new."""
         return self.values[self.number(key, make)]
 
 
 class Part:
-    """What all parts have: a number, and what became of it, by event."""
+    """Base of all parts: a number, and its outcomes, by event."""
 
     __slots__ = ("number", "outcomes")
 
@@ -69,7 +69,7 @@ class Part:
         self.outcomes: dict[Any, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Outcomes are not saved: they come again."""
+        """Outcomes are not saved: they are computed again."""
         slots = [name for each in type(self).__mro__ for name in getattr(each, "__slots__", ())]
         return {name: getattr(self, name) for name in slots if name != "outcomes"}
 
@@ -80,7 +80,7 @@ class Part:
 
 
 class SafekeeperPart(Part):
-    """A safekeeper: its core, and what its disk holds. `anonymous`: the number of it without its identity."""
+    """A safekeeper: its core, and what its disk holds. `anonymous`: its number without its identity."""
 
     __slots__ = ("anonymous", "control", "core", "wal")
 
@@ -98,7 +98,7 @@ class SafekeeperPart(Part):
 
 
 class ProposerPart(Part):
-    """A proposer. `inside` and `peers`: the numbers of what it knows beside, and of, each safekeeper."""
+    """A proposer. `inside` and `peers`: the numbers of its state apart from, and for, each safekeeper."""
 
     __slots__ = ("core", "inside", "peers", "stopped")
 
@@ -109,7 +109,7 @@ class ProposerPart(Part):
 
 
 class Item:
-    """A message on the way, and its WAL."""
+    """A message under way, and its WAL."""
 
     __slots__ = ("hand", "message", "number")
 
@@ -118,7 +118,7 @@ class Item:
 
 
 class Link(Part):
-    """What is on the way to a safekeeper on one connection, in order."""
+    """The messages under way to a safekeeper on one connection, in order."""
 
     __slots__ = ("items",)
 
@@ -145,7 +145,7 @@ class Parts:
     def safekeeper(
         self, core: Safekeeper, wal: tuple[Cell, ...], control: ControlState
     ) -> SafekeeperPart:
-        """The one with these contents. `served_lsn` only keeps readers from being told the same twice."""
+        """The one with these contents. `served_lsn` only prevents repeated publication to readers."""
         identity = core.control.safekeeper
         inside = freeze(core, frozenset({"control", "served_lsn"}))
         slots = [name for name in ControlState.__slots__ if name != "safekeeper"]
@@ -157,11 +157,11 @@ class Parts:
         )
 
     def proposer(self, core: Proposer) -> ProposerPart:
-        """The one with these contents. Identities of safekeepers are their peer numbers and one."""
+        """The one with these contents. Identities of safekeepers are their peer numbers plus one."""
         if _is_hopeless(core):
             core = copied(core)
             core.phase = Phase.STOPPED
-        if core.phase == Phase.STOPPED:  # it does nothing any more
+        if core.phase == Phase.STOPPED:  # it takes no further steps
             inside, peers = self.key("stopped"), (0,) * len(core.peers)
         else:
             inside = self.key(("proposer", self._inside(core)))
@@ -175,8 +175,8 @@ class Parts:
 
     @staticmethod
     def _inside(core: Proposer) -> Hashable:
-        """What is not about one safekeeper. The best log is looked at until the election is decided."""
-        apart = {"peers", "membership", "office", "same_wal", "limits", "server"}
+        """The state that is not about one safekeeper. The best log is read until the election is decided."""
+        apart = {"peers", "membership", "leader", "same_wal", "limits", "server"}
         if core.phase == Phase.LEADING:
             apart.add("best")
         inside: tuple[Hashable, ...] = (
@@ -184,25 +184,25 @@ class Parts:
             freeze(core.same_wal, frozenset({"wanted"})),
             freeze(core.membership.configuration),
         )
-        if core.office is None:
+        if core.leader is None:
             return inside
-        streaming = core.office.streaming
+        streaming = core.leader.streaming
         here = freeze(streaming, frozenset({"peers", "acked", "rebuild", "limits"}))
-        return (*inside, here, freeze(core.office.feedback))
+        return (*inside, here, freeze(core.leader.feedback))
 
     @staticmethod
     def _peer(core: Proposer, peer: SafekeeperPeer) -> Hashable:
-        """What is known of one safekeeper. In office nobody looks back at the greeting, nor at a reply used."""
+        """The state of one safekeeper. A leader no longer reads the greeting, nor a used reply."""
         identity = peer.number + 1
-        apart = {"number", "greeting", "rival"}  # whoever it is that has its vote
+        apart = {"number", "greeting", "rival"}  # the owner of its vote does not matter
         leading = core.phase == Phase.LEADING
-        if leading and peer.state in {PeerState.TAKING, PeerState.STREAMING}:
+        if leading and peer.state in {PeerState.RECOVERING, PeerState.STREAMING}:
             apart.add("reply")
         greeting = peer.greeting
-        told = None
+        greeted = None
         if greeting is not None:
-            told = not leading and (greeting.node_id, greeting.commit_lsn, greeting.timeline)
-        known: tuple[Any, ...] = (freeze(peer, frozenset(apart)), told)
+            greeted = not leading and (greeting.node_id, greeting.commit_lsn, greeting.timeline)
+        known: tuple[Any, ...] = (freeze(peer, frozenset(apart)), greeted)
         known += (
             peer.rival is not None,
             core.same_wal.wanted is not None and core.same_wal.wanted.peer == peer.number,
@@ -217,7 +217,7 @@ class Parts:
         return self.items.get((message, hand), lambda number: Item(number, message, hand))
 
     def link(self, items: tuple[Item, ...]) -> Link:
-        """A connection with these on the way."""
+        """A connection with these under way."""
         return self.links.get(
             tuple(item.number for item in items), lambda number: Link(number, items)
         )
@@ -228,7 +228,7 @@ class Parts:
 
 
 def _is_hopeless(core: Proposer) -> bool:
-    """A candidate that cannot have a quorum in its term any more is one that is killed: it only waits for its end."""
+    """A candidate that can no longer have a quorum in its term equals a killed one: it only waits for its end."""
     outvoted = {peer.number + 1 for peer in core.peers.values() if peer.rival}
     left = core.configuration.everyone - outvoted
     candidate = core.phase in {Phase.VOTING, Phase.COMPARING}
@@ -243,11 +243,11 @@ def copied(proposer: Proposer) -> Proposer:
     new.membership.persisted = dict(proposer.membership.persisted)
     new.refusals = copy.copy(proposer.refusals)
     new.same_wal = copy.copy(proposer.same_wal)
-    if proposer.office is not None:
-        office = new.office = copy.copy(proposer.office)
-        office.peers = new.peers
-        office.membership = new.membership
-        office.streaming = copy.copy(proposer.office.streaming)
-        office.streaming.peers = new.peers
-        office.streaming.acked = dict(office.streaming.acked)
+    if proposer.leader is not None:
+        leader = new.leader = copy.copy(proposer.leader)
+        leader.peers = new.peers
+        leader.membership = new.membership
+        leader.streaming = copy.copy(proposer.leader.streaming)
+        leader.streaming.peers = new.peers
+        leader.streaming.acked = dict(leader.streaming.acked)
     return new

@@ -42,8 +42,8 @@ class ProposerHost:
         self.server = server
         self.alive = True
         self.connections: dict[int, Connection] = {}
-        #: What was asked of each peer with Fetch: the effect, in order.
-        self.fetches: dict[int, deque[e.ReadWal | e.CompareWal | e.ReadOlder]] = {}
+        #: What was requested from each peer with Fetch: the effect, in order.
+        self.fetches: dict[int, deque[e.ReadWal | e.CompareWal | e.ReadCatchUpWal]] = {}
         self.queue: dict[int, int] = {}
         self.hands: dict[int, list[int]] = {}
         self.stream_lsn: int | None = None
@@ -51,10 +51,10 @@ class ProposerHost:
         #: It is the proposer of another quorum.
         self.beside = beside
         #: It was promoted as `failover` says: it must not be refused.
-        self.told = False
-        #: Who has refused to vote for its timeline.
+        self.of_failover = False
+        #: Safekeepers that have refused to vote for its timeline.
         self.withheld: set[int] = set()
-        #: Another proposer has lived beside it.
+        #: Another proposer ran concurrently.
         self.had_rivals = False
         self.on_established: Callable[[], None] | None = None
         primary = None
@@ -79,7 +79,7 @@ class ProposerHost:
         )
         self.checked = invariants.checked(self.core)
         lineage = primary.lineage if primary else e.Lineage(0)
-        self.older = self.backfill_class(lineage, INFO.segment_size)
+        self.catch_up = self.backfill_class(lineage, INFO.segment_size)
         for peer in beside.peers if beside else range(len(world.safekeepers)):
             self.dial(peer)
 
@@ -90,11 +90,11 @@ class ProposerHost:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Its server is not ours: nobody takes its commits for ours."""
+        """Its server is not ours: its commits do not count as ours."""
         return self.beside is not None and self.beside.copy
 
     def _lives(self) -> bool:
-        """Asked again after an event, which may have ended it."""
+        """Checked again after an event, which may have ended it."""
         return self.alive
 
     def kill(self) -> None:
@@ -145,21 +145,23 @@ class ProposerHost:
     def _held(self, peer: int, held: m.Held) -> None:
         streaming = self.core.streaming
         if self.alive and streaming is not None:
-            for read in self.older.held(self.core.peers[peer], held, streaming):
+            for read in self.catch_up.held(self.core.peers[peer], held, streaming):
                 self._fetch(read.donor, read)
 
-    def _older_read(self, read: e.ReadOlder, cells: list[int]) -> None:
+    def _catch_up_read(self, read: e.ReadCatchUpWal, cells: list[int]) -> None:
         streaming = self.core.streaming
         if self.alive and streaming is not None:
-            for send in self.older.was_read(read, len(cells), streaming):
+            for send in self.catch_up.was_read(read, len(cells), streaming):
                 term = self.core.node_id.term
-                older = m.Older(term, send.begin_lsn, send.timeline, len(cells))
-                self._send(send.peer, older, cells)
+                wal = m.CatchUpWal(term, send.begin_lsn, send.timeline, len(cells))
+                self._send(send.peer, wal, cells)
 
-    def _fetched(self, fetch: e.ReadWal | e.CompareWal | e.ReadOlder, cells: list[int]) -> None:
+    def _fetched(
+        self, fetch: e.ReadWal | e.CompareWal | e.ReadCatchUpWal, cells: list[int]
+    ) -> None:
         whole = len(cells) == fetch.end_lsn - fetch.begin_lsn
-        if isinstance(fetch, e.ReadOlder):
-            self._older_read(fetch, cells if whole else [])
+        if isinstance(fetch, e.ReadCatchUpWal):
+            self._catch_up_read(fetch, cells if whole else [])
             return
         if isinstance(fetch, e.ReadWal):
             self._in_hand(fetch, cells if whole else [])
@@ -176,7 +178,7 @@ class ProposerHost:
         self.handle(e.WalRead(read.peer, read.begin_lsn, read.begin_lsn + len(cells)))
 
     def stream(self) -> None:
-        """What the server has flushed comes over its walsender."""
+        """Stream what the server has flushed."""
         server = self.server
         if not self.alive or server is None or self.stream_lsn is None:
             return
@@ -192,7 +194,7 @@ class ProposerHost:
         if self.alive:
             self.handle(e.Tick())
         if self._lives() and self.server is not None and self.core.streaming is not None:
-            for ask in self.older.tick(self.core.streaming, self.core.node_id.term):
+            for ask in self.catch_up.tick(self.core.streaming, self.core.node_id.term):
                 self._send(ask.peer, ask.message, [])
 
     def handle(self, event: e.Event) -> None:
@@ -286,7 +288,7 @@ class ProposerHost:
         cells = [held[at] for at in range(begin, end)] if held else []
         self.world.at(self.world.choose.uniform(0.1, 5), lambda: self._in_hand(read, cells))
 
-    def _fetch(self, peer: int, fetch: e.ReadWal | e.CompareWal | e.ReadOlder) -> None:
+    def _fetch(self, peer: int, fetch: e.ReadWal | e.CompareWal | e.ReadCatchUpWal) -> None:
         if peer not in self.connections:
             self.world.at(0.1, lambda: self._fetched(fetch, []))
             return
@@ -298,7 +300,7 @@ class ProposerHost:
     def _advance_slot(self, lsn: int) -> None:
         self.world.checks.restarted(self, lsn)
         if self.server is not None:
-            # WAL is removed by whole segments, but for the one where a record begins that goes on in it.
+            # WAL is removed by whole segments, except the one in which a record begins that continues here.
             kept = self.server.aligned(lsn)
             self.server.keeps = max(self.server.keeps, kept - kept % self.core.server.segment_size)
             keeps = self.server.keeps

@@ -1,8 +1,8 @@
-"""Other quorums beside the one that has what was committed: safekeepers that lost their disks and were begun with anew.
+"""Other quorums besides the one that has the committed WAL, formed of safekeepers that lost their disks.
 
-The decisions are the product's (`quorum_id`): what is known at the bridge and on its server, and what the safekeepers
-at a proposer's addresses say. So a second quorum comes about only where nothing is known of the first: on a copy of the
-server, whose commits are nobody's. `stranger`, `second` and `emptied` are faults of a `World`.
+The decisions are the product's (`quorum_id`): the records at the bridge and on its server, and the answers of the
+safekeepers at a proposer's addresses. So a second quorum is formed only where the first one is unknown: on a copy of the
+server, whose commits do not count. `stranger`, `second` and `emptied` are faults of a `World`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What the proposer of another quorum begins with. `copy`: its server is not ours, but was copied from it."""
+    """The start of another quorum's proposer. `copy`: its server is not ours, but a copy of it."""
 
     configuration: Configuration
     peers: tuple[int, ...]
@@ -33,7 +33,7 @@ class Beside:
 
 
 def stranger(world: World) -> bool:
-    """Somebody starts a proposer for a safekeeper that lost its disk, on a copy of the server."""
+    """A proposer is started for a safekeeper that lost its disk, on a copy of the server."""
     lost = _lost_disk(world)
     if lost is None:
         return False
@@ -45,7 +45,7 @@ def stranger(world: World) -> bool:
 
 
 def second(world: World) -> bool:
-    """The same on our own server: two quorums would answer for it."""
+    """The same on our own server: two quorums would acknowledge its commits."""
     lost = _lost_disk(world)
     if lost is not None and (beside := _begin_on_ours(world, [lost])):
         _start_beside(world, beside, world.server)
@@ -53,7 +53,7 @@ def second(world: World) -> bool:
 
 
 def emptied(world: World) -> bool:
-    """All safekeepers' folders are moved away while nothing runs; put back when the proposer refuses them."""
+    """All safekeepers' folders are moved away while no process runs; and put back when the proposer refuses them."""
     if not world.settled or len(world.own_safekeepers) < len(world.safekeepers):
         return False
     for proposer in world.proposers:
@@ -74,7 +74,7 @@ def emptied(world: World) -> bool:
 
 
 def _lost_disk(world: World) -> SafekeeperHost | None:
-    """A safekeeper loses its disk, if it may; which one."""
+    """A safekeeper loses its disk, if that is allowed; returns it."""
     before = {safekeeper.number: safekeeper.identity for safekeeper in world.safekeepers}
     if not world.fault_disk():
         return None
@@ -104,7 +104,7 @@ def _begin(
     *,
     copy: bool,
 ) -> Beside:
-    """A proposer is started for these safekeepers alone. Raises what keeps it from forming a quorum of them."""
+    """A proposer is started for these safekeepers only. Raises the error that keeps it from forming a quorum of them."""
     asked = [_greeting(safekeeper) for safekeeper in safekeepers]
     addresses = [("safekeeper", safekeeper.number) for safekeeper in safekeepers]
     assert not quorum_id.in_force(asked, len(asked), known), "they are new"

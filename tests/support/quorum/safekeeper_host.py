@@ -33,11 +33,11 @@ class SafekeeperHost:
         self.saved: tuple[e.ControlState, int, dict[int, int]] | None = None
         #: Until then its disk takes no more WAL.
         self.full_until = 0.0
-        #: It has burnt down: nobody starts it again before it is taken back.
+        #: It is destroyed: it is not restarted before it is a member again.
         self.buried = False
-        #: It is of another quorum: what its own proposer does with it proves nothing of ours.
+        #: It belongs to another quorum: what its own proposer does with it proves nothing about ours.
         self.foreign = False
-        #: A stranger has got votes of it.
+        #: It has voted for a foreign process.
         self.leapt = False
 
     def start(self) -> None:
@@ -71,11 +71,11 @@ class SafekeeperHost:
         self.new_disk()
 
     def snapshot(self) -> None:
-        """A snapshot of its disk, as it is after a power cut."""
+        """Take a snapshot of its disk, as after a power cut."""
         self.saved = copy.deepcopy((self.control, self.disk.base, self.disk.durable))
 
     def roll_back(self) -> None:
-        """The disk is as it was when the snapshot was made."""
+        """Restore the disk from the snapshot."""
         assert self.saved is not None
         self.crash()
         control, base, durable = copy.deepcopy(self.saved)
@@ -118,14 +118,14 @@ class SafekeeperHost:
 
     @property
     def wanted(self) -> int:
-        """From where on it is to hold WAL."""
+        """The LSN from which it should hold WAL."""
         horizon, size = self._horizon(), self.core.control.server.segment_size
         return min(self.disk.base, horizon - horizon % size)
 
     def _held(self, term: int) -> Held:
         begin, size = self.disk.base, self.core.control.server.segment_size
         some = self.core.flush_lsn > begin >= 2 * size
-        following = begin - size + len(self.disk.older) if some and self.wanted < begin else 0
+        following = begin - size + len(self.disk.catch_up) if some and self.wanted < begin else 0
         return Held(term, begin, self.wanted, following)
 
     def handle(self, event: e.Event) -> None:
@@ -161,13 +161,13 @@ class SafekeeperHost:
                 assert length == len(self.hand)
                 disk.write(lsn, self.hand)
                 if self.full:
-                    return self._no_room(lsn + length)
+                    return self._disk_full(lsn + length)
                 capacity = self.world.faults.capacity
                 if capacity is not None and lsn + length > disk.base + capacity:
                     return self._keep(max(self.core.flush_lsn, disk.base + capacity))
             case e.SyncWal(lsn):
                 if self.full:
-                    return self._no_room(lsn)
+                    return self._disk_full(lsn)
                 disk.sync()
                 return e.WalSynced(lsn)
             case e.ServeReaders(lsn):
@@ -179,7 +179,7 @@ class SafekeeperHost:
                 aligned = self.world.records.aligned
                 end = (
                     max(disk.cells, default=disk.base - 1) + 1
-                )  # less than it had taken, if there was no room
+                )  # less than it had written, if the disk was full
                 return e.WalAligned(
                     aligned(disk.cells, disk.base, min(flush_lsn, end)),
                     aligned(disk.cells, disk.base, min(commit_lsn, end)),
@@ -188,7 +188,9 @@ class SafekeeperHost:
             case e.TruncateWal(lsn):
                 disk.truncate(lsn)
             case e.ResetWal(lsn):
-                assert lsn % self.control.server.segment_size == 0, "a log begins with a segment"
+                assert lsn % self.control.server.segment_size == 0, (
+                    "a log begins at the start of a segment"
+                )
                 disk.reset(lsn)
             case e.SendWal(conn, term, begin, end):
                 connection = self.connections.get(conn)
@@ -199,11 +201,11 @@ class SafekeeperHost:
             case e.SendHeld(conn, term):
                 if (connection := self.connections.get(conn)) is not None:
                     self.world.send_back(connection, (self._held(term), []))
-            case e.TakeOlder(conn, term, begin, _):
+            case e.TakeCatchUpWal(conn, term, begin, _):
                 held = self._held(term)
                 if begin == held.next_lsn:
-                    self.world.happened["TakeOlder"] += 1
-                    disk.take_older(self.hand, self.core.control.server.segment_size)
+                    self.world.happened["TakeCatchUpWal"] += 1
+                    disk.take_catch_up(self.hand, self.core.control.server.segment_size)
                 if (connection := self.connections.get(conn)) is not None:
                     self.world.send_back(connection, (self._held(term), []))
             case e.Close(conn):
@@ -215,14 +217,14 @@ class SafekeeperHost:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for WAL now."""
+        """Whether its disk is full now."""
         return not self.world.calm and self.world.now < self.full_until
 
-    def _no_room(self, end: int) -> e.DiskFull:
-        """Of what was written up to `end` a first part fits."""
+    def _disk_full(self, end: int) -> e.DiskFull:
+        """Of the WAL written up to `end` a first part fits."""
         return self._keep(self.world.choose.randint(self.core.flush_lsn, end))
 
     def _keep(self, kept: int) -> e.DiskFull:
         self.disk.keep(kept)
         self.world.happened["NoRoom"] += 1
-        return e.DiskFull(kept, "no room")
+        return e.DiskFull(kept, "disk full")

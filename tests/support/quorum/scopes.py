@@ -1,9 +1,9 @@
 """The small clusters that are explored, by name.
 
-Those of `make test` are small; each of the rules 1 to 6, when it is broken, shows in one of them. `2 terms`: two
-proposers, three safekeepers and two LSNs, of one server (`2 terms`) and of one that was promoted behind the
-first LSN (`2 terms, promoted`). `3 terms`: the same with three LSNs and a proposer more, so that one of the two
-can be a restarted one.
+Those of `make test` are small; each of the rules 1 to 6 has one in which its violation shows. `2 terms`: two proposers,
+three safekeepers and two LSNs, of one server (`2 terms`) and of one that was promoted behind the first LSN
+(`2 terms, promoted`). `3 terms`: the same with three LSNs and another proposer, so that one of the two can be a
+restarted one.
 """
 
 from tests.support.quorum.claims import BASE
@@ -31,7 +31,7 @@ SCOPES = {
     "ahead": Scope(((1, BASE, 9), (1, BASE, 9)), logs=((OLD, 9), NOTHING, NOTHING)),
     # One safekeeper, whose connections break.
     "resumption": Scope(((1, BASE, 9), (1, BASE, 9)), safekeepers=1, breaks=2),
-    # Two servers that have parted from the first byte on: what one wrote is never the other's.
+    # Two servers that diverge from the first byte on: they share no WAL.
     "strangers": Scope(((1, BASE, 9), (2, BASE, 9))),
     "2 terms": Scope(((1, BASE, 10), (1, BASE, 10)), append_bytes=1, limit=ENDLESS),
     "2 terms, promoted": Scope(((1, BASE, 10), (2, 9, 11)), append_bytes=1, limit=ENDLESS),

@@ -1,7 +1,7 @@
-"""All states of a small cluster, by breadth first; a search that is stopped goes on where it was.
+"""Breadth-first search of all states of a small cluster; a stopped search can be resumed.
 
-A state that was reached is remembered by 64 bits of its BLAKE2b hash. Two of n states are then taken for one with
-a probability below n*n / 2**65: 1 in 100,000 for 18 million.
+A state is recorded by 64 bits of its BLAKE2b hash. Two of n states collide with a probability below n*n / 2**65: 1 in
+100,000 for 18 million.
 """
 
 import pickle
@@ -16,11 +16,11 @@ from tests.support.quorum.explorer import Cluster, Scope, State
 
 
 class ViolationError(AssertionError):
-    """An invariant does not hold; the message has the shortest way there."""
+    """An invariant is violated; the message has the shortest path there."""
 
 
 class Numbering:
-    """States as numbers: of their parts, which are all kept."""
+    """States as numbers of their parts, which are all kept."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.parts, self.pasts = cluster.parts, cluster.claims.pasts
@@ -30,7 +30,7 @@ class Numbering:
         self._whole = f"<{width * (1 + count) + 2 * count + 2}I"
 
     def key(self, state: State) -> int:
-        """64 bits, equal for states that differ by the safekeepers' numbers: all that is said of one is in its part."""
+        """64 bits, equal for states that differ only by a renumbering of the safekeepers: all state of one is in its part."""
         links, width = state.links, self.width
         per = []
         for peer, part in enumerate(state.safekeepers):
@@ -73,7 +73,7 @@ class Numbering:
 class Search:
     """A search of all states of a scope. `states`: the distinct ones that were reached.
 
-    `traced`: remember the way to each state, which takes the most of the memory.
+    `traced`: record the path to each state, which takes most of the memory.
     """
 
     def __init__(self, scope: Scope, *, traced: bool = True) -> None:
@@ -86,22 +86,24 @@ class Search:
         first = self.cluster.first()
         key = self.numbering.key(first)
         self.seen = {key}
-        #: Where each state came from: the key before, and the number of the step there.
+        #: The origin of each state: the previous key, and the number of the step.
         self.came: dict[int, tuple[int, str]] = {}
         self.layer = [self.numbering.packed(first)]
         self.following: list[bytes] = []
 
     @property
     def complete(self) -> bool:
-        """Nothing follows that is not known."""
+        """Whether all successors are known."""
         return not self.layer
 
     @property
     def states(self) -> int:
         return len(self.seen)
 
-    def run(self, seconds: float = float("inf"), told: Callable[[str], None] | None = None) -> None:
-        """Go on until all are known, the scope's limit is reached, or the time is over.
+    def run(
+        self, seconds: float = float("inf"), progress: Callable[[str], None] | None = None
+    ) -> None:
+        """Continue until all states are known, the scope's limit is reached, or the time is over.
 
         Raises `ViolationError` at the first violation.
         """
@@ -111,12 +113,12 @@ class Search:
             self.seconds = before + time.monotonic() - began
             if self.seconds - before > seconds:
                 return
-            if self.step(20_000) and told and self.layer:
-                told(self.report())
+            if self.step(20_000) and progress and self.layer:
+                progress(self.report())
         self.seconds = before + time.monotonic() - began
 
     def report(self) -> str:
-        """How far it is."""
+        """The progress, in words."""
         rate = self.states / self.seconds if self.seconds else 0
         rest = f"{len(self.layer)} of the last step" if self.layer else "complete"
         return (
@@ -124,7 +126,7 @@ class Search:
         )
 
     def step(self, count: int) -> bool:
-        """What follows so many states of the layer; whether those were the last of it."""
+        """Expand so many states of the layer; returns whether those were the last ones."""
         cluster, numbering, seen = self.cluster, self.numbering, self.seen
         taken, self.layer = self.layer[-count:], self.layer[:-count]
         for packed in taken:
@@ -152,19 +154,19 @@ class Search:
         return True
 
     def _way(self, key: int, last: str) -> str:
-        """The steps to a state, up to a renumbering of the safekeepers between two of them."""
+        """The path to a state, up to a renumbering of the safekeepers between two steps."""
         if not self.traced:
-            return f"{self.depth + 1} steps deep: {last}; search again with the ways to see how"
+            return f"{self.depth + 1} steps deep: {last}; search again with `traced` for the path"
         steps = [last]
         while key in self.came:
             key, name = self.came[key]
             steps.append(name)
         return "after\n  " + "\n  ".join(reversed(steps))
 
-    # -- stopping and going on ----------------------------------------------------------------------
+    # -- saving and resuming ------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write all of it down, to go on from."""
+        """Save the search, to be resumed."""
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / "search.new"
         seen, self.seen = self.seen, set()

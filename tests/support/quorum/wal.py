@@ -1,7 +1,7 @@
-"""WAL in which every byte is recognized: a cell is (record, offset), 0 is a zeroed byte.
+"""WAL in which every byte is identifiable: a cell is (record, offset), 0 is a zeroed byte.
 
-A record is a run of cells. A scan believes any whole record at the place where the one before it ends, also
-one that another proposer left there: that is what makes truncation necessary.
+A record is a run of cells. A scan accepts any complete record at the end of the previous one, even one that another
+proposer left there: that is what makes truncation necessary.
 """
 
 import random
@@ -10,7 +10,7 @@ BYTES = 64
 
 
 class Records:
-    """Lengths of all records that were ever written, by number."""
+    """The lengths of all records ever written, by number."""
 
     def __init__(self) -> None:
         self.lengths = [0]
@@ -22,7 +22,7 @@ class Records:
         return [number * BYTES + offset for offset in range(length)]
 
     def aborted(self, cell: int) -> int:
-        """The record of this cell was cut off behind it by a crash: one more byte says so, and ends it."""
+        """The record of this cell was truncated behind it by a crash: one more byte marks that, and ends it."""
         number, offset = divmod(cell, BYTES)
         self.lengths[number] = offset + 2
         return cell + 1
@@ -39,7 +39,7 @@ class Records:
         return lsn if self.is_last(cell) else max(base, lsn - 1 - cell % BYTES)
 
     def scan(self, cells: dict[int, int], base: int) -> int:
-        """The end of valid WAL: the first record can have begun before `base`."""
+        """The end of valid WAL: the first record may begin before `base`."""
         end = at = base
         while (cell := cells.get(at, 0)) and (at == base or cell % BYTES == 0):
             while not self.is_last(cell):
@@ -62,9 +62,9 @@ class Disk:
         self.cells: dict[int, int] = {}
         self.durable: dict[int, int] = {}
         self.unsynced: dict[int, int] = {}
-        #: A segment below `base` that is being received; it does not outlive a crash.
-        self.older: list[int] = []
-        #: Segments that are not what was received: nothing of them is lent.
+        #: A segment below `base` that is being received; it does not survive a crash.
+        self.catch_up: list[int] = []
+        #: Damaged segments, of which nothing is sent to others.
         self.damaged: set[int] = set()
 
     def write(self, lsn: int, cells: list[int]) -> None:
@@ -76,7 +76,7 @@ class Disk:
         self.unsynced.clear()
 
     def keep(self, lsn: int) -> None:
-        """There is no room: what was written up to `lsn` is made durable, the rest was never written."""
+        """The disk is full: what was written up to `lsn` is made durable, the rest is dropped."""
         self.unsynced = {at: cell for at, cell in self.unsynced.items() if at < lsn}
         self.sync()
         self.cells = dict(self.durable)
@@ -88,34 +88,34 @@ class Disk:
         self.unsynced = {at: cell for at, cell in self.unsynced.items() if at < lsn}
 
     def tear_truncation(self, lsn: int) -> None:
-        """Power fails in the middle of it: some bytes are zeroed."""
+        """Power fails during a truncation: some bytes are zeroed."""
         for at in [at for at in self.durable if at >= lsn]:
             if self.choose.random() < 0.5:
                 del self.durable[at]
 
     def remove_below(self, lsn: int) -> None:
-        """Old WAL goes, durably."""
+        """Remove old WAL, durably."""
         if lsn > self.base:
             self.base = lsn
-            self.older = []
+            self.catch_up = []
             self.damaged = {segment for segment in self.damaged if segment >= lsn}
             for held in (self.cells, self.durable, self.unsynced):
                 for at in [at for at in held if at < lsn]:
                     del held[at]
 
-    def take_older(self, cells: list[int], segment: int) -> None:
-        """When it is whole, the log begins with it."""
-        self.older += cells
-        if len(self.older) == segment:
+    def take_catch_up(self, cells: list[int], segment: int) -> None:
+        """Receive part of a segment; when it is complete, the log begins with it."""
+        self.catch_up += cells
+        if len(self.catch_up) == segment:
             self.base -= segment
-            held = dict(enumerate(self.older, self.base))
+            held = dict(enumerate(self.catch_up, self.base))
             self.cells.update(held)
             self.durable.update(held)
-            self.older = []
+            self.catch_up = []
 
     def reset(self, lsn: int) -> None:
         self.base = lsn
-        self.older = []
+        self.catch_up = []
         self.damaged = set()
         self.cells, self.durable, self.unsynced = {}, {}, {}
 
@@ -124,7 +124,7 @@ class Disk:
             if self.choose.random() < 0.5:
                 self.durable[at] = cell
         self.unsynced.clear()
-        self.older = []
+        self.catch_up = []
         self.cells = dict(self.durable)
 
     def scan(self) -> int:
@@ -158,7 +158,7 @@ class Server:
         self.cells = dict(cells or {})
         self.begin = min(self.cells, default=start)
         self.end = self.flush_lsn = max(self.cells, default=start - 1) + 1
-        #: The oldest WAL that its slot holds.
+        #: The oldest WAL that its slot keeps.
         self.keeps = self.begin
 
     def work(self) -> None:
@@ -177,7 +177,7 @@ class Server:
         self.flush_lsn = self.end
 
     def crash(self) -> None:
-        """Unflushed WAL is lost; a record that was cut off is marked as such and never completed."""
+        """Unflushed WAL is lost; a truncated record is marked as such and never completed."""
         self.cells = {at: cell for at, cell in self.cells.items() if at < self.flush_lsn}
         self.end = self.flush_lsn
         if self.end > self.begin and not self.records.is_last(self.cells[self.end - 1]):

@@ -1,8 +1,8 @@
-"""A cluster on a virtual clock: the real cores, drivers that do what the effects say, and faults.
+"""A cluster on a virtual clock: the real cores, drivers that perform their effects, and faults.
 
-A connection is TCP: each direction keeps its order, may break at any time and lose what is on the way, and
-what one end sent before it closed can still arrive at the other. Across connections nothing is ordered.
-A safekeeper can crash between any two effects and within those that write.
+A connection behaves as TCP: each direction keeps its order, may break at any time and lose what is under way, and what
+one end sent before it closed can still arrive at the other. Connections are not ordered among each other. A safekeeper
+can crash between any two effects and within those that write.
 """
 
 import heapq
@@ -59,7 +59,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong, and how often: the mean time between two faults, their weights, and chances."""
+    """The kinds and rates of faults: the mean time between two faults, their weights, and probabilities."""
 
     weights: Mapping[str, int]
     every: float = 60.0
@@ -67,22 +67,22 @@ class Faults:
     #: The same for the effects of an election, which are few.
     crash_at_election: float = 0.01
     slow: float = 0.03
-    #: How often a change of the membership leaves somebody out, who may be taken in again.
+    #: How often a change of the membership removes a safekeeper, which may be added again.
     fewer_members: float = 0.0
-    #: How often whoever left is switched off for good once the change is said to be done, and a disk lost right then.
+    #: How often removed members are shut down for good once the change is reported as done, and a disk is lost right then.
     retires: float = 0.0
-    #: How much WAL a safekeeper's disk takes (None: no limit). Then one of them is away for long, too.
+    #: How much WAL a safekeeper's disk takes (None: no limit). Then one of them is also disconnected for long.
     capacity: int | None = None
-    #: How much WAL a safekeeper keeps though nobody needs it, and is brought if it lacks it (None: all, and nothing).
+    #: How much WAL a safekeeper keeps even if it is not needed, and catches up on (None: keeps all, no catch-up).
     keep: int | None = None
     #: Whether the membership is from before quorums had ids.
     without_id: bool = False
-    #: How many epochs a history tells apart.
+    #: How many election epochs a history keeps apart.
     epochs: int = MAX_ENTRIES
 
 
-#: Something of everything; promotions and proposers that do not know of each other; lost and full disks; memberships that shrink and grow
-#: under kills and power cuts; power cuts.
+#: All kinds; promotions and proposers unaware of each other; lost and full disks; memberships that shrink and grow under
+#: kills and power cuts; power cuts.
 MIXED = Faults(
     {
         "break": 6,
@@ -117,9 +117,9 @@ CHANGES = Faults(
     fewer_members=0.5,
     retires=0.6,
 )
-#: One proposer at a time, whose predecessors are dead, and whose votes are still on the way.
+#: One proposer at a time, whose predecessors are dead, but their vote requests are still under way.
 LONE = Faults({"break": 2, "crash": 2, "proposer": 8, "server": 1}, every=25.0, slow=0.3)
-#: Disks that hold less than a laggard may lag behind.
+#: Disks that hold less than the lag allowed to a laggard.
 SMALL = Faults({"break": 4, "crash": 5, "proposer": 4}, every=20.0, slow=0.1, capacity=128)
 #: Histories that are full after some elections, promotions among them.
 EPOCHS = Faults(
@@ -129,19 +129,19 @@ EPOCHS = Faults(
     slow=0.1,
     epochs=2,
 )
-#: Copies of the server that went their own way, where members begin their logs anew again and again.
+#: Diverged copies of the server, while members do frequent full resyncs.
 CLONES = Faults(
     {"break": 1, "crash": 2, "proposer": 2, "members": 8, "disk": 6, "clone": 6, "idle": 2},
     every=20.0,
     fewer_members=0.3,
 )
-#: Disks that come back from a snapshot.
+#: Disks that are restored from a snapshot.
 SNAPSHOTS = Faults(
     {"break": 3, "crash": 4, "proposer": 5, "members": 1, "snapshot": 6, "rollback": 4},
     every=20.0,
     slow=0.1,
 )
-#: Disks that are lost, logs that begin anew, and are brought what the others keep.
+#: Lost disks, full resyncs, and catch-up on what the others keep.
 BACKFILL = Faults(
     {"break": 4, "crash": 6, "proposer": 4, "zombie": 2, "promote": 1, "members": 6, "disk": 5},
     every=20.0,
@@ -150,23 +150,23 @@ BACKFILL = Faults(
 )
 #: The same where old segments are damaged.
 DAMAGE = replace(BACKFILL, weights={**BACKFILL.weights, "damage": 8})
-#: Lost disks of which others make quorums of their own, and all disks taken away between two starts.
+#: Safekeepers with lost disks that are formed into other quorums, and all disks moved away between two starts.
 QUORUMS = Faults(
     {"break": 3, "crash": 4, "proposer": 6, "zombie": 1, "members": 2, "disk": 1}
     | {"stranger": 8, "second": 3, "emptied": 2},
     every=20.0,
     slow=0.1,
 )
-#: Few members, and other quorums at the addresses of those that have left.
+#: Few members, and other quorums at the addresses of removed ones.
 STRANGERS = replace(
     QUORUMS,
     weights={"members": 10, "stranger": 10, "break": 5, "proposer": 4},
     every=12.0,
     fewer_members=0.9,
 )
-#: The same as `QUORUMS` where our quorum has no id yet.
+#: As `QUORUMS`, while our quorum has no id yet.
 UPGRADE = replace(QUORUMS, without_id=True)
-#: Strangers' votes at a minority, in terms that leave no room above them.
+#: Votes of a minority for foreign processes, in terms that leave none above them.
 LEAPS = Faults(
     {"break": 3, "crash": 3, "proposer": 5, "zombie": 1, "server": 1, "leap": 8},
     every=20.0,
@@ -216,14 +216,14 @@ class World:
         members = frozenset(s.identity for s in self.safekeepers)
         quorum = 0 if faults.without_id else self.quorum
         self.configuration = Configuration(1, members, quorum=quorum)
-        #: The newest membership that anybody made.
+        #: The newest membership of any proposer.
         self.membership = self.configuration
-        #: The newest that a proposer has called settled: what the operator takes for done.
+        #: The newest one that a proposer reported as settled, and that the operator considers done.
         self.settled = Configuration()
         self.server = Server(self.records, self.choose, 2 * SEGMENT)
         while self.server.flush_lsn < 3 * SEGMENT:  # it is attached to while it runs
             self.server.work()
-        #: All servers that there were; those that were left for another do not know it.
+        #: All servers so far; those that were abandoned for another one do not know it.
         self.servers = [self.server]
         self.clones: list[Server] = []
         self.proposers: list[ProposerHost] = []
@@ -248,12 +248,12 @@ class World:
 
     @property
     def faults_injected(self) -> int:
-        """How many faults there were, power cuts included."""
+        """The number of faults so far, power cuts included."""
         kinds = (*self.faults.weights, "power cut")
         return sum(self.happened[kind] for kind in kinds if kind != "members")
 
     def run(self, events: int, faults: int = 0) -> None:
-        """So many events, and on until there were so many faults since the beginning."""
+        """Run so many events, and on until there were so many faults since the beginning."""
         last = self.events + events
         while self.events < last or self.faults_injected < faults:
             self.now, _, action = heapq.heappop(self._agenda)
@@ -263,14 +263,14 @@ class World:
                 self.checks.logs()
 
     def finish(self) -> None:
-        """No more faults: whatever the server has is committed by everybody at last.
+        """No more faults: all WAL of the server gets committed and reaches every member.
 
-        Before that, where disks are small, without one of them: the others are a quorum.
+        Before that, if disks are small, one safekeeper stays down: the others are a quorum.
         """
         self.calm = True
         for safekeeper in self.safekeepers:
             if safekeeper.foreign:
-                safekeeper.lose_disk()  # it is to join us again some day
+                safekeeper.lose_disk()  # it may rejoin our quorum later
         if self.faults.capacity is not None:
             self._without_one(self.choose.choice(self.safekeepers))
         for safekeeper in self.safekeepers:
@@ -282,7 +282,7 @@ class World:
             leaps.undisturbed(self)
 
     def _without_one(self, dead: SafekeeperHost) -> None:
-        """Where disks are small, all follow first: one that lags by `max_laggard_bytes` would be let go for that alone."""
+        """All follow first: the WAL of one that lags by `max_laggard_bytes` would be released for that reason alone."""
         assert self.faults.capacity is not None
         self._all_restart()
         dead.buried = True
@@ -309,27 +309,27 @@ class World:
             if self._all_follow():
                 break
             if self.proposer.core.refusals.withheld and not self.proposer.leads:
-                # Those without the fence may be no quorum, if a disk is lost: an operator reads of it, and decides.
+                # Those without the fence may be no quorum, if a disk is lost: the operator has to decide.
                 self.restart_proposer(self.proposer, Purpose.ABORT)
             self.run(200)
         self.checks.logs()
         self.checks.settled()
 
     def _all_follow(self) -> bool:
-        """Whether each member that is up has voted for the proposer, and what the server has is committed."""
+        """Whether each running member has voted for the proposer, and all WAL of the server is committed."""
         core = self.proposer.core
         members = [s for s in self.safekeepers if self.is_member(s)]
         done = self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn
         voted = all(member.control.node_id == core.node_id for member in members)
-        return done and voted and not self.lack_older()
+        return done and voted and not self.lack_catch_up()
 
     def is_member(self, safekeeper: SafekeeperHost) -> bool:
-        """Whether it is up, and has to follow the proposer in the end."""
+        """Whether it is running, and has to follow the proposer in the end."""
         trusted = safekeeper.identity in self.proposer.core.configuration.trusted
         return safekeeper.up and trusted and not leaps.lost(self, safekeeper)
 
-    def lack_older(self) -> list[int]:
-        """Members that want older WAL which another member has undamaged."""
+    def lack_catch_up(self) -> list[int]:
+        """Members that lack older WAL which another member has undamaged."""
         if self.faults.keep is None:
             return []
         everyone = self.proposer.core.configuration.everyone
@@ -341,13 +341,13 @@ class World:
         ]
 
     def _could_lend(self, donor: SafekeeperHost, lacking: Disk) -> bool:
-        """The segment below what a disk holds."""
+        """Whether the donor has the segment below what a disk holds."""
         segment = lacking.base - SEGMENT
         return donor.disk.base <= segment and segment not in donor.disk.damaged
 
     @property
     def own_safekeepers(self) -> list[SafekeeperHost]:
-        """Without those that are another quorum's."""
+        """The safekeepers that belong to no other quorum."""
         return [safekeeper for safekeeper in self.safekeepers if not safekeeper.foreign]
 
     def number(self) -> int:
@@ -364,22 +364,22 @@ class World:
         return host
 
     def join(self, host: ProposerHost) -> None:
-        """A proposer's process begins, beside those that there are."""
+        """Add a proposer's process to the running ones."""
         for other in self.proposers:
             if other.alive:
                 other.had_rivals = host.had_rivals = True
         self.proposers.append(host)
 
     def stopped(self, host: ProposerHost, reason: StopReason, detail: str) -> None:
-        """A proposer said why it ends; another one is started, if it is still wanted."""
+        """A proposer has ended, with its reason; another one is started, if it is still needed."""
         self.happened[f"stop: {reason.name}"] += 1
         self.checks.stopped(host, reason, detail)
         if host is not self.proposer:
             return
-        # The same process, which remembers, when it was only outvoted.
+        # The same process, with its memory, when it was only outvoted.
         purpose = host.core.purpose if reason == StopReason.OUTVOTED else Purpose.ATTACH
         if reason in {StopReason.OTHER_HISTORY, StopReason.AHEAD, StopReason.FENCED}:
-            # The operator looks for the server that can go on, or takes a fence back.
+            # The operator looks for the server that can continue, or lifts a fence.
             self.server = self.choose.choice(self.servers)
             purpose = self.choose.choice((Purpose.ATTACH, Purpose.ABORT))
         above = host.core.heard_term if reason == StopReason.OUTVOTED else 0
@@ -448,7 +448,7 @@ class World:
                 connection.proposer.received(connection, *parcel)
 
     def lose(self, connection: Connection) -> None:
-        """It breaks: of what is on the way, each end still gets a first part, later or never."""
+        """It breaks: of the messages under way, each end still gets some prefix, later or never."""
         for queue, end in ((connection.there, self.send_there), (connection.back, self.send_back)):
             for _ in range(self.choose.randint(0, len(queue))):
                 queue.pop()
@@ -487,7 +487,7 @@ class World:
         return was_up
 
     def _fault_full(self) -> None:
-        """A disk has no more room for WAL for a while."""
+        """A disk is full for a while."""
         self.choose.choice(self.safekeepers).full_until = self.now + self.choose.uniform(10, 200)
 
     def _fault_damage(self) -> bool:
@@ -501,7 +501,7 @@ class World:
         return True
 
     def _held_whole(self, segment: int, *, but: SafekeeperHost) -> bool:
-        """Whether another trusted member holds a segment undamaged: without one, more is broken than is to be borne."""
+        """Whether another trusted member holds a segment undamaged: otherwise the faults exceed what a quorum tolerates."""
         return any(
             each is not but
             and each.identity in self.settled.trusted
@@ -511,7 +511,7 @@ class World:
         )
 
     def _holds_the_last(self, lost: SafekeeperHost) -> bool:
-        """Whether it alone has, undamaged, what is damaged elsewhere."""
+        """Whether it is the only one with an undamaged copy of a segment that is damaged elsewhere."""
         return not all(
             self._held_whole(segment, but=lost)
             for each in self.safekeepers
@@ -528,17 +528,17 @@ class World:
         self.restart_proposer(self.proposer)
 
     def _fault_zombie(self) -> None:
-        """A server that was left starts its proposer again; or a second one for the same server."""
+        """An abandoned server starts its proposer again; or a second one starts for the same server."""
         self.start_proposer(self.choose.choice(self.servers))
 
     def _fault_snapshot(self) -> None:
-        """Of a disk, to which it will be rolled back some day."""
+        """Take a snapshot of a disk, to which it may be rolled back later."""
         self.choose.choice(self.safekeepers).snapshot()
 
     def _fault_rollback(self) -> bool:
-        """A disk that lags behind by an election is rolled back while a proposer is in office, and it is noticed.
+        """A disk is rolled back by at least an election while a proposer leads, which detects it.
 
-        As no disk that is lost, it is one of a minority.
+        Like lost disks, it belongs to a minority.
         """
         host, core = self.proposer, self.proposer.core
         trusted = core.configuration.trusted
@@ -567,7 +567,7 @@ class World:
         return True
 
     def _noticed(self, host: ProposerHost, lost: SafekeeperHost) -> None:
-        """Nothing else breaks until a majority has it in writing; if that proposer ends first, the disk is given up."""
+        """No other fault happens until a majority has persisted it; if that proposer ends first, the disk counts as lost."""
         lost.roll_back()
         self.calm = True
         for _ in range(40):
@@ -605,7 +605,7 @@ class World:
         return True
 
     def _fault_rivals(self) -> None:
-        """Two at the same moment: they hear of the same terms."""
+        """Start two at the same moment: they learn of the same terms."""
         for _ in range(2):
             self._fault_zombie()
 
@@ -619,13 +619,13 @@ class World:
     def _timeline(self) -> int:
         return max(server.timeline for server in self.servers) + 1
 
-    def _switch_to(self, server: Server, *, told: bool = False) -> None:
+    def _switch_to(self, server: Server, *, of_failover: bool = False) -> None:
         self.servers.append(server)
         previous, self.server = self.proposer, server
         if self.choose.random() < 0.5:
             previous.kill()
         self.proposer = self.start_proposer(server)
-        self.proposer.told = told
+        self.proposer.of_failover = of_failover
 
     def _fault_failover(self) -> None:
         host = self.start_proposer(None, Purpose.FAILOVER)
@@ -633,19 +633,19 @@ class World:
 
     def _promote_at_vcl(self, host: ProposerHost) -> None:
         if self.choose.random() < 0.2:
-            # The operator changes their mind: the old server goes on.
+            # The operator aborts: the old server continues.
             host.kill()
             self.proposer.kill()
             self.proposer = self.start_proposer(self.server, Purpose.ABORT)
             return
         cells = self.checks.quorum_log(host)
         host.kill()
-        # Only who stood for the timeline that was fenced is followed.
+        # Only a proposer of the fenced timeline is followed.
         if host.core.history.entries[-1].timeline == self.server.timeline:
-            # An operator who takes the fence back at the same time gets what they asked for.
+            # An operator who lifts the fence at the same time gets that result.
             aborting = any(p.alive and p.core.purpose == Purpose.ABORT for p in self.proposers)
             server = self.server.promoted(cells, host.core.vcl, self._timeline())
-            self._switch_to(server, told=not aborting)
+            self._switch_to(server, of_failover=not aborting)
 
     _fault_stranger = quorums.stranger
     _fault_second = quorums.second
@@ -658,8 +658,8 @@ class World:
     def fault_disk(self) -> bool:
         """One safekeeper loses its disk, if no change is under way, and a majority of the members is left.
 
-        Until the last change is settled an older membership may still be the one that elects, and disks of it that
-        were switched off are lost to it, too.
+        Until the last change is settled an older membership may still elect, and members of it that were shut down are lost
+        to it, too.
         """
         lost = self.choose.choice(self.safekeepers)
         members = self.settled.members
@@ -671,13 +671,13 @@ class World:
         return True
 
     def _is_done(self) -> bool:
-        """Whether the newest membership that anybody knows is the one that was called settled."""
+        """Whether the newest known membership is the one reported as settled."""
         held = [safekeeper.control.configuration for safekeeper in self.own_safekeepers]
         known = replace(newest((*held, self.membership)), term=self.settled.term)
         return known == self.settled and known.new_members is None
 
     def members_settled(self, configuration: Configuration) -> None:
-        """The operator hears that this membership stands by itself."""
+        """The operator learns that this membership is settled."""
         self.settled = newest((self.settled, configuration))
         if self.calm or not self._is_done() or self.choose.random() >= self.faults.retires:
             return
@@ -688,7 +688,7 @@ class World:
         self.fault_disk()
 
     def _fault_members(self) -> bool:
-        """The operator makes those that are there the members, or only some of them."""
+        """The operator makes all running safekeepers the members, or only some of them."""
         proposer = self.proposer
         configuration = proposer.core.configuration
         distrusted = configuration.distrusted

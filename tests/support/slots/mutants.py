@@ -58,7 +58,7 @@ CONDITIONS: dict[str, tuple[_Start, str, int]] = {
 OTHERS: dict[str, tuple[_Start, str, int]] = {
     "every reply is heard": (scopes.unheard, "do poll hear move vacuum", 6),
     "the slot keeps everything": (scopes.undecoded, "commit move vacuum poll", 5),
-    "no marker and no walsender": (scopes.row, "reswap mark move vacuum tell poll", 6),
+    "no incarnation id and no walsender": (scopes.row, "reswap mark move vacuum tell poll", 6),
     "no start and no walsender": (scopes.row, "recrash move vacuum tell poll", 6),
     "no configuration": (scopes.row, "feedback_off hear move vacuum feedback_on tell poll", 7),
     "another primary is heeded": (scopes.unproven, "poll_astray poll tell do commit", 7),
@@ -142,7 +142,7 @@ def _unlocked(seen: World) -> ObservedPrimary:
 
 
 def _by_name(remembered: CopyRecord, here: SlotCopy) -> bool:
-    return here.synced or remembered.made or remembered.renaming
+    return here.synced or remembered.created or remembered.renaming
 
 
 def _everywhere(name: str, replacement: object) -> contextlib.ExitStack:
@@ -153,10 +153,10 @@ def _everywhere(name: str, replacement: object) -> contextlib.ExitStack:
     return stack
 
 
-#: By mutant: how the objection begins that is not made when the primary is silent.
+#: By mutant: the beginning of the objection that it omits while the primary is silent.
 _OBJECTIONS = {
     "silent, any connection": "the standby has connected",
-    "silent, any configuration": "the standby has loaded",
+    "silent, any configuration": "the standby has reloaded",
     "silent, any position": "it is ahead",
     "silent, any snapshot": "its snapshot",
     "silent, any WAL": "its WAL",
@@ -165,8 +165,8 @@ _OBJECTIONS = {
     "silent, idle": "it has been idle",
     "silent, anybody's snapshot": "another decoder",
     "silent, outgrown": "it needs older WAL",
-    "silent, any slot of the name": "the slot was another",
-    "silent, any database": "what was done to its database",
+    "silent, any slot of the name": "it is a copy of a dropped",
+    "silent, any database": "the last change of its database",
 }
 
 
@@ -200,7 +200,7 @@ def _forgetful() -> contextlib.AbstractContextManager[object]:
 
 
 def _trusting() -> contextlib.AbstractContextManager[object]:
-    """What another controller has made counts as decoded."""
+    """A copy that another controller created counts as decoded."""
     real = record._taken_over
 
     def proven(before: CopyRecord, standby: ObservedStandby, transition: Transition) -> CopyRecord:
@@ -230,8 +230,8 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
             return mock.patch.object(conditions, "heard_after", return_value=True)
         case "the slot keeps everything":
             return mock.patch.object(conditions, "is_kept", return_value=True)
-        case "no marker and no walsender":
-            return _blind(marker="0", **nobody)
+        case "no incarnation id and no walsender":
+            return _blind(incarnation_id="0", **nobody)
         case "no start and no walsender":
             return _blind(primary_start=0, **nobody)
         case "no configuration":

@@ -70,7 +70,9 @@ def primary_of(world: World) -> ObservedPrimary:
                 slot.confirmed,
                 slot.xmin,
                 datoid=DATABASE,
-                marker=str(world.slot_marker) if world.slot_marker else None,
+                incarnation_id=str(world.slot_incarnation_id)
+                if world.slot_incarnation_id
+                else None,
             ),
         ),
         physical_slots=(
@@ -79,7 +81,7 @@ def primary_of(world: World) -> ObservedPrimary:
                 restart_lsn=world.received,
                 xmin=None,
                 catalog_xmin=physical.xmin or None,
-                marker=str(physical.marker) if physical.marker else None,
+                incarnation_id=str(physical.incarnation_id) if physical.incarnation_id else None,
                 active_pid=physical.sender or None,
                 backend_start=physical.sender or None,
                 reply_time=physical.reply or None,
@@ -107,7 +109,7 @@ def _copy(world: World, name: str, held: Held) -> SlotCopy:
         foreign_snapshot_after=any(not each.ours and each.lsn > at.restart for each in world.files),
         wal_present=held.has_wal,
         mappings_complete=held.mapped,
-        marker=None if held.foreign or held.synced else UNPROVEN,
+        incarnation_id=None if held.foreign or held.synced else UNPROVEN,
         inactive_since=world.clock - (IDLE_TIMEOUT if held.idle else 0),
     )
 
@@ -180,12 +182,14 @@ def record_of(memory: tuple[Any, ...]) -> StandbyRecord:
     ) = more
     key, sender = None, None
     if epoch is not None:
-        start, marker, sender, conf = epoch
-        key = FeedbackEpochKey(SYSTEM, TIMELINE, start, PHYSICAL, str(marker), sender, sender, conf)
+        start, incarnation_id, sender, conf = epoch
+        key = FeedbackEpochKey(
+            SYSTEM, TIMELINE, start, PHYSICAL, str(incarnation_id), sender, sender, conf
+        )
     copy = CopyRecord(
         NAME,
-        made=bool(made),
-        marker=UNPROVEN,
+        created=bool(made),
+        incarnation_id=UNPROVEN,
         temporary_name=UNPROVEN if unproven else None,
         renaming=bool(renaming),
         generation=_generation(current=bool(current)),
@@ -215,13 +219,13 @@ def memory_of(record: StandbyRecord) -> tuple[object, ...]:
     epoch = (
         None
         if key is None
-        else (key.primary_start, int(key.marker), key.walsender_pid, key.conf_load_time)
+        else (key.primary_start, int(key.incarnation_id), key.walsender_pid, key.conf_load_time)
     )
     seen, reserved = copy.seen, copy.reserved
     return (
         epoch,
         copy.generation == record.generation,
-        copy.made,
+        copy.created,
         copy.temporary_name is not None,
         copy.renaming,
         (seen.clock, seen.flush_lsn) if seen else None,
@@ -232,7 +236,7 @@ def memory_of(record: StandbyRecord) -> tuple[object, ...]:
         _pair(copy.passed),
         copy.confirmed.lsn if copy.confirmed is not None else None,
         (copy.settled.xmin, copy.settled.lsn) if copy.settled is not None else None,
-        (int(copy.incarnation.marker), copy.incarnation.lsn)
+        (int(copy.incarnation.incarnation_id), copy.incarnation.lsn)
         if copy.incarnation is not None
         else None,
         copy.polls_ahead,
@@ -298,7 +302,7 @@ def _decided(
 
 
 def forget() -> None:
-    """What was decided is decided anew: the resolver has changed."""
+    """Decide again with the pending inputs: the resolver has changed."""
     _decided.cache_clear()
     _said_alone.cache_clear()
 
@@ -336,7 +340,7 @@ def _shows(file: File, starts: list[int]) -> bool:
 
 
 def _is_settled(world: World) -> bool:
-    """The end of the WAL is of no use to the resolver: it knows this row of the slot's database."""
+    """The resolver ignores the end of the WAL, since it knows this row of the slot's database."""
     settled = world.memory[_SETTLED] if world.memory else None
     return isinstance(settled, tuple) and settled[0] == world.row
 
@@ -365,7 +369,7 @@ def _seen(world: World) -> World:
         unmapped=frozenset(),
         removing=0,
         waiting=world.waiting[:1],
-        made=0,
+        created=0,
         unpolled=False,
     )
 
@@ -378,7 +382,7 @@ def poll_astray(world: World) -> World | None:
 
 
 def poll(world: World, other_xmin: int = 0) -> tuple[World, Transition]:
-    """Look at both servers, resolve, write down; what is to be done waits for `act`.
+    """Read both servers, resolve, and record; the actions wait for `act`.
 
     `other_xmin`: what a primary of another history says that the slot needs, which is looked at instead; 0: nobody.
     """
@@ -389,7 +393,8 @@ def poll(world: World, other_xmin: int = 0) -> tuple[World, Transition]:
         world = world._replace(shown=shown, unpolled=False)
     if marks:
         world = world._replace(
-            physical=world.physical._replace(marker=world.next_id), next_id=world.next_id + 1
+            physical=world.physical._replace(incarnation_id=world.next_id),
+            next_id=world.next_id + 1,
         )
     return world, verdict
 
@@ -417,9 +422,9 @@ def act(world: World) -> World | None:
         case "map", [str(name)]:
             return _mapped(world, name)
         case "mark", []:
-            if world.slot_marker:
+            if world.slot_incarnation_id:
                 return world
-            return world._replace(slot_marker=world.next_id, next_id=world.next_id + 1)
+            return world._replace(slot_incarnation_id=world.next_id, next_id=world.next_id + 1)
         case "rename", []:
             cut = act_cut(world._replace(pending=("rename",)))
             return world if cut is None else cut._replace(unproven=None)

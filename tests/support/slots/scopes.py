@@ -8,12 +8,12 @@ _MARKED = ("poll", "do")
 
 
 def first() -> World:
-    """Nothing has happened."""
+    """The initial state."""
     return first_world()
 
 
 def reserved() -> World:
-    """The physical slot has its marker, and the copy its temporary name."""
+    """The physical slot has its incarnation id, and the copy its temporary name."""
     return follow(_MARKED)
 
 
@@ -36,12 +36,12 @@ def opened() -> World:
 
 
 def unproven() -> World:
-    """A copy was made, and holds less than it needs: a transaction has been open since before."""
+    """A copy was created that holds less than it needs: a transaction has been open since before."""
     return follow(("find_file", "begin", "ddl", "run", "confirm", *_MARKED, "tell", "poll", "tell"))
 
 
 def undecoded() -> World:
-    """A copy is used that no decoder has moved: a transaction has been open since before it was made."""
+    """A copy is used that no decoder has moved: a transaction has been open since before it was created."""
     world = unproven()
     while world.copy is None:
         world = follow(("do",), world)
@@ -74,7 +74,7 @@ def unheard() -> World:
     world = world._replace(said=((world.clock + 1, 0),), clock=world.clock + 1, memory=())
     copy = world.copy
     world = world._replace(copy=None, unproven=copy, pending=(), promised=False)
-    # What the controller remembers of a copy it has just made there.
+    # The controller's record of a copy that it has just created there.
     before = reserved().memory
     world = world._replace(memory=before, physical=world.physical._replace(reply=world.clock - 3))
     return follow(("poll", "row"), world)
@@ -90,7 +90,7 @@ def restored() -> World:
 
 
 def borrowed() -> World:
-    """A copy was made where another decoder has left a snapshot that lacks what an open transaction is older than."""
+    """A copy was created where another decoder's snapshot lacks changes that are newer than an open transaction."""
     made = ("hold", "ddl", "run", "confirm", "find_other_file", *_MARKED, "tell", "poll", "tell")
     return follow(made)
 

@@ -174,7 +174,7 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         kind=world.kind,
         client=lsn(world.client),
         physical=physical._replace(
-            marker=ident(physical.marker) if physical.marker else 0,
+            incarnation_id=ident(physical.incarnation_id) if physical.incarnation_id else 0,
             xmin=xid(physical.xmin) if physical.xmin else 0,
             saved_xmin=xid(physical.saved_xmin) if physical.saved_xmin else 0,
             sender=ident(physical.sender) if physical.sender else 0,
@@ -206,8 +206,8 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         row_there=world.row_there,
         moving=world.moving,
         waiting=tuple((lsn(at), row) for at, row in world.waiting),
-        slot_marker=ident(world.slot_marker) if world.slot_marker else 0,
-        made=lsn(world.made),
+        slot_incarnation_id=ident(world.slot_incarnation_id) if world.slot_incarnation_id else 0,
+        created=lsn(world.created),
         unpolled=world.unpolled,
     )
 

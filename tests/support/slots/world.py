@@ -1,7 +1,7 @@
 """A primary with one logical slot, a standby with its copies, and all that can happen to them.
 
 An event is a function from a world to the next one, or `None` where it cannot happen. LSNs, xids and clock readings are
-small integers; identities (processes, starts, markers) are numbers that are never used twice. WAL streams at once
+small integers; identities (processes, starts, incarnation ids) are numbers that are never used twice. WAL streams at once
 while the standby is connected, which is the worst case: what is removed on the primary is removed there too.
 """
 
@@ -29,9 +29,9 @@ KEEP = -1  # a reply that carries no feedback
 
 
 class Physical(NamedTuple):
-    """The standby's slot on the primary. 0: no marker, no xmin, nobody streams, never heard."""
+    """The standby's slot on the primary. 0: no incarnation id, no xmin, inactive, never heard."""
 
-    marker: int = 0
+    incarnation_id: int = 0
     xmin: int = 0
     saved_xmin: int = 0
     sender: int = 0
@@ -112,15 +112,15 @@ class World(NamedTuple):
     moving: bool = False
     #: Records of the database that the standby has on disk and not replayed: (LSN, the new row; 0: its slots are dropped).
     waiting: tuple[tuple[int, int], ...] = ()
-    #: The slot's marker, 0 for none, and where the slot was made.
-    slot_marker: int = 0
-    made: int = 1
+    #: The slot's incarnation id, 0 for none, and where the slot was created.
+    slot_incarnation_id: int = 0
+    created: int = 1
     #: Something was done to the slot or its database since the last poll.
     unpolled: bool = False
 
 
 def first_world() -> World:
-    """A slot that was just made, and a standby that streams."""
+    """A slot that was just created, and a standby that streams."""
     at = Position(1, 1, 3)
     return World(
         wal=(Wal(1, RUN, 3, 3),),
@@ -146,7 +146,7 @@ def first_world() -> World:
         files=frozenset(),
         clock=1,
         next_id=5,
-        slot_marker=4,
+        slot_incarnation_id=4,
     )
 
 
@@ -239,7 +239,7 @@ def remove_files(world: World) -> World | None:
 
 
 def forget_mappings(world: World) -> World | None:
-    """Nobody knows whether the copy's mapping files are there: an older version made it."""
+    """Whether the copy's mapping files exist is unknown: an older version created it."""
     if world.copy is None or not world.copy.mapped:
         return None
     copy = world.copy._replace(mapped=False)
@@ -306,7 +306,7 @@ def confirm(world: World) -> World | None:
 
 
 def remake(world: World) -> World | None:
-    """The slot on the primary is dropped, and made again under the same name."""
+    """The slot on the primary is dropped, and created again under the same name."""
     if world.open is not None:
         return None
     world = _write(world, RUN, world.next_xid, world.next_xid)
@@ -315,8 +315,8 @@ def remake(world: World) -> World | None:
         slot=at,
         saved_slot=at,
         client=world.end,
-        slot_marker=0,
-        made=world.end,
+        slot_incarnation_id=0,
+        created=world.end,
         unpolled=True,
     )
 
@@ -383,17 +383,17 @@ def receive(world: World) -> World | None:
 
 
 def swap(world: World) -> World | None:
-    """The physical slot is dropped and made again."""
+    """The physical slot is dropped and created again."""
     if world.connected or world.physical == Physical():
         return None
     return world._replace(physical=Physical())
 
 
 def mark(world: World) -> World | None:
-    """Another controller writes the marker of the physical slot."""
-    if world.physical.marker:
+    """Another controller writes the incarnation id of the physical slot."""
+    if world.physical.incarnation_id:
         return None
-    physical = world.physical._replace(marker=world.next_id)
+    physical = world.physical._replace(incarnation_id=world.next_id)
     return world._replace(physical=physical, next_id=world.next_id + 1)
 
 
@@ -409,17 +409,17 @@ def _needed(world: World) -> int:
 
 
 def feedback(world: World) -> World | None:
-    """The standby says what it needs."""
+    """The standby reports the rows that it needs."""
     return _say(world, _needed(world)) if world.feedback else None
 
 
 def reply(world: World) -> World | None:
-    """The standby says how far it is, and no more."""
+    """The standby reports its position only."""
     return _say(world, KEEP)
 
 
 def hear(world: World) -> World | None:
-    """The primary hears the next of what the standby said."""
+    """The primary receives the standby's next message."""
     if not world.said:
         return None
     (clock, xmin), *rest = world.said
@@ -434,7 +434,7 @@ def _reload(world: World, *, on: bool) -> World:
 
 
 def feedback_off(world: World) -> World | None:
-    """hot_standby_feedback goes off; the standby says so at once."""
+    """hot_standby_feedback goes off; the standby reports so at once."""
     if not world.feedback:
         return None
     off = _reload(world, on=False)
@@ -447,24 +447,24 @@ def feedback_on(world: World) -> World | None:
 
 
 def delete_copy(world: World) -> World | None:
-    """Somebody drops the copy."""
+    """A user drops the copy."""
     return None if world.copy is None else world._replace(copy=None)
 
 
 def usurp(world: World) -> World | None:
-    """Somebody drops the copy, and makes a slot of that name where it was."""
+    """A user drops the copy, and creates a slot of that name at its position."""
     if world.copy is None or world.copy.foreign or world.copy.synced:
         return None
     return world._replace(copy=world.copy._replace(foreign=True))
 
 
 def succeed(world: World) -> World | None:
-    """A controller that has recorded nothing takes the turn."""
+    """A controller with an empty record becomes active."""
     return world._replace(memory=(), pending=(), shown=0) if world.memory else None
 
 
 def delete_unproven(world: World) -> World | None:
-    """Somebody drops the copy that is being proven."""
+    """A user drops the copy that is being proven."""
     return None if world.unproven is None else world._replace(unproven=None)
 
 
@@ -494,7 +494,7 @@ def advanced(world: World, held: Held, target: int) -> tuple[Held, Files]:
 
 
 def consume(world: World) -> World | None:
-    """Somebody reads from the copy."""
+    """A client reads from the copy."""
     if world.copy is None or world.copy.at.confirmed >= world.received:
         return None
     found = decode(world.wal, world.copy.at, world.received, world.files)
@@ -510,7 +510,7 @@ def lose_wal(world: World) -> World | None:
 
 
 def rest(world: World) -> World | None:
-    """For long nobody uses the copy."""
+    """The copy is idle for long."""
     if world.copy is None or world.copy.idle:
         return None
     return world._replace(copy=world.copy._replace(idle=True))
@@ -577,7 +577,7 @@ OTHER_PLUGIN = "it is for another plugin"
 
 
 def broken(world: World) -> str | None:
-    """What would be lost with the copy, if the standby were promoted now."""
+    """What a promotion of the standby would lose with the copy now."""
     if world.copy is None:
         return "there is no copy"
     if not world.copy.has_wal or not world.copy.is_valid or not world.copy.lasting:
@@ -600,8 +600,8 @@ def broken(world: World) -> str | None:
     for record in world.wal:
         if record.kind == COMMIT and world.client < record.lsn <= at.confirmed:
             return f"the commit at {record.lsn} is behind it, and the client has not got it"
-    if any(r.kind == COMMIT and at.confirmed < r.lsn <= world.made for r in world.wal):
-        return "the slot was made anew, and its client gets again what it had begun with"
+    if any(r.kind == COMMIT and at.confirmed < r.lsn <= world.created for r in world.wal):
+        return "the slot was created again, and its client receives its initial copy again"
     # From the promotion on nothing but its own xmin keeps it from removing more.
     removed = max(world.removed_there, at.xmin)
     return loss(world.wal, at, world.received, world.files, removed, world.unmapped)

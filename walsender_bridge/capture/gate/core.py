@@ -17,24 +17,25 @@ record, as pgoutput's "commit LSN" names it, it would not: a standby that flushe
   comes back as a standby without pg_rewind is accepted if its end and the fork are in one segment, is sent WAL up to
   the fork, and reports as flushed its own WAL beyond that. So the slot's `restart_lsn`, which keeps that report,
   never counts alone.
-- What one session has shown is a position on its server's timeline. Another timeline is another session, which begins
-  at 0 and learns anew; until then the log keeps what it was told. A server that was left behind on an older timeline
-  shows nothing, whoever still follows it.
-- With `quorum`, that many candidates have what is shown, whichever these are: whoever promotes has to take one of them.
+- The position of a session is one on its server's timeline. Another timeline means another session, which starts
+  at 0 and polls again; until then the log keeps the last position it received. A server that was left behind on an older
+  timeline shows nothing, even if standbys still follow it.
+- With `quorum`, that many candidates have every transaction shown, but not always the same ones: a failover must promote
+  one of these.
 
-**What leaves the gate, and how it is known afterwards.** Each is a `Decided`, which is durable before the position
-that follows from it is told:
+**Decisions.** A change of the set of counted candidates is a `Decided`, which is durable before the position
+that follows from it takes effect:
 - `timeline`: the server is on another timeline than the record, and is not known to be one of the candidates.
 - `promoted`: it is on another timeline, its own `primary_slot_name` is that of the candidate, and no such slot exists
   there: the candidate is the server. It counts again once a standby streams from a slot of that name. The timeline is
   in the same line: with two lines, a crash between them would leave the candidate counted, and nothing could change
   that. Where all members are named (`Rule.members`), this is also decided later and without a change of timeline, by
   the proofs of `gate_slots.itself`.
-- `degraded`: by the operator's leave (`on_missing = "degrade"`), a candidate that is away (no such slot, a lost one, or
-  one that nobody streams from) for `degrade_after` seconds while the gate needs it. One that streams and is slow is not
+- `degraded`: if the operator permits it (`on_missing = "degrade"`), a candidate that has been away (its slot does not exist,
+  is lost, or is not in use) for `degrade_after` seconds while the gate needs it. A candidate that streams slowly is not
   away: it holds the gate for as long as it takes.
-- `rejoined`: it streams again, at most a WAL segment behind what was shown. From here on it holds the gate again, so
-  the little that it lacks it has before anything more is shown.
+- `rejoined`: it streams again, at most a WAL segment behind the position shown. From here on it holds the gate again, so
+  it receives the missing WAL before anything more is shown.
 """
 
 from collections.abc import Collection, Mapping
@@ -45,7 +46,7 @@ from typing import Final, Literal
 from walsender_bridge.capture.gate.slots import GateSlot, away, flushed_by, itself
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 
-#: Bytes of WAL that a candidate may lack of what was shown, and be counted again: a segment, a second's work.
+#: Bytes of WAL by which a candidate may trail the position shown and be counted again: a segment, about a second's work.
 REJOIN_BYTES: Final = 16 << 20
 
 
@@ -58,22 +59,22 @@ class Standing(StrEnum):
 
 
 class GateDecision(StrEnum):
-    """What changes the gate, and is recorded."""
+    """The recorded decisions of the gate."""
 
     DEGRADED = "degraded"
-    #: The server is that candidate; the line may be of another timeline than the one before.
+    #: The server is that candidate; the timeline may differ from that of the previous line.
     PROMOTED = "promoted"
     REJOINED = "rejoined"
-    #: The server is on another timeline than before, and is none of the candidates, as far as that is known.
+    #: The server is on another timeline than before, and is not known to be one of the candidates.
     TIMELINE = "timeline"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the operator demands. `candidates`: physical slots; `quorum`: how many of them must have it (0: all).
+    """The configured rule. `candidates`: physical slots; `quorum`: how many of them must have a transaction (0: all).
 
-    `members`: the server itself is one of the candidates, and not waited for. `degrade_after`: seconds. `safekeepers`:
-    whether their quorum must have it too.
+    `members`: the server itself is one of the candidates, and is not waited for. `degrade_after`: seconds. `safekeepers`:
+    whether their quorum must have the transaction too.
     """
 
     candidates: tuple[str, ...] = ()
@@ -90,11 +91,11 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the server shows at `now` (monotonic seconds), and what its safekeepers' proposer says.
+class ObservedServer:
+    """The state of the server at `now` (monotonic seconds), and the position of its safekeepers' quorum.
 
-    `flush_lsn`: the end of its durable WAL. `was`: the slot that it streamed from as a standby (empty: not known).
-    `quorum`: what a quorum has of this timeline; None: not told, and `quorum_why` says why.
+    `flush_lsn`: the end of its durable WAL. `was`: the slot that it streamed from as a standby (empty: unknown).
+    `quorum`: the LSN that a quorum has of this timeline; None if unknown, for the reason in `quorum_why`.
     """
 
     now: float
@@ -108,7 +109,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """To be made durable before what comes after it. `position`: what had been shown by then."""
+    """A decision, to be made durable before the effects after it. `position`: the position shown so far."""
 
     decision: GateDecision
     candidate: str
@@ -119,7 +120,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What ends at or below `lsn` may be shown."""
+    """Transactions that end at or below `lsn` may be shown."""
 
     lsn: int
 
@@ -129,14 +130,14 @@ Effect = Decided | Pass
 
 @dataclass(slots=True)
 class GateCandidate:
-    """One candidate. `held`: what it has flushed, as far as it may be relied on; `away`: why it does not follow.
+    """One candidate. `flush_lsn`: its flush position, as far as it is reliable; `away`: why it does not stream, or empty.
 
-    `streams`: it follows, and has caught up; `streamed`: it has done so on this timeline.
+    `streams`: it streams and has caught up; `streamed`: it has done so on this timeline.
     """
 
     slot: str
     standing: Standing = Standing.COUNTED
-    held: int = 0
+    flush_lsn: int = 0
     streams: bool = False
     streamed: bool = False
     away: str = ""
@@ -144,14 +145,17 @@ class GateCandidate:
 
     @property
     def why(self) -> str:
-        """Why more than `held` does not count."""
+        """Why no more than `flush_lsn` counts."""
         catches_up = "" if self.streams else ", and is catching up"
-        return self.away or f"slot {self.slot}: its standby has {format_lsn(self.held)}{catches_up}"
+        return (
+            self.away
+            or f"slot {self.slot}: its standby has {format_lsn(self.flush_lsn)}{catches_up}"
+        )
 
 
 @dataclass(slots=True)
 class GateState:
-    """One session's gate. `timeline`: the last that was recorded; `shown`: no less than what consumers can have."""
+    """The gate of one session. `timeline`: the last one recorded; `shown`: at least the position that consumers have."""
 
     rule: Rule
     timeline: int = 0
@@ -162,7 +166,7 @@ class GateState:
     position: int = 0
     quorum: int = 0
     quorum_why: str = ""
-    #: The server is on an older timeline than one that was seen: nothing of it is shown.
+    #: Set if the server is on an older timeline than one seen before: nothing of it is shown.
     left_behind: str = ""
     candidates: dict[str, GateCandidate] = field(init=False)
 
@@ -171,28 +175,28 @@ class GateState:
         for each in self.candidates.values():
             each.streamed = each.slot in self.streamed
             standing = self.standings.get(each.slot, Standing.COUNTED)
-            # Who was left out by the operator's leave counts again when that is taken back.
+            # A degraded candidate counts again when on_missing no longer permits it to be left out.
             if standing is not Standing.DEGRADED or self.rule.on_missing == "degrade":
                 each.standing = standing
 
     @property
     def counted(self) -> list[GateCandidate]:
-        """Those that the gate waits for."""
+        """The candidates that the gate waits for."""
         return [each for each in self.candidates.values() if each.standing is Standing.COUNTED]
 
     @property
     def open(self) -> bool:
-        """Whether everything passes although there are candidates, because none of them is left to wait for."""
+        """Whether everything passes although candidates are configured, because none of them is counted."""
         return bool(self.candidates) and not self.counted and not self.rule.safekeepers
 
     @property
     def unproven(self) -> bool:
-        """Whether one of the members is the server, and it is not known which."""
+        """Whether one of the members is the server, but it is unknown which."""
         standings = {each.standing for each in self.candidates.values()}
         return self.rule.members and Standing.PROMOTED not in standings
 
     def holding(self, wanted: int) -> list[str]:
-        """Why what ends at `wanted` is not shown yet, a reason for each that it waits for; empty: it may be."""
+        """Why transactions up to `wanted` are not shown yet: a reason for each unmet condition; empty if they may be shown."""
         if self.position >= wanted:
             return []
         words = [self.left_behind] if self.left_behind else []
@@ -200,31 +204,31 @@ class GateState:
             words.append(
                 self.quorum_why or f"a quorum of safekeepers has {format_lsn(self.quorum)}"
             )
-        words += [each.why for each in self.counted if each.held < wanted]
+        words += [each.why for each in self.counted if each.flush_lsn < wanted]
         if words and self.unproven:
             words.append(
-                "one of the members is the server itself; which one is known once all others stream from it"
+                "one of the members is the server itself, which is identified once all others stream from it"
             )
-        return words or ["the server was not asked since"]
+        return words or ["the server has not been polled since"]
 
 
-def step(state: GateState, seen: Seen) -> list[Effect]:
-    """What the gate makes of `seen`; `state` is changed in place."""
+def step(state: GateState, seen: ObservedServer) -> list[Effect]:
+    """Apply the observation `seen` to `state` in place and return the effects."""
     effects: list[Effect] = []
     if seen.timeline < state.timeline:
-        state.left_behind = f"the server is on timeline {seen.timeline}, and another one has gone on on timeline {state.timeline}"
+        state.left_behind = f"the server is on timeline {seen.timeline}, but another one has continued on timeline {state.timeline}"
         return effects
     if seen.timeline > state.timeline:
         effects.append(_to_timeline(state, seen))
     if proof := _proof(state, seen):
         effects.append(_promoted(state, proof))
     for each in state.candidates.values():
-        _look(each, seen)
+        _observe(each, seen)
         if each.standing is not Standing.COUNTED and each.streams:
-            behind = state.shown - each.held
+            behind = state.shown - each.flush_lsn
             if behind <= REJOIN_BYTES:
                 each.standing = Standing.COUNTED
-                lacks = f", {behind} bytes behind what was shown" if behind > 0 else ""
+                lacks = f", {behind} bytes behind the position shown" if behind > 0 else ""
                 why = f"its standby streams again{lacks}"
                 effects.append(_decided(state, GateDecision.REJOINED, each, why))
     if state.rule.on_missing == "degrade":
@@ -240,13 +244,13 @@ def step(state: GateState, seen: Seen) -> list[Effect]:
     return effects
 
 
-def _to_timeline(state: GateState, seen: Seen) -> Decided:
-    """The server has left the timeline that was known: who of the candidates is it now? One decision, whatever it is."""
+def _to_timeline(state: GateState, seen: ObservedServer) -> Decided:
+    """The server is on a new timeline: determine which of the candidates it is, if any, in one decision."""
     before, state.timeline = state.timeline, seen.timeline
     for each in state.candidates.values():
         each.streamed = False
         if each.standing is Standing.PROMOTED:
-            # Another one is the server now: this one has to be a standby again.
+            # Another candidate may be the server now: this one must become a standby again.
             each.standing = Standing.COUNTED
     after = f"after timeline {before}" if before else "the first that was seen"
     proof = _proof(state, seen)
@@ -257,8 +261,8 @@ def _to_timeline(state: GateState, seen: Seen) -> Decided:
     return _promoted(state, proof, f" ({after})")
 
 
-def _proof(state: GateState, seen: Seen) -> tuple[str, str] | None:
-    """Which of the members the server is, and how that is known."""
+def _proof(state: GateState, seen: ObservedServer) -> tuple[str, str] | None:
+    """Which of the members the server is, and the proof."""
     if not state.unproven:
         return None
     streamed = [each.slot for each in state.candidates.values() if each.streamed]
@@ -272,7 +276,7 @@ def _promoted(state: GateState, proof: tuple[str, str], more: str = "") -> Decid
     return _decided(state, GateDecision.PROMOTED, state.candidates[name], why)
 
 
-def _look(each: GateCandidate, seen: Seen) -> None:
+def _observe(each: GateCandidate, seen: ObservedServer) -> None:
     slot = seen.slots.get(each.slot)
     why = away(each.slot, slot)
     if why and not each.away:
@@ -282,7 +286,7 @@ def _look(each: GateCandidate, seen: Seen) -> None:
     each.streams = flushed is not None
     each.streamed = each.streamed or each.streams
     if flushed is not None:
-        each.held = flushed
+        each.flush_lsn = flushed
 
 
 def _needed(state: GateState) -> int:
@@ -291,7 +295,7 @@ def _needed(state: GateState) -> int:
 
 
 def _degrade(state: GateState, now: float) -> list[Effect]:
-    """Leave out who has been away for too long, as long as the gate cannot do without."""
+    """Stop counting candidates that have been away too long, as long as the gate needs them."""
     effects: list[Effect] = []
     for each in state.counted:
         there = sum(not other.away for other in state.counted)
@@ -305,13 +309,13 @@ def _degrade(state: GateState, now: float) -> list[Effect]:
 
 
 def _reached(state: GateState, flush_lsn: int) -> int:
-    """What the quorum, and as many candidates as are needed, have; never more than the server's durable WAL."""
+    """The LSN that the quorum and the required number of candidates have; at most the end of the server's durable WAL."""
     position = flush_lsn
     if state.rule.safekeepers:
         position = min(position, state.quorum)
-    held = sorted((each.held for each in state.counted), reverse=True)
+    flushed = sorted((each.flush_lsn for each in state.counted), reverse=True)
     needed = _needed(state)
-    return min(position, held[needed - 1]) if needed else position
+    return min(position, flushed[needed - 1]) if needed else position
 
 
 def _decided(state: GateState, decision: GateDecision, each: GateCandidate, why: str) -> Decided:

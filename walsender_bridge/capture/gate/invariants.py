@@ -1,18 +1,18 @@
-"""What must hold of the commit gate after each step. Pure.
+"""The invariants of the commit gate. Pure.
 
-Its watch checks it before the step's decisions are recorded and before more is let through.
+They are checked after each step, before its decisions are recorded and before the position advances.
 """
 
 from typing import NamedTuple
 
-from walsender_bridge.capture.gate.core import GateState, Seen, Standing
+from walsender_bridge.capture.gate.core import GateState, ObservedServer, Standing
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
 
 
 class Checked(NamedTuple):
-    """What there was before a step."""
+    """The state before a step."""
 
     timeline: int
     position: int
@@ -22,7 +22,7 @@ class Checked(NamedTuple):
 class _Step(NamedTuple):
     state: GateState
     before: Checked
-    seen: Seen
+    seen: ObservedServer
 
     @property
     def moved(self) -> bool:
@@ -30,25 +30,25 @@ class _Step(NamedTuple):
 
 
 def checked(state: GateState) -> Checked:
-    """The gate before a step, for the check after it."""
+    """Capture the gate's state before a step, for the check after it."""
     return Checked(state.timeline, state.position, state.shown)
 
 
-def check_invariants(state: GateState, before: Checked, seen: Seen) -> None:
-    """`seen`: what the step was made of. Raises `InvariantError`."""
+def check_invariants(state: GateState, before: Checked, seen: ObservedServer) -> None:
+    """`seen`: the observation of the step. Raises `InvariantError`."""
     invariants.check("commit gate", INVARIANTS, _Step(state, before, seen), _describe)
 
 
 def _describe(step: _Step) -> str:
     state = step.state
-    held = [
-        f"{each.slot} {each.standing} {format_lsn(max(each.held, 0))}"
+    shown = [
+        f"{each.slot} {each.standing} {format_lsn(max(each.flush_lsn, 0))}"
         for each in state.candidates.values()
     ]
     return (
         f"timeline {state.timeline}, position {format_lsn(max(state.position, 0))}, shown"
         f" {format_lsn(max(state.shown, 0))}, quorum {format_lsn(max(state.quorum, 0))}, server"
-        f" {format_lsn(step.seen.flush_lsn)}; {', '.join(held) or 'no candidates'}; before: timeline"
+        f" {format_lsn(step.seen.flush_lsn)}; {', '.join(shown) or 'no candidates'}; before: timeline"
         f" {step.before.timeline}, position {format_lsn(step.before.position)}"
     )
 
@@ -57,7 +57,7 @@ def _passed_by_the_counted(step: _Step) -> bool:
     state = step.state
     if not step.moved:
         return True
-    have = sum(each.held >= state.position for each in state.counted)
+    have = sum(each.flush_lsn >= state.position for each in state.counted)
     return have >= min(state.rule.quorum or len(state.counted), len(state.counted))
 
 

@@ -1,11 +1,11 @@
-"""Looks at what the commit gate depends on, on a thread of its own, and tells how far it is.
+"""Polls what the commit gate depends on, on a thread of its own, and publishes the gate's position.
 
-It belongs to one session of capture, and asks the very server that the session streams from: another server's slots
-say nothing about this one's transactions. So its connection goes to the same host, every answer must be of the
+A watch belongs to one session of capture, and polls the same server that the session streams from: another server's slots
+prove nothing about this one's transactions. So its connection goes to the same host, every answer must be of the
 session's timeline, and when its connection breaks the session ends with it.
 
-There is nothing in PostgreSQL that would wake it, so it polls: while something waits, every `BUSY_SECONDS` as long as
-the gate moves and ever more seldom up to `LONGEST_SECONDS` while it does not; otherwise once a second. A look is one
+PostgreSQL offers no notification for this. While transactions wait, the watch polls every `BUSY_SECONDS` as long as
+the gate advances, and with increasing pauses up to `LONGEST_SECONDS` while it does not; otherwise once a second. A poll is one
 query over shared memory (docs/decisions/capture.md).
 """
 
@@ -21,7 +21,7 @@ import psycopg
 import structlog
 
 from walsender_bridge.capture import source
-from walsender_bridge.capture.gate.core import Decided, GateState, Rule, Seen, step
+from walsender_bridge.capture.gate.core import Decided, GateState, ObservedServer, Rule, step
 from walsender_bridge.capture.gate.invariants import check_invariants, checked
 from walsender_bridge.capture.gate.record import GateRecord
 from walsender_bridge.capture.gate.slots import GateSlot, Sender
@@ -32,7 +32,7 @@ from walsender_bridge.postgres.protocol.replication import SystemIdentity
 from walsender_bridge.runtime.commit_page import CommitPageReader
 from walsender_bridge.runtime.sql import load
 
-#: Seconds from when something begins to wait until the first look: a standby's own disk is about as fast as ours.
+#: Seconds from when a transaction starts to wait until the first poll: a standby's disk is about as fast as ours.
 FIRST_SECONDS = 0.02
 BUSY_SECONDS = 0.05
 LONGEST_SECONDS = 0.2
@@ -42,24 +42,24 @@ _log = structlog.get_logger(__name__)
 
 
 class Watch(Protocol):
-    """A session's gate, as its loop uses it. No call waits."""
+    """The gate of a session, for its poll loop. No call blocks."""
 
     def position(self) -> int:
-        """What ends at or below may be shown; it may be late. Raises what ended the watch."""
+        """The LSN up to which transactions may be shown, possibly late. Raises the error that ended the watch."""
 
     def want(self, lsn: int) -> None:
-        """The log holds a transaction that ends here."""
+        """Note that the log has a transaction that ends here."""
 
-    def told(self) -> dict[str, Any] | None:
-        """What is to be said of it (`capture.status`); None: there is no gate."""
+    def status(self) -> dict[str, Any] | None:
+        """The gate's part of the status file (`capture.status`); None without a gate."""
 
 
 class GateMonitor(Protocol):
-    """Makes a session's watch."""
+    """Creates the watch of a session."""
 
     @property
     def failover(self) -> bool:
-        """Whether there are servers that may take over from the source's."""
+        """Whether there are failover candidates."""
 
     def watch(
         self, here: CaptureSource, identity: SystemIdentity, shown: int, wake: Callable[[], None]
@@ -71,7 +71,7 @@ class GateMonitor(Protocol):
 
 
 def slots_of(facts: dict[str, Any]) -> dict[str, GateSlot]:
-    """The slots in what sql/gate/slots.sql found."""
+    """The slots in the result of sql/gate/slots.sql."""
     return {
         name: GateSlot(
             restart_lsn=slot["restart_lsn"],
@@ -86,12 +86,12 @@ def slots_of(facts: dict[str, Any]) -> dict[str, GateSlot]:
 def _sender(found: dict[str, Any] | None, may_see: bool) -> Sender | None:
     if found is None:
         return None
-    # Who may see all and sees nothing has met a session that is no walsender, or one that has just ended.
+    # With the right to see all sessions, an empty state means that it is not a walsender, or has just ended.
     return Sender(**{**found, "state": found["state"] or ("" if may_see else None)})
 
 
 class _Open:
-    """Nothing to wait for."""
+    """A gate that is always open."""
 
     def position(self) -> int:
         return MAX_LSN
@@ -99,12 +99,12 @@ class _Open:
     def want(self, lsn: int) -> None:
         del lsn
 
-    def told(self) -> None:
+    def status(self) -> None:
         return None
 
 
 class OpenGate:
-    """No candidates and no safekeepers: whatever the source has committed may be shown."""
+    """No candidates and no safekeepers: everything that the source has committed may be shown."""
 
     failover = False
 
@@ -119,9 +119,9 @@ class OpenGate:
 
 @dataclass(frozen=True, slots=True)
 class ServerGate:
-    """Waits for candidates and safekeepers, as `rule` says.
+    """Waits for candidates and safekeepers according to `rule`.
 
-    `record`: the file of decisions. `commit_page`: in which the safekeepers' proposer states what a quorum has.
+    `record`: the file of decisions. `commit_page`: the page in which the safekeepers' proposer publishes the quorum's LSN.
     """
 
     rule: Rule
@@ -137,7 +137,7 @@ class ServerGate:
     def watch(
         self, here: CaptureSource, identity: SystemIdentity, shown: int, wake: Callable[[], None]
     ) -> Iterator[Watch]:
-        """A watch that has looked once. Raises what a connection may, and `CorruptError` for the record."""
+        """A watch that has polled once. Raises connection errors, and `CorruptError` for the record."""
         with closing(_ServerWatch(self, here, identity, shown, wake)) as watch:
             watch.start()
             yield watch
@@ -166,28 +166,28 @@ class _ServerWatch:
             streamed=set(self._record.streamed),
         )
         self._changed = threading.Condition()
-        self._looked = threading.Event()
+        self._polled = threading.Event()
         self._wanted = 0
         self._closed = False
         self._error: TusklineError | None = None
         self._position = 0
-        self._told: dict[str, Any] = {}
-        #: Since when something waits and nothing has passed; seconds since the Unix epoch.
+        self._status: dict[str, Any] = {}
+        #: Since when transactions have waited without any passing; seconds since the Unix epoch.
         self._stuck_since: float | None = None
         self._query = load("gate/slots").encode()
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
 
     def start(self) -> None:
-        """Look once, and go on looking. Raises what the first look failed with."""
+        """Start polling, and wait for the first poll. Raises its error."""
         self._thread.start()
-        self._looked.wait()
+        self._polled.wait()
         self.position()
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        # One that waits for a server that hangs ends by itself, within its connection's limit.
+        # A thread blocked by a hung server ends by itself within its connection's time limit.
         self._thread.join(1.0)
 
     def position(self) -> int:
@@ -203,8 +203,8 @@ class _ServerWatch:
             if lsn > self._position:
                 self._changed.notify_all()
 
-    def told(self) -> dict[str, Any]:
-        return self._told
+    def status(self) -> dict[str, Any]:
+        return self._status
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -213,20 +213,20 @@ class _ServerWatch:
             with source.connect(self._here) as connection:
                 pause = FIRST_SECONDS
                 while not self._closed:
-                    moved = self._look(connection)
-                    self._looked.set()
+                    moved = self._poll(connection)
+                    self._polled.set()
                     pause = self._rest(BUSY_SECONDS if moved else min(pause * 2, LONGEST_SECONDS))
         except TusklineError as error:
             self._error = error
         except Exception as error:
-            # Whatever it is: a gate that nobody moves must not look like one that holds.
-            _log.exception("the commit gate's watch failed")
-            self._error = TusklineError(f"the commit gate's watch failed: {error}"[:400])
-        self._looked.set()
+            # Any error ends the watch: a gate that is no longer polled must not look like a closed one.
+            _log.exception("commit gate watch failed")
+            self._error = TusklineError(f"commit gate watch failed: {error}"[:400])
+        self._polled.set()
         self._wake()
 
     def _rest(self, pause: float) -> float:
-        """Wait until it is time to look again; how long that was meant to be."""
+        """Wait until the next poll is due; return the intended pause."""
         with self._changed:
             if self._wanted > self._position:
                 self._changed.wait_for(lambda: self._closed, pause)
@@ -238,15 +238,15 @@ class _ServerWatch:
                 self._changed.wait_for(lambda: self._closed, FIRST_SECONDS)
         return FIRST_SECONDS
 
-    def _look(self, connection: psycopg.Connection[Any]) -> bool:
-        """Ask, decide, tell; whether the gate has moved."""
+    def _poll(self, connection: psycopg.Connection[Any]) -> bool:
+        """Query the server and step the gate; return whether its position has advanced."""
         names = {"slots": list(self._gate.rule.candidates)}
         row = connection.execute(self._query, names).fetchone()
         assert row is not None
         if self._closed:
-            return False  # the next session's watch decides now
+            return False  # the next session's watch is in charge now
         position = self._position
-        seen, before = self._seen(row[0]), checked(self._state)
+        seen, before = self._observed(row[0]), checked(self._state)
         effects = step(self._state, seen)
         check_invariants(self._state, before, seen)
         for effect in effects:
@@ -267,23 +267,23 @@ class _ServerWatch:
             self._stuck_since = None
         elif moved or self._stuck_since is None:
             self._stuck_since = time.time()
-        self._told = self._say(position)
+        self._status = self._to_json(position)
         if not moved:
             return False
         self._position = position
         self._wake()
         return True
 
-    def _seen(self, found: dict[str, Any]) -> Seen:
+    def _observed(self, found: dict[str, Any]) -> ObservedServer:
         timeline = found["timeline"]
         if found["in_recovery"] or timeline != self._identity.timeline:
             now = "a standby" if found["in_recovery"] else f"on timeline {timeline}"
             raise ConnectionFailedError(
-                f"the server is {now} now, and the session is of timeline {self._identity.timeline}",
+                f"the server is now {now}, but the session started on timeline {self._identity.timeline}",
                 where=self._here.where,
             )
         quorum, why = self._quorum()
-        return Seen(
+        return ObservedServer(
             now=time.monotonic(),
             timeline=timeline,
             flush_lsn=found["flush_lsn"],
@@ -294,12 +294,12 @@ class _ServerWatch:
         )
 
     def _quorum(self) -> tuple[int | None, str]:
-        """What a quorum of safekeepers has of this very timeline, as its proposer says; or why that is not known."""
+        """The LSN that a quorum of safekeepers has of this timeline, from its proposer, or why it is unknown."""
         if not self._gate.rule.safekeepers or self._page is None:
             return None, ""
         return self._page.committed(self._identity.system_id, self._identity.timeline)
 
-    def _say(self, position: int) -> dict[str, Any]:
+    def _to_json(self, position: int) -> dict[str, Any]:
         state = self._state
         return {
             "open": state.open,
@@ -311,7 +311,7 @@ class _ServerWatch:
                 {
                     "slot": each.slot,
                     "standing": each.standing,
-                    "held_lsn": each.held,
+                    "flush_lsn": each.flush_lsn,
                     "away": each.away,
                 }
                 for each in state.candidates.values()

@@ -1,11 +1,11 @@
-"""What was decided about a source's gate: a file of JSON lines, one for each decision, never rewritten.
+"""The record of a source's gate decisions: a file of JSON lines, one per decision, never rewritten.
 
 Keys: `at` (seconds since the Unix epoch), `decision`, `candidate`, `timeline`, `position` (an LSN), `why`. It is the
 operator's record, and what the next session begins with: who was left out stays so until it streams again.
 
 Invariant: `add` returns once the line is on disk (`json_lines`), and a line is whole: what belongs together is in one,
-so a crash leaves either nothing of it or all. A line that a crash cut off is none: what it decided was never told, and is
-decided again. A line of a newer timeline ends the older one, whatever it decides.
+so a crash leaves either nothing of it or all. A line torn by a crash does not count: its decision never took effect, and is
+made again. A line of a newer timeline ends the older one, whatever it decides.
 """
 
 import time
@@ -26,19 +26,19 @@ _STANDINGS = {
 
 
 class GateRecord:
-    """The file at `path`, which need not be there. Raises `CorruptError` for a whole line that is none of ours."""
+    """The file at `path`, which need not exist. Raises `CorruptError` for a complete line that is not a decision."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.timeline = 0
         self.standings: dict[str, Standing] = {}
-        #: Who has come back on this timeline, and so is a standby of its server.
+        #: The candidates that have rejoined on this timeline, and so are standbys of its server.
         self.streamed: set[str] = set()
         for line in decisions(path):
             self._take(GateDecision(line["decision"]), line["candidate"], line["timeline"])
 
     def add(self, decided: Decided) -> None:
-        """Make a decision durable. Raises what `disk_full` names: then it was not decided."""
+        """Make a decision durable. Raises the errors of `disk_full`, in which case the decision is void."""
         line = {
             "at": time.time(),
             "decision": decided.decision,
@@ -55,7 +55,7 @@ class GateRecord:
         if timeline > self.timeline:
             self.timeline = timeline
             self.streamed.clear()
-            # On another timeline somebody else may be the server.
+            # On another timeline another candidate may be the server.
             for name, standing in self.standings.items():
                 if standing is Standing.PROMOTED:
                     self.standings[name] = Standing.COUNTED
@@ -70,9 +70,9 @@ def decisions(path: Path) -> Iterator[dict[str, Any]]:
     for number, record in json_lines.read(path):
         if record is None or not _is_decision(record):
             raise CorruptError(
-                f"line {number} is no decision of the commit gate",
+                f"line {number} is not a decision of the commit gate",
                 where=str(path),
-                repair="remove that line, or the file: every candidate then counts again",
+                repair="remove that line, or the file, after which every candidate counts again",
             )
         yield record
 

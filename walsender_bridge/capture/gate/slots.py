@@ -1,6 +1,6 @@
-"""What a candidate's physical slot shows of its standby: whether it streams, what it has, and which member is the server.
+"""Evaluates physical slots: whether a candidate's standby streams, its flush position, and which member is the server.
 
-Pure. `gate` says why a slot counts only while a server streams from it, and only up to what was sent to it.
+Pure. `core.py` explains why a slot counts only while a server streams from it, and only up to the position sent to it.
 
 **Which of the members the server is.** HA managers name slots by member: each node's slot exists on all other nodes,
 and the current primary has none for itself, or one that is not in use. Where the operator has listed all members, the
@@ -9,7 +9,7 @@ server is one of them, by either of two proofs; nothing else leaves a member out
   use;
 - all other members stream from this server. A server does not stream from itself, so the remaining one is the server.
 
-A member that has streamed from this server on this timeline is not the server, whatever else is seen.
+A member that has streamed from this server on this timeline is not the server, regardless of anything else.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,9 +20,9 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The walsender that has a slot. `state`: as `pg_stat_replication` names it; None: this role may not see it.
+    """The walsender that uses a slot. `state`: from `pg_stat_replication`; None: this role may not see it.
 
-    `flush_lsn` None: nothing was reported to it yet. `replays`: whether what it serves replays WAL, as a server does.
+    `flush_lsn` None: its client has not reported a position yet. `replays`: whether the client replays WAL, as a server does.
     """
 
     state: str | None
@@ -33,7 +33,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class GateSlot:
-    """A slot of that name on the server. `restart_lsn` None: nobody has used it yet. `sender` None: nobody uses it."""
+    """A slot of that name on the server. `restart_lsn` None: it has never been used. `sender` None: it is not in use."""
 
     restart_lsn: int | None
     sender: Sender | None = None
@@ -42,23 +42,23 @@ class GateSlot:
 
 
 def flushed_by(slot: GateSlot) -> int | None:
-    """What the slot's standby has, which follows (`away`); None while it catches up."""
+    """The flush position of the slot's standby, which streams (see `away`); None while it catches up."""
     if slot.sender is None or slot.sender.state != "streaming":
         return None
     return min(slot.restart_lsn or 0, slot.sender.flush_lsn or 0)
 
 
 def away(name: str, slot: GateSlot | None) -> str:
-    """Why nobody who could be promoted follows through the slot; empty: somebody does."""
+    """Why no standby that could be promoted streams from the slot; empty if one does."""
     if slot is None:
         return (
-            f"slot {name} is not on the server (a standby that streams from a safekeeper or from another standby has "
-            "none here, and cannot be a candidate by name)"
+            f"slot {name} does not exist on the server (a standby that streams from a safekeeper or from another standby has "
+            "no slot here, and cannot be a candidate)"
         )
     if not slot.physical:
-        return f"slot {name} is a logical one: a candidate is named by the physical slot of its standby"
+        return f"slot {name} is a logical slot: name the physical slot of the candidate's standby"
     if slot.lost:
-        return f"slot {name} has lost its WAL: its standby must be built anew"
+        return f"slot {name} has lost its WAL: its standby must be rebuilt"
     if slot.sender is None:
         never = slot.restart_lsn is None
         used = "has never been used" if never else "is not in use"
@@ -67,13 +67,13 @@ def away(name: str, slot: GateSlot | None) -> str:
 
 
 def _unreliable(name: str, slot: GateSlot, sender: Sender) -> str:
-    """Why what the walsender of a slot was told counts for nothing."""
+    """Why the position reported to the slot's walsender is unreliable; empty if it is reliable."""
     if sender.state is None:
         return f"slot {name} is in use, but the source's role lacks pg_read_all_stats and cannot see its walsender"
     if slot.restart_lsn is None or sender.flush_lsn is None:
-        return f"slot {name} is in use, and its standby has not said yet what it has"
+        return f"slot {name} is in use, but its standby has not reported a position yet"
     if not sender.replays:
-        return f"slot {name} is in use by what replays nothing: pg_receivewal, or a base backup that is being made"
+        return f"slot {name} is in use by a client that does not replay WAL: pg_receivewal, or a base backup in progress"
     if sender.flush_lsn > (sender.sent_lsn or 0):
         return (
             f"slot {name}: its standby has WAL up to {format_lsn(sender.flush_lsn)} that was not sent to it: unless it has "
@@ -88,7 +88,7 @@ def itself(
     was: str,
     streamed: Collection[str] = (),
 ) -> tuple[str, str] | None:
-    """Which of all members the server is, and by what proof; None: that is not known.
+    """Which of all members the server is, and the proof; None if unknown.
 
     `was`: the server's `primary_slot_name`. `streamed`: members that have streamed from it on this timeline.
     """
@@ -106,5 +106,5 @@ def itself(
 
 
 def follows(name: str, slot: GateSlot | None) -> bool:
-    """Whether the slot's standby streams from it, has caught up, and can be relied on."""
+    """Whether the slot's standby streams from it, has caught up, and is reliable."""
     return slot is not None and not away(name, slot) and flushed_by(slot) is not None

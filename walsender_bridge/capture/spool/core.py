@@ -1,21 +1,21 @@
-"""Large transactions that the server sends while they are in progress: what is kept, until when.
+"""The core of the spool: what is kept of large transactions that the server streams while they are in progress.
 
 From version 14 on a walsender sends a transaction that outgrows `logical_decoding_work_mem` in blocks,
-before anybody knows whether it commits. Its messages are kept in a file of its own, outside the log, and
-go into the log at Stream Commit, in one piece. Here is decided what the files hold; `files` has them.
+before its outcome is known. Its messages are kept in a file of their own, outside the log, and
+are moved into the log at Stream Commit, in one piece. This module decides the contents of the files; `files.py` does the I/O.
 
-A file is (u32 length + message) repeated, each message in the form of protocol 1, Relation and Type among
-them where the server sent them: read back from its start, it is the transaction as an ordinary one.
+A file is (u32 length + message) repeated, each message in the form of protocol 1, with Relation and Type messages
+where the server sent them: read from its start, it is the transaction in the form of one that was not streamed.
 
 Invariants.
-- *A file holds exactly the changes that may yet commit, in order.* Subtransactions nest, and the server
+- *A file holds exactly the changes that may still commit, in order.* Subtransactions nest, and the server
   sends changes in the order of the WAL. So from the first change of a subtransaction to its abort there
   are only changes of itself and of those inside it, and an abort cuts the file at that first change.
-- *The starts that are kept are enough.* A child's xid is later than its parent's. When a change of xid X
-  comes, X is open, so each later xid that was seen began inside of X and has ended; it can be undone only
-  with X, whose abort the server sends as well. Its start becomes X's, if X had none. So starts rise with
-  the xids, 12 bytes each (the server itself holds some hundred for each of these subtransactions).
-- *Bounded.* In memory: one piece of `PIECE_BYTES` of one block. On disk: `limit` bytes over all files.
+- *The recorded starts are sufficient.* A child's xid is later than its parent's. When a change of xid X
+  arrives, X is open, so each later xid seen so far began inside X and has ended; it can be rolled back only
+  with X, whose abort the server sends as well. Its start becomes X's, if X had none. So starts ascend with
+  the xids, 12 bytes each (the server itself keeps about a hundred for each of these subtransactions).
+- *Bounded.* In memory: one piece of `PIECE_BYTES` of one block. On disk: `limit` bytes in all files.
 """
 
 import struct
@@ -35,9 +35,9 @@ from walsender_bridge.postgres.protocol.replication import (
     parse_keepalive,
 )
 
-#: Bytes after which a block is written to its file, before it ends.
+#: Bytes after which the part of a block received so far is written to its file.
 PIECE_BYTES: Final = 1 << 18
-#: Bytes of all files together, unless the source says otherwise.
+#: Default of the source's spool_limit: bytes of all files together.
 LIMIT_BYTES: Final = 64 << 30
 
 _LENGTH: Final = struct.Struct("<I")
@@ -54,18 +54,18 @@ _OTHERS: Final = frozenset((pgoutput.RELATION, pgoutput.TYPE, pgoutput.MESSAGE))
 
 @dataclass(slots=True)
 class Spooled:
-    """A transaction in progress: `length` bytes of its changes are kept."""
+    """A transaction in progress of which `length` bytes of changes are spooled."""
 
     xid: int
     length: int = 0
     #: Subtransactions, as how many xids after `xid`, and where their changes begin; both rise.
     ages: "array[int]" = field(default_factory=lambda: array("I"))
     starts: "array[int]" = field(default_factory=lambda: array("Q"))
-    #: What the server takes for known once this commits: by OID, (when it was sent, schema record).
+    #: Schemas that the server does not send again once this commits: by OID, (when it was sent, schema record).
     relations: dict[int, tuple[int, bytes]] = field(default_factory=dict)
 
     def enter(self, xid: int, at: int) -> None:
-        """A change of the (sub)transaction `xid` comes at `at`."""
+        """Note that a change of the (sub)transaction `xid` starts at `at`."""
         age = (xid - self.xid) % _XIDS
         place = bisect_left(self.ages, age)
         if place < len(self.ages):
@@ -76,10 +76,10 @@ class Spooled:
             self.starts.append(at)
 
     def leave(self, xid: int) -> int:
-        """The subtransaction `xid` is undone; how many bytes stay."""
+        """Roll back the subtransaction `xid`; return the number of bytes that remain."""
         age = (xid - self.xid) % _XIDS
         place = bisect_left(self.ages, age)
-        # One that is not there had no change that was sent, or its parent's abort follows.
+        # If it is unknown, no change of it was sent, or its parent's abort follows.
         if place < len(self.ages) and self.ages[place] == age:
             self.length = self.starts[place]
             del self.ages[place:], self.starts[place:]
@@ -87,21 +87,21 @@ class Spooled:
 
 
 class Streams:
-    """The transactions in progress of one session. `effects` is for the caller to take.
+    """The transactions in progress of one session. The caller collects `effects`.
 
-    `limit` is in bytes. Every method raises `MalformedMessageError` for what is not the protocol.
+    `limit` is in bytes. Every method raises `MalformedMessageError` on a protocol violation.
     """
 
     def __init__(self, limit: int = LIMIT_BYTES) -> None:
         self.effects: list[SpoolAppend | SpoolCut] = []
-        #: Bytes that all transactions together keep.
-        self.held = 0
+        #: Bytes spooled for all transactions together.
+        self.spooled_bytes = 0
         self._limit = limit
         self._found: dict[int, Spooled] = {}
         self._block: Spooled | None = None
         self._xid = b""
         self._types: dict[int, bytes] = {}
-        # Relation messages are counted, in blocks and outside, to tell which of two came later.
+        # Counts Relation messages, in blocks and outside, to order any two of them.
         self._clock = 0
         self._newest: dict[int, int] = {}
 
@@ -110,19 +110,19 @@ class Streams:
 
     @property
     def inside(self) -> bool:
-        """Whether a block has begun and not ended."""
+        """Whether a block has started and not ended."""
         return self._block is not None
 
     def start(self, message: bytes) -> None:
-        """A Stream Start: `take` what follows."""
+        """Process a Stream Start; `take` the payloads that follow."""
         start = pgoutput.parse_stream_start(message)
         if start.first == (start.xid in self._found):
-            raise _fault(f"the first block of transaction {start.xid} is missing, or comes twice")
+            raise _fault(f"first block of transaction {start.xid} is missing or duplicated")
         self._block = self._found.setdefault(start.xid, Spooled(start.xid))
         self._xid = b""
 
     def take(self, payloads: Iterator[bytes]) -> bool:
-        """Take CopyData payloads up to the block's end, or all; True if the server asked for a report.
+        """Process CopyData payloads up to the end of the block, or all; True if the server requested a reply.
 
         Raises `SpoolError` past the limit.
         """
@@ -140,7 +140,7 @@ class Streams:
             head = _ROWS.get(kind)
             if head is not None:
                 if len(data) <= _XID_END:
-                    raise _fault("a change in a block is cut short")
+                    raise _fault("truncated change in a block")
                 if data[_XID_AT:_XID_END] != xid:
                     xid = data[_XID_AT:_XID_END]
                     block.enter(int.from_bytes(xid, "big"), length)
@@ -157,7 +157,7 @@ class Streams:
                 head, rest = data[XLOG_HEADER_SIZE:_XID_AT], data[_XID_END:]
                 self._other(block, head + rest)
             else:
-                raise _fault(f"a message of kind {chr(kind)!r} in a block of a transaction")
+                raise _fault(f"unexpected message of kind {chr(kind)!r} in a block")
             size = len(rest) + 1
             piece += (_LENGTH.pack(size), head, rest)
             length += size + _LENGTH.size
@@ -169,26 +169,26 @@ class Streams:
         return reply
 
     def abort(self, message: bytes) -> None:
-        """A Stream Abort: of a whole transaction, or of a part of one."""
+        """Process a Stream Abort of a transaction or subtransaction."""
         abort = pgoutput.parse_stream_abort(message)
         found = self._get(abort.xid)
         if abort.xid == abort.subxid:
             self._forget(found)
             return
         before, kept = found.length, found.leave(abort.subxid)
-        # The server describes again what it needs from here on.
+        # The server sends the schemas again that it needs from here on.
         found.relations.clear()
         if kept < before:
-            self.held -= before - kept
+            self.spooled_bytes -= before - kept
             self.effects.append(SpoolCut(found.xid, kept))
 
     def commit(self, message: bytes) -> tuple[pgoutput.Commit, Spooled]:
-        """A Stream Commit: what it says, and what was kept; then comes `done`."""
+        """Process a Stream Commit; return it with the spooled transaction, for which `done` is to be called later."""
         found = pgoutput.parse_stream_commit(message)
         return found.commit, self._get(found.xid)
 
     def done(self, spooled: Spooled) -> list[tuple[int, bytes]]:
-        """The transaction is over: forget it; gives the schemas (OID, record) that hold from here on."""
+        """Forget a transaction that has ended; return the schemas (OID, record) that apply from here on."""
         self._forget(spooled)
         found = []
         for oid, (sent, record) in spooled.relations.items():
@@ -198,7 +198,7 @@ class Streams:
         return found
 
     def described(self, oid: int) -> None:
-        """A Relation message came outside of blocks: it is the newest of all."""
+        """Note a Relation message outside of blocks, which is the newest of all."""
         self._clock += 1
         self._newest[oid] = self._clock
 
@@ -212,16 +212,16 @@ class Streams:
             record = schema_record(message, [self._types[oid] for oid in used])
             block.relations[relation.oid] = (self._clock, record)
         elif not pgoutput.parse_message(message).transactional:
-            raise _fault("a message of no transaction in a block")
+            raise _fault("non-transactional message in a block")
 
     def _write(self, block: Spooled, piece: list[bytes], length: int) -> None:
-        self.held += length - block.length
+        self.spooled_bytes += length - block.length
         block.length = length
-        if self.held > self._limit:
+        if self.spooled_bytes > self._limit:
             raise SpoolError(
-                f"transactions in progress are {self.held} bytes, {self._limit} are allowed",
+                f"transactions in progress need {self.spooled_bytes} bytes of spool, but spool_limit is {self._limit}",
                 where=f"spool, transaction {block.xid}",
-                repair="raise the source's spool_limit, or set it to 0: then the server keeps large "
+                repair="increase the source's spool_limit, or set it to 0 to have the server keep large "
                 "transactions on its own disk until they commit",
             )
         if piece:
@@ -231,20 +231,20 @@ class Streams:
     def _get(self, xid: int) -> Spooled:
         found = self._found.get(xid)
         if found is None:
-            raise _fault(f"transaction {xid} ends, of which nothing was sent")
+            raise _fault(f"end of unknown transaction {xid}")
         return found
 
     def _forget(self, spooled: Spooled) -> None:
         del self._found[spooled.xid]
         if spooled.length:
-            self.held -= spooled.length
+            self.spooled_bytes -= spooled.length
             self.effects.append(SpoolCut(spooled.xid, 0))
 
 
 def split(data: bytes, size: int) -> tuple[list[bytes], int]:
-    """The whole messages in a part of a file that starts with one, and how many bytes they take.
+    """Split a part of a file, which starts at a message, into complete messages; also return their length in bytes.
 
-    At least one if `data` holds it whole. `size` is the longest that there may be: that of the file.
+    At least one if `data` contains it completely. `size`, that of the file, is the longest possible message.
     Raises `CorruptError`.
     """
     messages = []
@@ -254,9 +254,9 @@ def split(data: bytes, size: int) -> tuple[list[bytes], int]:
         (length,) = unpack(data, at)
         if not 0 < length <= size:
             raise CorruptError(
-                f"a message of {length} bytes in a file of {size}",
+                f"message of {length} bytes in a file of {size} bytes",
                 where="spool",
-                repair="its bytes changed since they were written: check that disk and memory",
+                repair="the file changed after it was written: check the disk and the memory",
             )
         if at + 4 + length > end:
             break

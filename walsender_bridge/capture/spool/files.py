@@ -1,9 +1,9 @@
-"""The spool's files: what `spool` decides, on disk.
+"""The spool's files: performs the effects of `core.py` on disk.
 
-Invariant: files belong to one session and die with it; after a crash the server sends everything again, so
-nothing here is ever synchronised to the disk. Each session has a folder of its own, named by its writer's
-term. The next session removes all others, once the slot is its own: an older one that wakes up finds its
-folder gone, and cannot write into a file of the newer.
+Invariant: files belong to one session and are removed with it; after a crash the server sends everything again, so
+nothing here is ever synced to disk. Each session has a folder of its own, named after its writer's
+term. The next session removes all others once it has acquired the slot: an older session that resumes finds its
+folder gone, and cannot write into a file of the newer one.
 """
 
 import os
@@ -22,7 +22,7 @@ READ_BYTES = 1 << 20
 
 
 class SpoolFiles:
-    """The files of one session, in `folder/term`. Every method raises `SpoolError` for what the disk says."""
+    """The files of one session, in `folder/term`. Every method raises `SpoolError` for errors of the disk."""
 
     def __init__(self, folder: Path, term: int) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class SpoolFiles:
         self._reading: tuple[int, BinaryIO] | None = None
 
     def open(self) -> None:
-        """Make the session's folder; remove those of sessions before."""
+        """Create the session's folder and remove those of earlier sessions."""
         with self._named(self._folder):
             self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
             for other in self._folder.iterdir():
@@ -45,7 +45,7 @@ class SpoolFiles:
         shutil.rmtree(self._own, ignore_errors=True)
 
     def append(self, effect: SpoolAppend) -> None:
-        """Write behind what the transaction's file holds."""
+        """Append to the transaction's file."""
         path = self._path(effect.xid)
         with self._named(path):
             if self._writing is None or self._writing[0] != effect.xid:
@@ -57,7 +57,7 @@ class SpoolFiles:
                 rest = rest[file.write(rest) :]
 
     def cut(self, effect: SpoolCut) -> None:
-        """Shorten the transaction's file, or remove it."""
+        """Truncate the transaction's file, or remove it."""
         path = self._path(effect.xid)
         self._end_writing()
         with self._named(path):
@@ -69,9 +69,9 @@ class SpoolFiles:
             path.unlink()
 
     def read(self, xid: int) -> list[bytes]:
-        """The next messages of the transaction's file: at least one, until its end.
+        """Read the next messages of the transaction's file: at least one until its end.
 
-        Raises `CorruptError` if it does not hold what was written.
+        Raises `CorruptError` if its contents are not what was written.
         """
         path = self._path(xid)
         with self._named(path):
@@ -89,9 +89,9 @@ class SpoolFiles:
                     return messages
                 if len(data) < wanted:
                     raise CorruptError(
-                        f"{len(data)} bytes are left at {start}, which are no message",
+                        f"{len(data)} bytes at offset {start} are not a message",
                         where=str(path),
-                        repair="see who else writes there",
+                        repair="find out which other program writes to this folder",
                     )
                 wanted *= 8
 
@@ -114,8 +114,8 @@ class SpoolFiles:
             yield
         except OSError as error:
             raise SpoolError(
-                f"the disk says: {error.strerror}",
+                f"could not access spool file: {error.strerror}",
                 where=str(path),
-                repair="make room there, or set the source's spool_limit to 0: then the server keeps "
+                repair="make room there, or set the source's spool_limit to 0 to have the server keep "
                 "large transactions on its own disk until they commit",
             ) from None

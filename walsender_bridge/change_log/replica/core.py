@@ -1,8 +1,8 @@
-"""One replica of one log stream, without its disk: events in, effects out.
+"""The core of a replica of one log stream: events in, effects out, no I/O.
 
-The store applies the effects of an event in one durable transaction, in their order, or none of them;
-if it cannot, this object is thrown away and a new one is recovered from what the store holds. So what
-is answered to an event is true of the disk.
+The store applies the effects of an event in one durable transaction, in order, or none of them;
+if it cannot, this object is discarded and a new one is recovered from the store. So every answer
+to an event is true of the disk.
 
     local offsets    low                 committed_end        end
                       |  committed entries  |  uncommitted      |
@@ -11,15 +11,15 @@ is answered to an event is true of the disk.
                                             | trans-  | ished   |
                                             | actions |         |
 
-Invariants (numbers of the design): the context's end is `committed_end` (I1); offsets are dense in
-[low, end) (I2); versions grow (I5); what is reported starts at `committed_end`, so no offset is
+Invariants (numbered as in docs/invariants.md): the context's end is `committed_end` (I1); offsets are dense in
+[low, end) (I2); versions grow (I5); a report starts at `committed_end`, so no offset is
 reported again after its commit (I7); a stream is never sealed behind the last commit (I8), and a
-rejected entry is removed before SEALED is durable, so it cannot come back (I9); every reported or
-committed end is the end of a transaction (I14). An entry is accepted only where the chain of checksums
-and the order of end LSNs continue: exactly once, in the server's order.
+rejected entry is removed before SEALED is durable, so it cannot reappear (I9); every reported or
+committed end is the end of a transaction (I14). An entry is accepted only if it continues the chain of checksums
+and the order of end LSNs: exactly once, in the server's order.
 
-Only the latest commit context is kept (the seed's proposal). An empty commit changes nothing but the
-version, so it waits for the next write or for `persist`; the report shows the durable version.
+Only the latest commit context is kept (Varlog's proposal). An empty commit changes only the
+version, so it is written with the next write or by `persist`; the report shows the durable version.
 """
 
 from collections import deque
@@ -39,14 +39,14 @@ from walsender_bridge.change_log.replica.disk import (
     DropFrom,
     Effect,
     IndexRow,
-    Judgement,
     PutDurable,
     PutEntry,
     PutIndex,
     PutSchema,
+    RecoveryOutcome,
     StoredReplica,
     Tail,
-    judge,
+    evaluate,
     tail_at,
 )
 from walsender_bridge.change_log.restart import check_cut, is_restart
@@ -61,7 +61,7 @@ from walsender_bridge.postgres.protocol.lsn import MAX_LSN
 
 
 class ReplicaState(StrEnum):
-    """LEARNING is silent: it recovers, or it was found invalid and must synchronise."""
+    """The state of a replica. LEARNING sends no reports: it recovers, or is invalid and has to be synchronized."""
 
     LEARNING = "learning"
     APPENDABLE = "appendable"
@@ -71,7 +71,7 @@ class ReplicaState(StrEnum):
 
 
 class Event(StrEnum):
-    """What can happen to a replica."""
+    """The events of a replica."""
 
     RECOVER = "recover"
     RECOVER_SEALING = "recover as sealing"
@@ -91,7 +91,7 @@ class Event(StrEnum):
     CLOSE = "close"
 
 
-#: Every transition. What is not here is refused.
+#: All transitions. Any other is refused.
 TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
     ReplicaState.LEARNING: {
         Event.RECOVER: ReplicaState.APPENDABLE,
@@ -144,7 +144,7 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
 
 
 class Replica:
-    """See the module. `uncommitted`: the entries behind the context's end, as the store holds them."""
+    """See the module. `uncommitted`: the entries beyond the context's end, from the store."""
 
     def __init__(
         self,
@@ -159,11 +159,11 @@ class Replica:
         #: Ends of transactions that are written and not committed, in order.
         self._ends: deque[Position] = deque()
         self.tail = tail_at(found.durable.position)
-        self.judgement, self.reason = judge(found)
-        if self.judgement == Judgement.INVALID:
+        self.outcome, self.reason = evaluate(found)
+        if self.outcome == RecoveryOutcome.INVALID:
             return
         for data in uncommitted:
-            # A tail that does not verify was never acknowledged as it is: that is damage.
+            # A tail that does not verify cannot have been acknowledged in this form: it is damaged.
             self._extend(self.tail.extended(verify(data, self.tail.crc), len(data)))
         sealed_at = self.durable.sealed_at
         if sealed_at is None:
@@ -195,7 +195,7 @@ class Replica:
         self.tail = tail
 
     def _write(self, effects: list[Effect]) -> list[Effect]:
-        """The effects of an event, and the record if it differs from what is on disk."""
+        """The effects of an event, and the state record if it differs from the one on disk."""
         if self.current != self.durable:
             self.durable = self.current
             effects.append(PutDurable(self.current))
@@ -204,13 +204,13 @@ class Replica:
     # -- the writer ---------------------------------------------------------------------------------
 
     def open_writer(self, term: int) -> list[Effect]:
-        """A writer takes over. Raises `FencedError` if a newer one did before.
+        """Open a writer. Raises `FencedError` if a newer one has been opened.
 
-        An unfinished transaction is cut off: its writer is gone, and the new one sends it again.
+        An unfinished transaction is cut off: its writer has been replaced, and the new one sends it again.
         """
         if term < self.current.term:
             raise FencedError(
-                f"term {term} of the writer is older than {self.current.term}",
+                f"the writer's term {term} is older than the current term {self.current.term}",
                 where=f"stream {self.durable.stream}",
                 repair="another capture process has taken over; stop this one",
             )
@@ -223,20 +223,20 @@ class Replica:
         return self._write(effects)
 
     def cut_tail(self, term: int, end: int) -> list[Effect]:
-        """Remove what is not committed, for the writer of this term: the source does not have it any more.
+        """Remove the uncommitted entries on behalf of the writer of this term: the source no longer has them.
 
-        `end`: where that writer knows the last commit to end. Raises `FencedError` if a newer writer took over,
-        `InvalidReplicaError` if there are commits behind `end`.
+        `end`: the end of the last commit, as that writer knows it. Raises `FencedError` if a newer writer has been opened,
+        `InvalidReplicaError` if there are commits beyond `end`.
         """
         if term != self.current.term:
             raise FencedError(
-                f"term {term} is not that of the writer, {self.current.term}",
+                f"term {term} is not the current writer's term {self.current.term}",
                 where=f"stream {self.durable.stream}",
                 repair="another capture process has taken over; stop this one",
             )
         if end != self.current.committed_end:
             raise InvalidReplicaError(
-                f"its tail is to be cut at {end}, and it has committed up to {self.current.committed_end}",
+                f"cannot cut the tail at {end}: the replica has committed up to {self.current.committed_end}",
                 where=f"stream {self.durable.stream}",
             )
         check_cut(self.tail, self.current.position)
@@ -255,10 +255,10 @@ class Replica:
         gate_lsn: int = MAX_LSN,
         system_id: int | None = None,
     ) -> list[Effect]:
-        """Entries, the schemas that they are the first to need, and what the writer knows.
+        """Append entries with the schemas that they are the first to need, and the writer's positions.
 
-        Nothing changes if anything is wrong. Raises `MalformedMessageError`, `CorruptError`, or
-        `DivergedError` for another `system_id` than the stream has: the first one stays until a RESTART (`restart`).
+        On an error nothing changes. Raises `MalformedMessageError`, `CorruptError`, or
+        `DivergedError` if `system_id` differs from the stream's, which is fixed until a RESTART (`restart`).
         """
         self._move(Event.APPEND)
         effects: list[Effect] = []
@@ -274,7 +274,7 @@ class Replica:
             for relation in header.relations:
                 if relation.schema_hash not in known | self._schemas:
                     raise MalformedMessageError(
-                        f"the schema of relation {relation.relation_id} was not sent",
+                        f"schema of relation {relation.relation_id} is missing",
                         where=f"stream {self.durable.stream}",
                     )
             effects.append(PutEntry(tails[-1].end_offset, data))
@@ -284,7 +284,7 @@ class Replica:
         system_id = system_id or self.current.system_id
         if not restarts and self.current.system_id not in {None, system_id}:
             raise DivergedError(
-                f"the stream is of system {self.current.system_id}, not {system_id}",
+                f"the stream has system identifier {self.current.system_id}, not {system_id}",
                 where=f"stream {self.durable.stream}",
             )
         self._schemas |= known
@@ -293,16 +293,16 @@ class Replica:
         confirmed = self.current.confirmed_to
         if confirm_to is not None and (restarts or confirmed is None or confirm_to > confirmed):
             confirmed = confirm_to
-        told = (confirmed, system_id)
-        idle = not effects and told == (self.current.confirmed_to, self.current.system_id)
+        sent = (confirmed, system_id)
+        idle = not effects and sent == (self.current.confirmed_to, self.current.system_id)
         self.current = replace(
             self.current, confirmed_to=confirmed, gate_lsn=gate_lsn, system_id=system_id
         )
-        # The gate alone is worth no write: the next heartbeat tells it again.
+        # A change of the gate alone needs no write: the next heartbeat sends it again.
         return [] if idle else self._write(effects)
 
     def ack(self) -> Ack:
-        """What the writer may rely on once the effects are durable."""
+        """The acknowledgement to send once the effects are durable."""
         return Ack(
             self.tail.end_offset,
             self.tail.whole.end_lsn,
@@ -314,7 +314,7 @@ class Replica:
     # -- the repository -----------------------------------------------------------------------------
 
     def report(self, replica: str) -> ReplicaReport | None:
-        """What can be committed: whole transactions that the gate has passed. None: silent."""
+        """Report what can be committed: complete transactions that the gate lets through. None while LEARNING."""
         if Event.REPORT not in TRANSITIONS[self.state]:
             return None
         position = self.current.position
@@ -324,7 +324,7 @@ class Replica:
                     break
                 position = end
                 if end.history_start == end.end_offset:
-                    # A RESTART is a commit of its own: readers begin behind it, where a commit ends.
+                    # A RESTART gets a commit of its own: readers start behind it, at the end of a commit.
                     break
         start = self.current.committed_end
         return ReplicaReport(
@@ -340,7 +340,7 @@ class Replica:
         )
 
     def commit(self, context: CommitContext, now: int = 0) -> list[Effect]:
-        """Take a commit, at this time (microseconds). A version that is already known is ignored.
+        """Apply a commit, at this time (microseconds). A version that is already known is ignored.
 
         Raises `InvalidReplicaError` if it does not follow, or ends where no transaction does.
         """
@@ -351,7 +351,7 @@ class Replica:
         start = self.current.committed_end
         known = self.current.context.global_end if self.current.context else 1
         if context.local_offset != start or context.global_offset < known:
-            raise self._refused(context, f"the replica stands at {start} (global {known})")
+            raise self._refused(context, f"the replica is at {start} (global {known})")
         if not context.length:
             self._move(Event.EMPTY_COMMIT)
             self.current = replace(self.current, context=context)
@@ -377,18 +377,18 @@ class Replica:
         )
 
     def persist(self) -> list[Effect]:
-        """Write down an empty commit, or a gate, that waits."""
+        """Write an empty commit or a gate position that is still pending."""
         return [] if self.state == ReplicaState.LEARNING else self._write([])
 
     def seal(self, end: int) -> list[Effect]:
-        """Take no more, and keep nothing at or above `end`, where the last commit ends.
+        """Accept no more entries, and remove those at or above `end`, the end of the last commit.
 
-        SEALING as long as commits below it are missing. Raises `InvalidReplicaError` if the replica has
+        The state is SEALING while commits below it are missing. Raises `InvalidReplicaError` if the replica has
         committed more than the repository knows.
         """
         if end < self.current.committed_end:
             raise InvalidReplicaError(
-                f"it is to be sealed at {end}, and has committed up to {self.current.committed_end}",
+                f"cannot seal at {end}: the replica has committed up to {self.current.committed_end}",
                 where=f"stream {self.durable.stream}",
             )
         if end > self.current.committed_end:
@@ -407,13 +407,13 @@ class Replica:
         return [DropFrom(end)] if rejected else []
 
     def unseal(self) -> list[Effect]:
-        """Take entries again."""
+        """Accept entries again."""
         self._move(Event.UNSEAL)
         self.current = replace(self.current, sealed_at=None)
         return self._write([])
 
     def trim(self, offset: int) -> list[Effect]:
-        """Forget the entries below `offset`, the end of a commit; the watermark never goes back."""
+        """Remove the entries below `offset`, the end of a commit; the watermark never decreases."""
         self._move(Event.TRIM)
         if offset > self.current.committed_end:
             raise InvalidReplicaError(
@@ -425,19 +425,19 @@ class Replica:
         self.current = replace(self.current, low_offset=offset)
         return self._write([])
 
-    # -- everybody ----------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------
 
     def check_readable(self) -> None:
-        """Raises `InvalidReplicaError` where nothing may be read."""
+        """Raise `InvalidReplicaError` if the replica must not be read."""
         self._move(Event.READ)
 
     def damage(self, reason: str) -> None:
-        """Something on disk is not what was written: silent from now on."""
+        """Note damage on disk: no more reports are sent from now on."""
         self._move(Event.DAMAGE)
         self.reason = reason
 
     def close(self) -> None:
-        """The end."""
+        """Enter the final state."""
         if self.state != ReplicaState.CLOSED:
             self._move(Event.CLOSE)
 

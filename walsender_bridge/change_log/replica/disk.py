@@ -1,8 +1,8 @@
-"""What a replica keeps on disk, what it means when it is found, and what may be done to it.
+"""The durable state of a replica, its evaluation at recovery, and the effects on it.
 
-Recovery looks at the latest commit context and at the ends of what is there, never at the history, so
-it takes the same time however long the stream is. It is strict: whatever could be a loss is one, and
-only the durable low watermark tells a loss from a trim. Nothing is removed by a judgement.
+Recovery reads the latest commit context and the first and last entries, never the history, so
+its duration does not depend on the length of the stream. It is strict: anything that could be a loss is treated as one,
+and only the durable low watermark distinguishes a loss from a trim. The evaluation removes nothing.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """The replica's one small record; the store keeps exactly the last.
+    """The state record of a replica, of which the store keeps only the latest.
 
     `position`: behind the last committed entry. `confirmed_to`, `system_id`: see `ReplicaStatus`.
     `sealed_at`: the local end at which the stream is, or is to be, sealed. `taken_at`: of the last row
@@ -48,10 +48,10 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """One commit that is not empty. `size`: bytes of its entries; `position`: behind the last.
+    """A non-empty commit. `size`: bytes of its entries; `position`: behind the last.
 
-    `taken_at`: when this replica took it (microseconds), by the repository's steady clock. Older versions took the wall
-    clock's time, which may have been ahead: it decreases only behind such a row.
+    `taken_at`: when this replica applied it (microseconds), by the repository's steady clock. Older versions used the wall
+    clock, which may have been ahead: the time decreases only behind such a row.
     """
 
     context: CommitContext
@@ -62,10 +62,10 @@ class IndexRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredReplica:
-    """What a store holds when it is opened.
+    """The contents of a store when it is opened.
 
-    `first_offset`, `last_offset`: of the entries, trimmed ones included as long as they are there.
-    `indexed_end`: of the last commit in the index. `damage`: what the store itself found wrong.
+    `first_offset`, `last_offset`: of the entries, including trimmed ones that are still on disk.
+    `indexed_end`: of the last commit in the index. `damage`: damage that the store itself detected.
     """
 
     durable: Durable
@@ -75,8 +75,8 @@ class StoredReplica:
     damage: str = ""
 
 
-class Judgement(StrEnum):
-    """What the found things mean together."""
+class RecoveryOutcome(StrEnum):
+    """The result of evaluating a stored replica."""
 
     NEW = "new"
     ALL_TRIMMED = "all trimmed"
@@ -84,43 +84,45 @@ class Judgement(StrEnum):
     INVALID = "invalid"
 
 
-def judge(found: StoredReplica) -> tuple[Judgement, str]:
-    """May this replica take part? With the reason, if it may not (the seed, "Recovery").
+def evaluate(found: StoredReplica) -> tuple[RecoveryOutcome, str]:
+    """Evaluate whether this replica may take part, with the reason if it may not (Varlog, "Recovery").
 
-    An uncommitted tail is no fault: it is what the next report offers.
+    An uncommitted tail is valid: the next report offers it.
     """
     durable, context = found.durable, found.durable.context
     first, last = found.first_offset, found.last_offset
     low, end = durable.low_offset, durable.committed_end
 
-    def invalid(reason: str) -> tuple[Judgement, str]:
-        return Judgement.INVALID, reason
+    def invalid(reason: str) -> tuple[RecoveryOutcome, str]:
+        return RecoveryOutcome.INVALID, reason
 
     if found.damage:
         return invalid(found.damage)
     if low > end:
-        return invalid(f"the low watermark {low} lies behind the commit context's end {end}")
+        return invalid(f"low watermark {low} is beyond the commit context's end {end}")
     if durable.position.end_offset != end:
         return invalid(f"position {durable.position.end_offset} and context {end} differ")
     if found.indexed_end is not None and found.indexed_end != end:
         side = "behind" if found.indexed_end > end else "ahead of"
-        return invalid(f"the commit context ({end}) is {side} the index ({found.indexed_end})")
+        return invalid(f"commit context ({end}) is {side} the index ({found.indexed_end})")
     if first is None or last is None:
         if context is None:
-            return Judgement.NEW, ""
+            return RecoveryOutcome.NEW, ""
         if low == end:
-            return Judgement.ALL_TRIMMED, ""
-        return invalid(f"entries {low} to {end - 1} are lost: none is there, and none was trimmed")
+            return RecoveryOutcome.ALL_TRIMMED, ""
+        return invalid(
+            f"entries {low} to {end - 1} are lost: there are no entries, and none was trimmed"
+        )
     if first > low:
         return invalid(f"entries {low} to {first - 1} are lost: they were not trimmed")
     if last + 1 < end:
         return invalid(f"entries {last + 1} to {end - 1} are lost: they were committed")
     if found.indexed_end is None and low < end:
         return invalid(f"the index of the commits up to {end} is lost")
-    return Judgement.VALID, ""
+    return RecoveryOutcome.VALID, ""
 
 
-# -- effects: what an event does to the disk, all of them or none, in their order --------------------
+# -- effects of an event on the disk: applied in order, all or none ---------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class DropFrom:
 
 @dataclass(frozen=True, slots=True)
 class PutSchema:
-    """Keep a schema record; it is the newest of the relation `name`."""
+    """Store a schema record, the newest of the relation `name`."""
 
     digest: bytes
     record: bytes
@@ -149,14 +151,14 @@ class PutEntry:
 
 @dataclass(frozen=True, slots=True)
 class PutIndex:
-    """Keep a commit in the index."""
+    """Store a commit in the index."""
 
     row: IndexRow
 
 
 @dataclass(frozen=True, slots=True)
 class PutDurable:
-    """Replace the small record."""
+    """Replace the state record."""
 
     durable: Durable
 
@@ -166,7 +168,7 @@ Effect = DropFrom | PutSchema | PutEntry | PutIndex | PutDurable
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of what is written: the last entry, and (`whole`) the last end of a transaction."""
+    """The end of the written entries: of the last entry, and (`whole`) of the last complete transaction."""
 
     end_offset: int
     crc: int
@@ -176,25 +178,27 @@ class Tail:
 
     @property
     def unfinished(self) -> bool:
-        """The last transaction has not ended."""
+        """Whether the last transaction has not ended."""
         return self.end_offset > self.whole.end_offset
 
     def extended(self, header: EntryHeader, size: int) -> "Tail":
-        """With one more entry. Raises `MalformedMessageError` if it does not continue the log."""
+        """Return the tail with one more entry. Raises `MalformedMessageError` if it does not continue the log."""
         where = f"entry {self.end_offset}"
         if header.starts_transaction == self.unfinished:
-            wrong = "starts inside a transaction" if self.unfinished else "starts no transaction"
-            raise MalformedMessageError(f"it {wrong}", where=where)
+            wrong = (
+                "starts inside a transaction" if self.unfinished else "does not start a transaction"
+            )
+            raise MalformedMessageError(f"entry {wrong}", where=where)
         if header.last_end_lsn and header.first_end_lsn <= self.whole.end_lsn:
             raise MalformedMessageError(
-                f"it ends at {format_lsn(header.first_end_lsn)}, which the log already passed "
+                f"entry ends at {format_lsn(header.first_end_lsn)}, which the log has already passed "
                 f"({format_lsn(self.whole.end_lsn)})",
                 where=where,
             )
         end, total = self.end_offset + 1, self.bytes_total + size
         whole = self.whole
         if header.kind == EntryKind.RESTART:
-            # As at the start of a stream: LSNs of the next history may lie anywhere.
+            # As at the start of a stream: the LSNs of the next history are unrelated.
             whole = Position(
                 end,
                 latest_time=whole.latest_time,
@@ -218,7 +222,7 @@ class Tail:
 
 
 def tail_at(position: Position) -> Tail:
-    """The tail of a log whose last entry ends a transaction there."""
+    """The tail of a log whose last entry ends a transaction at this position."""
     return Tail(
         position.end_offset, position.crc, position.bytes_total, position.timeline, position
     )

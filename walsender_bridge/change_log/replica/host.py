@@ -1,9 +1,9 @@
-"""One hosted replica: the core and its store behind one lock, for the threads of a server.
+"""A hosted replica: the core and its store behind one lock, for the threads of a server.
 
-Every change goes the same way: the core says the effects, the store does them in one durable
-transaction, then the answer is given. If the store cannot, both are recovered from what is on disk, so
-the core never knows more than the disk. If an invariant of the core does not hold, nothing is written, and the replica
-answers with that until its process is started again. Reading needs the lock only to look at the watermarks.
+Every change takes the same path: the core returns the effects, the store applies them in one durable
+transaction, then the answer is sent. If the store fails, both are recovered from disk, so
+the core is never ahead of the disk. If an invariant of the core is violated, nothing is written, and the replica
+answers with that error until its process is restarted. Readers need the lock only to check the watermarks.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from walsender_bridge.change_log.protocol import (
 )
 from walsender_bridge.change_log.replica import damaged_segments
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
-from walsender_bridge.change_log.replica.disk import Durable, Effect, IndexRow, Judgement
+from walsender_bridge.change_log.replica.disk import Durable, Effect, IndexRow, RecoveryOutcome
 from walsender_bridge.change_log.replica.invariants import check_invariants
 from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry, StreamStore
 from walsender_bridge.errors import (
@@ -48,16 +48,16 @@ from walsender_bridge.errors import (
 from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.runtime import fail_point
 
-#: Seconds that an empty commit may wait for a write that has to be made anyway.
+#: Seconds that an empty commit may wait for another write.
 LAZY_SECONDS = 1.0
-#: A time that no commit is taken after (microseconds).
+#: A time later than that of any commit (microseconds).
 FOREVER = 2**62
 
 _log = structlog.get_logger(__name__)
 
 
 def cut_point(row: IndexRow) -> CutPoint:
-    """A commit as a cut."""
+    """Convert a commit to a cut."""
     at = row.position
     return CutPoint(row.context.version, at.end_offset, at.bytes_total, at.end_lsn, at.commit_time)
 
@@ -91,10 +91,10 @@ class HostedReplica:
         self._store: StreamStore
         self._core: Replica
 
-    # -- its life -----------------------------------------------------------------------------------
+    # -- open and close -----------------------------------------------------------------------------
 
     def create(self, stream: str, log_id: str) -> None:
-        """Make a new replica."""
+        """Create a new replica."""
         self._store = self._new_store()
         self._store.create(Durable(stream, log_id))
         self._core = Replica(self._store.found, (), ())
@@ -103,9 +103,9 @@ class HostedReplica:
         return StreamStore(self.folder, segment_bytes=self._segment_bytes, step=self._step)
 
     def recover(self) -> None:
-        """Open what is on disk. A replica that cannot take part is kept, and says why.
+        """Open the replica from disk. One that cannot take part is kept, and reports why.
 
-        Whatever else it raises leaves it broken as it was, so that no core speaks for a disk that was not read.
+        Any other error leaves the replica broken, so that no core answers for a disk that could not be read.
         """
         self._store = self._new_store()
         try:
@@ -121,27 +121,27 @@ class HostedReplica:
 
     def _out_of_reach(self, error: Exception) -> UnavailableError:
         return UnavailableError(
-            f"its disk is out of reach: {error}",
+            f"could not access the replica's disk: {error}",
             where=str(self.folder),
-            repair="see whether its disk is full, and whether the process has file descriptors left",
+            repair="check for a full disk and for exhausted file descriptors",
         )
 
     def close(self) -> None:
-        """Write down what waits, and close."""
+        """Write what is pending, and close."""
         with self._lock:
             if self._broken is None:
                 self._store.apply(self._core.persist())
                 self._core.close()
                 self._store.close()
             self._closed = True
-            self._broken = UnavailableError("the log server stops", where=str(self.folder))
+            self._broken = UnavailableError("log server is shutting down", where=str(self.folder))
 
     @property
-    def judgement(self) -> tuple[Judgement, str]:
-        """What recovery found, and why if it is not valid."""
+    def outcome(self) -> tuple[RecoveryOutcome, str]:
+        """The result of recovery, with the reason if the replica is not valid."""
         if self._broken is not None:
-            return Judgement.INVALID, str(self._broken)
-        return self._core.judgement, self._core.reason
+            return RecoveryOutcome.INVALID, str(self._broken)
+        return self._core.outcome, self._core.reason
 
     @property
     def disk_bytes(self) -> int:
@@ -149,7 +149,7 @@ class HostedReplica:
         return self._store.disk_bytes
 
     def _try_again(self) -> None:
-        """Open the disk again if it was only out of reach. The lock is held."""
+        """Recover again if the disk was only temporarily inaccessible. The lock is held."""
         if isinstance(self._broken, UnavailableError) and not self._closed:
             self.recover()
 
@@ -160,7 +160,7 @@ class HostedReplica:
         return self._core
 
     def _do(self, event: Callable[[Replica], list[Effect]], *, hot: bool = False) -> None:
-        """An event, durably. The lock is held. Raises `InvariantError`, from then on for everything."""
+        """Perform an event durably. The lock is held. Raises `InvariantError`, and from then on for every event."""
         core = self._healthy()
         before = core.current
         effects = event(core)
@@ -170,7 +170,7 @@ class HostedReplica:
         try:
             self._store.apply(effects, tail_bytes=tail)
         except Exception as error:
-            # The core is ahead of the disk now: the disk is right, and until it has been read, nobody answers.
+            # The core is ahead of the disk now: nothing is answered until it has been recovered from disk.
             self._broken = self._out_of_reach(error)
             self._store.close()
             self.recover()
@@ -180,23 +180,23 @@ class HostedReplica:
         try:
             check_invariants(core, before)
         except InvariantError as error:
-            # The disk is right, and stays as it is: whoever looks for the fault needs it.
+            # The disk is consistent, and is left unchanged for the investigation of the fault.
             self._broken = error
             self._store.close()
-            _log.error("a replica has stopped", **error.to_wire())
+            _log.error("replica stopped", **error.to_wire())
             raise
 
     # -- the writer ---------------------------------------------------------------------------------
 
     def open_writer(self, term: int) -> tuple[int, ReplicaStatus]:
-        """A session for the writer of this term; the session before it is fenced."""
+        """Open a session for the writer of this term, which fences the previous session."""
         with self._lock:
             self._do(lambda core: core.open_writer(term))
             self._session += 1
             return self._session, self._core.status()
 
     def cut_tail(self, term: int, end: int) -> ReplicaStatus:
-        """See `Replica.cut_tail`; that writer has to begin again."""
+        """See `Replica.cut_tail`; the writer must then be opened again."""
         with self._lock:
             self._do(lambda core: core.cut_tail(term, end))
             self._session += 1
@@ -215,9 +215,9 @@ class HostedReplica:
         with self._lock:
             if session != self._session:
                 raise FencedError(
-                    "another writer has taken over",
+                    "a newer writer has been opened",
                     where=f"stream {self.folder.name}",
-                    repair="stop this one",
+                    repair="stop this writer",
                 )
             self._do(
                 lambda core: core.append(entries, schemas, confirm_to, gate_lsn, system_id),
@@ -228,7 +228,7 @@ class HostedReplica:
     # -- the repository -----------------------------------------------------------------------------
 
     def report(self, replica: str) -> ReplicaReport | None:
-        """What may be committed; None: the replica is silent. Writes down what waited long enough."""
+        """Report what may be committed; None while LEARNING. Writes an empty commit that has been pending long enough."""
         with self._lock:
             self._try_again()
             if self._broken is not None:
@@ -243,7 +243,7 @@ class HostedReplica:
             return self._core.report(replica)
 
     def commit(self, contexts: Sequence[CommitContext], now: int | None = None) -> None:
-        """Take commits, in order, each durably unless it is empty.
+        """Apply commits, in order, each durably unless it is empty.
 
         `now`: the repository's steady time (microseconds); without it, as from an older repository, the wall clock's.
         """
@@ -265,14 +265,14 @@ class HostedReplica:
             return self._core.status()
 
     def trim(self, up_to: int, before_time: int, now: int = FOREVER) -> int:
-        """Trim commits that end at or below `up_to` and were taken before that time.
+        """Trim commits that end at or below `up_to` and were applied before that time.
 
-        A commit that was taken after `now` has the time of a clock that was ahead. It is older than the commits behind
-        it, so it goes with the first of these that is old enough. Returns the low watermark; the disk of whole segments is
-        given back.
+        A commit with a time after `now` was applied when the clock was ahead. It is older than the commits behind
+        it, so it is trimmed with the first of these that is old enough. Returns the low watermark; segments that are trimmed
+        completely are deleted.
         """
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             row = self._store.last_commit_where(
                 lambda r: r.context.end <= up_to and not before_time <= r.taken_at <= now
             )
@@ -288,7 +288,7 @@ class HostedReplica:
             return self._core.durable.low_offset
 
     def check(self) -> None:
-        """Raise `CorruptError`, or what else keeps it from being read, for a replica that is silent."""
+        """Raise `CorruptError`, or the error that prevents reading, if the replica is LEARNING."""
         with self._lock:
             core = self._healthy()
             if core.state == ReplicaState.LEARNING:
@@ -304,25 +304,25 @@ class HostedReplica:
             return self._healthy().status()
 
     def _readable(self, offset: int) -> ReplicaStatus:
-        """The watermarks, if reading may start at `offset`."""
+        """The status, if reading may start at `offset`."""
         with self._lock:
             core = self._healthy()
             core.check_readable()
             status = core.status()
         if offset < status.low_offset:
             raise TrimmedError(
-                f"offset {offset} was trimmed; {status.low_offset} is the first that is kept",
+                f"offset {offset} has been trimmed; the first one available is {status.low_offset}",
                 where=f"stream {status.stream}",
-                repair="start from there, with a new copy of the tables",
+                repair="start from there with a full resync of the tables",
             )
         return status
 
     @contextlib.contextmanager
-    def _looking(self, offset: int | None = None) -> Iterator[None]:
-        """A look into the store, from that offset on.
+    def _reading(self, offset: int | None = None) -> Iterator[None]:
+        """Guard a read of the store from that offset on.
 
-        One that fails met what was trimmed meanwhile, or damage: then the replica is silent from now on,
-        and the file with the damage is kept aside.
+        A read fails because of a concurrent trim, or because of damage: then the replica sends no more reports,
+        and the damaged segment is renamed.
         """
         try:
             yield
@@ -339,7 +339,7 @@ class HostedReplica:
     def read(
         self, start: int, stop: int, relations: Sequence[str] | None
     ) -> Iterator[list[StoredEntry]]:
-        """The committed entries [start, stop) in batches of `READ_BATCH_BYTES` or one entry."""
+        """Read the committed entries [start, stop) in batches of `READ_BATCH_BYTES` or one entry."""
         status = self._readable(start)
         if stop > status.committed_end:
             raise UsageError(
@@ -348,7 +348,7 @@ class HostedReplica:
             )
         wanted = None if relations is None else self._filter(frozenset(relations))
         while start < stop:
-            with self._looking(start):
+            with self._reading(start):
                 batch, start = self._store.read(start, stop, READ_BATCH_BYTES, wanted)
             if batch:
                 yield batch
@@ -356,7 +356,7 @@ class HostedReplica:
     def _filter(self, relations: frozenset[str]) -> Callable[[EntryHeader], bool]:
         def wanted(header: EntryHeader) -> bool:
             if not header.ends_transaction and header.max_xid:
-                # A transaction begins here and goes on: the reader needs its Begin.
+                # A transaction begins here and continues: the reader needs its Begin.
                 return True
             return any(self._name(r.schema_hash) in relations for r in header.relations)
 
@@ -370,9 +370,9 @@ class HostedReplica:
         return self._names[digest]
 
     def schemas(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Schema records by hash. Raises `CorruptError` for one that is not there."""
+        """Schema records by hash. Raises `CorruptError` if one is missing."""
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             return self._store.schemas(digests)
 
     def _readable_at_all(self) -> None:
@@ -382,7 +382,7 @@ class HostedReplica:
     def newest_schemas(self) -> list[bytes]:
         """The newest schema record of each relation, ordered by name."""
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             return self._store.newest_schemas()
 
     def plan(
@@ -393,7 +393,7 @@ class HostedReplica:
         cuts: list[CutPoint] = []
         most = min(max_versions or MAX_PLAN, MAX_PLAN)
         base: int | None = None
-        with self._looking(after):
+        with self._reading(after):
             for row in self._store.commits_behind(after):
                 total = row.position.bytes_total
                 base = total - row.size if base is None else base
@@ -406,25 +406,25 @@ class HostedReplica:
     def version_at(self, commit_time: int) -> CutPoint | None:
         """The first commit whose last transaction was committed at that time or later."""
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             row = self._store.first_commit_where(lambda r: r.position.latest_time >= commit_time)
         return None if row is None else cut_point(row)
 
     def cut_before(self, version: int) -> CutPoint | None:
         """The last commit below that version."""
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             row = self._store.last_commit_where(lambda r: r.context.version < version)
         return None if row is None else cut_point(row)
 
     def transactions_after(self, timeline: int, lsn: int, limit: int) -> list[tuple[int, int, int]]:
-        """(end LSN, xid, commit time) of written transactions of the present history behind `lsn`, committed or not."""
+        """(end LSN, xid, commit time) of transactions of the present history beyond `lsn`, committed in the log or not."""
         with self._lock:
             core = self._healthy()
             core.check_readable()
             start, stop = core.current.committed_end, core.tail.end_offset
             place = core.tail.whole.history_start, lsn
-        with self._looking():
+        with self._reading():
             row = self._store.first_commit_where(
                 lambda r: (r.position.history_start, r.position.end_lsn) > place
             )

@@ -1,4 +1,4 @@
-"""`log-server.json`: the name by which the repository knows a log server's replicas, with its checksum.
+"""`log-server.json`: the id by which the repository identifies a log server's replicas, with its checksum.
 
     {"format": 1, "log_server_id": "...", "crc32c": ...}
 
@@ -20,13 +20,13 @@ NAME: Final = "log-server.json"
 
 
 def make(data_dir: Path) -> None:
-    """Give a new log server its name."""
+    """Create the id of a new log server."""
     record = {"format": FORMAT, "log_server_id": str(uuid.uuid4())}
     checksummed_json.save(data_dir / NAME, record, mode=0o600)
 
 
 def load(data_dir: Path) -> str:
-    """The log server's name. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
+    """Read the log server's id. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
     path = data_dir / NAME
     try:
         record = checksummed_json.load(path, checked=False)
@@ -35,7 +35,7 @@ def load(data_dir: Path) -> str:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None
     if version != FORMAT:
         raise NotSupportedError(
-            f"format {version} of the data directory is not known (this is {FORMAT})",
+            f"unknown format {version} of the data directory (this version supports {FORMAT})",
             where=str(data_dir),
             repair="use the version of Tuskline that wrote it, or a newer one",
         )
@@ -46,10 +46,10 @@ def load(data_dir: Path) -> str:
 
 def _damaged(path: Path, reason: str) -> CorruptError:
     return CorruptError(
-        f"the log server's id cannot be read: {reason}",
+        f"could not read the log server's id: {reason}",
         where=str(path),
-        repair=f'write {{"format": {FORMAT}, "log_server_id": "ID"}} into it, with the ID of the log server that'
-        " `tuskline status` says does not answer",
+        repair=f'write {{"format": {FORMAT}, "log_server_id": "ID"}} into the file, with the ID of the log server that'
+        " `tuskline status` reports as not answering",
     )
 
 

@@ -1,7 +1,7 @@
-"""What must hold of a replica after each step. Pure.
+"""The invariants of a replica. Pure.
 
-Its host checks it after every step but the hot one, an append, and before the store does what the step wants. The rules
-are Varlog's, as core.py cites them; a replica that is LEARNING has nothing that it vouches for.
+Its host checks them after every step except the hot one, an append, and before the store applies the effects. The rules
+are Varlog's, as cited in core.py; a replica that is LEARNING guarantees nothing.
 """
 
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def _state_fits_the_seal(step: _Step) -> bool:
 
 
 def _uncommitted_ends_follow(step: _Step) -> bool:
-    """The first and the last of them: there may be very many."""
+    """Checks the first and the last only: there may be very many."""
     ends, whole = step.core.uncommitted_ends, step.core.tail.whole
     if not ends:
         return whole.end_offset == step.now.committed_end

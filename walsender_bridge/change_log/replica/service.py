@@ -6,7 +6,7 @@
             cut_before transactions
 
 A call holds no lock and no transaction while it waits for its peer, so a reader or writer that stalls
-harms nobody. Streams do not wait for each other.
+blocks no other. Streams do not wait for each other.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import CommitContext, check_stream, load, number, text
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica import identity as log_server_identity
-from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import FOREVER, HostedReplica
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry
@@ -64,16 +64,16 @@ class DataDirectory:
         except OSError:
             os.close(self._lock)
             raise ConfigError(
-                "another log server uses this data directory",
+                "data directory is in use by another log server",
                 where=str(path),
-                repair="stop it, or give each log server its own [[log_server]] data_dir",
+                repair="stop that log server, or give each one its own [[log_server]] data_dir",
             ) from None
         if not (path / log_server_identity.NAME).exists():
             log_server_identity.make(path)
         self.log_server_id = log_server_identity.load(path)
 
     def stream_names(self) -> list[str]:
-        """Streams that have something on disk; a creation that was cut off left nothing."""
+        """The streams on disk; an interrupted creation leaves nothing."""
         return sorted(
             folder.name
             for folder in self.streams.iterdir()
@@ -83,16 +83,16 @@ class DataDirectory:
         )
 
     def close(self) -> None:
-        """Let another log server use it."""
+        """Release the lock."""
         os.close(self._lock)
 
 
 class ReplicaServer:
     """Hosts the replicas in `data_dir`, and listens on `listen` (`host:port`, port 0: any).
 
-    It serves as soon as it is made. `segment_bytes`: see `StreamStore`. `after`: the signal that ended its predecessor,
-    which may have been a segment's doing (`fatal_segments`). Raises `ConfigError` if the
-    directory or the port is taken, and what `log_server_identity.load` raises.
+    It serves as soon as it is created. `segment_bytes`: see `StreamStore`. `after`: the signal that killed its predecessor,
+    possibly because of a damaged segment (`fatal_segments`). Raises `ConfigError` if the
+    directory or the port is in use, and the errors of `identity.load`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ReplicaServer:
     ) -> None:
         self._directory = DataDirectory(data_dir)
         if after in fatal_segments.SIGNALS:
-            _log.warning("reading every segment in a process of its own", after=after.name)
+            _log.warning("checking all segments in a child process", after=after.name)
             fatal_segments.keep_fatal_aside(self._directory.streams)
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
@@ -115,9 +115,9 @@ class ReplicaServer:
             replica = self._host(name)
             replica.recover()
             self._replicas[name] = replica
-            judgement, reason = replica.judgement
-            level = _log.error if judgement == Judgement.INVALID else _log.info
-            level("replica opened", stream=name, judgement=str(judgement), reason=reason)
+            outcome, reason = replica.outcome
+            level = _log.error if outcome == RecoveryOutcome.INVALID else _log.info
+            level("replica opened", stream=name, outcome=str(outcome), reason=reason)
         try:
             listening.check(listen)
             self._flight = _ReplicaService(self, listen)
@@ -130,7 +130,7 @@ class ReplicaServer:
 
     @property
     def log_server_id(self) -> str:
-        """The log server's own name, kept in its data directory."""
+        """The log server's id, kept in its data directory."""
         return self._directory.log_server_id
 
     def serve(self) -> None:
@@ -138,9 +138,9 @@ class ReplicaServer:
         self._stopped.wait()
 
     def stop(self) -> None:
-        """End the service; what was acknowledged is on disk."""
+        """Stop the service; acknowledged entries are on disk."""
         self._close()
-        # Flight waits for calls in progress without a limit; an append may be open for ever.
+        # Flight waits for calls in progress without a limit, and an append may stay open indefinitely.
         ending = threading.Thread(target=self._flight.shutdown, daemon=True)
         ending.start()
         ending.join(_GRACE)
@@ -160,20 +160,20 @@ class ReplicaServer:
         replica = self._replicas.get(stream)
         if replica is None:
             raise UnknownStreamError(
-                f"no stream {stream!r:.60} on this log server",
+                f"stream {stream!r:.60} does not exist on this log server",
                 where=self.address,
-                repair="see `tuskline log status` for the streams",
+                repair="run `tuskline log status` for a list of streams",
             )
         return replica
 
     # -- actions ------------------------------------------------------------------------------------
 
     def create(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make a replica of a stream of this log, unless it is there."""
+        """Create a replica of a stream of this log, unless it exists."""
         stream, log_id = check_stream(text(request, "stream")), text(request, "log_id")
         with self._lock:
             if self._stopped.is_set():
-                raise UnavailableError("the log server stops", where=self.address)
+                raise UnavailableError("log server is shutting down", where=self.address)
             if stream not in self._replicas:
                 replica = self._host(stream)
                 replica.create(stream, log_id)
@@ -181,14 +181,14 @@ class ReplicaServer:
         status = self.replica(stream).status()
         if status.log_id != log_id:
             raise ConfigError(
-                f"stream {stream} of this log server belongs to log {status.log_id}, not {log_id}",
+                f"stream {stream} on this log server belongs to log {status.log_id}, not {log_id}",
                 where=self.address,
                 repair="give each log its own log servers",
             )
         return _record(status)
 
     def report(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reports of all replicas that are not silent."""
+        """The reports of all replicas that are not LEARNING."""
         del request
         return {"log_server": self.log_server_id, "reports": [*self._reports(self._known())]}
 
@@ -203,7 +203,7 @@ class ReplicaServer:
                 yield {**_record(report), "position": _record(report.position)}
 
     def commit(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Commits for several streams, in order; then their reports. One that fails stops no other."""
+        """Apply commits for several streams, in order, and return their reports. A failure does not affect other streams."""
         now = number(request, "now") if "now" in request else None
         refused = {}
         for stream, contexts in request["commits"].items():
@@ -276,7 +276,7 @@ class ReplicaServer:
 
 
 class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
-    """The Flight side: no meaning, only forms."""
+    """The Flight service: translates between Flight's calls and the handlers."""
 
     def __init__(self, server: ReplicaServer, listen: str) -> None:
         self._server = server
@@ -302,7 +302,7 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
             request = protocol.decode(ticket.ticket)
             relations = request.get("relations")
             if relations is not None and not isinstance(relations, list):
-                raise MalformedMessageError("relations is a list of names")
+                raise MalformedMessageError("relations is not a list of names")
             stream = text(request, "stream")
             batches = self._server.replica(stream).read(
                 number(request, "from"), number(request, "to"), relations
@@ -323,25 +323,25 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Append entries, for as long as the writer likes."""
+        """Append entries until the writer ends the call."""
         del context
         with protocol.faults():
             path = [part.decode() for part in descriptor.path or ()]
             if len(path) != 3 or path[0] != "append" or not path[2].isdigit():
-                raise MalformedMessageError("an append goes to append/<stream>/<term>")
+                raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
             replica = self._server.replica(path[1])
             session, status = replica.open_writer(int(path[2]))
             if reader.schema != protocol.APPEND_SCHEMA:
-                raise MalformedMessageError("an append has the columns kind and data")
+                raise MalformedMessageError("an append must have the columns kind and data")
             writer.write(protocol.encode(**_record(status)))
             for chunk in reader:
                 batch, about = chunk.data, chunk.app_metadata
                 if batch.nbytes > protocol.MAX_BATCH_BYTES or about is None:
                     raise MalformedMessageError(
-                        f"a batch of {batch.nbytes} bytes, or without words"
+                        f"batch of {batch.nbytes} bytes exceeds the limit or has no metadata"
                     )
-                words = protocol.decode(memoryview(about))
-                confirm = words.get("confirm_to")
+                metadata = protocol.decode(memoryview(about))
+                confirm = metadata.get("confirm_to")
                 kinds = batch.column(0).to_pylist()
                 data = batch.column(1).to_pylist()
                 ack = replica.append(
@@ -349,8 +349,8 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
                     [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_ENTRY],
                     [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_SCHEMA],
                     None if confirm is None else (int(confirm[0]), int(confirm[1])),
-                    number(words, "gate_lsn"),
-                    None if words.get("system_id") is None else number(words, "system_id"),
+                    number(metadata, "gate_lsn"),
+                    None if metadata.get("system_id") is None else number(metadata, "system_id"),
                 )
                 writer.write(protocol.encode(**_record(ack)))
 

@@ -1,8 +1,8 @@
-"""Barriers that wait in the metadata repository.
+"""The barriers that wait in the metadata repository.
 
-Each occupies a thread of the server, and makes the repository tick faster. So neither lasts longer than a client waits
-for it: a client that has gone is noticed within `LOOK_SECONDS`, there are at most `MOST_BARRIERS`, and one that waits
-longer than `HASTE_SECONDS` leaves the tick as it is.
+Each occupies a thread of the server and makes the repository tick faster. Both are limited: a disconnected
+client is detected within `POLL_SECONDS`, there are at most `MOST_BARRIERS`, and a barrier that waits
+longer than `URGENT_SECONDS` no longer shortens the tick.
 """
 
 import threading
@@ -13,17 +13,17 @@ from typing import Final
 
 from walsender_bridge.errors import UnavailableError
 
-#: Barriers at once: far more than there are consumers, far fewer than a process can have threads.
+#: Concurrent barriers: far more than there are consumers, far fewer than a process can have threads.
 MOST_BARRIERS: Final = 256
-#: Seconds between two looks whether the client is still there.
-LOOK_SECONDS: Final = 1.0
-#: Seconds for which a barrier makes the tick short.
-HASTE_SECONDS: Final = 10.0
+#: Seconds between two checks that the client is still connected.
+POLL_SECONDS: Final = 1.0
+#: Seconds for which a barrier shortens the tick.
+URGENT_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class Barrier:
-    """`positions`: end LSNs by stream; `since`: when it came, in seconds."""
+    """`positions`: end LSNs by stream; `since`: when it arrived, in seconds."""
 
     positions: dict[str, int]
     since: float
@@ -32,14 +32,14 @@ class Barrier:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:
-        """Wake the one that waits."""
+        """Wake the waiting thread."""
         self._over.set()
 
     def wait(self, seconds: float, gone: Callable[[], bool]) -> None:
-        """Until `end`, for at most so many seconds, or until its client is gone."""
+        """Wait for `end`, at most this many seconds or until the client has disconnected."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not gone():
-            if self._over.wait(min(left, LOOK_SECONDS)):
+            if self._over.wait(min(left, POLL_SECONDS)):
                 return
 
 
@@ -51,36 +51,36 @@ class Barriers:
         self._clock = clock
 
     def add(self, positions: dict[str, int]) -> Barrier:
-        """One more. Raises `UnavailableError` when there are too many."""
+        """Add a barrier. Raises `UnavailableError` if there are too many."""
         if len(self.waiting) >= MOST_BARRIERS:
             raise UnavailableError(
-                f"{len(self.waiting)} barriers wait already",
-                repair="try again when some have been reached, or end the clients that wait for them",
+                f"too many barriers: {len(self.waiting)} are waiting",
+                repair="try again later, or stop some of the clients that wait",
             )
         barrier = Barrier(positions, self._clock())
         self.waiting.append(barrier)
         return barrier
 
     def remove(self, barrier: Barrier) -> None:
-        """Nobody waits for it any more."""
+        """Remove a barrier that is no longer waited for."""
         self.waiting.remove(barrier)
 
     def unforced(self) -> list[Barrier]:
-        """Those whose positions are not committed yet."""
+        """The barriers whose positions are not committed yet."""
         return [barrier for barrier in self.waiting if not barrier.version]
 
-    def hurry(self) -> bool:
-        """Whether the next tick is to come soon."""
+    def is_urgent(self) -> bool:
+        """Whether the next tick is due early."""
         now = self._clock()
-        return any(now - barrier.since < HASTE_SECONDS for barrier in self.unforced())
+        return any(now - barrier.since < URGENT_SECONDS for barrier in self.unforced())
 
     def published(self, version: int) -> None:
-        """This version can be read: end the barriers that it reaches."""
+        """End the barriers that are reached by this version, which can now be read."""
         for barrier in self.waiting:
             if 0 < barrier.version <= version:
                 barrier.end()
 
     def stop(self) -> None:
-        """End all of them."""
+        """End all barriers."""
         for barrier in self.waiting:
             barrier.end()

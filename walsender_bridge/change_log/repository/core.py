@@ -1,20 +1,20 @@
-"""The metadata repository without clock, disk or network: records in, commits out.
+"""The core of the metadata repository, without clock, disk or network: records in, commits out.
 
-The state is a function of the log of records (I11): each record carries everything that its decision
-needs, the time included, and folding the same records again gives the same state. What a step would not
-change is not recorded.
+The state is a function of the log of records (I11): each record contains everything that its decision
+needs, including the time, and applying the same records again yields the same state. A record that would not
+change the state is not kept.
 
 A version cuts every stream at once. It is issued when something can be committed or a barrier is ready,
 and gives each stream, in the order of names, the next global offsets for what *all* replicas of its set
-hold (I6), so global ranges follow each other without gaps (I4). A stream with nothing new gets an empty
-commit, which is kept only as the stream's latest context: an idle stream costs nothing (the seed).
+hold (I6), so global ranges follow each other without gaps (I4). A stream without new entries gets an empty
+commit, which is kept only as the stream's latest context: an idle stream costs nothing (Varlog).
 
-A report counts if the repository can place it: its version is one that was issued, and its entries
-start where that version ended the stream. Anything else is stale, doubled or of another history, and is
-ignored. A replica that is behind is offered the commits it missed; it takes part again when it has them.
+A report is accepted if its version is one that was issued, and its entries
+start where that version ended the stream. Any other report is stale, duplicated or of another history, and is
+ignored. A replica that is behind is sent the commits it missed; it takes part again once it has them.
 
-`published` is the newest version of which every replica has every commit durably: what readers may see.
-History is kept for the laggards and for every live consumer (I10).
+`published` is the newest version of which every replica has every commit durably, up to which readers may read.
+History is kept for lagging replicas and for every live consumer (I10).
 """
 
 from bisect import bisect_right
@@ -29,14 +29,14 @@ from walsender_bridge.change_log.protocol import START, CommitContext, Position,
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The log begins."""
+    """The log is created."""
 
     log_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCreated:
-    """A stream, and the log servers of its replicas."""
+    """A stream is created, with the log servers of its replicas."""
 
     stream: str
     replicas: tuple[str, ...]
@@ -44,7 +44,7 @@ class StreamCreated:
 
 @dataclass(frozen=True, slots=True)
 class TermGiven:
-    """A writer got this term."""
+    """A term is issued to a writer."""
 
     stream: str
     term: int
@@ -52,7 +52,7 @@ class TermGiven:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSeen:
-    """A consumer has published `version` (None: nothing yet), and is alive until `until`.
+    """A consumer has published `version` (None: none yet), and its lease lasts until `until`.
 
     Times here are those of the log's `SteadyClock`, in seconds since the Unix epoch.
     """
@@ -64,21 +64,21 @@ class ConsumerSeen:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDropped:
-    """A consumer's lease ended."""
+    """A consumer's lease has ended."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRaised:
-    """Versions up to this one are not issued any more: a reader has seen them in another history of this log."""
+    """Versions up to this one are skipped: a reader has seen them in another history of this log."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogServerSeen:
-    """A log server answered at this address."""
+    """A log server has answered at this address."""
 
     log_server: str
     address: str
@@ -86,9 +86,9 @@ class LogServerSeen:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryTick:
-    """What the replicas report at a moment, and the barriers that wait: stream -> end LSN each.
+    """The replicas' reports at one moment, and the waiting barriers: stream -> end LSN each.
 
-    Without `issue` the reports only tell what the replicas have taken.
+    Without `issue` the reports only update the versions that the replicas have applied.
     """
 
     now: float
@@ -114,7 +114,7 @@ Record = (
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """A commit that is not empty, and where it leaves its stream."""
+    """A non-empty commit, and the position of its stream after it."""
 
     context: CommitContext
     position: Position
@@ -122,7 +122,7 @@ class StreamCommit:
 
 @dataclass(slots=True)
 class StreamState:
-    """One stream. `history` starts with the newest commit that nobody needs any more."""
+    """One stream. `history` starts with the newest commit that is no longer needed."""
 
     replicas: tuple[str, ...]
     term: int = 0
@@ -131,7 +131,7 @@ class StreamState:
     )
     #: The context of the newest version, empty or not.
     latest: CommitContext = field(default_factory=lambda: CommitContext(0, 1, 1, 0))
-    #: The highest version that each replica has durably, as far as it was recorded.
+    #: The highest version that each replica has durably, as far as recorded.
     applied: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -140,12 +140,12 @@ class StreamState:
         return self.history[-1]
 
     def at(self, version: int) -> StreamCommit | None:
-        """The commit that stands at that version; None: that is history nobody kept."""
+        """The commit in effect at that version; None if that history has been dropped."""
         place = bisect_right(self.history, version, key=lambda c: c.context.version)
         return self.history[place - 1] if place else None
 
     def missed(self, version: int) -> list[CommitContext]:
-        """What a replica at that version has to be sent, in order."""
+        """The commits to send to a replica at that version, in order."""
         place = bisect_right(self.history, version, key=lambda c: c.context.version)
         contexts = [commit.context for commit in self.history[place:]]
         if self.latest.version > max(version, self.last.context.version):
@@ -162,11 +162,11 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportVerdict:
-    """Whether a report counts; `reason` if it does not.
+class ReportEvaluation:
+    """Whether a report is accepted; `reason` if it is not.
 
-    `ahead`: it is of a replica of this log that knows a version that was never issued, so records were lost here:
-    perhaps also the one that made its stream.
+    `ahead`: a replica of this log knows a version that was never issued, so records have been lost here,
+    possibly including the one that created its stream.
     """
 
     report: ReplicaReport
@@ -186,13 +186,13 @@ class Repository:
         self.log_servers: dict[str, str] = {}
         self.streams: dict[str, StreamState] = {}
         self.consumers: dict[str, Consumer] = {}
-        #: The newest time that was recorded; 0: none was.
+        #: The latest time recorded; 0 if none.
         self.clock = 0.0
 
-    # -- the fold -----------------------------------------------------------------------------------
+    # -- applying records ---------------------------------------------------------------------------
 
     def apply(self, record: Record) -> bool:
-        """Fold one record. False: it changed nothing, so it need not be kept."""
+        """Apply a record. Returns False if it changed nothing, and so need not be kept."""
         match record:
             case Created(log_id):
                 self.log_id = log_id
@@ -218,7 +218,7 @@ class Repository:
         return True
 
     def _tick(self, tick: RepositoryTick) -> bool:
-        reports = [v.report for v in self.judge(tick.reports) if not v.reason]
+        reports = [v.report for v in self.evaluate(tick.reports) if not v.reason]
         ready = self._committable(reports) if tick.issue else {}
         forced = tick.issue and self._forced(tick.barriers, ready)
         if ready or forced:
@@ -236,7 +236,7 @@ class Repository:
         return True
 
     def _raise(self, version: int) -> bool:
-        """An empty version, which every replica is told with its next commit."""
+        """Issue an empty version, which every replica receives with its next commit."""
         if version <= self.version:
             return False
         self.version = version
@@ -246,29 +246,29 @@ class Repository:
         self.published = self._published({})
         return True
 
-    def judge(self, reports: Iterable[ReplicaReport]) -> list[ReportVerdict]:
-        """Which reports count, and why the others do not. Changes nothing."""
-        return [ReportVerdict(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
+    def evaluate(self, reports: Iterable[ReplicaReport]) -> list[ReportEvaluation]:
+        """Evaluate which reports are accepted, and why the others are not. Does not change the state."""
+        return [ReportEvaluation(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
 
     def _is_ahead(self, report: ReplicaReport) -> bool:
-        # Also of a stream, or a replica of one, that this repository does not know any more.
+        # Includes streams and replicas that this repository no longer knows.
         return report.log_id == self.log_id and report.version > self.version
 
     def _fault(self, report: ReplicaReport) -> str:
         stream = self.streams.get(report.stream)
         if stream is None or report.log_id != self.log_id:
-            return f"stream {report.stream} of log {report.log_id} is not of this log"
+            return f"stream {report.stream} of log {report.log_id} does not belong to this log"
         if report.replica not in stream.replicas:
             return f"log server {report.replica} has no replica of stream {report.stream}"
         if report.position.end_offset != report.local_offset + report.length:
-            return "its position is not where its entries end"
+            return "the position is not the end of the entries"
         if report.version > self.version:
             return f"version {report.version} was never issued; the newest is {self.version}"
         if report.version < stream.applied.get(report.replica, 0):
-            return f"version {report.version} is older than what this replica had"
+            return f"version {report.version} is older than that of the replica's last report"
         at = stream.at(report.version)
         if at is None:
-            return f"version {report.version} is older than what is kept"
+            return f"version {report.version} is older than the history"
         if report.local_offset != at.context.end:
             return (
                 f"at version {report.version} the stream ends at {at.context.end}, the replica at "
@@ -277,17 +277,17 @@ class Repository:
         return ""
 
     def _committable(self, reports: Sequence[ReplicaReport]) -> dict[str, ReplicaReport]:
-        """For each stream with something new: the report of the replica that holds the least of it."""
+        """For each stream with new entries, the report of the replica that has the fewest of them."""
         ready = {}
         for name in sorted(self.streams):
             stream = self.streams[name]
             last = stream.last.context
-            # The last report of a replica is its word.
+            # The last report of a replica replaces earlier ones.
             current = {r.replica: r for r in reports if r.stream == name}
-            told = [r for r in current.values() if r.version >= last.version]
-            if len(told) < len(stream.replicas):
+            fresh = [r for r in current.values() if r.version >= last.version]
+            if len(fresh) < len(stream.replicas):
                 continue
-            least = min(told, key=lambda r: r.local_offset + r.length)
+            least = min(fresh, key=lambda r: r.local_offset + r.length)
             if least.local_offset + least.length > last.end:
                 ready[name] = least
         return ready
@@ -295,7 +295,7 @@ class Repository:
     def _forced(
         self, barriers: Sequence[Mapping[str, int]], ready: Mapping[str, ReplicaReport]
     ) -> bool:
-        """Some barrier's positions are all committed, this step's commits included."""
+        """Whether all positions of some barrier are committed, including this step's commits."""
 
         def reached(name: str, lsn: int) -> bool:
             if name not in self.streams:
@@ -318,7 +318,7 @@ class Repository:
                 stream.history.append(StreamCommit(stream.latest, report.position))
 
     def _progress(self, applied: Mapping[tuple[str, str], int]) -> bool:
-        """Some replica has taken a commit that is not empty."""
+        """Whether some replica has applied a non-empty commit."""
         return any(
             self.streams[stream].at(version) is not self.streams[stream].at(known)
             for (stream, replica), version in applied.items()
@@ -326,7 +326,7 @@ class Repository:
         )
 
     def _published(self, applied: Mapping[tuple[str, str], int]) -> int:
-        """The newest version of which every replica has every commit; it never goes back."""
+        """The newest version of which every replica has every commit; it never decreases."""
         limits = [self.version]
         for name, stream in self.streams.items():
             for replica in stream.replicas:
@@ -344,17 +344,17 @@ class Repository:
             applied = [stream.applied.get(replica, 0) for replica in stream.replicas]
             floor = min([self.published, *applied, *wanted])
             place = bisect_right(stream.history, floor, key=lambda c: c.context.version)
-            # The newest commit at or below the floor is what the floor's version means.
+            # The newest commit at or below the floor is the one in effect at the floor's version.
             del stream.history[: max(place - 1, 0)]
 
-    # -- questions ----------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------
 
     def satisfied(self, barrier: Mapping[str, int]) -> bool:
-        """All of the barrier's positions are committed."""
+        """Whether all positions of the barrier are committed."""
         return self._forced([barrier], {})
 
     def cut(self, stream: str, version: int) -> StreamCommit | None:
-        """Where a version cuts a stream; None if that history is gone."""
+        """Where a version cuts a stream; None if that history has been dropped."""
         return self.streams[stream].at(version)
 
     def trim_limit(self, stream: str, now: float) -> int:
@@ -367,10 +367,10 @@ class Repository:
                 limits.append(at.context.end if at else 1)
         return min(limits)
 
-    # -- a checkpoint -------------------------------------------------------------------------------
+    # -- checkpoints --------------------------------------------------------------------------------
 
     def to_record(self) -> dict[str, Any]:
-        """The whole state as JSON."""
+        """The complete state as JSON."""
         return {
             "log_id": self.log_id,
             "version": self.version,
@@ -394,7 +394,7 @@ class Repository:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Repository":
-        """The state of such a record."""
+        """Restore the state from `to_record`."""
         state = cls()
         for name in ("log_id", "version", "forced_version", "published", "next_global"):
             setattr(state, name, record[name])
@@ -407,7 +407,7 @@ class Repository:
                 CommitContext(*stream["latest"]),
                 dict(stream["applied"]),
             )
-        # Checkpoints of earlier versions have none.
+        # Missing in checkpoints of earlier versions.
         state.clock = float(record.get("clock", 0.0))
         state.log_servers = dict(record["log_servers"])
         state.consumers = {n: Consumer(*c) for n, c in record["consumers"].items()}
@@ -422,7 +422,7 @@ _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """A record as it is kept."""
+    """Convert a record for storage."""
     if isinstance(record, RepositoryTick):
         reports = [report_to_json(report) for report in record.reports]
         return {
@@ -437,7 +437,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 
 
 def record_from_json(values: Mapping[str, Any]) -> Record:
-    """The record of such a form."""
+    """Restore a record from `record_to_json`."""
     fields = {k: v for k, v in values.items() if k != "kind"}
     if values["kind"] == "RepositoryTick":
         reports = tuple(load(ReplicaReport, report) for report in fields["reports"])
@@ -449,7 +449,7 @@ def record_from_json(values: Mapping[str, Any]) -> Record:
 
 
 def report_to_json(report: ReplicaReport) -> dict[str, Any]:
-    """A report as it travels and is kept."""
+    """Convert a report for the wire and for storage."""
     values = {name: getattr(report, name) for name in type(report).__slots__}
     position = {name: getattr(report.position, name) for name in Position.__slots__}
     return {**values, "position": position}

@@ -1,7 +1,7 @@
-"""What must hold of the metadata repository after each record. Pure.
+"""The invariants of the metadata repository. Pure.
 
-Its store checks it after each record that changed something, and before that is written. The rules are Varlog's, as
-core.py cites them.
+Its store checks them after each record that changed the state, before the record is written. The rules are Varlog's, as
+cited in core.py.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from walsender_bridge.runtime.invariants import Invariant
 
 
 class Checked(NamedTuple):
-    """What there was before a record. `streams`: of each, the writer's term and the last commit that is not empty."""
+    """The state before a record. `streams`: the writer's term and the last non-empty commit of each."""
 
     log_id: str
     version: int
@@ -29,7 +29,7 @@ class _Step(NamedTuple):
 
 
 def checked(core: Repository) -> Checked:
-    """The core before a record, for the check after it."""
+    """Capture the core's state before a record, for the check after it."""
     streams = {name: (stream.term, stream.last) for name, stream in core.streams.items()}
     numbers = core.version, core.published, core.next_global
     return Checked(core.log_id, *numbers, core.clock, streams)
@@ -81,7 +81,7 @@ def _commits_end_transactions(step: _Step) -> bool:
 
 
 def _global_ranges_leave_no_gap(step: _Step) -> bool:
-    """In the order of names the streams share what the version took."""
+    """The streams share the version's range in the order of their names."""
     core, at = step.core, step.before.next_global
     if core.version > step.before.version:
         for name in sorted(step.before.streams):

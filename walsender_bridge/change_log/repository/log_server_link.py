@@ -1,8 +1,8 @@
-"""The repository's connections to the log servers: what they report, and what they are sent.
+"""The repository's connections to the log servers: collects reports and sends commits.
 
-A log server may be down, hang or come back empty-handed at any moment. Nothing is assumed of it: what it is
-sent follows from the report that it has just given, so a commit that got lost is simply sent again, and
-commits cannot overtake each other.
+A log server may be down, hang or return with an empty disk at any moment. Nothing is assumed about it: the commits to
+send follow from its latest report, so a lost commit is simply sent again, and
+commits cannot be reordered.
 """
 
 import time
@@ -16,14 +16,14 @@ from pyarrow import flight
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport, load, text
 from walsender_bridge.change_log.repository.core import StreamState
-from walsender_bridge.change_log.repository.stream_faults import twins
+from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
 from walsender_bridge.errors import TusklineError, from_wire
 
-#: Seconds for a log server's answer.
+#: Seconds to wait for a log server's answer.
 _ANSWER = 5.0
-#: Commits that one call carries to a replica that was away for long.
+#: Commits per call to a replica that is far behind.
 _MOST_COMMITS = 1000
-#: Seconds that a log server has to start, beside its bridge, before its silence is a warning.
+#: Seconds that a log server has to start together with its bridge before a missing answer is logged as a warning.
 _STARTING = 30.0
 
 _log = structlog.get_logger(__name__)
@@ -36,31 +36,31 @@ class LogServerLink:
         self.address = protocol.address_of(address)
         self.log_server_id = ""
         self.answers = True
-        #: Its reports have been taken once.
+        #: Whether its reports have been received at least once.
         self.heard = False
-        #: The report that is awaited.
+        #: The pending request for a report.
         self.asked: Future[list[ReplicaReport]] | None = None
-        #: Why the replica of a stream does not take the commits that it was sent last.
+        #: By stream: why its replica refused the commits sent last.
         self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the log server last failed to answer.
         self.sent: dict[str, int] = {}
         self._flight = flight.FlightClient(self.address, generic_options=protocol.CHANNEL_OPTIONS)
         self._began = time.monotonic()
-        #: Its silence has been reported.
+        #: Whether its missing answer has been logged.
         self._warned = False
 
     def call(self, action: str, **fields: Any) -> dict[str, Any]:
-        """One action. Raises what the log server raised, or `UnavailableError`."""
+        """Perform an action. Raises the log server's error, or `UnavailableError`."""
         return protocol.call(self._flight, self.address, action, _ANSWER, **fields)
 
     def report(self) -> list[ReplicaReport]:
-        """The reports of its replicas."""
+        """Request the reports of its replicas."""
         answer = self.call("report")
         self.log_server_id, self._warned = text(answer, "log_server"), False
         return [load(ReplicaReport, report) for report in answer["reports"]]
 
     def lost(self, error: TusklineError) -> None:
-        """It did not answer."""
+        """Note that the log server did not answer."""
         starts = not self.log_server_id and time.monotonic() - self._began < _STARTING
         if not self._warned and not starts:
             _log.warning(
@@ -75,12 +75,12 @@ class LogServerLink:
         self.refused.clear()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._flight.close()
 
 
 class LogServers:
-    """All log servers. Used by the thread that ticks; `answering` and `call` by others too."""
+    """All log servers. Used by the ticking thread; `answering` and `call` also by other threads."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._links = [LogServerLink(address) for address in addresses]
@@ -90,34 +90,34 @@ class LogServers:
         return iter(self._links)
 
     def answering(self) -> list[LogServerLink]:
-        """Those that answered last time."""
+        """The log servers that answered last time."""
         return [link for link in self._links if link.log_server_id and link.answers]
 
-    def told_apart(self) -> list[LogServerLink]:
-        """Those that answered last time, and are no `twins`."""
-        copies = twins(self._links)
+    def with_own_id(self) -> list[LogServerLink]:
+        """The log servers that answered last time and whose id is unique."""
+        copies = duplicate_ids(self._links)
         return [link for link in self.answering() if link not in copies]
 
     def ask(self, *, within: float) -> list[ReplicaReport]:
-        """The reports that arrive in time; a log server that is late is waited for, not asked again."""
+        """Return the reports that arrive in time; a request that is still pending is not sent again."""
         for link in self._links:
             if link.asked is None:
                 link.asked = self._pool.submit(link.report)
         wait([link.asked for link in self._links if link.asked], timeout=within)
-        told: list[tuple[LogServerLink, list[ReplicaReport]]] = []
+        arrived: list[tuple[LogServerLink, list[ReplicaReport]]] = []
         for link in self._links:
             if link.asked is None or not link.asked.done():
                 continue
             future, link.asked = link.asked, None
             try:
-                told.append((link, future.result()))
+                arrived.append((link, future.result()))
             except TusklineError as error:
                 link.lost(error)
             else:
                 link.answers = True
-        apart = self.told_apart()
+        apart = self.with_own_id()
         reports: list[ReplicaReport] = []
-        for link, its in told:
+        for link, its in arrived:
             if link in apart:
                 link.heard = True
                 reports += its
@@ -126,7 +126,7 @@ class LogServers:
     def due(
         self, reports: Sequence[ReplicaReport], streams: Mapping[str, StreamState]
     ) -> list[tuple[LogServerLink, dict[str, list[CommitContext]]]]:
-        """What each log server has missed, by its reports."""
+        """The commits that each log server has missed, according to its reports."""
         due = []
         for link in self._links:
             commits: dict[str, list[CommitContext]] = {}
@@ -135,9 +135,9 @@ class LogServers:
                     continue
                 missed = streams[report.stream].missed(report.version)
                 newest = missed[-1].version if missed else 0
-                # An empty commit is durable only later: until then the report does not show it.
-                told = link.sent.get(report.stream) == newest
-                if missed and not (told and all(not context.length for context in missed)):
+                # An empty commit becomes durable only later: until then the report does not show it.
+                sent = link.sent.get(report.stream) == newest
+                if missed and not (sent and all(not context.length for context in missed)):
                     commits[report.stream] = missed[:_MOST_COMMITS]
                     link.sent[report.stream] = newest
             if commits:
@@ -148,7 +148,7 @@ class LogServers:
     def send(
         link: LogServerLink, commits: Mapping[str, Sequence[CommitContext]], now: float
     ) -> list[ReplicaReport]:
-        """Send commits, with the time of the steady clock; what its replicas report then."""
+        """Send commits with the time of the steady clock; return the replicas' reports after them."""
         records = {
             stream: [{name: getattr(c, name) for name in CommitContext.__slots__} for c in missed]
             for stream, missed in commits.items()
@@ -169,7 +169,7 @@ class LogServers:
         return [load(ReplicaReport, report) for report in answer["reports"]]
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._pool.shutdown()
         for link in self._links:
             link.close()

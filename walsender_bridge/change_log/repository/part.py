@@ -1,10 +1,10 @@
-"""The log's repository within `bridge run`, which runs the proposer, too.
+"""The log's repository within `bridge run`, which also runs the proposer.
 
-Without a proposer, a repository that cannot start ends the bridge, whose supervisor starts it again. With one, COMMIT may
-wait for it: the proposer runs, the repository is started again every few seconds, and why it does not run is told in a
-file of the run folder, which `status` reads.
+Without a proposer, a repository that cannot start ends the bridge, whose supervisor restarts it. With one, COMMIT may
+be waiting for the proposer, so the bridge runs on, retries the repository every few seconds, and writes the reason to a
+file in the run folder, which `status` reads.
 
-Invariant: of two bridges in one folder one alone runs a proposer, as long as the run folder's lock (`pid_file`) or the
+Invariant: of two bridges in one folder only one runs a proposer, as long as the run folder's lock (`pid_file`) or the
 repository's file can be locked.
 """
 
@@ -25,7 +25,7 @@ _PAUSE: Final = 5.0
 
 
 class RepositoryPart:
-    """Start it, `keep` it while the supervisor runs, stop it."""
+    """Starts the repository, retries it while the supervisor runs (`keep`), and stops it."""
 
     def __init__(self, settings: "Config") -> None:
         self._settings = settings
@@ -33,19 +33,22 @@ class RepositoryPart:
         self._said = ""
 
     def start(self) -> None:
-        """Start it. Raises `TusklineError` when it cannot, unless the bridge has a proposer, and nobody else runs a bridge here."""
+        """Start the repository.
+
+        Raises `TusklineError` on failure, unless the bridge has a proposer and no other bridge runs here.
+        """
         try:
             self._start()
         except ConfigError:
-            # Another bridge has the folder or the port: a second proposer would displace that one's.
+            # Another bridge uses the folder or the port: a second proposer would displace its proposer.
             raise
         except TusklineError as error:
             if self._settings.quorum_source is None:
                 raise
-            self._tell(error)
+            self._report(error)
 
     async def keep(self, stop: "asyncio.Event") -> None:
-        """Start it again until it runs."""
+        """Retry until the repository runs."""
         import asyncio
 
         while self._server is None and not stop.is_set():
@@ -56,13 +59,13 @@ class RepositoryPart:
             try:
                 await asyncio.to_thread(self._start)
             except TusklineError as error:
-                self._tell(error)
+                self._report(error)
 
     def _start(self) -> None:
         self._server = self._started()
         _file(self._settings.run_dir).unlink(missing_ok=True)
 
-    def _tell(self, error: TusklineError) -> None:
+    def _report(self, error: TusklineError) -> None:
         if error.what != self._said:
             logs.say_error(error)
         self._said = error.what
@@ -71,7 +74,7 @@ class RepositoryPart:
         status_file.write(_file(self._settings.run_dir), {"error": error.to_wire()})
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the repository."""
         if self._server is not None:
             self._server.stop()
         _file(self._settings.run_dir).unlink(missing_ok=True)
@@ -97,15 +100,15 @@ class RepositoryPart:
                 raise
         except (OSError, sqlite3.Error) as error:
             raise UnavailableError(
-                f"the log's repository cannot start: {error}",
+                f"could not start the log's repository: {error}",
                 where=str(settings.log.data_dir),
-                repair="make room there, or see whether the disk works; it is tried again",
+                repair="make room there or check the disk; the start is retried",
             ) from None
         return server
 
 
 def trouble(run_dir: Path) -> TusklineError | None:
-    """Why the repository of a bridge that lives does not run; None: it does, or nothing is known."""
+    """Why the repository of a running bridge does not run; None if it does, or if nothing is known."""
     found = status_file.read(_file(run_dir))
     if not found.get("error") or not processes.alive(found["pid"]):
         return None

@@ -1,16 +1,17 @@
-"""The metadata repository as a service: asks the log servers, issues versions, sends commits, trims.
+"""The service of the metadata repository: polls the log servers, issues versions, sends commits, trims.
 
-One thread ticks: reports of all log servers, one step of the core, durable, then the commits, whose answers
-say what the replicas now have. A log server that does not answer is left out of a tick, and is sent what it
-missed when it is back: what is to be sent follows from its report alone. While a barrier is new, the
+One thread ticks: it collects the reports of all log servers, performs one durable step of the core, and sends the commits,
+whose answers contain new reports. A log server that does not answer is skipped in a tick, and is sent what it
+missed once it is back: the commits to send follow from its report alone. While a barrier is new, the
 tick is short (`barriers.py`).
 
 Actions: status create_stream writer_term barrier register_consumer drop_consumer raise_version. They change
-the state under one lock; a barrier waits without it.
+the state under one lock, which a waiting barrier does not hold.
 """
 
 import math
 import os
+import sqlite3
 import threading
 import time
 import uuid
@@ -59,7 +60,7 @@ from walsender_bridge.runtime.steady_clock import SteadyClock
 
 #: Seconds of a tick while a barrier waits.
 _HASTE = 0.01
-#: A lease of a week is a consumer that was forgotten.
+#: The longest lease, in seconds: a week.
 _LONGEST_LEASE = 7 * 86_400.0
 _LONGEST_BARRIER = 86_400.0
 
@@ -69,8 +70,8 @@ _log = structlog.get_logger(__name__)
 class RepositoryServer:
     """The repository in `data_dir`, listening on `listen` (`host:port`, port 0: any) once started.
 
-    `log_servers`: their addresses. `retention`: seconds that entries are kept for nobody in particular, from
-    when the log took them (not from their commit: a log that catches up must not forget at once).
+    `log_servers`: their addresses. `retention`: seconds that entries are kept without a lease, counted from
+    when the log received them (not from their COMMIT: a log that is catching up must not trim at once).
     `tick`: seconds between two steps. Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
     """
 
@@ -94,6 +95,8 @@ class RepositoryServer:
         self._noted = StreamFaults()
         self._faults: dict[str, TusklineError] = {}
         self._trim_at = 0.0
+        #: What the last step failed with; empty: it succeeded.
+        self._failure = ""
         self._store = RepositoryStore(data_dir / "repository.sqlite")
         if not self._state.log_id:
             self._store.append(Created(str(uuid.uuid4())))
@@ -105,14 +108,14 @@ class RepositoryServer:
 
     @property
     def _state(self) -> Repository:
-        # The store belongs to one thread at a time: while one appends, its state is not to be had.
+        # The store belongs to one thread at a time: its state is unavailable while another thread appends.
         with self._changed:
             return self._store.state
 
-    # -- its life -----------------------------------------------------------------------------------
+    # -- start and stop -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Meet the log servers that answer, then listen and tick. Raises `ConfigError`."""
+        """Contact the log servers, then listen and tick. Raises `ConfigError`."""
         self._step()
         try:
             listening.check(self._listen)
@@ -122,10 +125,10 @@ class RepositoryServer:
             raise listening.refused(self._listen, error) from None
         self.address = f"grpc://{self._listen.rsplit(':', 1)[0]}:{self._flight.port}"
         self._thread.start()
-        _log.info("repository listens", address=self.address, version=self._state.version)
+        _log.info("repository is listening", address=self.address, version=self._state.version)
 
     def stop(self) -> None:
-        """End the service; barriers that wait are told."""
+        """Stop the service; waiting barriers are ended with an error."""
         with self._changed:
             self._stopping = True
             self.barriers.stop()
@@ -143,35 +146,46 @@ class RepositoryServer:
             started = time.monotonic()
             try:
                 self._step()
+                self._failure = ""
             except Exception as error:
-                # Without this thread nothing is ever committed again: whatever it is, go on, from the disk.
-                _log.exception("the repository's step failed", error=str(error))
+                # Without this thread nothing is ever committed again: continue from the disk after any error.
+                self._log_failure(error)
                 self._reload()
                 self._failed(error)
                 if isinstance(error, InvariantError):
-                    return  # no later step is written either; what there is can still be asked for
+                    return  # no later step can be written either; the state can still be queried
             with self._changed:
-                pause = _HASTE if self.barriers.hurry() else self._tick
+                pause = _HASTE if self.barriers.is_urgent() else self._tick
                 left = started + pause - time.monotonic()
                 if left > 0 and not self._stopping:
-                    # A barrier that arrives cuts the pause short.
+                    # An arriving barrier ends the pause early.
                     self._changed.wait(left)
                 if self._stopping:
                     return
+
+    def _log_failure(self, error: Exception) -> None:
+        """One line for each cause, as steps fail several times a second; with a traceback if it may be a fault of ours."""
+        failure = f"{type(error).__name__}: {error}"
+        if failure == self._failure:
+            return
+        self._failure = failure
+        outside = isinstance(error, TusklineError | OSError | sqlite3.OperationalError)
+        report = _log.error if outside else _log.exception
+        report("repository step failed", error=str(error))
 
     def _reload(self) -> None:
         with self._changed:
             try:
                 self._store.reload()
             except Exception as error:
-                _log.exception("the repository cannot be read", error=str(error))
-                # A service that only seems to live would be worse: the supervisor starts another.
+                _log.exception("could not read the repository", error=str(error))
+                # Exit rather than keep a service that only appears to run: the supervisor restarts it.
                 os._exit(Cause.CORRUPT)
 
     def _failed(self, error: Exception) -> None:
-        """Nothing is committed until a step succeeds: that is every stream's fault."""
+        """Note a fault of every stream: nothing is committed until a step succeeds."""
         if not isinstance(error, TusklineError):
-            error = UnavailableError(f"the repository's step failed: {error}", where=self.address)
+            error = UnavailableError(f"repository step failed: {error}", where=self.address)
         with self._changed:
             self._faults = dict.fromkeys(self._state.streams, error)
 
@@ -198,7 +212,7 @@ class RepositoryServer:
             if taken:
                 self._record(RepositoryTick(self._clock.now(), tuple(taken), issue=False))
                 self._note(taken)
-            self._faults = self._noted.look(self._state.streams, self._log_servers)
+            self._faults = self._noted.faults(self._state.streams, self._log_servers)
             self.barriers.published(self._state.published)
         self._trim()
 
@@ -206,18 +220,18 @@ class RepositoryServer:
         self._store.append(record)
 
     def _met(self) -> None:
-        for log_server in self._log_servers.told_apart():
+        for log_server in self._log_servers.with_own_id():
             if self._state.log_servers.get(log_server.log_server_id) != log_server.address:
                 self._record(LogServerSeen(log_server.log_server_id, log_server.address))
 
     def _note(self, reports: Sequence[ReplicaReport]) -> list[ReplicaReport]:
-        """Remember the reports that count."""
-        counted = self._noted.note(self._state.judge(reports))
+        """Record the reports that are accepted."""
+        counted = self._noted.note(self._state.evaluate(reports))
         self._reports.update((report.stream, report) for report in counted)
         return counted
 
     def _trim(self) -> None:
-        """Now and then: what is older than the retention and not needed by a consumer goes."""
+        """Periodically trim entries that are older than the retention and not needed by a consumer."""
         if time.monotonic() < self._trim_at:
             return
         self._trim_at = time.monotonic() + min(5.0, max(0.2, self._retention / 4))
@@ -242,9 +256,9 @@ class RepositoryServer:
         stream = self._state.streams.get(name)
         if stream is None:
             raise UnknownStreamError(
-                f"no stream {name!r:.60} in this log",
+                f"stream {name!r:.60} does not exist in this log",
                 where=self.address,
-                repair=f"known: {', '.join(sorted(self._state.streams)) or 'none'}",
+                repair=f"existing streams: {', '.join(sorted(self._state.streams)) or 'none'}",
             )
         return stream
 
@@ -279,7 +293,7 @@ class RepositoryServer:
             }
 
     def create_stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a stream on the log server that has the fewest, unless it is there."""
+        """Create a stream on the log server that has the fewest, unless it exists."""
         name = check_stream(text(request, "stream"))
         with self._changed:
             if name not in self._state.streams:
@@ -289,13 +303,13 @@ class RepositoryServer:
                     raise UnavailableError(
                         "no log server answers",
                         where=", ".join(k.address for k in self._log_servers),
-                        repair="see that `tuskline log-server run` runs",
+                        repair="check that `tuskline log-server run` is running",
                     )
                 log_server = min(known, key=lambda k: self._streams_on(k.log_server_id))
                 self._record(StreamCreated(name, (log_server.log_server_id,)))
             stream = self._stream(name)
             log_id = self._state.log_id
-        # A stream that has commits is on its log servers, or was lost there: it is not made anew.
+        # A stream with commits exists on its log servers, or has been lost there: it is not created again.
         if not stream.last.context.version:
             for log_server in self._log_servers:
                 if log_server.log_server_id in stream.replicas:
@@ -307,7 +321,7 @@ class RepositoryServer:
         return sum(log_server_id in stream.replicas for stream in self._state.streams.values())
 
     def writer_term(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A term above every one that was given or that a replica knows."""
+        """Issue a term above every one issued before or known to a replica."""
         name = text(request, "stream")
         with self._changed:
             term = self._stream(name).term
@@ -319,18 +333,18 @@ class RepositoryServer:
     def barrier(
         self, request: Mapping[str, Any], gone: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """See `LogClient.barrier`. `gone`: whether the client does not wait any more."""
+        """See `LogClient.barrier`. `gone`: whether the client has disconnected."""
         positions, timeout = request.get("positions"), request.get("timeout")
         if not isinstance(positions, dict) or not isinstance(timeout, int | float):
-            raise MalformedMessageError("a barrier has positions and a timeout")
+            raise MalformedMessageError("a barrier must have positions and a timeout")
         if math.isnan(timeout):
-            raise MalformedMessageError("a timeout is a number of seconds")
+            raise MalformedMessageError("timeout is not a number of seconds")
         wanted = {name: number(positions, name) for name in positions}
         with self._changed:
             for name in wanted:
                 self._stream(name)
             if self._stopping:
-                raise UnavailableError("the repository stops", where=self.address)
+                raise UnavailableError("repository is shutting down", where=self.address)
             barrier = self.barriers.add(wanted)
             # It cuts the pause between two ticks short.
             self._changed.notify_all()
@@ -346,7 +360,7 @@ class RepositoryServer:
 
     def _unmet(self, barrier: Barrier) -> TusklineError:
         if self._stopping:
-            return UnavailableError("the repository stops", where=self.address)
+            return UnavailableError("repository is shutting down", where=self.address)
         missing = [
             name
             for name, lsn in barrier.positions.items()
@@ -364,7 +378,7 @@ class RepositoryServer:
         return DeadlineError(
             f"the barrier was not reached in time: {waits}",
             where=self.address,
-            repair="see that capture and the log server run (`tuskline log status`), or wait longer",
+            repair="check that capture and the log server run (`tuskline log status`), or increase the timeout",
         )
 
     def register_consumer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -372,7 +386,7 @@ class RepositoryServer:
         name, lease = text(request, "name"), request.get("lease_seconds")
         version = None if request.get("version") is None else number(request, "version")
         if not name or len(name) > 200 or not isinstance(lease, int | float):
-            raise MalformedMessageError("a consumer has a name and a lease in seconds")
+            raise MalformedMessageError("a consumer must have a name and a lease in seconds")
         if not 0 < lease <= _LONGEST_LEASE:
             raise UsageError(f"a lease of {lease} s is not between 0 and {_LONGEST_LEASE:.0f}")
         with self._changed:
@@ -380,7 +394,7 @@ class RepositoryServer:
                 raise UsageError(
                     f"version {version} was never issued; the newest is {self._state.version}",
                     where=self.address,
-                    repair="is this the log that the lake was made from?",
+                    repair="check that this is the log that the lake was created from",
                 )
             self._record(ConsumerSeen(name, version, self._clock.now() + lease))
         return {}
@@ -399,19 +413,19 @@ class RepositoryServer:
             if refusal is not None:
                 raise refusal
             if self._store.append(VersionRaised(version)):
-                _log.warning("versions were skipped, as a reader has seen them", version=version)
+                _log.warning("skipped versions that a reader has seen", version=version)
         return {}
 
 
 def _jumped(seconds: float) -> None:
     _log.warning(
-        "the system clock was set; leases and retention follow the steady clock",
+        "system clock was set; leases and retention follow the steady clock",
         seconds=round(seconds),
     )
 
 
 class _RepositoryService(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
-    """The Flight side: no meaning, only forms."""
+    """The Flight service: translates between Flight's calls and the handlers."""
 
     def __init__(self, server: RepositoryServer, listen: str) -> None:
         self._server = server

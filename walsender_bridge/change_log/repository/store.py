@@ -1,14 +1,14 @@
 """The metadata repository on disk: a log of records and a checkpoint, in SQLite.
 
-Each record is durable when `append` returns. A restart reads the checkpoint and folds the records
-behind it, so the state is what it was. A checkpoint follows every thousand records and takes the
-records before it along, in one transaction. The commits, the larger part of the state, are rows of
+Each record is durable when `append` returns. A restart reads the checkpoint and applies the records
+behind it, which restores the state. A checkpoint is written after every thousand records and deletes the
+records before it, in one transaction. The commits, the larger part of the state, are rows of
 their own (version -> stream, local range, global range): a checkpoint adds and removes only those that
 changed.
 
-If an invariant of the state does not hold after a record, neither this one nor any later one is written.
+If a record violates an invariant of the state, neither this record nor any later one is written.
 
-Each row has a checksum of its values, since a digit that changed still makes a record. Rows of format 1 have none.
+Each row has a checksum of its values, since a record with a changed digit is still well-formed. Rows of format 1 have none.
 """
 
 import json
@@ -51,7 +51,7 @@ class RepositoryStore:
     def __init__(self, path: Path, *, checkpoint_every: int = CHECKPOINT_EVERY) -> None:
         self._path = path
         self._checkpoint_every = checkpoint_every
-        #: Why nothing is written any more.
+        #: The error because of which nothing is written any more.
         self._stopped: InvariantError | None = None
         try:
             # SQLite's other files get the modes of this one.
@@ -65,13 +65,13 @@ class RepositoryStore:
             if "locked" not in str(error):
                 raise
             raise ConfigError(
-                "another repository uses it",
+                "file is in use by another repository",
                 where=str(path),
-                repair="stop the other bridge, or give each its own [log] data_dir",
+                repair="stop the other bridge, or give each one its own [log] data_dir",
             ) from None
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
             raise CorruptError(
-                f"the repository cannot be read: {error}",
+                f"could not read the repository: {error}",
                 where=str(path),
                 repair=REPAIR,
             ) from error
@@ -89,7 +89,7 @@ class RepositoryStore:
         elif version != FORMAT:
             self._db.close()
             raise NotSupportedError(
-                f"format {version} of the repository is not known (this is {FORMAT})",
+                f"unknown format {version} of the repository (this version supports {FORMAT})",
                 where=str(self._path),
                 repair="use the version of Tuskline that wrote it, or a newer one",
             )
@@ -124,22 +124,22 @@ class RepositoryStore:
 
     @property
     def state(self) -> Repository:
-        """The fold of the records that are kept; loaded when it is not known."""
+        """The state after all stored records; loaded from disk if necessary."""
         if self._state is None:
             self._state = self._load()
         return self._state
 
     def append(self, record: Record) -> bool:
-        """Fold a record into `state`, and keep it durably if it changed anything.
+        """Apply a record to `state`, and store it durably if it changed anything.
 
-        Raises `UnavailableError` if it cannot be kept, `InvariantError` now and for each later record; `state` is then
-        what the disk says.
+        Raises `UnavailableError` if it cannot be stored, `InvariantError` now and for each later record; `state` is then
+        that on disk.
         """
         if self._stopped is not None:
             raise self._stopped.with_traceback(None)
         state = self.state
         before = checked(state)
-        # Ahead of the disk until the record is on it: if that fails, it is loaded when it is asked for next.
+        # The state is ahead of the disk until the record is stored: if that fails, it is reloaded at its next use.
         self._state = None
         changed = state.apply(record)
         if changed:
@@ -147,11 +147,11 @@ class RepositoryStore:
             self._keep(record)
         self._state = state
         if changed and self._number - self._checkpointed >= self._checkpoint_every:
-            # The record is durable already; a checkpoint that fails is tried again with the next one.
+            # The record is already durable; a failed checkpoint is retried with the next record.
             try:
                 self.checkpoint()
             except sqlite3.DatabaseError as error:
-                _log.warning("no checkpoint", error=str(error), where=str(self._path))
+                _log.warning("checkpoint failed", error=str(error), where=str(self._path))
         return changed
 
     def _check(self, state: Repository, before: Checked) -> None:
@@ -170,18 +170,18 @@ class RepositoryStore:
             )
         except sqlite3.DatabaseError as error:
             raise UnavailableError(
-                f"the repository cannot be written: {error}",
+                f"could not write the repository: {error}",
                 where=str(self._path),
-                repair="see whether its disk is full",
+                repair="check for a full disk",
             ) from error
         self._number += 1
 
     def reload(self) -> None:
-        """Take `state` from the disk again, now."""
+        """Reload `state` from disk now."""
         self._state = self._load()
 
     def checkpoint(self) -> None:
-        """Write the state, and let the records before it go."""
+        """Write the state, and delete the records before it."""
         record = self.state.to_record()
         histories = {name: stream.pop("history") for name, stream in record["streams"].items()}
         with self._db:

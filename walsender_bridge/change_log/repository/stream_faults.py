@@ -1,12 +1,12 @@
-"""Why streams stand still: what the repository tells `status` of replicas that it cannot commit to.
+"""The faults that block streams: why the repository cannot commit to a replica, for `status`.
 
-A report that cannot be placed changes nothing, so without this a stream whose replica gives such reports would
-stop without a word. A fault lasts until the replica's next report is in order.
+A report that is not accepted changes nothing, so without this module a stream whose replica sends such reports would
+stop silently. A fault lasts until the replica's next valid report.
 
-A replica that knows a version that was never issued shows that the repository lost records: it was put back from an
-older copy, or its disk was. A version that is issued then would have a second meaning for those who read the
-first. So none is issued, for no stream, while such a replica is known (`diverged`), and none before it could be known: when a
-repository starts, every log server that has replicas answers first (`unheard`).
+A replica that knows a version that was never issued proves that the repository has lost records: it was restored from an
+older copy, or its disk was. Issuing that version again would give it a second meaning for consumers that have read the
+first. So no version is issued, for any stream, while such a replica is known (`diverged`), nor before one could be known:
+when a repository starts, every log server that has replicas has to report first (`unheard`).
 """
 
 import time
@@ -17,14 +17,14 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from walsender_bridge.change_log.protocol import ReplicaReport
-from walsender_bridge.change_log.repository.core import ReportVerdict, StreamState
+from walsender_bridge.change_log.repository.core import ReportEvaluation, StreamState
 from walsender_bridge.errors import ConfigError, DivergedError, TusklineError, UnavailableError
 
-#: Seconds for which a log server may be away before that is a fault: longer than its restart takes.
+#: Seconds without an answer after which a log server is a fault: longer than its restart takes.
 AWAY_SECONDS: Final = 15.0
-#: What is left when the records of a log do not fit together.
+#: The repair when the parts of a log are inconsistent.
 REPAIR: Final = (
-    "stop Tuskline and put back [log] data_dir and every [[log_server]] data_dir from one moment, or begin a new log:"
+    "stop Tuskline and restore [log] data_dir and every [[log_server]] data_dir from one moment, or start a new log:"
     " docs/log-lost.md"
 )
 
@@ -32,9 +32,9 @@ _log = structlog.get_logger(__name__)
 
 
 class LogServer(Protocol):
-    """What is known of a log server. `log_server_id` is empty before its first answer; `refused`: by stream.
+    """The repository's view of a log server. `log_server_id` is empty before its first answer; `refused`: by stream.
 
-    `heard`: the repository has had its reports since it started.
+    `heard`: the repository has received its reports since it started.
     """
 
     log_server_id: str
@@ -52,54 +52,56 @@ class StreamFaults:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: The last verdict on each replica, by log server and stream.
-        self._verdicts: dict[tuple[str, str], ReportVerdict] = {}
-        #: Since when a log server that has replicas is away.
+        #: The last evaluation of each replica's report, by log server and stream.
+        self._evaluations: dict[tuple[str, str], ReportEvaluation] = {}
+        #: Since when a log server that has replicas does not answer.
         self._away: dict[str, float] = {}
         self._began = clock()
 
     @property
     def diverged(self) -> bool:
-        """Some replica knows a version that was never issued."""
+        """Whether some replica knows a version that was never issued."""
         return self._ahead() is not None
 
-    def _ahead(self) -> ReportVerdict | None:
-        return next((verdict for verdict in self._verdicts.values() if verdict.ahead), None)
+    def _ahead(self) -> ReportEvaluation | None:
+        return next(
+            (evaluation for evaluation in self._evaluations.values() if evaluation.ahead), None
+        )
 
     def refusal(
         self, streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
     ) -> TusklineError | None:
-        """Why no version may be issued now, for no stream; None: it may."""
+        """Why no version may be issued for any stream; None if versions may be issued."""
         if ahead := self._ahead():
             stream = ahead.report.stream
-            waits = f"stream {stream} has diverged, and no version is issued until it is mended"
+            waits = f"stream {stream} has diverged, and no version is issued until it is repaired"
             return DivergedError(waits, where=f"stream {stream}", repair=REPAIR)
         known = list(log_servers)
-        if copies := twins(known):
-            return _twin_fault(copies, "the log's log servers")
+        if copies := duplicate_ids(known):
+            return _duplicate_id_fault(copies, "the log's log servers")
         if silent := unheard(streams, known):
             return UnavailableError(
-                "the log server has not answered since the repository started, and no version is issued before it has",
+                "log server has not answered since the repository started, and no version is issued before it does",
                 where=", ".join(log_server.address for log_server in silent),
-                repair="see that `tuskline log-server run` runs there, and what it says",
+                repair="check that `tuskline log-server run` is running there, and its log",
             )
         return None
 
-    def note(self, verdicts: Sequence[ReportVerdict]) -> list[ReplicaReport]:
-        """The reports that count; why another does not is logged once."""
-        for verdict in verdicts:
-            report = verdict.report
+    def note(self, evaluations: Sequence[ReportEvaluation]) -> list[ReplicaReport]:
+        """Return the reports that are accepted; for any other the reason is logged once."""
+        for evaluation in evaluations:
+            report = evaluation.report
             key = (report.replica, report.stream)
-            known = self._verdicts.get(key)
-            if verdict.reason and (known is None or known.reason != verdict.reason):
-                _log.error("report ignored", stream=report.stream, reason=verdict.reason)
-            self._verdicts[key] = verdict
-        return [verdict.report for verdict in verdicts if not verdict.reason]
+            known = self._evaluations.get(key)
+            if evaluation.reason and (known is None or known.reason != evaluation.reason):
+                _log.error("report ignored", stream=report.stream, reason=evaluation.reason)
+            self._evaluations[key] = evaluation
+        return [evaluation.report for evaluation in evaluations if not evaluation.reason]
 
-    def look(
+    def faults(
         self, streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
     ) -> dict[str, TusklineError]:
-        """The fault of each stream that has one."""
+        """The faults, by stream."""
         known = list(log_servers)
         found = {
             name: fault
@@ -120,12 +122,12 @@ class StreamFaults:
             return self._away_fault(stream, replica, log_servers)
         self._away.pop(replica, None)
         if len(found) > 1:
-            return _twin_fault(found, f"stream {stream}")
+            return _duplicate_id_fault(found, f"stream {stream}")
         [log_server] = found
-        verdict = self._verdicts.get((replica, stream))
-        if verdict is not None and verdict.reason:
+        evaluation = self._evaluations.get((replica, stream))
+        if evaluation is not None and evaluation.reason:
             return DivergedError(
-                f"its replica does not fit the repository: {verdict.reason}",
+                f"its replica does not fit the repository: {evaluation.reason}",
                 where=f"stream {stream}, log server {log_server.address}",
                 repair=REPAIR,
             )
@@ -135,11 +137,11 @@ class StreamFaults:
         self, stream: str, replica: str, log_servers: list[LogServer]
     ) -> TusklineError | None:
         others = [
-            k for k in log_servers if k.answers and (k.log_server_id, stream) in self._verdicts
+            k for k in log_servers if k.answers and (k.log_server_id, stream) in self._evaluations
         ]
         if others:
             return ConfigError(
-                f"its replica is log server {replica}'s, and the log server that has it calls itself {others[0].log_server_id}",
+                f"the replica belongs to log server {replica}, but the log server that has it has the id {others[0].log_server_id}",
                 where=f"stream {stream}, log server {others[0].address}",
                 repair=f'write {{"format": 1, "log_server_id": "{replica}"}} into log-server.json of its data_dir,'
                 " and restart it",
@@ -147,21 +149,21 @@ class StreamFaults:
         if all(k.log_server_id and k.answers for k in log_servers):
             listed = ", ".join(f"{k.log_server_id} at {k.address}" for k in log_servers)
             return DivergedError(
-                f"log server {replica} has its replica, and is none of the log servers: {listed}",
+                f"the replica is on log server {replica}, which is not among the log servers {listed}",
                 where=f"stream {stream}",
-                repair=f"give that [[log_server]] the data_dir that it had; if that is lost, {REPAIR}",
+                repair=f"configure that [[log_server]] with its former data_dir; if that is lost, {REPAIR}",
             )
         if self._clock() - self._away.setdefault(replica, self._clock()) < AWAY_SECONDS:
             return None
         return UnavailableError(
-            f"its log server {replica} does not answer",
+            f"log server {replica} does not answer",
             where=f"stream {stream}",
-            repair="see that `tuskline log-server run` runs there, and what it says",
+            repair="check that `tuskline log-server run` is running there, and its log",
         )
 
 
-def twins(log_servers: Iterable[_K]) -> list[_K]:
-    """Log servers that answer and have one name: a log server, and a running copy of it. What one has on its disk, the other may not."""
+def duplicate_ids(log_servers: Iterable[_K]) -> list[_K]:
+    """Log servers that answer with the same id: one is a running copy of the other, and their disks may differ."""
     named = [
         log_server for log_server in log_servers if log_server.answers and log_server.log_server_id
     ]
@@ -169,24 +171,24 @@ def twins(log_servers: Iterable[_K]) -> list[_K]:
     return [log_server for log_server in named if names[log_server.log_server_id] > 1]
 
 
-def _twin_fault(copies: Sequence[LogServer], where: str) -> TusklineError:
-    """Told is the name that the first of them shares, and who else has it."""
+def _duplicate_id_fault(copies: Sequence[LogServer], where: str) -> TusklineError:
+    """The error, which names the id of the first of them and all log servers that have it."""
     name = copies[0].log_server_id
     listed = " and ".join(
         log_server.address for log_server in copies if log_server.log_server_id == name
     )
     return ConfigError(
-        f"the log servers at {listed} both call themselves {name}, and no version is issued meanwhile",
+        f"the log servers at {listed} have the same id {name}, and no version is issued until one is stopped",
         where=where,
-        repair="keep the one that runs in the data_dir that the log was written to; stop the other, which runs in a"
-        " copy of that, and take it out of the configuration",
+        repair="keep the one whose data_dir the log was written to; stop the other, which runs in a"
+        " copy, and remove it from the configuration",
     )
 
 
 def unheard(
     streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
 ) -> list[LogServer]:
-    """The log servers that may have a replica that is ahead of the repository, as far as it can know."""
+    """The log servers that may have a replica that is ahead of the repository."""
     known = list(log_servers)
     heard = {log_server.log_server_id for log_server in known if log_server.heard}
     if all(heard.issuperset(stream.replicas) for stream in streams.values()):

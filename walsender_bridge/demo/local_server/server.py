@@ -1,11 +1,11 @@
-"""One PostgreSQL server of our own, in a folder of its own, on 127.0.0.1.
+"""A local PostgreSQL server, in its own folder, on 127.0.0.1.
 
-It ends with its owner: a guard (a shell with the server's account) waits on a pipe whose other end only the
-owner's process holds. Closed without a word, because the owner is gone, it stops the server at once
-(`immediate`: the next start recovers). Server and guard stand in sessions of their own, so Ctrl-C at a
-terminal reaches the owner alone, which then decides.
+It ends with its owner: a guard (a shell with the server's account) waits on a pipe whose other end only the owner's process
+has. If the pipe is closed without a line, because the owner died, the guard stops the server immediately (`immediate`: the
+next start recovers). Server and guard have sessions of their own, so Ctrl-C at a terminal reaches only the owner, which
+then decides.
 
-A cluster is made once for each version and copied: `initdb` takes seconds, a copy a tenth of one.
+A cluster is created once for each version and copied: `initdb` takes seconds, a copy a tenth of a second.
 """
 
 import contextlib
@@ -42,22 +42,22 @@ DEFAULTS = {
     "max_replication_slots": "20",
     "lc_messages": "C",
     "log_line_prefix": "%m [%p] %q%u@%d ",
-    # In the data folder, so that what a killed server leaves goes with it.
+    # In the data folder, so that the remains of a killed server are deleted with it.
     "dynamic_shared_memory_type": "mmap",
 }
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-# One line on the pipe: all is well, go. End of file: the owner died. The pid may be another's by then.
+# A line on the pipe: exit. End of file: the owner died. The pid may then belong to another process.
 _GUARD = 'read -r _ && exit; [ "$(head -n 1 "$2/postmaster.pid")" = "$1" ] && kill -QUIT "$1"'
-# Below the range that outgoing connections take theirs from, so that a stopped server finds its port again.
+# Below the range of ephemeral ports, so that a stopped server gets its port again.
 _PORTS = range(12_000, 32_000)
 _given: set[int] = set()
 _ATTEMPTS = 20
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 on which nothing listens, outside the range of outgoing connections.
+    """A free TCP port of 127.0.0.1, outside the range of ephemeral ports.
 
-    A process is given each port once: it may still have to be bound when the next one is asked for.
+    A process gets each port once, since it may not be bound yet when the next one is requested.
     """
     if len(_given) > len(_PORTS) // 2:
         _given.clear()
@@ -70,7 +70,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> range:
-    """So many ports in a row on which nothing listens; the range is that of `free_port`."""
+    """This number of consecutive free ports, in the range of `free_port`."""
     for _ in range(200):
         first = free_port()
         row = range(first, first + count)
@@ -95,9 +95,9 @@ def _silent(_: str) -> None:
 
 
 class LocalServer:
-    """A server that was made with `create`; as a context manager it runs inside the block.
+    """A server that was created with `create`; as a context manager, it runs inside the block.
 
-    `data_dir` is PostgreSQL's data folder, `log_file` what the server says, `port` stays the same over
+    `data_dir` is PostgreSQL's data folder, `log_file` its log, `port` stays the same over
     restarts. The superuser is `postgres`.
     """
 
@@ -125,20 +125,20 @@ class LocalServer:
         template_cache: Path | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Make a server in `folder`, which must not exist yet or be empty. It is not started.
+        """Create a server in `folder`, which must not exist yet or be empty. It is not started.
 
         `settings` go over `DEFAULTS` into postgresql.conf (`{"fsync": "off"}` where no power is cut).
         `auth` holds for every connection; with `scram` the superuser has a random password, which `dsn`
         knows. `template_cache` is where fresh clusters are kept. If the server's account cannot enter
         `folder`, the data lies elsewhere and `folder` is a symbolic link to it. Raises `LocalServerError`.
         """
-        say = progress or _silent
+        report = progress or _silent
         account = server_account()
         installation = installation.reachable(account)
         place = template_cache or reachable_place(account) / "clusters"
-        template, password = _template(installation, account, place, say)
+        template, password = _template(installation, account, place, report)
         home = _home(folder, account)
-        say(f"PostgreSQL {installation.version}: copying a fresh cluster to {home}")
+        report(f"PostgreSQL {installation.version}: copying a fresh cluster to {home}")
         account.run(["cp", "-Rp", template, home / "data"])
         server = cls(installation, account, folder, password)
         lines = [
@@ -153,31 +153,31 @@ class LocalServer:
         return server
 
     def copied(self, folder: Path) -> "LocalServer":
-        """A base backup of this server, which runs, as a server of its own in `folder`; it was never started."""
+        """Create a server in `folder` from a base backup of this running server. It is not started."""
         home = _home(folder, self._account)
-        made = LocalServer(self.installation, self._account, folder, self._password)
+        backup = LocalServer(self.installation, self._account, folder, self._password)
         self._account.run(
             [
                 *(self.installation.tool("pg_basebackup"), "-D", home / "data", "-X", "fetch"),
                 *("-c", "fast", "--no-sync", "-d", self.dsn(replication="true")),
             ]
         )
-        return made
+        return backup
 
     @property
     def running(self) -> bool:
-        """Whether the server's process is there."""
+        """Whether the server's process exists."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The postmaster's process id; `LocalServerError` when it does not run."""
+        """The postmaster's process id. Raises `LocalServerError` if the server is not running."""
         if self._process is None or not self.running:
-            raise self._error("the server does not run")
+            raise self._error("the server is not running")
         return self._process.pid
 
     def dsn(self, dbname: str = "postgres", **parameters: str | int) -> str:
-        """A libpq connection string for the superuser, its password included. Not for logs."""
+        """A libpq connection string for the superuser, including the password. Not for logs."""
         base: dict[str, str | int] = {
             "host": "127.0.0.1",
             "port": self.port,
@@ -195,7 +195,7 @@ class LocalServer:
             return ""
 
     def start(self, *, timeout: float = 60.0) -> None:
-        """Start the server and wait until it takes connections, at most `timeout` seconds.
+        """Start the server and wait until it accepts connections, at most `timeout` seconds.
 
         A start after `kill` recovers first. If something else took the port meanwhile and the server has
         never run, another port is taken. Raises `LocalServerError` with the end of the log.
@@ -234,9 +234,9 @@ class LocalServer:
         )
 
     def _wait_ready(self, deadline: float) -> bool:
-        """Whether it became ready: the postmaster writes so into line 8 of postmaster.pid (miscadmin.h).
+        """Whether it became ready: the postmaster writes its status into line 8 of postmaster.pid (miscadmin.h).
 
-        The file is watched by looking, as pg_ctl does; there is nothing to wait on.
+        The file is polled, as pg_ctl does; there is no event to wait for.
         """
         assert self._process is not None
         state = self.data_dir / "postmaster.pid"
@@ -252,7 +252,7 @@ class LocalServer:
         return False
 
     def stop(self, mode: StopMode = "fast", *, timeout: float = 60.0) -> None:
-        """Stop the server as `pg_ctl stop -m` does; one that takes longer than `timeout` is killed."""
+        """Stop the server as `pg_ctl stop -m` does; kill it if that takes longer than `timeout`."""
         if self._process is not None and self.running:
             self._process.send_signal(_SIGNALS[mode])
             try:
@@ -263,14 +263,14 @@ class LocalServer:
         self._release()
 
     def kill(self) -> None:
-        """End the postmaster and all its children with SIGKILL, like a loss of power. `start` recovers."""
+        """End the postmaster and all its children with SIGKILL, like a power failure. `start` recovers."""
         if self._process is not None:
             processes.kill_tree(self._process.pid)
             self._process.wait()
         self._release()
 
     def _release(self) -> None:
-        """Let the guard go."""
+        """End the guard process."""
         self._process = None
         if self._guard is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -283,7 +283,7 @@ class LocalServer:
         self.start(timeout=timeout)
 
     def destroy(self) -> None:
-        """Stop the server at once and delete its folder."""
+        """Stop the server immediately, and delete its folder."""
         # Not SIGKILL: a postmaster that ends by itself takes its shared memory with it.
         with contextlib.suppress(LocalServerError):
             self.stop("immediate", timeout=10.0)
@@ -308,7 +308,7 @@ class LocalServer:
 
 
 def _home(folder: Path, account: Account) -> Path:
-    """`folder`, made and given to the account; or a place that it can enter, with `folder` a link to it."""
+    """`folder`, created and given to the account; or a place that it can enter, with `folder` as a link to it."""
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     if folder.exists():
@@ -326,7 +326,7 @@ def _home(folder: Path, account: Account) -> Path:
 
 
 def _template(
-    installation: Installation, account: Account, place: Path, say: Progress
+    installation: Installation, account: Account, place: Path, report: Progress
 ) -> tuple[Path, str]:
     """A fresh cluster of this version to copy from, and its superuser's password."""
     target = place / f"{installation.key}-{account.uid}"
@@ -334,7 +334,7 @@ def _template(
     with local_cache.exclusive(target):
         if target.is_dir() and secret.is_file():
             return target, secret.read_text()
-        say(f"PostgreSQL {installation.version}: initdb (once for each version)")
+        report(f"PostgreSQL {installation.version}: initdb (once for each version)")
         password = secrets.token_urlsafe(24)
         shutil.rmtree(target, ignore_errors=True)
         aside = target.with_name(f".{target.name}.new")

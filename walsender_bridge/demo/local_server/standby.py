@@ -1,4 +1,4 @@
-"""A standby of a server of our own: a base backup that streams from its physical slot, and synchronises logical ones."""
+"""A standby of a local server: a base backup that streams from a physical slot, and synchronizes logical slots."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,21 +10,21 @@ from walsender_bridge.demo.local_server.server import LocalServer
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.runtime.sql import load
 
-#: The first major whose standbys synchronise logical slots by themselves.
+#: The first major whose standbys synchronize logical slots by themselves.
 OLDEST = 17
 
 
 def make_standby(
     origin: LocalServer, folder: Path, *, slot: str, settings: Mapping[str, str] | None = None
 ) -> LocalServer:
-    """Make a standby of `origin`, which runs, in `folder`; `slot` is made there for it. It is not started.
+    """Create a standby of the running `origin` in `folder`, and its `slot` on `origin`. It is not started.
 
     Raises `NotSupportedError` before 17, `LocalServerError`, psycopg's errors.
     """
     if origin.installation.major < OLDEST:
         raise NotSupportedError(
-            f"standbys of PostgreSQL {origin.installation.version} do not synchronise logical slots by themselves",
-            repair=f"install {OLDEST} or later; for older ones there is docs/extension.md",
+            f"standbys of PostgreSQL {origin.installation.version} do not synchronize logical slots by themselves",
+            repair=f"install {OLDEST} or later; for older ones, see docs/extension.md",
         )
     with psycopg.connect(origin.dsn(), autocommit=True) as connection:
         connection.execute(load("provisioning/physical_slot_create").encode(), {"slot": slot})
@@ -48,7 +48,7 @@ def make_standby(
 
 
 def has_slots(standby: LocalServer, slots: list[str]) -> bool:
-    """Whether the standby could go on from these logical slots. Raises psycopg's errors."""
+    """Whether clients could continue from these logical slots on the standby. Raises psycopg's errors."""
     with psycopg.connect(standby.dsn(), autocommit=True, connect_timeout=5) as connection:
         row = connection.execute(load("demo/standby_slots").encode(), {"slots": slots}).fetchone()
     return row is not None and row[0] == len(slots)

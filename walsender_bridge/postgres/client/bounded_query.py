@@ -1,8 +1,8 @@
-"""An ordinary connection on which nothing waits longer than a limit, whatever the server does.
+"""An ordinary connection on which no call blocks longer than a limit, whatever the server does.
 
-A server that is stopped, or whose disk hangs, answers nothing, and its kernel still acknowledges every byte:
-neither keepalives nor `tcp_user_timeout` notice. `statement_timeout` is the server's own and stops with it.
-So the limit is kept here: the wait for each answer ends by the clock of this side.
+A server that is stopped, or whose disk hangs, does not answer, but its kernel still acknowledges every byte:
+neither keepalives nor `tcp_user_timeout` detect it, and `statement_timeout` is enforced by the server, which is stopped.
+So the limit is enforced here, by the client's clock.
 """
 
 import time
@@ -19,8 +19,8 @@ from walsender_bridge.postgres.client.replication_connection import (
     pinned_conninfo,
 )
 
-#: Seconds between two looks at the clock while an answer is waited for.
-_LOOK = 0.1
+#: Seconds between two checks of the clock while waiting for an answer.
+_POLL_SECONDS = 0.1
 
 _T = TypeVar("_T")
 
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 class BoundedConnection(psycopg.Connection[TupleRow]):
     """A psycopg connection on which each call ends within `limit` seconds.
 
-    One that does not raises `DeadlineError` and leaves the connection closed. Connecting has a limit of its
+    Otherwise it raises `DeadlineError` and closes the connection. Connecting has a limit of its
     own: the DSN's `connect_timeout`.
     """
 
@@ -40,9 +40,9 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
         return cls.connect(pinned_conninfo(dsn), autocommit=True)
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **options: Any) -> _T:
-        """Drive one of psycopg's conversations until it ends, or its time is over."""
+        """Drive one of psycopg's generators until it ends or the limit is reached."""
         del arguments, options
-        return super().wait(self._bounded(gen), interval=_LOOK)
+        return super().wait(self._bounded(gen), interval=_POLL_SECONDS)
 
     def _bounded(self, gen: PQGen[_T]) -> PQGen[_T]:
         deadline = time.monotonic() + self.limit
@@ -64,9 +64,9 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
 
 
 def no_answer(seconds: float, where: str) -> DeadlineError:
-    """A server that took a question and is silent."""
+    """The error for a server that has received a query and does not answer."""
     return DeadlineError(
         f"the server did not answer in {seconds:.0f} s",
         where=where,
-        repair="see whether it is stopped, or its disk hangs",
+        repair="check whether it is stopped, or its disk hangs",
     )

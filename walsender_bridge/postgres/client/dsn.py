@@ -1,4 +1,4 @@
-"""A DSN in its parts, refused where libpq takes a piece of a password for one that messages may show."""
+"""Parses a DSN, and rejects one of which libpq would take part of the password for a parameter that messages show."""
 
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ def parameters(dsn: str) -> dict[str, Any]:
     except psycopg.Error:
         # libpq's own text quotes the part it did not understand: that may be a password.
         raise ConfigError(
-            "the DSN is not one that libpq reads",
+            "invalid DSN",
             repair="write a URI (postgresql://user@host/db) or key=value pairs",
         ) from None
     if _is_garbled(found, is_uri=dsn.startswith(_URI)):
@@ -29,9 +29,9 @@ def parameters(dsn: str) -> dict[str, Any]:
 
 
 def _is_garbled(found: dict[str, Any], *, is_uri: bool) -> bool:
-    """Whether there is an @ in a host (a socket's abstract name may begin with one), or a port that is no number.
+    """Whether a host contains an @ (an abstract socket's name may start with one), or a port is not a number.
 
-    Of a URI also whether there is one in the database's name: libpq ends the password at the first slash.
+    For a URI, also whether the database's name contains an @: libpq ends the password at the first slash.
     """
     hosts = str(found.get("host") or "").split(",")
     ports = str(found.get("port") or "").split(",")

@@ -1,8 +1,8 @@
-"""A DSN with several hosts names one cluster: the server that takes writes is meant, and a session stays on it.
+"""Resolves a DSN with several hosts to the server that accepts writes, and keeps a session on that server.
 
-Which host libpq takes is its own affair at each connection, and may be another one a moment later, when a standby is
-promoted. What one session asks and what it streams must be of one server: its connections but the first go to where
-the first one went (`same_server`).
+libpq chooses a host at each connection, possibly a different one after a standby is
+promoted. The queries and the stream of a session must be of one server: all its connections but the first go to the
+server of the first (`same_server`).
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from walsender_bridge.postgres.protocol.refusals import connection_error
 
 
 def primary_dsn(dsn: str) -> str:
-    """`dsn`; with several hosts, the one that takes writes is meant unless it says otherwise."""
+    """`dsn`; with several hosts, restricted to the one that accepts writes unless it sets target_session_attrs."""
     try:
         own = parameters(dsn)
     except ConfigError:
-        return dsn  # refused by name where it is used
+        return dsn  # rejected with a message where it is used
     if not _several(own) or own.get("target_session_attrs"):
         return dsn
     return make_conninfo(dsn, target_session_attrs="read-write")
@@ -34,7 +34,7 @@ def _several(own: Mapping[str, Any]) -> bool:
 
 
 def one_server(dsn: str) -> str:
-    """`dsn` with one host: the one that libpq takes now, if there are several. Raises what a connection may."""
+    """`dsn` with one host: the one that libpq chooses now, if there are several. Raises connection errors."""
     if not _several(conninfo_to_dict(pinned_conninfo(dsn))):
         return dsn
     try:
@@ -45,19 +45,19 @@ def one_server(dsn: str) -> str:
 
 
 def for_reading(dsn: str) -> str:
-    """`dsn` for a session that is read only by its own options: libpq would take its server for none that takes writes."""
+    """`dsn` for a session that its own options make read-only, because of which libpq would reject its server."""
     if conninfo_to_dict(dsn).get("target_session_attrs") != "read-write":
         return dsn
     return make_conninfo(dsn, target_session_attrs="primary")
 
 
 def at_address(dsn: str, host: str, port: int | str) -> str:
-    """`dsn`'s account at the one server of this address, whatever that server is now."""
+    """`dsn` with this address as its only host, whatever the role of that server."""
     return pinned_conninfo(dsn, host=host, hostaddr="", port=str(port), target_session_attrs="any")
 
 
 def same_server(dsn: str, connection: psycopg.Connection[Any]) -> str:
-    """`dsn` with the one host that `connection` went to, its address included: a name may have several."""
+    """`dsn` with the host of `connection` only, including its address, since a name may have several."""
     info = connection.info
     host: dict[str, Any] = {"host": info.host, "port": info.port}
     if info.hostaddr and not info.host.startswith(("/", "@")):

@@ -1,8 +1,8 @@
 """A connection to a walsender, over libpq: commands, the replication stream, exported snapshots.
 
-The one place that does I/O in `wire`. Values that a server turns into text are the same on every
-connection made here, whatever the server, the database or the role is set to: `PINNED_OPTIONS`. Nor does anybody's
-function, operator or table stand in for one of the catalog, and run with the rights of the session.
+Values have the same text form on every connection opened here, whatever the settings of the server, the database
+or the role: `PINNED_OPTIONS`. Nor can another role's function, operator or table replace one of the catalog and run with the
+rights of the session.
 
 Invariant: nothing blocks without a limit. A stream is non-blocking in both directions: `receive` takes
 everything that libpq holds (a socket may never turn readable again for bytes that libpq has already
@@ -41,23 +41,23 @@ from walsender_bridge.postgres.protocol.replication import Row, ServerTimelines,
 from walsender_bridge.postgres.protocol.row_limit import unsendable_row
 from walsender_bridge.runtime.closing import Closing
 
-#: What every connection sets, so that a value has one text, and names without a schema are those of pg_catalog:
-#: a function whose parameters fit better than `cardinality(anyarray)` does would be preferred to it, from any schema of
-#: the path. Values of `regclass` and its kind have their schema by this. extra_float_digits: 3 is exact on 11, and
+#: Settings of every connection, so that each value has one text form, and unqualified names are those of pg_catalog:
+#: otherwise a function that matches better than `cardinality(anyarray)` would be preferred to it, from any schema in
+#: the path. `regclass` and similar values are schema-qualified because of this. extra_float_digits: 3 is exact on 11, and
 #: means shortest exact on 12 and later.
 PINNED_OPTIONS = (
     "-c TimeZone=UTC -c DateStyle=ISO,YMD -c IntervalStyle=postgres "
     "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C -c search_path=pg_catalog,pg_temp"
 )
-#: Seconds for a TCP connection and the server's greeting, unless the DSN says otherwise.
+#: Seconds for the TCP connection and the server's first answer, unless set in the DSN.
 CONNECT_TIMEOUT = 10
-#: Milliseconds without a TCP acknowledgement after which a connection counts as broken.
+#: Milliseconds without a TCP acknowledgement after which a connection is considered broken.
 TCP_USER_TIMEOUT_MS = 30_000
-#: Seconds that an answer may take which needs nothing but a server that runs: of a catalog, say.
+#: Seconds that a running server may take for a simple answer, such as one from the catalog.
 ANSWER_SECONDS = 30.0
-#: Seconds between two looks whether a server still runs that may take its time.
+#: Seconds between two checks that the server is still running during a long command.
 _ALIVE_SECONDS = 5.0
-#: Bytes after which `receive` returns what it has, though there may be more.
+#: Bytes after which `receive` returns, even if more data is available.
 RECEIVE_BYTES = 1 << 20
 
 _COPY_BOTH = pq.ExecStatus.COPY_BOTH
@@ -99,9 +99,9 @@ class ReplicationConnection(Closing):
     def __init__(self, pgconn: pq.abc.PGconn, where: str) -> None:
         self._pgconn = pgconn
         self.where = where
-        #: The stream has ended; its error is for the next `receive`.
+        #: The error that ended the stream, to be raised by the next `receive`.
         self._over = False
-        #: What the server has left out of the stream; nothing behind it may be used.
+        #: Set if the server has omitted changes from the stream; nothing after that may be used.
         self._left_out: PublicationError | None = None
         pgconn.notice_handler = self._noticed
 
@@ -164,7 +164,7 @@ class ReplicationConnection(Closing):
         return replication.parse_identity(rows)
 
     def history(self, timeline: int) -> ServerTimelines:
-        """The history that leads to `timeline` (which `identify` told)."""
+        """The history that leads to `timeline`, as reported by `identify`."""
         if timeline == 1:
             return ServerTimelines(1)
         rows = self.command(replication.timeline_history(timeline), timeout=ANSWER_SECONDS)
@@ -179,14 +179,14 @@ class ReplicationConnection(Closing):
     ) -> int:
         """Create a permanent logical slot; returns its consistent point, an LSN.
 
-        The server waits until the transactions that run now have ended. Meanwhile `check` is called every few
-        seconds; what it raises ends the wait. Then, and after `timeout` seconds, the server is told to give
-        up: otherwise it would wait on for nobody, with the slot's name taken. Raises `DeadlineError` after `timeout`.
+        The server waits until all running transactions have ended. Meanwhile `check` is called every few
+        seconds and can end the wait by raising. Then, and after `timeout` seconds, the command is canceled:
+        otherwise the server would keep waiting with the slot's name taken. Raises `DeadlineError` after `timeout`.
         """
         try:
             rows = self.command(replication.create_logical_slot(slot), timeout=timeout, check=check)
         except (DeadlineError, UnavailableError):
-            # libpq's call has no limit, and a server that is stopped does not answer it.
+            # libpq's cancel call has no time limit, and a stopped server does not answer it.
             cancel = threading.Thread(target=self._pgconn.get_cancel().cancel, daemon=True)
             cancel.start()
             cancel.join(_ALIVE_SECONDS)
@@ -232,11 +232,11 @@ class ReplicationConnection(Closing):
         self._ask(command, timeout, copies=True)
 
     def receive(self) -> list[bytes]:
-        """What has arrived: CopyData payloads, in order; about `RECEIVE_BYTES` at most. Never blocks.
+        """Return the CopyData payloads that have arrived, in order; about `RECEIVE_BYTES` at most. Never blocks.
 
-        Raises the server's error when it ended the stream, `ConnectionFailedError` when it is gone;
-        what arrived before that is returned first. `PublicationError` when the server has left changes out, at once and
-        for good: the same changes are sent again, and the server warns again, until they are confirmed.
+        Raises the server's error if it ended the stream, `ConnectionFailedError` if the connection is lost;
+        payloads that arrived before are returned first. Raises `PublicationError` as soon as the server has omitted changes,
+        and from then on: it sends the same changes and the same warning again until they are confirmed.
         """
         if self._over:
             raise self._ended()
@@ -255,7 +255,7 @@ class ReplicationConnection(Closing):
                 if size < 0 or held == before:
                     break
         except psycopg.OperationalError as error:
-            # libpq keeps the error: the next call raises it again, after these have been used.
+            # libpq keeps the error: the next call raises it again, after these payloads have been processed.
             if payloads and self._left_out is None:
                 return payloads
             raise self._left_out or self._broken(str(error)) from None
@@ -268,9 +268,9 @@ class ReplicationConnection(Closing):
         return payloads
 
     def send(self, payload: bytes) -> None:
-        """Queue one CopyData payload; `flush` sends it. Once the server has ended the stream it goes nowhere.
+        """Queue one CopyData payload; `flush` sends it. Once the server has ended the stream it is discarded.
 
-        What was received last is still answered then, and why the stream ended is for the next `receive`.
+        The payloads received last can still be answered then, and the next `receive` raises the reason.
         """
         if self._over:
             return
@@ -280,7 +280,7 @@ class ReplicationConnection(Closing):
             raise self._broken(str(error)) from None
 
     def flush(self) -> bool:
-        """Send what is queued; True when all of it is out, False when the socket is full."""
+        """Send the queue; True if it is empty afterwards, False if the socket is full."""
         try:
             return self._pgconn.flush() == 0
         except psycopg.OperationalError as error:
@@ -316,7 +316,7 @@ class ReplicationConnection(Closing):
                 if result is None:
                     break
                 if result.status not in (*_GOOD, _COPY_BOTH):
-                    # The rest of the answer is read too: the connection stays usable.
+                    # Read the rest of the answer, too, so that the connection stays usable.
                     refused = refused or self._refused(result)
                 last = result
                 if result.status == _COPY_BOTH:
@@ -326,7 +326,7 @@ class ReplicationConnection(Closing):
         if refused is not None:
             raise refused
         if last is None or (last.status == _COPY_BOTH) != copies:
-            raise self._broken("the server's answer does not fit the command")
+            raise self._broken("unexpected answer to the command")
         return last
 
     def _ready(self, events: int, seconds: float | None) -> bool:
@@ -340,8 +340,8 @@ class ReplicationConnection(Closing):
             raise DeadlineError(
                 "the server did not answer in time",
                 where=self.where,
-                repair="see whether it is stopped, or its disk hangs; a new slot waits for the "
-                "transactions that run: end the oldest",
+                repair="check whether it is stopped, or its disk hangs; a new slot waits for "
+                "running transactions: end the oldest",
             )
 
     def _refused(self, result: pq.abc.PGresult) -> TusklineError:
@@ -351,7 +351,7 @@ class ReplicationConnection(Closing):
         return too_large or server_error(code, text, self.where)
 
     def _noticed(self, result: pq.abc.PGresult) -> None:
-        """A warning arrives in the order of the stream."""
+        """Process a warning, which arrives in the order of the stream."""
         code, text, _ = (_text(result.error_field(each)) or "" for each in _ERROR_FIELDS)
         self._left_out = self._left_out or left_out(code, text, self.where)
 
@@ -365,7 +365,7 @@ class ReplicationConnection(Closing):
         return ConnectionFailedError(
             f"the connection broke: {one_line(text)}",
             where=self.where,
-            repair="see that the server runs; the stream goes on when it is back",
+            repair="check that the server is running; the stream continues when it is back",
         )
 
 

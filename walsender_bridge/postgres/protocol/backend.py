@@ -1,4 +1,4 @@
-"""What a server sends to a PostgreSQL client, without I/O: values in, bytes out.
+"""Builds the messages that a server sends to a PostgreSQL client. No I/O.
 
 Source: PostgreSQL documentation, "Message Formats", "Error and Notice Message Fields", "SQLSTATE codes" and
 "Streaming Replication Protocol". Times are microseconds since the Unix epoch, UTC.
@@ -11,7 +11,7 @@ from typing import Final
 
 from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH
 
-#: Types of columns, by their OIDs.
+#: OIDs of column types.
 TEXT, INT4, INT8 = 25, 23, 20
 _WIDTH = {TEXT: -1, INT4: 4, INT8: 8}
 
@@ -19,7 +19,7 @@ READY: Final = b"Z\0\0\0\5I"
 COPY_BOTH: Final = b"W\0\0\0\7\0\0\0"
 COPY_DONE: Final = b"c\0\0\0\4"
 AUTHENTICATION_OK: Final = b"R\0\0\0\x08\0\0\0\0"
-#: How a safekeeper refuses whoever wants a database. It tells a safekeeper from a PostgreSQL, which never says so.
+#: A safekeeper's error for non-replication connections. It identifies a safekeeper, since PostgreSQL never sends it.
 REPLICATION_ONLY: Final = "a safekeeper takes replication connections only"
 
 _SASL, _SASL_CONTINUE, _SASL_FINAL = 10, 11, 12
@@ -42,7 +42,7 @@ class SqlError:
 
 
 class SqlErrorReply(Exception):
-    """Raised where a client's request ends in an `ErrorResponse`; never shown to anybody else."""
+    """Raised when a client's request ends in an `ErrorResponse`; sent to the client only."""
 
     def __init__(
         self, code: str, text: str, *, detail: str = "", hint: str = "", fatal: bool = False
@@ -81,7 +81,7 @@ def sasl_final(data: str) -> bytes:
 
 
 def negotiate_protocol(options: Sequence[str]) -> bytes:
-    """`NegotiateProtocolVersion`: 3.0 is the newest that is spoken here, and these options are not known."""
+    """`NegotiateProtocolVersion`: 3.0 is the newest version supported, and these options are not recognized."""
     names = b"".join(map(_string, options))
     return message(b"v", struct.pack(">II", 3 << 16, len(options)) + names)
 
@@ -129,7 +129,7 @@ def _authentication(code: int, body: bytes) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    # A NUL would end the string early, and what stands behind it would be read as something else.
+    # A NUL would end the string early, and the rest would be read as other fields.
     return text.replace("\0", "").encode() + b"\0"
 
 

@@ -1,11 +1,11 @@
-"""What a PostgreSQL client sends to a server, without I/O: bytes in, packets out, nothing believed.
+"""Parses the messages that a PostgreSQL client sends to a server, treating them as untrusted. No I/O.
 
 Source: PostgreSQL documentation, "Message Formats" and "Message Flow". The first packets of a connection have
 no kind: a request for TLS or GSSAPI, a cancel request, or the startup packet; after it every message has one.
 
-Invariant: at most one packet's limit and what was fed at one time is kept, whatever the client announces. A
-length that is too large, or too small to be one, is refused when it has been read, before any of its bytes are
-waited for. Work is in proportion to the bytes that came.
+Invariant: at most one packet of the maximum length plus the data of one `feed` is buffered, whatever length the client
+declares. An invalid length is rejected as soon as it has been read, before its bytes
+are awaited. Work is proportional to the bytes received.
 """
 
 import struct
@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 from walsender_bridge.errors import MalformedMessageError
 
-#: Bytes of a packet before the startup is complete (as PostgreSQL has it), and of a message afterwards. The
-#: longest that a reader of WAL has reason to send is a command with two names in it.
+#: Bytes of a packet before the startup is complete (PostgreSQL's limit), and of a message afterwards. The
+#: longest message that a reader of WAL needs is a command with two names.
 STARTUP_LIMIT: Final = 10_000
 MESSAGE_LIMIT: Final = 16_384
 
@@ -73,7 +73,7 @@ class FrontendParser:
         self._buffer += data
 
     def next(self) -> Packet | None:
-        """The next packet; None until all of it is there. Raises `MalformedMessageError`."""
+        """Return the next packet; None until it is complete. Raises `MalformedMessageError`."""
         return self._message() if self._started else self._startup()
 
     def _startup(self) -> Packet | None:
@@ -81,14 +81,14 @@ class FrontendParser:
             return None
         size = int.from_bytes(self._buffer[:4], "big")
         if not _STARTUP.size <= size <= STARTUP_LIMIT:
-            raise MalformedMessageError(f"a startup packet of {size} bytes", where="client")
+            raise MalformedMessageError(f"invalid length of startup packet: {size}", where="client")
         if len(self._buffer) < size:
             return None
         body = self._take(size)
         _, code = _STARTUP.unpack_from(body)
         if code in {_SSL, _GSS}:
             if size != _STARTUP.size:
-                raise MalformedMessageError("a request for encryption is too long", where="client")
+                raise MalformedMessageError("encryption request is too long", where="client")
             return EncryptionRequest(gss=code == _GSS)
         if code == _CANCEL:
             return CancelRequest()
@@ -101,9 +101,11 @@ class FrontendParser:
         kind, size = _HEAD.unpack_from(self._buffer)
         letter = chr(kind)
         if letter not in "QpdcfXHS":
-            raise MalformedMessageError(f"a message of kind {kind:#04x}", where="client")
+            raise MalformedMessageError(f"invalid message type {kind:#04x}", where="client")
         if not 4 <= size <= MESSAGE_LIMIT:
-            raise MalformedMessageError(f"a message {letter} of {size} bytes", where="client")
+            raise MalformedMessageError(
+                f"invalid length of message {letter}: {size}", where="client"
+            )
         if len(self._buffer) < size + 1:
             return None
         return Message(letter, self._take(size + 1)[_HEAD.size :])
@@ -117,20 +119,22 @@ class FrontendParser:
 def text_of(body: bytes) -> str:
     """A message's only string. Raises `MalformedMessageError` unless it ends with the one NUL, and is UTF-8."""
     if not body.endswith(b"\0") or b"\0" in body[:-1]:
-        raise MalformedMessageError("a string without its end", where="client")
+        raise MalformedMessageError("unterminated string", where="client")
     return _decode(body[:-1])
 
 
 def _parameters(body: bytes) -> dict[str, str]:
-    """Names and values in turn, each ended by a NUL, and one more NUL."""
+    """Parse alternating names and values, each terminated by a NUL, followed by another NUL."""
     if not body.endswith(b"\0"):
-        raise MalformedMessageError("a startup packet without its end", where="client")
+        raise MalformedMessageError("startup packet has no terminator", where="client")
     parts = body[:-1].split(b"\0")
     if parts.pop() != b"" or len(parts) % 2:
-        raise MalformedMessageError("a startup packet with half a parameter", where="client")
+        raise MalformedMessageError(
+            "startup packet has a parameter without a value", where="client"
+        )
     names, values = parts[::2], parts[1::2]
     if not all(names):
-        raise MalformedMessageError("a startup packet goes on behind its end", where="client")
+        raise MalformedMessageError("startup packet has data after its terminator", where="client")
     return dict(zip(map(_decode, names), map(_decode, values), strict=True))
 
 
@@ -138,4 +142,4 @@ def _decode(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise MalformedMessageError("a text that is not UTF-8", where="client") from None
+        raise MalformedMessageError("string is not valid UTF-8", where="client") from None

@@ -1,12 +1,12 @@
-"""The frames of pgoutput that are read one by one: transactions, streams, messages, relations, types.
+"""Parses the pgoutput messages that are read one by one: transactions, streams, messages, relations, types.
 
 Rows (Insert, Update, Delete, Truncate) are never parsed here: capture copies them, and
 `spark_consumers.decode.entries` reads many at once. Formats: PostgreSQL documentation, "Logical Replication
 Message Formats" (protocol versions 1 to 4). Times are microseconds since the Unix epoch, UTC.
 
-From version 2 on, between Stream Start and Stream Stop, rows, Relation, Type and Message have the xid of
-their (sub)transaction after the first byte. Everything else in this module is the form of version 1,
-without it.
+From version 2 on, between Stream Start and Stream Stop, rows, Relation, Type and Message messages have the xid of
+their (sub)transaction after the first byte. This module parses the form of version 1, without
+the xid.
 """
 
 import struct
@@ -33,9 +33,9 @@ STREAM_ABORT = ord("A")
 
 #: PostgreSQL counts time from 2000-01-01; this is that moment in microseconds since 1970.
 POSTGRES_EPOCH = 946_684_800_000_000
-#: The latest moment that microseconds since 1970 in a signed 64-bit integer can name (year 294247).
+#: The latest time representable as microseconds since 1970 in a signed 64-bit integer (year 294247).
 _LAST_TIME = (1 << 63) - 1
-#: PostgreSQL's own limit on the columns of a table.
+#: PostgreSQL's limit on the columns of a table.
 MAX_COLUMNS = 1664
 
 _BEGIN = struct.Struct(">cQqI")
@@ -78,7 +78,7 @@ class StreamStart:
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """A streamed transaction has committed; `commit` is what ends one that is not streamed."""
+    """A streamed transaction has committed; `commit` is the equivalent Commit message."""
 
     xid: int
     commit: Commit
@@ -86,7 +86,7 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """The subtransaction `subxid` of `xid` was rolled back; the whole of it if both are the same."""
+    """The subtransaction `subxid` of `xid` was rolled back; the whole transaction if both are equal."""
 
     xid: int
     subxid: int
@@ -94,7 +94,7 @@ class StreamAbort:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What `pg_logical_emit_message` wrote; `end_lsn` is where its record ends."""
+    """A message written by `pg_logical_emit_message`; `end_lsn` is the end of its record."""
 
     transactional: bool
     end_lsn: int
@@ -135,9 +135,9 @@ def _fault(what: str, message: bytes) -> MalformedMessageError:
 
 
 def _unix_time(time: int, message: bytes) -> int:
-    """A server's time, as everything that is written after it can hold it."""
+    """Convert a server's time to microseconds since 1970, checking that it fits into 64 bits."""
     if time > _LAST_TIME - POSTGRES_EPOCH:
-        raise _fault("a commit time is beyond what 64 bits can name", message)
+        raise _fault("commit time out of range", message)
     return time + POSTGRES_EPOCH
 
 
@@ -199,14 +199,14 @@ def parse_message(message: bytes) -> LogicalMessage:
     _, flags, end_lsn = _MESSAGE.unpack_from(message)
     prefix, at = _text(message, _MESSAGE.size)
     if int.from_bytes(message[at : at + 4], "big") != len(message) - at - 4:
-        raise _fault("a Message message has a wrong length", message)
+        raise _fault("Message message has a wrong length", message)
     return LogicalMessage(bool(flags & 1), end_lsn, prefix, message[at + 4 :])
 
 
 def _text(message: bytes, start: int) -> tuple[str, int]:
     end = message.find(b"\0", start)
     if end < 0:
-        raise _fault("a name does not end", message)
+        raise _fault("unterminated name", message)
     return message[start:end].decode("utf-8", "surrogateescape"), end + 1
 
 
@@ -222,7 +222,7 @@ def parse_relation(message: bytes, types: tuple[bytes, ...] = ()) -> Relation:
     identity = chr(message[at])
     count = int.from_bytes(message[at + 1 : at + 3], "big")
     if count > MAX_COLUMNS:
-        raise _fault(f"{count} columns are more than a table can have", message)
+        raise _fault(f"{count} columns exceed the limit of a table", message)
     at += 3
     columns = []
     for _ in range(count):
@@ -258,6 +258,6 @@ def parse_type(message: bytes) -> tuple[int, tuple[str, str]]:
 def relation_oid(message: bytes) -> int:
     """The OID at the head of a Relation, Type, Insert, Update or Delete message."""
     if len(message) < 5:
-        raise _fault("a message is cut short", message)
+        raise _fault("truncated message", message)
     oid: int = _U32.unpack_from(message, 1)[0]
     return oid

@@ -1,4 +1,4 @@
-"""What a server's refusal means: of a connection by libpq's text, of a command by its SQLSTATE. Pure."""
+"""Maps a server's errors to Tuskline's: of a connection by libpq's text, of a command by its SQLSTATE. Pure."""
 
 from walsender_bridge.errors import (
     AuthenticationError,
@@ -13,13 +13,13 @@ from walsender_bridge.errors import (
     UnavailableError,
 )
 
-#: Parts of the text of a refused connection. libpq keeps no SQLSTATE for these; a server that answers
-#: in another language ends as `ConnectionFailedError`, with its text.
+#: Fragments of libpq's text for a failed connection, for which it provides no SQLSTATE; the message of a server with
+#: another lc_messages becomes a `ConnectionFailedError`.
 _CONNECTION_TEXTS: tuple[tuple[tuple[str, ...], type[TusklineError], str], ...] = (
     (
         ("password", "SASL", "pg_hba.conf", 'role "', "authentication"),
         AuthenticationError,
-        "correct the user and password (.pgpass, PGPASSWORD, service file), or allow it in pg_hba.conf",
+        "correct the user and password (.pgpass, PGPASSWORD, service file), or allow the connection in pg_hba.conf",
     ),
     (
         ("must be superuser or replication role", "permission denied to start WAL sender"),
@@ -36,13 +36,13 @@ _CONNECTION_TEXTS: tuple[tuple[tuple[str, ...], type[TusklineError], str], ...] 
 
 
 def connection_error(text: str, where: str) -> TusklineError:
-    """The error that libpq's text about a failed connection means."""
+    """Map libpq's text for a failed connection to an error."""
     line = one_line(text)
     if "does not exist" in line and 'database "' in line:
         return ConfigError(
             f"no such database: {line}", where=where, repair="correct dbname in the DSN"
         )
-    # The more special text first: a missing REPLICATION also speaks of a "role".
+    # The more specific text first: the message about a missing REPLICATION also contains "role".
     for parts, kind, repair in sorted(
         _CONNECTION_TEXTS, key=lambda row: row[1] is AuthenticationError
     ):
@@ -54,14 +54,14 @@ def connection_error(text: str, where: str) -> TusklineError:
 
 
 def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
-    """The error that a server's refusal of a command means (PostgreSQL documentation, appendix A)."""
+    """Map a command's SQLSTATE to an error (PostgreSQL documentation, appendix A)."""
     line = one_line(text)
     match sqlstate:
         case "42501":
             return PrivilegeError(
                 line,
                 where=where,
-                repair="tuskline doctor names what the role lacks; tuskline init --admin user=... grants it",
+                repair="run tuskline doctor to list the missing privileges, and tuskline init --admin user=... to grant them",
             )
         case "55006":
             return SlotInUseError(
@@ -71,12 +71,16 @@ def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
             return PublicationError(
                 line,
                 where=where,
-                repair="tuskline reattach: changes from before it was made cannot be decoded, also if it is made again",
+                repair="run tuskline reattach: changes from before the publication was created cannot be decoded, even if it is recreated",
             )
         case "42704":
             return SlotError(line, where=where, repair="see pg_replication_slots")
         case "42710":
-            return SlotError(line, where=where, repair="choose another slot name")
+            return SlotError(
+                line,
+                where=where,
+                repair="another session has just created it: run this command again",
+            )
         case "55000" if "wal_level" in line:
             return ServerSettingError(
                 line, where=where, repair="set wal_level = logical and restart the server"
@@ -89,8 +93,8 @@ def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
             return UnavailableError(
                 line,
                 where=where,
-                repair="it is tried again; SELECT pid, mode, relation::regclass FROM pg_locks WHERE NOT granted OR mode ="
-                " 'AccessExclusiveLock' names what is locked, and by whom",
+                repair="this is retried; SELECT pid, mode, relation::regclass FROM pg_locks WHERE NOT granted OR mode ="
+                " 'AccessExclusiveLock' shows the locks and their holders",
             )
         case "55000" | "58P01":
             return SlotError(
@@ -101,15 +105,15 @@ def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
     return ConnectionFailedError(f"{line} (SQLSTATE {sqlstate})", where=where)
 
 
-#: SQLSTATE of the warning with which a server (18 and later) leaves changes out: their publication was not there then.
+#: SQLSTATE of the warning with which a server (18 and later) omits changes whose publication did not exist at the time.
 _NOT_THEN = "55000"
 
 
 def left_out(sqlstate: str, text: str, where: str) -> PublicationError | None:
-    """The error that a warning of a walsender means: changes behind it are missing. None for any other warning."""
+    """The error for a walsender's warning that it omits changes; None for any other warning."""
     return PublicationError(one_line(text), where=where) if sqlstate == _NOT_THEN else None
 
 
 def one_line(text: str) -> str:
-    """A server's text in one line, cut."""
+    """A server's text on one line, truncated."""
     return " ".join(text.split())[:400]

@@ -46,7 +46,7 @@ class XLogData:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """A keepalive. Everything that commits at or before `wal_end` was sent before it."""
+    """A keepalive. All transactions that commit at or before `wal_end` have been sent before it."""
 
     wal_end: int
     sent_at: int
@@ -55,7 +55,7 @@ class Keepalive:
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """What `IDENTIFY_SYSTEM` answers: `flush_lsn` is the server's durable end of WAL."""
+    """The result of `IDENTIFY_SYSTEM`: `flush_lsn` is the server's durable end of WAL."""
 
     system_id: int
     timeline: int
@@ -65,7 +65,7 @@ class SystemIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ServerTimelines:
-    """A server's timelines: the current one, and where each ancestor was left (its exclusive end)."""
+    """A server's timelines: the current one, and the switch point (exclusive end) of each ancestor."""
 
     timeline: int
     ancestors: tuple[tuple[int, int], ...] = ()
@@ -99,7 +99,7 @@ def parse_keepalive(data: bytes) -> Keepalive:
 
 
 def status_update(*, write: int, flush: int, apply: int, now_us: int, reply: bool = False) -> bytes:
-    """A standby status update. For a logical slot `flush` is what the slot is confirmed to."""
+    """A standby status update. For a logical slot `flush` is the position to confirm."""
     return _STATUS.pack(b"r", write, flush, apply, now_us - POSTGRES_EPOCH, reply)
 
 
@@ -113,14 +113,14 @@ def hot_standby_feedback(
 
 
 def quote_name(name: str) -> str:
-    """A name in double quotes. Raises `UsageError` for one that no server accepts."""
+    """Quote a name. Raises `UsageError` for one that no server accepts."""
     if not name or "\0" in name or len(name.encode()) > 63:
         raise UsageError(f"{name[:80]!r} is not a name", repair="use 1 to 63 bytes without NUL")
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_value(value: str) -> str:
-    """A string in single quotes, as the replication grammar reads it (no backslash escapes)."""
+    """Quote a string for the replication grammar (no backslash escapes)."""
     if "\0" in value:
         raise UsageError("a value holds a NUL byte")
     return "'" + value.replace("'", "''") + "'"
@@ -148,13 +148,13 @@ def create_logical_slot(
     slot: str, *, temporary: bool = False, export_snapshot: bool = False
 ) -> str:
     """`CREATE_REPLICATION_SLOT ... LOGICAL pgoutput`, in the form that 11 to 18 read alike."""
-    lifetime = " TEMPORARY" if temporary else ""
+    temporarily = " TEMPORARY" if temporary else ""
     snapshot = "EXPORT_SNAPSHOT" if export_snapshot else "NOEXPORT_SNAPSHOT"
-    return f"CREATE_REPLICATION_SLOT {quote_slot(slot)}{lifetime} LOGICAL pgoutput {snapshot}"
+    return f"CREATE_REPLICATION_SLOT {quote_slot(slot)}{temporarily} LOGICAL pgoutput {snapshot}"
 
 
 def mark_for_failover(slot: str) -> str:
-    """`ALTER_REPLICATION_SLOT`: standbys that synchronise slots take this one too (17 and later)."""
+    """`ALTER_REPLICATION_SLOT`: enable synchronization of the slot to standbys (17 and later)."""
     return f"ALTER_REPLICATION_SLOT {quote_slot(slot)} (FAILOVER true)"
 
 
@@ -166,12 +166,12 @@ def start_logical(
     streaming: bool = False,
     start_lsn: int = 0,
 ) -> str:
-    """`START_REPLICATION ... LOGICAL` for pgoutput, by the newest protocol that the server speaks.
+    """`START_REPLICATION ... LOGICAL` for pgoutput, with the newest protocol version that the server supports.
 
-    `server_version` is a version number (160014); 0 asks for what every server speaks: protocol 1.
-    `streaming`: large transactions come while they are in progress (from 14 on; before, not at all).
-    From 14 on logical messages come too. Prepared transactions come at COMMIT PREPARED, as others do.
-    A `start_lsn` at or below what the slot is confirmed to, such as 0, starts where it is confirmed.
+    `server_version` is a version number (160014); 0 requests protocol version 1, which every server supports.
+    `streaming`: large transactions are sent while they are in progress (14 and later).
+    From 14 on logical messages are sent too. Prepared transactions are sent at COMMIT PREPARED.
+    A `start_lsn` at or below the slot's confirmed position, such as 0, starts at that position.
     """
     if not publications:
         raise UsageError("a stream needs at least one publication")

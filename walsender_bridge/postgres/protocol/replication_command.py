@@ -1,4 +1,4 @@
-"""The commands of a walsender, read as PostgreSQL's replication grammar reads them. No I/O.
+"""Parses walsender commands according to PostgreSQL's replication grammar. No I/O.
 
 Source: PostgreSQL documentation, "Streaming Replication Protocol"; every form that clients of 11 to 18 send. A
 command that PostgreSQL has and a server of WAL alone has not is a value too (`Unsupported`), so that its answer
@@ -84,7 +84,7 @@ class StartReplication:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """Something that PostgreSQL would do: another command, or SQL."""
+    """A command that only PostgreSQL supports: another replication command, or SQL."""
 
     what: str
 
@@ -141,7 +141,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _CommandReader:
-    """Goes through the tokens of one command."""
+    """Reads the tokens of one command."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
@@ -256,7 +256,7 @@ def _create(reader: _CommandReader) -> Command:
     slot = reader.slot()
     temporary = bool(reader.word(among=["TEMPORARY"]))
     if reader.word(among=["LOGICAL"]):
-        # Its options may be any; it is not made here whatever they are.
+        # Its options are not checked, since logical slots are not supported here.
         raise _no_logical()
     reader.needed("PHYSICAL")
     if reader.word(among=["RESERVE_WAL"]):

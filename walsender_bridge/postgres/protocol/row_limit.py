@@ -1,10 +1,10 @@
-"""Rows that no walsender can send: as text, a value or a whole row is too large for the server's memory limit.
+"""Detects rows that no walsender can send: the text of a value or of the row exceeds the server's allocation limit.
 
-PostgreSQL allocates no more than `MAX_ALLOC` bytes at once, and a row's text is one such piece. A table may hold more:
-the text of a `bytea` has two bytes for each of its own, that of a `bit varying` eight, and a row has many columns. Such
-a row can be written, and decoding it fails every time, for WAL does not change: the slot never gets past it.
+PostgreSQL allocates at most `MAX_ALLOC` bytes at once, and a row's text is one allocation. A table can contain larger rows:
+the text of a `bytea` has two bytes per byte, that of a `bit varying` eight, and a row has many columns. Such
+a row can be written, but decoding it fails every time, since WAL does not change: the slot cannot advance past it.
 
-The error says neither table nor row. Its context says the LSN of the change, in whatever language the server speaks.
+The error identifies neither table nor row. Its context contains the LSN of the change, in the language of lc_messages.
 """
 
 import re
@@ -14,7 +14,7 @@ from walsender_bridge.errors import UnsupportedValueError
 
 #: PostgreSQL's `MaxAllocSize`, in bytes.
 MAX_ALLOC: Final = (1 << 30) - 1
-#: No value's text is larger; a greater request is that of a length that damage has changed.
+#: No value's text is larger; a greater request indicates a length corrupted by damage.
 _LARGEST_TEXT: Final = 1 << 40
 #: `program_limit_exceeded`: the text of a whole row outgrew its buffer.
 _PROGRAM_LIMIT: Final = "54000"
@@ -34,7 +34,7 @@ def unsendable_row(
         f"the row changed at LSN {lsns[-1]} is too large as text for PostgreSQL to send: "
         f"{' '.join(text.split())[:200]} (SQLSTATE {sqlstate})",
         where=where,
-        repair=f"the slot cannot get past it: find its table with pg_waldump --start={lsns[-1]} --limit=1, shorten or "
+        repair=f"the slot cannot advance past this row: find its table with pg_waldump --start={lsns[-1]} --limit=1, shorten or "
         "delete the value, then run `tuskline down` and `tuskline detach`, and attach again under another source "
         'name (docs/types.md, "Rows that cannot be sent")',
     )

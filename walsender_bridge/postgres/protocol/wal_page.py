@@ -50,7 +50,7 @@ _SMALLEST_SEGMENT, _LARGEST_SEGMENT = 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class WalFormat:
-    """Whose WAL it is: what the first page of each of its segments must say.
+    """The identity of a WAL: the values required in the first page of each of its segments.
 
     `major` is PostgreSQL's, `system_id` the cluster's, `segment_bytes` its `wal_segment_size`.
     """
@@ -127,7 +127,7 @@ def parse_page_header(data: bytes | memoryview, lsn: int, expected: WalFormat) -
     size = header_size(lsn, expected.segment_bytes)
     where = f"WAL page {format_lsn(lsn)}"
     if len(data) < size:
-        raise CorruptError(f"only {len(data)} bytes of its header are there", where=where)
+        raise CorruptError(f"truncated page header of {len(data)} bytes", where=where)
     magic, info, timeline, page_lsn, remaining = _SHORT.unpack_from(data)
     if magic != expected.magic:
         raise CorruptError(f"its magic is {magic:04X}, not {expected.magic:04X}", where=where)
@@ -148,7 +148,7 @@ def parse_page_header(data: bytes | memoryview, lsn: int, expected: WalFormat) -
 
 
 def identify(first_page: bytes | memoryview) -> PageHeader:
-    """The header of a segment's first page, when nothing is known about the WAL yet.
+    """Parse the header of a segment's first page without prior knowledge of the WAL.
 
     Raises `CorruptError` when it is none, `NotSupportedError` for a version of PostgreSQL or a build that is
     not known.

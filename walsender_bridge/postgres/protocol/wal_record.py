@@ -1,4 +1,4 @@
-"""Records of PostgreSQL's write-ahead log: walk them over pages, and find where the last whole one ends. No I/O.
+"""Records of PostgreSQL's write-ahead log: scan them over pages, and find the end of the last complete one. No I/O.
 
 Every function reads through a `Pages`: a callable that gives the page at an LSN, as much of it as there is.
 A record counts when all of its bytes are there, each page that it crosses is the right page, its CRC-32C is
@@ -12,7 +12,7 @@ segment where that is known to be there (`stop`), else at the end of its own byt
 nothing in it can be checked: it is zeros as a rule, but a server that crashed before it wrote them goes on in the next
 segment all the same, and from then on sends what its recycled file held.
 
-Bounded: a walk reads each page once; one record has at most `LARGEST_RECORD` bytes, which are never joined.
+Bounded: a scan reads each page once; one record has at most `LARGEST_RECORD` bytes, which are never joined.
 
 Source: PostgreSQL, `src/include/access/xlogrecord.h`, `src/backend/access/transam/xlogreader.c`.
 """
@@ -94,9 +94,9 @@ class RecordScan:
 
     Iterate over it; when it is exhausted, `end` is where the last whole record ended (`start`, if there was
     none), `why` says what stood there instead of another, and `ran_out` whether that was merely too few bytes.
-    `stop`: the WAL is there up to here, and what lies at or behind it is not looked at; without it the walk finds out
-    how far the WAL goes, and so never passes a segment switch. `previous`: the start of the record before `start`,
-    where that is known.
+    `stop`: the end of the available WAL, at which the scan stops; without it the scan determines
+    the end itself, and so never passes a segment switch. `previous`: the start of the record before `start`,
+    if known.
     """
 
     def __init__(
@@ -227,8 +227,8 @@ def record_start_before(
 
     Looks back from page to page, at most as far as one record reaches, and not below `oldest`, the page boundary
     where the WAL that is held begins; None: all of it up to `position` is the rest of one record. A page that is not
-    one of this WAL may be the padding of a segment switch, which a walk from further back steps over, or damage, at
-    which it stops. Raises `CorruptError` when nothing further back would tell.
+    one of this WAL may be the padding of a segment switch, which a scan from further back skips, or damage, at
+    which it stops. Raises `CorruptError` if no position further back can decide this.
     """
     page_lsn = page_start(max(position - 1, oldest))
     lowest = max(oldest, page_lsn - 2 * LARGEST_RECORD)
@@ -252,23 +252,23 @@ def record_start_before(
     return None
 
 
-def walk_below(
+def scan_below(
     pages: Pages, position: int, stop: int, expected: WalFormat, *, oldest: int
 ) -> RecordScan | None:
-    """A walk, exhausted, from a record at or below `position` to `stop`; None: none begins there. Raises as `record_start_before`.
+    """An exhausted scan from a record at or below `position` to `stop`; None if no record starts there.
 
-    A page header names where a record ends. Behind a segment switch no other begins there, so the walk is tried from
-    further back, which steps over the padding.
+    A page header gives the end of a record. After a segment switch no record starts there, so the scan is retried from
+    further back, which skips the padding. Raises the errors of `record_start_before`.
     """
-    walk = None
+    scan = None
     while (start := record_start_before(pages, position, expected, oldest=oldest)) is not None:
-        walk = RecordScan(pages, start, expected, stop=stop)
-        for _ in walk:
+        scan = RecordScan(pages, start, expected, stop=stop)
+        for _ in scan:
             pass
-        if walk.ran_out or walk.end > start or start <= oldest:
+        if scan.ran_out or scan.end > start or start <= oldest:
             break
         position = page_start(start - 1)
-    return walk
+    return scan
 
 
 def aligned(pages: Pages, position: int, expected: WalFormat, *, oldest: int) -> int:
@@ -279,9 +279,9 @@ def aligned(pages: Pages, position: int, expected: WalFormat, *, oldest: int) ->
     """
     if position <= oldest:
         return position
-    walk = walk_below(pages, position, position, expected, oldest=oldest)
-    if walk is None:
+    scan = scan_below(pages, position, position, expected, oldest=oldest)
+    if scan is None:
         return oldest
-    if not walk.ran_out:
-        raise CorruptError(walk.why, where=f"WAL below {format_lsn(position)}")
-    return walk.end
+    if not scan.ran_out:
+        raise CorruptError(scan.why, where=f"WAL below {format_lsn(position)}")
+    return scan.end

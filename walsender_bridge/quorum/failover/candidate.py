@@ -1,7 +1,7 @@
-"""The candidate of a failover as a server: looked at, told what to do, promoted. SQL and replication commands.
+"""The candidate of a failover as a server: probed, configured, promoted, by SQL and replication commands.
 
-The role needs to be a superuser, or to be granted `pg_read_all_settings`, `pg_promote()`, `pg_reload_conf()` and
-ALTER SYSTEM on the settings below. Everything here may be done twice.
+The role must be a superuser, or have been granted `pg_read_all_settings`, `pg_promote()`, `pg_reload_conf()` and
+ALTER SYSTEM on the settings below. Every operation is idempotent.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from walsender_bridge.runtime.sql import load
 _RELOADS = 13
 #: From this major on SQL promotes.
 _PROMOTES = 12
-#: Seconds between two looks whether it has done what it was told.
-_LOOK = 0.05
+#: Seconds between two polls of the candidate while it carries out a request.
+_POLL_SECONDS = 0.05
 
 
 class CandidateServer:
     """See the module. `upstream`: the libpq connection string of the safekeepers' WAL servers, for the standby.
 
-    `promote`: promotes a server that cannot be told by SQL (11: `pg_ctl promote`), or is to be told otherwise.
-    `slot`: its physical slot on the old primary. It streams from a safekeeper without it, and names it again as a
-    primary, which tells a commit gate who it is.
+    `promote`: promotes a server without SQL (11: `pg_ctl promote`, or whatever the operator prefers).
+    `slot`: its physical slot on the old primary. It streams from a safekeeper without a slot, and sets the name again
+    once it is a primary, so that a commit gate can identify it.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class CandidateServer:
         self._slot = slot
 
     def server_info(self) -> ServerInfo:
-        """Whose WAL it has. Raises what `PrimaryStream` raises."""
+        """The server whose WAL it has. Raises what `PrimaryStream` raises."""
         with StandbyStream.connect(self.dsn) as asked:
             return asked.server_info()
 
-    def look(self) -> PromotionCandidate:
-        """How it is now. Raises `ConnectionFailedError` and others of `wire.connection`."""
+    def probe(self) -> PromotionCandidate:
+        """Its present state. Raises `ConnectionFailedError` and others of `wire.connection`."""
         with StandbyStream.connect(self.dsn) as asked:
             seen = asked.primary()
             major = asked.server_version // 10000
@@ -89,19 +89,19 @@ class CandidateServer:
         )
 
     def guard(self) -> None:
-        """Have the commits that it will take as a primary wait for the proposer."""
+        """Make its commits wait for the proposer from the moment that it is a primary."""
         self._set(
             synchronous_standby_names=str(StandbyNames.all_of(self._application_name)),
             synchronous_commit="on",
         )
 
     def follow(self, seconds: float) -> None:
-        """Stream from a safekeeper. It stays so if the failover is taken back: what it gets is committed."""
+        """Stream from a safekeeper. This stays in place if the failover is aborted: safekeepers serve committed WAL only."""
         self._set(primary_conninfo=self._upstream, primary_slot_name="")
         self._until(lambda seen: seen.follows is not False, seconds)
 
     def promote(self, seconds: float) -> None:
-        """Make it a primary. Raises `NotSupportedError` on 11 without a way to do it."""
+        """Promote it. Raises `NotSupportedError` on 11 without a `promote` command."""
         if self._slot and self._major() >= _RELOADS:
             self._set(primary_slot_name=self._slot)
         if self._promote is not None:
@@ -112,7 +112,7 @@ class CandidateServer:
                 raise NotSupportedError(
                     "a server of major 11 cannot be promoted by SQL",
                     where=self.where,
-                    repair="run pg_ctl promote there, and then this again",
+                    repair="run pg_ctl promote on that server, then repeat this command",
                 )
             connection.execute("SELECT pg_catalog.pg_promote(false)")
         self._until(lambda seen: not seen.in_recovery, seconds)
@@ -123,8 +123,8 @@ class CandidateServer:
 
     def _until(self, reached: Callable[[PromotionCandidate], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not reached(self.look()):
-            time.sleep(_LOOK)
+        while time.monotonic() < deadline and not reached(self.probe()):
+            time.sleep(_POLL_SECONDS)
 
     def _set(self, **settings: str) -> None:
         with self._connect() as connection:

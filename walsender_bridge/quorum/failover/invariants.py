@@ -1,6 +1,6 @@
 """What must hold of the next step of a failover. Pure.
 
-A run checks it before the step is begun: once a candidate is promoted, nothing takes that back.
+A run checks it before the step begins: a promotion cannot be undone.
 """
 
 from typing import NamedTuple
@@ -24,19 +24,21 @@ class _Next(NamedTuple):
 def check_invariants(
     step: FailoverStep, candidate: PromotionCandidate, quorum: FailoverQuorum
 ) -> None:
-    """`step`: what is about to be done with what was seen. Raises `InvariantError`."""
+    """`step`: the step that is about to be performed on the observed state. Raises `InvariantError`."""
     invariants.check("failover", INVARIANTS, _Next(step, candidate, quorum), _describe)
 
 
 def _describe(found: _Next) -> str:
     candidate, quorum = found.candidate, found.quorum
     known = {"VCL": quorum.vcl, "equal to": quorum.equal_to, "committed": quorum.committed}
-    told = [f"{name} {'unknown' if at is None else format_lsn(at)}" for name, at in known.items()]
+    positions = [
+        f"{name} {'unknown' if at is None else format_lsn(at)}" for name, at in known.items()
+    ]
     return (
         f"next is {found.step.name}; candidate on timeline {candidate.lineage.timeline},"
         f" {'in recovery' if candidate.in_recovery else 'a primary'}, end {format_lsn(candidate.end_lsn)}, replayed"
         f" {format_lsn(candidate.replay_lsn)}; safekeepers on timeline {quorum.timeline}, fenced {quorum.fenced},"
-        f" {', '.join(told)}"
+        f" {', '.join(positions)}"
     )
 
 
@@ -46,7 +48,7 @@ def _has_replayed_all(found: _Next) -> bool:
 
 
 def _own_wal_is_committed(found: _Next) -> bool:
-    """One that still hears from the old server has more; that is proposed when it is attached."""
+    """A candidate that still streams from the old server has more WAL; it is proposed when the candidate is attached."""
     committed, vcl = found.quorum.committed, found.quorum.vcl
     wanted = found.candidate.end_lsn if found.candidate.follows else vcl
     return committed is not None and wanted is not None and committed >= wanted

@@ -1,22 +1,22 @@
-"""A failover without loss, step by step: what is to be done next, as a function of what is seen. Pure.
+"""The next step of a failover without loss, as a function of the observed state. Pure.
 
     ELECT ─▶ GUARD ─▶ COMPARE ─▶ FOLLOW ─▶ RECEIVE ─▶ COMMIT ─▶ REPLAY ─▶ PROMOTE ─▶ ATTACH ─▶ DONE
 
-ELECT wins a vote without a primary. Each vote persists the *fence*: the timeline that stands is refused from then
-on, so the old primary's commits hang, whatever becomes of this process. A quorum reaches VCL. The candidate, a
-standby, must have the same bytes below; it gets what it lacks from a safekeeper, and what it has beyond VCL is
-proposed and committed. Then it is promoted, and attached: the quorum's log goes on in the new timeline, which
-lifts the fence. GUARD makes sure that from its first moment as a primary its commits wait for the quorum.
+ELECT wins an election without a primary. Each vote persists the *fence*: the current timeline is refused from then
+on, so the old primary's commits hang even if this process dies. A quorum reaches VCL. The candidate, a standby,
+must have the same bytes below VCL; it receives missing WAL from a safekeeper, and its own WAL beyond VCL is
+proposed and committed. Then it is promoted and attached: the quorum's log continues on the new timeline, which
+lifts the fence. GUARD ensures that its commits wait for the quorum from the moment that it is a primary.
 
 Invariant: a candidate is promoted only when it has replayed everything that may be committed (VCL, of an election
 whose fence stands), its WAL up to there is the quorum's, and a quorum has all of its own. So no acknowledged commit
 is missing, nothing can be acknowledged on the old timeline later, and the attachment cannot be refused.
 
-Resuming: `next_step` looks at servers and safekeepers, never at what an earlier run did. A run that died anywhere
-is followed by another that elects anew, which takes nothing back, and finds the rest done or not. A candidate that
-is promoted already only needs ATTACH. `plan` follows the same function with each step's outcome assumed.
+Resuming: `next_step` reads the state of servers and safekeepers, never the record of an earlier run. After a run that
+died anywhere, the next one holds another election, which undoes nothing, and repeats only what is still missing. A
+candidate that is already promoted needs only ATTACH. `plan` applies the same function to each step's expected outcome.
 
-Times are nobody's business here. LSNs are bytes.
+This module has no clock. LSNs are bytes.
 """
 
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ from walsender_bridge.quorum.proposer.effects import Lineage
 
 
 class FailoverStep(StrEnum):
-    """See the module; in this order, each one only where it is needed."""
+    """See the module; in this order, each step only if it is needed."""
 
-    ELECT = "elect a proposer without a primary; the votes fence the timeline that stands"
-    GUARD = "have the candidate's commits wait for the quorum once it is a primary"
+    ELECT = "elect a proposer without a primary; the votes fence the current timeline"
+    GUARD = "make the candidate's commits wait for the quorum once it is a primary"
     COMPARE = "compare the candidate's WAL with the quorum's"
-    FOLLOW = "let the candidate stream from a safekeeper alone"
+    FOLLOW = "make the candidate stream from safekeepers only"
     RECEIVE = "wait until the candidate has all that may be committed"
-    COMMIT = "propose what the candidate has beyond it, and have a quorum commit that"
+    COMMIT = "propose the candidate's WAL beyond that, and wait until a quorum commits it"
     REPLAY = "wait until the candidate has replayed it"
     PROMOTE = "promote the candidate"
     ATTACH = "attach the new timeline to the safekeepers, which lifts the fence"
@@ -49,11 +49,11 @@ class FailoverStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromotionCandidate:
-    """The server that becomes the primary, or is it by now. `end_lsn`: of its durable WAL.
+    """The server that becomes, or already is, the primary. `end_lsn`: the end of its durable WAL.
 
-    `follows`: it streams from a safekeeper, or from nobody, and will not from another server; None: its major (11, 12)
-    cannot be told without a restart. `restores`: it has a `restore_command`. `guarded`: a commit on it waits for
-    the proposer. `paused`: its replay is paused.
+    `follows`: it streams from a safekeeper or from no server, and is not configured for another one; None: its major
+    (11, 12) changes `primary_conninfo` only with a restart. `restores`: it has a `restore_command`. `guarded`: a commit
+    on it waits for the proposer. `paused`: its replay is paused.
     """
 
     in_recovery: bool
@@ -70,8 +70,8 @@ class PromotionCandidate:
 class FailoverQuorum:
     """The safekeepers. `timeline`: a majority's logs are on it; `fenced`: the greatest that a failover fenced, or 0.
 
-    `vcl`: of the election that this run has won; None before. `equal_to`: below it this run found the candidate's
-    bytes to be the quorum's. `committed`: how far this run had the candidate's own WAL committed.
+    `vcl`: of the election that this run has won; None before. `equal_to`: this run found the candidate's bytes below it
+    equal to the quorum's. `committed`: the LSN up to which the candidate's own WAL was committed in this run.
     """
 
     timeline: int
@@ -84,7 +84,7 @@ class FailoverQuorum:
 def next_step(
     candidate: PromotionCandidate, quorum: FailoverQuorum, *, trusts_restore: bool = False
 ) -> FailoverStep:
-    """What to do now. `trusts_restore`: the operator says that `restore_command` reads WAL of the quorum only.
+    """The step to perform now. `trusts_restore`: the operator asserts that `restore_command` reads the quorum's WAL only.
 
     Raises `DivergedError`, `FencedError`, `ServerSettingError`, `NotSupportedError`.
     """
@@ -97,8 +97,8 @@ def next_step(
         )
     if candidate.restores and not trusts_restore:
         raise ServerSettingError(
-            "the standby has a restore_command, which could bring WAL that no quorum has",
-            repair="take it out, or say that it reads the safekeepers' WAL only",
+            "the standby has a restore_command, which could restore WAL that no quorum has",
+            repair="remove it, or confirm that it reads the safekeepers' WAL only",
         )
     if candidate.paused:
         raise ServerSettingError(
@@ -120,7 +120,7 @@ def next_step(
                 repair="point it at a safekeeper's WAL server, restart it, and run this again: it goes on from here",
             )
         return FailoverStep.RECEIVE
-    # Who may still hear from the old server grows for ever; what is beyond is proposed when it is attached.
+    # A candidate that still streams from the old server keeps growing; WAL beyond this is proposed when it is attached.
     wanted = candidate.end_lsn if candidate.follows else quorum.vcl
     if quorum.committed is None or quorum.committed < wanted:
         return FailoverStep.COMMIT
@@ -128,7 +128,7 @@ def next_step(
 
 
 def _attached(candidate: PromotionCandidate, quorum: FailoverQuorum) -> FailoverStep:
-    """For one that is a primary already."""
+    """The step for a candidate that is already a primary."""
     timeline = candidate.lineage.timeline
     if timeline < quorum.timeline:
         raise DivergedError(
@@ -138,7 +138,7 @@ def _attached(candidate: PromotionCandidate, quorum: FailoverQuorum) -> Failover
     if timeline <= quorum.fenced:
         raise FencedError(
             f"this server is a primary on timeline {timeline}, which a failover has fenced",
-            repair="choose a standby, or take the failover back (`abort`)",
+            repair="choose a standby, or abort the failover",
         )
     return FailoverStep.DONE if timeline == quorum.timeline else FailoverStep.ATTACH
 
@@ -146,11 +146,11 @@ def _attached(candidate: PromotionCandidate, quorum: FailoverQuorum) -> Failover
 def after(
     step: FailoverStep, candidate: PromotionCandidate, quorum: FailoverQuorum
 ) -> tuple[PromotionCandidate, FailoverQuorum]:
-    """What is seen once a step has succeeded, as far as can be told beforehand."""
+    """The state expected after a step succeeds, as far as it is predictable."""
     vcl = quorum.vcl or 0
     match step:
         case FailoverStep.ELECT:
-            assert quorum.vcl is not None, "who looks ahead says what VCL it expects"
+            assert quorum.vcl is not None, "a plan requires an expected VCL"
             return candidate, replace(quorum, fenced=quorum.timeline)
         case FailoverStep.GUARD:
             return replace(candidate, guarded=True), quorum
@@ -182,7 +182,7 @@ def plan(
     *,
     trusts_restore: bool = False,
 ) -> list[FailoverStep]:
-    """The steps from here to DONE, if each succeeds. Raises what `next_step` raises."""
+    """The steps from here to DONE, assuming that each succeeds. Raises what `next_step` raises."""
     steps: list[FailoverStep] = []
     while FailoverStep.DONE not in steps:
         step = next_step(candidate, quorum, trusts_restore=trusts_restore)

@@ -1,16 +1,16 @@
-r"""Does what `failover.next_step` says, on real servers and safekeepers. The API of a failover.
+r"""Performs the steps of `failover.next_step` on real servers and safekeepers. The API of a failover.
 
     run = FailoverRun(settings)
-    print(*run.plan(), sep="\n")     # a dry run: nobody is displaced, nothing is changed
-    run.run()                        # until the safekeepers follow the candidate, or an error says why not
+    print(*run.plan(), sep="\n")     # a dry run: displaces no proposer, changes nothing
+    run.run()                        # until the safekeepers follow the candidate, or an error is raised
     abort(settings.proposer)         # or: the old primary goes on
 
-Nothing is remembered outside the safekeepers and the servers: a run that was killed is started again. The elected
-proposer stays in office, on a thread, until the candidate is to be promoted: it feeds safekeepers that lag behind, tells
-readers what is committed, and whoever displaces it ends the run before the next step.
+No state is kept outside the safekeepers and the servers: a run that was killed is simply repeated. The elected
+proposer remains the leader, on a thread of its own, until the promotion: it feeds lagging safekeepers, reports
+`commit_lsn` to readers, and if another proposer displaces it, the run ends before the next step.
 
-A server that cannot be reached, or a majority that does not answer, is tried again until the step's time is over: one
-of them may be starting. When the proposer has gone with it, the run begins again with an election.
+Connections to an unreachable server, or to a majority that does not answer, are retried until the step times out: they
+may be starting. If the proposer was lost meanwhile, the run starts over with an election.
 """
 
 import time
@@ -47,17 +47,17 @@ from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.messages import Purpose, SafekeeperGreeting, ServerInfo
 from walsender_bridge.runtime import fail_point
 
-#: Seconds between two looks.
-_LOOK = 0.1
+#: Seconds between two polls.
+_POLL_SECONDS = 0.1
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverSettings:
-    """`proposer.dsn` is the candidate's. `upstream`: how it reaches the safekeepers' WAL servers (libpq; several hosts).
+    """`proposer.dsn` is the candidate's. `upstream`: the libpq connection string of the safekeepers' WAL servers.
 
-    `promote`, `slot`: see `CandidateServer`. `seconds`: how long each step may take.
+    `promote`, `slot`: see `CandidateServer`. `seconds`: the timeout of each step.
     """
 
     proposer: ProposerSettings
@@ -81,28 +81,28 @@ class FailoverRun:
             settings.promote,
             settings.slot,
         )
-        self._office: LeaderTerm | None = None
-        #: When the step at hand has to be done, and what held it up last.
+        self._term: LeaderTerm | None = None
+        #: Deadline of the current step, and the last reason for its delay.
         self._deadline = 0.0
         self._reason = ""
 
     def plan(self) -> list[FailoverStep]:
-        """What a run would do now, as far as can be told without an election. Raises what `run` raises."""
+        """The steps that a run would perform now, as far as they are known without an election. Raises what `run` raises."""
         info = self._server.server_info()
         members = _members(self._proposer, info)
         return failover.plan(
-            self._server.look(),
+            self._server.probe(),
             members.quorum(),
             max(greeting.flush_lsn for greeting in members.greetings),
             trusts_restore=self._settings.trusts_restore,
         )
 
     def run(self) -> list[FailoverStep]:
-        """Fail over to the candidate; the steps that were done. May be run again after whatever happened.
+        """Fail over to the candidate; returns the steps performed. May be repeated after any failure.
 
-        Raises what `failover.next_step` raises, `FencedError` (another proposer came), `DeadlineError` (a step took
-        longer than `seconds`; with the last reason), and errors of the servers. Who cannot be reached at the very
-        beginning, when nothing is done yet, is an error at once: `UnavailableError`, `ConnectionFailedError`.
+        Raises what `failover.next_step` raises, `FencedError` (displaced by another proposer), `DeadlineError` (a step took
+        longer than `seconds`; with the last reason), and errors of the servers. A server that is unreachable before the first
+        step is an error at once: `UnavailableError`, `ConnectionFailedError`.
         """
         info = self._server.server_info()
         quorum = _members(self._proposer, info).quorum()
@@ -114,8 +114,8 @@ class FailoverRun:
         except BaseException:
             try:
                 self._leave()
-            except DeadlineError as error:  # what went wrong first is what the operator has to know
-                _log.error("the failover's proposer goes on", reason=error.what)
+            except DeadlineError as error:  # the operator needs the first error
+                _log.error("the failover's proposer is still running", reason=error.what)
             raise
         self._leave()
         return done
@@ -123,9 +123,9 @@ class FailoverRun:
     def _advance(
         self, done: list[FailoverStep], quorum: FailoverQuorum, info: ServerInfo
     ) -> FailoverQuorum:
-        """Look, and do the next step; `done` gains it when it is new. What has passed is passed over."""
+        """Probe, and perform the next step; appends it to `done` if it is new. Steps that are complete are skipped."""
         try:
-            candidate = self._server.look()
+            candidate = self._server.probe()
             if not candidate.in_recovery:
                 quorum = _members(self._proposer, info).quorum()
             else:
@@ -147,8 +147,8 @@ class FailoverRun:
         except (ConnectionFailedError, UnavailableError) as error:
             self._note(error)
             self._in_time(done[-1] if done else None)
-            time.sleep(_LOOK)
-            if self._office is None or self._office.over:
+            time.sleep(_POLL_SECONDS)
+            if self._term is None or self._term.over:
                 self._leave()
                 quorum = FailoverQuorum(quorum.timeline, quorum.fenced)
         return quorum
@@ -158,21 +158,21 @@ class FailoverRun:
         self._reason = ""
 
     def _note(self, error: TusklineError) -> None:
-        """Remember why it does not get on."""
+        """Record the reason for the delay."""
         reason = f"{error.what} ({error.where})" if error.where else error.what
         if reason != self._reason:
-            _log.info("failover is held up", reason=reason)
+            _log.info("failover is delayed", reason=reason)
             self._reason = reason
 
     def _in_time(self, step: FailoverStep | None) -> None:
-        """Raises `DeadlineError` once the step's time is over."""
+        """Raises `DeadlineError` once the step has timed out."""
         if time.monotonic() > self._deadline:
-            what = step.value if step else "look at the candidate"
+            what = step.value if step else "probe the candidate"
             why = f"; last: {self._reason}" if self._reason else ""
             raise DeadlineError(
-                f"this took longer than {self._settings.seconds:g} s: {what}{why}",
+                f"step took longer than {self._settings.seconds:g} s: {what}{why}",
                 where=self._server.where,
-                repair="look at its log, and run this again: it goes on from here",
+                repair="check the candidate's log and repeat this command, which continues from here",
             )
 
     def _perform(
@@ -195,48 +195,48 @@ class FailoverRun:
             case FailoverStep.COMMIT:
                 return self._commit(candidate, quorum, info)
             case FailoverStep.PROMOTE:
-                # A standby's stream goes on over its promotion: the new timeline's WAL is not this term's.
+                # A standby's stream continues across its promotion, but the new timeline's WAL is not part of this term.
                 self._leave()
                 server.promote(seconds)
             case FailoverStep.ATTACH:
                 self._attach(candidate, info)
             case FailoverStep.RECEIVE | FailoverStep.REPLAY | FailoverStep.DONE:
                 pass
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
         return quorum
 
-    # -- in office ----------------------------------------------------------------------------------
+    # -- the leader's term --------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raises what ended the term in office."""
-        if self._office is not None:
-            self._office.check()
+        """Raises the error that ended the leader's term."""
+        if self._term is not None:
+            self._term.check()
 
     def _leave(self) -> None:
-        office, self._office = self._office, None
-        if office is not None:
-            office.close()
+        term, self._term = self._term, None
+        if term is not None:
+            term.close()
 
     def _enter(self, info: ServerInfo, source: NoPrimary | StandbyStream | None) -> LeaderTerm:
-        """A proposer in office; the one before it has gone."""
+        """Start a proposer for another election, after the end of the previous one."""
         self._leave()
         purpose = Purpose.FAILOVER if source else Purpose.ATTACH
-        self._office = _enter(self._proposer, info, purpose, source)
-        return self._office
+        self._term = _enter(self._proposer, info, purpose, source)
+        return self._term
 
     def _elect(self, quorum: FailoverQuorum, info: ServerInfo) -> FailoverQuorum:
-        office = self._enter(info, NoPrimary(info))
-        office.wait(lambda: office.established, self._settings.seconds, FailoverStep.ELECT)
-        _log.info("a quorum has everything that may be committed", lsn=format_lsn(office.vcl))
-        return replace(quorum, timeline=office.timeline, fenced=office.timeline, vcl=office.vcl)
+        term = self._enter(info, NoPrimary(info))
+        term.wait(lambda: term.established, self._settings.seconds, FailoverStep.ELECT)
+        _log.info("a quorum has all WAL that may be committed", lsn=format_lsn(term.vcl))
+        return replace(quorum, timeline=term.timeline, fenced=term.timeline, vcl=term.vcl)
 
     def _compare(
         self, candidate: PromotionCandidate, quorum: FailoverQuorum, info: ServerInfo
     ) -> FailoverQuorum:
-        """The candidate's last bytes below VCL, with those that a safekeeper serves."""
+        """Compare the candidate's last bytes below VCL with those that a safekeeper serves."""
         assert quorum.vcl is not None
         end = min(candidate.end_lsn, quorum.vcl)
-        # A standby may have let go of what lies before its segment.
+        # A standby may have removed the WAL before its segment.
         segment = (end - 1) - (end - 1) % info.segment_size
         left = [lsn for _, lsn in candidate.lineage.switches if lsn < end]
         begin = max([end - self._proposer.limits.compare_bytes, segment, *left])
@@ -246,31 +246,31 @@ class FailoverRun:
             StandbyStream.connect(self._settings.upstream, replication="true") as theirs,
         ):
             held = read_range(own, begin, end, timeline, self._check)
-            # A safekeeper that has just started does not know yet what is committed: it refuses, and is asked again.
+            # A safekeeper that has just started does not know commit_lsn yet: it refuses, and the request is retried.
             equal = held == read_range(theirs, begin, end, timeline, self._check)
         if not equal:
             raise DivergedError(
-                f"its WAL below {format_lsn(end)} is not what the safekeepers hold: it is a copy that went its own way",
+                f"the standby's WAL below {format_lsn(end)} differs from the safekeepers' WAL",
                 where=self._server.where,
-                repair="choose another standby, or make this one anew from a base backup",
+                repair="choose another standby, or rebuild this one from a base backup",
             )
         return replace(quorum, equal_to=end)
 
     def _commit(
         self, candidate: PromotionCandidate, quorum: FailoverQuorum, info: ServerInfo
     ) -> FailoverQuorum:
-        """The candidate as the source of WAL: its bytes below VCL are compared once more, its tail is committed."""
+        """Elect with the candidate as the WAL source: its bytes below VCL are compared again, its tail is committed."""
         end = candidate.end_lsn
-        office = self._enter(info, StandbyStream.connect(self._proposer.dsn))
-        office.wait(
-            lambda: office.established and office.commit_lsn >= end,
+        term = self._enter(info, StandbyStream.connect(self._proposer.dsn))
+        term.wait(
+            lambda: term.established and term.commit_lsn >= end,
             self._settings.seconds,
             FailoverStep.COMMIT,
         )
-        return replace(quorum, vcl=office.vcl, committed=end)
+        return replace(quorum, vcl=term.vcl, committed=end)
 
     def _attach(self, candidate: PromotionCandidate, info: ServerInfo) -> None:
-        office = self._enter(info, None)
+        term = self._enter(info, None)
         timeline = candidate.lineage.timeline
 
         def attached() -> bool:
@@ -278,21 +278,21 @@ class FailoverRun:
             return found.timeline >= timeline > found.fenced
 
         try:
-            office.wait(
-                lambda: office.established and attached(),
+            term.wait(
+                lambda: term.established and attached(),
                 self._settings.seconds,
                 FailoverStep.ATTACH,
             )
         except FencedError:
-            # The bridge's own proposer may have been quicker.
+            # The bridge's own proposer may have attached it first.
             if not attached():
                 raise
 
 
 def abort(settings: ProposerSettings, *, seconds: float = 60.0) -> bool:
-    """Take a failover back: the old primary, whose DSN this is, goes on. False: nothing was fenced.
+    """Abort a failover: the old primary, whose DSN this is, continues. False: nothing was fenced.
 
-    A candidate that was promoted meanwhile is lost: it comes back with pg_rewind. Raises `DivergedError` when the
+    A candidate that was promoted meanwhile needs pg_rewind. Raises `DivergedError` when the
     safekeepers follow a promoted server already, `FencedError`, `DeadlineError`, `UnavailableError`.
     """
     with PrimaryStream.connect(settings.dsn) as asked:
@@ -300,8 +300,8 @@ def abort(settings: ProposerSettings, *, seconds: float = 60.0) -> bool:
     quorum = _members(settings, info).quorum()
     if quorum.timeline > primary.lineage.timeline:
         raise DivergedError(
-            f"the safekeepers follow timeline {quorum.timeline} already, this server is on {primary.lineage.timeline}",
-            repair="it comes back with pg_rewind, or as a standby if it ends where the other began",
+            f"the safekeepers already follow timeline {quorum.timeline}, this server is on {primary.lineage.timeline}",
+            repair="run pg_rewind on this server, or start it as a standby if it ends at the switch point",
         )
     if quorum.fenced < primary.lineage.timeline:
         return False
@@ -317,11 +317,11 @@ def abort(settings: ProposerSettings, *, seconds: float = 60.0) -> bool:
 
 def _take_back(settings: ProposerSettings, info: ServerInfo, seconds: float) -> None:
     """One election for an abort. Raises as `abort`, and `OutvotedError`."""
-    office = _enter(settings, info, Purpose.ABORT, None)
+    term = _enter(settings, info, Purpose.ABORT, None)
     try:
-        office.wait(lambda: office.established, seconds, "take the fence back")
+        term.wait(lambda: term.established, seconds, "lift the fence")
     finally:
-        office.close()
+        term.close()
 
 
 def _enter(
@@ -337,20 +337,20 @@ def _enter(
 
 
 def _known(settings: ProposerSettings) -> KnownQuorumId:
-    """Which quorum it is: the bridge says so, where its disk is left; and the standby, which has the primary's record."""
+    """The quorum's id, from the bridge's disk if it survives, and from the standby, which has the primary's record."""
     with StandbyStream.connect(settings.dsn) as asked:
         return known_on(asked, settings.quorum_file, settings.application_name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The membership in force, and those of its members that answer. Another quorum's safekeepers have no say."""
+    """The membership in force, and those of its members that answer. Safekeepers of another quorum do not count."""
 
     configuration: Configuration
     greetings: tuple[SafekeeperGreeting, ...]
 
     def quorum(self) -> FailoverQuorum:
-        """What a majority of them agrees on."""
+        """The state that a majority of them agrees on."""
         timelines = {greeting.safekeeper: greeting.timeline for greeting in self.greetings}
         return FailoverQuorum(
             timeline=self.configuration.quorum_lsn(timelines),
@@ -359,15 +359,15 @@ class _Members:
 
 
 def _members(settings: ProposerSettings, info: ServerInfo) -> _Members:
-    """Those that answer, a majority. Nobody's term changes by being asked. Raises `UnavailableError`."""
+    """The members that answer, a majority. Greeting changes no term. Raises `UnavailableError`."""
     asked = [answer for _, answer in ask_all(settings.safekeepers, info)]
     greetings = [answer for answer in asked if isinstance(answer, SafekeeperGreeting)]
     configuration = in_force(greetings, len(settings.safekeepers), _known(settings))
     members = tuple(each for each in greetings if each.safekeeper in configuration.trusted)
     if not configuration.has_quorum({member.safekeeper for member in members}):
         raise UnavailableError(
-            f"{len(members)} of {len(asked)} safekeepers answer as members of the quorum: no majority",
+            f"only {len(members)} of {len(asked)} safekeepers answer as members of the quorum, which is no majority",
             where=", ".join(f"{host}:{port}" for host, port in settings.safekeepers),
-            repair="start them; without a majority nobody knows what is committed",
+            repair="start them; the commit position is unknown without a majority",
         )
     return _Members(configuration, members)

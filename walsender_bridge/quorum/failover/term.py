@@ -1,6 +1,6 @@
-"""A proposer's session on a thread of its own, while this one sees to servers: a failover's term in office.
+"""The leader term of a failover: a proposer's session on a thread of its own, while this thread operates the servers.
 
-Invariant: `check` and `wait` raise what ended the session, so that nobody goes on in the name of a term that is over.
+Invariant: `check` and `wait` raise the error that ended the session, so the run never continues after its term.
 """
 
 import threading
@@ -11,35 +11,35 @@ from walsender_bridge.errors import DeadlineError
 from walsender_bridge.quorum.proposer.core import Phase
 from walsender_bridge.quorum.proposer.driver import ProposerSession
 
-_LOOK = 0.02
-#: Seconds in which a session has to end once it is told to: it looks five times a second.
+_POLL_SECONDS = 0.02
+#: Seconds that a session may take to end once `close` is called: it checks five times a second.
 _LEAVE_SECONDS = 10.0
 
-#: Makes the session that tells how far it is; see `ProposerSession`.
+#: Creates the session, given its progress callback; see `ProposerSession`.
 MakeSession = Callable[[Callable[[int, Phase], None]], ProposerSession]
 
 
 class LeaderTerm:
-    """See the module. It begins at once. `commit_lsn`: what a quorum has, and has been told to the safekeepers."""
+    """See the module. It starts at once. `commit_lsn`: on a quorum's disks, and sent to the safekeepers."""
 
     def __init__(self, make: MakeSession) -> None:
         self.commit_lsn = 0
         self._error: Exception | None = None
         self._closing = False
         self._session = make(self._told)
-        self._thread = threading.Thread(target=self._run, name="in office", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="leader term", daemon=True)
         self._thread.start()
 
     def _told(self, commit_lsn: int, _: Phase) -> None:
         self.commit_lsn = commit_lsn
         if self._closing:
-            # On its own thread: from another one it may have ended, and its descriptors be somebody else's.
+            # On the session's own thread: called from another one, it may have ended and its descriptors been reused.
             self._session.stop()
 
     def _run(self) -> None:
         try:
             self._session.run()
-        except Exception as error:  # whatever it is: who waits for this session must hear of it
+        except Exception as error:  # of any kind: `check` and `wait` must raise it
             self._error = error
 
     @property
@@ -50,43 +50,43 @@ class LeaderTerm:
 
     @property
     def vcl(self) -> int:
-        """Where this term's epoch begins: all that may be committed lies below."""
+        """Start of this term's election epoch: all WAL that may be committed lies below."""
         return self._session.core.vcl
 
     @property
     def timeline(self) -> int:
-        """Of the log at VCL."""
+        """The log's timeline at VCL."""
         return self._session.core.history.timeline_at(self.vcl)
 
     @property
     def over(self) -> bool:
-        """Whether something has ended the session."""
+        """Whether the session has ended with an error."""
         return self._error is not None
 
     def check(self) -> None:
-        """Raises what ended the session."""
+        """Raises the error that ended the session."""
         if self._error is not None:
             raise self._error
 
     def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Until `done`. Raises `DeadlineError`, and what ended the session."""
+        """Wait until `done`. Raises `DeadlineError`, and the error that ended the session."""
         deadline = time.monotonic() + seconds
         while not done():
             self.check()
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"this took longer than {seconds:g} s: {what}"
+                    f"step took longer than {seconds:g} s: {what}"
                     f" (the proposer: {self._session.core.phase.name.lower()})",
-                    repair="see that a majority of the safekeepers runs, and run this again",
+                    repair="start a majority of the safekeepers, and repeat this command",
                 )
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Leave the office, with the session's next tick. Raises `DeadlineError` when it does not end."""
+        """End the session, at its next tick. Raises `DeadlineError` when it does not end."""
         self._closing = True
         self._thread.join(_LEAVE_SECONDS)
         if self._thread.is_alive():
             raise DeadlineError(
-                f"the proposer has not left its office in {_LEAVE_SECONDS:g} s",
-                repair="end this process, which ends it, and run this again: it goes on from here",
+                f"the proposer has not ended within {_LEAVE_SECONDS:g} s",
+                repair="terminate this process, which ends the proposer, and repeat the command: it continues from here",
             )

@@ -1,9 +1,8 @@
 """`python -m walsender_bridge.quorum.proposer`: the WAL proposer of one primary; the bridge's supervisor starts it.
 
-The DSN comes in the environment variable TUSKLINE_SOURCE_DSN, since arguments are everybody's to read. A primary
-that is away is waited for, and looked at anew: each time by a new session with an election of its own. So is a
-vote that went to another proposer while none was elected (`rivals.py`). What another start cannot mend ends the
-process; the exit code is the error's cause.
+The DSN is passed in the environment variable TUSKLINE_SOURCE_DSN, since command lines are world-readable. When the
+primary disconnects, or a vote went to another proposer while none was elected (`rivals.py`), a new session with an
+election of its own follows. An error that a restart cannot fix ends the process; the exit code is its cause.
 """
 
 import argparse
@@ -43,9 +42,9 @@ from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
 DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
 #: Seconds between two sessions.
 _PAUSE = 0.5
-#: Seconds between two words while the quorum gets further: a commit gate waits for them.
+#: Seconds between two reports while commit_lsn advances: a commit gate waits for them.
 _MOVING = 0.05
-#: How often the wait of an outvoted session doubles: two that outvote each other meet further and further apart.
+#: How often the wait of an outvoted session doubles: two proposers that outvote each other retry ever further apart.
 _MOST_DOUBLINGS = 5
 
 _log = structlog.get_logger(__name__)
@@ -57,14 +56,14 @@ class _Process:
     ) -> None:
         self._settings = settings
         self._status_file = status_file
-        #: What the commit gates go by; the status is for people and monitoring.
+        #: The page that commit gates read; the status file is for operators and monitoring.
         self._page = None if page is None else CommitPageWriter(page)
         self._session: ProposerSession | None = None
         self._stopped = threading.Event()
         self._told = ("", 0, 0.0)
-        #: Whether a membership was looked at and found to be what is configured.
+        #: Whether the membership was compared with the configured one and found equal.
         self._served = False
-        #: The greatest term that a session has heard of, and how many in turn were outvoted.
+        #: The greatest term known to any session, and the number of consecutive sessions that were outvoted.
         self._heard_term = self._outvoted = 0
 
     def stop(self) -> None:
@@ -80,7 +79,7 @@ class _Process:
                     server = asked.server_info()
                     known = known_on(asked, settings.quorum_file, settings.application_name)
                 changes = MemberChanges(settings.members_file)
-                others, configured = changes.look(), settings.safekeepers
+                others, configured = changes.poll(), settings.safekeepers
                 membership = find_membership(configured, server, others, known=known)
                 if not self._served:
                     refuse_smaller(membership, configured, changes.request)
@@ -93,13 +92,13 @@ class _Process:
                 self._say(without_session(Phase.GREETING), error)
                 time.sleep(_PAUSE)
             except TusklineError as error:
-                # Another start cannot mend it, and would be in the way of whoever is right.
+                # A restart cannot fix it, and would get in the way of the rightful proposer.
                 self._say(without_session("ended"), error)
                 raise
         self._say(without_session(Phase.STOPPED))
 
     def _run_session(self, membership: Configuration, quorum: int, *, formed: bool) -> None:
-        """Raises what ends it, or returns when it was told to stop."""
+        """Raises the error that ends it, or returns after `stop`."""
         patience = self._settings.limits.patience_ticks << min(self._outvoted, _MOST_DOUBLINGS)
         limits = replace(self._settings.limits, patience_ticks=patience)
         session = self._session = ProposerSession(
@@ -110,7 +109,7 @@ class _Process:
             quorum=quorum,
             formed=formed,
         )
-        if self._stopped.is_set():  # while there was no session to tell
+        if self._stopped.is_set():  # while there was no session to stop
             session.stop()
         try:
             session.run()
@@ -122,7 +121,7 @@ class _Process:
             self._heard_term = session.core.heard_term
 
     def _tell(self, commit_lsn: int, phase: Phase) -> None:
-        """Say how it is: at each change of phase, a few times a second, and more often while the quorum gets further."""
+        """Report the status: at each change of phase, a few times a second, and more often while commit_lsn advances."""
         now = time.monotonic()
         if self._session is None:
             return
@@ -137,11 +136,11 @@ class _Process:
             self._page.write(self._committed(record, error))
             record = {**record, "commit_page_fault": self._page.fault}
         if self._status_file is not None:
-            told = None if error is None else error.to_wire()
-            status_file.write(self._status_file, {**record, "error": told})
+            shown = None if error is None else error.to_wire()
+            status_file.write(self._status_file, {**record, "error": shown})
 
     def _committed(self, record: dict[str, Any], error: TusklineError | None) -> CommitPage:
-        """What a quorum has, for the commit gates."""
+        """The commit page: what a quorum has on disk."""
         if error is not None:
             return CommitPage(why=f"the safekeepers' proposer: {error.what}")
         if self._session is None or record["phase"] == Phase.STOPPED:
@@ -154,13 +153,22 @@ def main(arguments: list[str]) -> int:
     supervisor.exit_with_parent()
     logs.configure()
     parser = argparse.ArgumentParser(prog="python -m walsender_bridge.quorum.proposer")
-    parser.add_argument("--safekeeper", action="append", required=True, help="host:port, repeated")
+    parser.add_argument(
+        "--safekeeper",
+        action="append",
+        required=True,
+        help="add a safekeeper, host:port; may be repeated",
+    )
     parser.add_argument("--application-name", default="tuskline_quorum")
-    parser.add_argument("--slot", default="tuskline_safekeepers", help="keeps WAL for laggards")
-    parser.add_argument("--status-file", type=Path, help="where to say how far it is (JSON)")
-    parser.add_argument("--commit-page", type=Path, help="where the commit gates read")
-    parser.add_argument("--members-file", type=Path, help="where a change of members is asked for")
-    parser.add_argument("--quorum-file", type=Path, help="where the quorum's id is recorded")
+    parser.add_argument(
+        "--slot", default="tuskline_safekeepers", help="set the slot that keeps WAL for laggards"
+    )
+    parser.add_argument("--status-file", type=Path, help="write the status to this file (JSON)")
+    parser.add_argument("--commit-page", type=Path, help="write the page that commit gates read")
+    parser.add_argument(
+        "--members-file", type=Path, help="read requested changes of members from this file"
+    )
+    parser.add_argument("--quorum-file", type=Path, help="record the quorum's id in this file")
     parser.add_argument("--queue-bytes", type=int, default=Limits().queue_bytes)
     parser.add_argument("--max-laggard-bytes", type=int, default=Limits().max_laggard_bytes)
     parser.add_argument("--full-ticks", type=int, default=Limits().full_ticks)
@@ -185,8 +193,8 @@ def main(arguments: list[str]) -> int:
         process = _Process(settings, given.status_file, given.commit_page)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: process.stop())
-        # What has been made by now lives as long as the process.
-        gc_control.keep_quiet()
+        # All objects allocated so far live as long as the process.
+        gc_control.disable_automatic()
         process.run()
     except TusklineError as error:
         logs.say_error(error)

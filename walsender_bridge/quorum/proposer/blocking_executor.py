@@ -1,8 +1,8 @@
-"""What may wait for a server is done on a thread, so that no commit waits for it: to connect, to ask, to move a slot.
+"""Runs calls that may wait for a server on a thread, so that no commit waits: connecting, queries, advancing a slot.
 
-Invariant: `then` is called on the loop's thread, by `serve`, in the order in which the work was asked for, and never
-after `close`. What was made for nobody any more is closed. An error that nobody foresaw is raised there, too: it ends
-the process, which is started again, and not the thread alone, for whose answers the proposer would wait for ever.
+Invariant: `then` is called on the loop's thread, by `serve`, in the order in which the work was submitted, and never
+after `close`, which closes the results that are left. An unexpected error is raised by `serve`, too: it ends the whole
+process, which is restarted, rather than the thread alone, for whose results the proposer would wait forever.
 """
 
 import queue
@@ -15,12 +15,12 @@ from walsender_bridge.runtime.closing import Closing
 from walsender_bridge.runtime.waker import Waker
 
 _T = TypeVar("_T")
-#: Seconds that `close` waits for the work at hand.
+#: Seconds that `close` waits for the current call.
 _CLOSE_SECONDS = 2.0
 
 
 class BlockingExecutor:
-    """See the module. When `waker` is readable, `serve` may have something to do."""
+    """See the module. When `waker` is readable, `serve` may have results."""
 
     def __init__(self, waker: Waker) -> None:
         self._waker = waker
@@ -29,15 +29,15 @@ class BlockingExecutor:
             queue.SimpleQueue()
         )
         self._done: queue.SimpleQueue[tuple[Callable[[Any], None], Any]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="errands", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="blocking-executor", daemon=True)
         self._thread.start()
 
     def ask(self, work: Callable[[], _T], then: Callable[[_T | TusklineError], None]) -> None:
-        """Have `work` done after what was asked before; `then` gets what it returns, or the error."""
+        """Run `work` after the calls submitted before; `then` gets its result, or the error."""
         self._work.put((work, then))
 
     def serve(self) -> None:
-        """Hand over what is done."""
+        """Deliver the results."""
         while not self._done.empty():
             then, result = self._done.get()
             if isinstance(result, Exception) and not isinstance(result, TusklineError):
@@ -45,7 +45,7 @@ class BlockingExecutor:
             then(result)
 
     def close(self) -> None:
-        """End the thread; waits for the work at hand for a moment."""
+        """End the thread; waits briefly for the current call."""
         self._closed.set()
         self._work.put(None)
         self._thread.join(_CLOSE_SECONDS)
@@ -58,7 +58,7 @@ class BlockingExecutor:
             result: Any
             try:
                 result = work()
-            except Exception as error:  # `serve` raises what is no answer
+            except Exception as error:  # `serve` raises it
                 result = error
             if self._closed.is_set():
                 _discard(result)

@@ -24,12 +24,12 @@ _REPAIR = (
 def refuse_smaller(
     configuration: Configuration, configured: Sequence[Address], request: MemberRequest | None
 ) -> None:
-    """Raises `ConfigError` for a membership of fewer than are configured that nobody asked for."""
+    """Raises `ConfigError` for a membership of fewer safekeepers than are configured, unless it was requested."""
     members = configuration.new_members or configuration.members
     if len(members) < len(configured) and not _asked_for(configuration, request):
         raise ConfigError(
-            f"the safekeepers are a quorum of {len(members)}, and {len(configured)} are configured: COMMIT would"
-            " return with fewer copies than that",
+            f"the quorum has {len(members)} safekeepers, but {len(configured)} are configured: COMMIT would return with"
+            " fewer copies than that",
             where=", ".join(f"{host}:{port}" for host, port in configured),
             repair=_REPAIR,
         )
@@ -41,7 +41,7 @@ def difference(
     found: Mapping[Address, int],
     request: MemberRequest | None,
 ) -> str:
-    """What is other than configured, in words; empty: nothing.
+    """How the membership differs from the configuration; empty: it does not.
 
     `found`: the identity at each address, where it is known.
     """
@@ -58,17 +58,19 @@ def difference(
         for (host, port), identity in found.items()
         if identity in members and (host, port) not in configured
     ]
-    told = []
+    differences = []
     if len(members) != len(configured):
-        told.append(f"{len(members)} safekeepers are the quorum, {len(configured)} are configured")
+        differences.append(
+            f"the quorum has {len(members)} safekeepers, {len(configured)} are configured"
+        )
     if strangers:
-        told.append(f"configured, but not members: {', '.join(strangers)}")
+        differences.append(f"configured, but not members: {', '.join(strangers)}")
     if elsewhere:
-        told.append(f"members, but not configured: {', '.join(elsewhere)}")
-    return "; ".join(told)
+        differences.append(f"members, but not configured: {', '.join(elsewhere)}")
+    return "; ".join(differences)
 
 
 def _asked_for(configuration: Configuration, request: MemberRequest | None) -> bool:
-    """Whether the membership is, or is to become, what the last change asked for."""
+    """Whether the membership is, or is becoming, the one requested last."""
     members = configuration.new_members or configuration.members
     return request is not None and request.members == members

@@ -1,4 +1,4 @@
-"""The WAL proposer without its sockets and bytes: events in, ordered effects out.
+"""The core of the WAL proposer, without sockets and WAL bytes: events in, ordered effects out.
 
     GREETING ──quorum greeted──▶ VOTING ──quorum voted──▶ COMPARING ──equal──▶ LEADING
         └──────────────┴─────────────────────┴──── displaced, outvoted, diverged ──┴──▶ STOPPED
@@ -7,17 +7,17 @@ Safety, with the rules of quorum/README.md:
 
 - VCL is the end of the most advanced log among a quorum of *vote replies* (rule 1, `election.py`); no
   safekeeper takes part before its vote for this NodeId.
-- The epoch is the term, which grew above every one that a quorum had heard of (rule 2).
-- In office (`leader.py`), a safekeeper follows from the divergence point (rules 3, 6), and what is committed
-  is decided by `replication.py` (rules 4, 7, 8) with a majority of each membership (rule 10).
+- The election epoch is the term, which exceeds every term that a quorum had heard of (rule 2).
+- Once the proposer leads (`leader.py`), a safekeeper follows from the divergence point (rules 3, 6), and
+`replication.py` (rules 4, 7, 8) decides what is committed, by a majority of each membership (rule 10).
 - One process has one NodeId: it resumes with it. It stops for good when another was elected in its place, and
   campaigns again when only votes went elsewhere (rule 5, `rivals.py`).
-- A failover's fence is a quorum's, and so is a newer timeline. Who gets a quorum of votes and commits without those
-  that withhold theirs has shown that the failover was never elected, or was taken back, and that nothing on the newer
-  timeline is committed: then it takes back what is left of both.
+- A fence takes effect only with a quorum, and so does a newer timeline. A proposer that gets a quorum of votes and
+commits without those that withhold theirs has proved that the failover was never elected, or was aborted, and that
+nothing on the newer timeline is committed: then it undoes what is left of both.
 
-The server that the WAL comes from must be the one whose WAL the quorum holds: the same system, a lineage
-that goes on from VCL (`lineage.py`), no end before VCL, and the same bytes below VCL.
+The source server must be the one whose WAL the quorum holds: the same system identifier, a lineage that continues
+from VCL (`lineage.py`), an end not before VCL, and the same bytes below VCL.
 """
 
 from collections.abc import Collection
@@ -75,11 +75,11 @@ class Phase(StrEnum):
 class Proposer:
     """See the module.
 
-    `identity`: a UUID drawn for this process and stored nowhere. `peers`: how many addresses the driver has, of which `configured` (None: all),
-    the first, are the operator's; others were found, or asked for, since.
-    `primary`: None for a failover, whose WAL is the best safekeeper's. `configuration`: the membership as
-    the operator's file has it; a newer one of the same quorum that a safekeeper holds is taken instead. `quorum`: its id, if
-    the membership has none yet. `above`: an earlier `heard_term`.
+    `identity`: a UUID drawn for this process and stored nowhere. `peers`: the number of addresses that the driver has; the
+    first `configured` of them (None: all) are from the configuration, the others were found or requested since.
+    `primary`: None for a failover, whose WAL is the best safekeeper's. `configuration`: the membership from the operator's
+    file; a newer one of the same quorum that a safekeeper holds replaces it. `quorum`: its id, if the membership has none
+    yet. `above`: an earlier `heard_term`.
     """
 
     def __init__(
@@ -115,40 +115,40 @@ class Proposer:
         self.same_wal = SameWal()
         self.history = History()
         self.vcl = 0
-        self.office: LeaderState | None = None
+        self.leader: LeaderState | None = None
 
     @property
     def streaming(self) -> Streaming | None:
-        """The WAL of a proposer in office."""
-        return self.office.streaming if self.office else None
+        """The leader's WAL; None before the election."""
+        return self.leader.streaming if self.leader else None
 
     @property
     def configuration(self) -> Configuration:
-        """The membership in force, as far as is known."""
+        """The membership in force, as far as it is known."""
         return self.membership.configuration
 
     @property
     def heard_term(self) -> int:
-        """The greatest term that is known: the next campaign of this process is above it."""
+        """The greatest term that is known: the next campaign of this process exceeds it."""
         voted = [peer.rival.term for peer in self.peers.values() if peer.rival]
         return max([self.above, self.node_id.term, *voted])
 
     def step(self, event: Event) -> list[Effect]:
-        """What to do about an event. The hot ones come first."""
+        """The effects of an event. Frequent events come first."""
         if self.phase == Phase.STOPPED:
             return []
         streaming = self.streaming
         if isinstance(event, WalReceived):
-            assert streaming is not None, "the primary streams once it was asked to"
+            assert streaming is not None, "the primary streams only after StartStreaming"
             return streaming.received(event.begin_lsn, event.end_lsn)
         if isinstance(event, PeerReceived):
             peer = self.peers[event.peer]
             return [] if peer.state == PeerState.AWAY else self._received(peer, event.message)
         if isinstance(event, Tick):
             if self.phase == Phase.GREETING:
-                # No quorum yet: the proposer before this one may have changed the members since they were greeted.
+                # No quorum yet: the previous proposer may have changed the members since they greeted.
                 return self._greet([p for p in self.peers.values() if p.state == PeerState.GREETED])
-            return self._compare() + (self.office.heartbeat() if self.office else []) + self._wait()
+            return self._compare() + (self.leader.heartbeat() if self.leader else []) + self._wait()
         if isinstance(event, WalRead):
             assert streaming is not None
             return streaming.was_read(self.peers[event.peer], event.begin_lsn, event.end_lsn)
@@ -160,9 +160,9 @@ class Proposer:
             return self._closed(self.peers[event.peer])
         if isinstance(event, WalCompared):
             return self._compared(event)
-        return self._told(event)
+        return self._external(event)
 
-    def _told(self, event: PrimaryKeeps | PrimaryAt | MembersWanted) -> list[Effect]:
+    def _external(self, event: PrimaryKeeps | PrimaryAt | MembersWanted) -> list[Effect]:
         streaming = self.streaming
         if isinstance(event, MembersWanted):
             return self._members_wanted(event.members)
@@ -175,24 +175,24 @@ class Proposer:
 
     def _received(self, peer: SafekeeperPeer, message: m.ToProposer) -> list[Effect]:
         if isinstance(message, m.AppendAck):
-            return self.office.acknowledged(peer, message) if self.office else []
+            return self.leader.acknowledged(peer, message) if self.leader else []
         if isinstance(message, m.SafekeeperGreeting):
             return self._greeted(peer, message)
         if isinstance(message, m.VoteReply):
             return self._voted(peer, message)
         if isinstance(message, m.Configured):
-            return self._invited(self.office.persisted(peer, message)) if self.office else []
+            return self._invited(self.leader.persisted(peer, message)) if self.leader else []
         assert isinstance(message, m.Refused), message
         return self._refused(peer, message)
 
     def _members_wanted(self, members: frozenset[int]) -> list[Effect]:
         """Raises `UsageError` when the membership cannot change now."""
         configuration = self.membership.begin(members, self.streaming)
-        assert self.office is not None
-        return self._invited(self.office.use(configuration))
+        assert self.leader is not None
+        return self._invited(self.leader.use(configuration))
 
     def _invited(self, effects: list[Effect]) -> list[Effect]:
-        """And whoever has become a member by this is asked for its vote."""
+        """Adds requests for the votes of those that have just become members."""
         if any(isinstance(effect, MembersChanged) for effect in effects):
             for peer in self.peers.values():
                 effects += self._ask(peer)
@@ -208,31 +208,31 @@ class Proposer:
         return self._stop(reason, f"the vote went to {by}", by)
 
     def _refused(self, peer: SafekeeperPeer, refused: m.Refused) -> list[Effect]:
-        """What rules this proposer out ends it (`refusals.py`); other faults are one safekeeper's."""
+        """A refusal that rules this proposer out ends it (`refusals.py`); any other is that safekeeper's fault."""
         if refused.reason == m.Refusal.OLDER_TERM:
-            # The next greeting tells whose the vote is, and whether that one was elected (rule 5).
+            # The next greeting names the proposer that has the vote, and shows whether it was elected (rule 5).
             return [*self._outvoted(peer, refused.node_id), ClosePeer(peer.number)]
         if refused.reason == m.Refusal.DISK_FULL and self.streaming:
-            self.streaming.no_room(peer)
+            self.streaming.disk_full(peer)
         here = {each.identity for each in self.peers.values() if each is not peer}
         reason = self.refusals.weigh(
             peer,
             refused.reason,
             self.configuration,
             self.configured,
-            has_quorum=self.office is not None or self.configuration.has_quorum(here),
+            has_quorum=self.leader is not None or self.configuration.has_quorum(here),
         )
         if reason is None:
             return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
         return self._stop(reason, refused.detail, refused.node_id)
 
     def _outvoted(self, peer: SafekeeperPeer, voted: m.NodeId) -> list[Effect]:
-        """Whose vote a safekeeper has given: it is no use to this term if it is another's."""
+        """A safekeeper's vote is known: one for another proposer is lost to this term."""
         peers = self.peers.values()
         return [*rivals.outvoted(peer, voted, self.node_id, self.configuration, peers)]
 
     def _wait(self) -> list[Effect]:
-        """For a rival to be elected; if none is, this process campaigns again."""
+        """Wait for a rival to be elected; if none is, this process campaigns again."""
         outvoted = [peer for peer in self.peers.values() if peer.rival]
         if not outvoted:
             return []
@@ -248,7 +248,7 @@ class Proposer:
         return self._decide_again() if self.phase == Phase.COMPARING else []
 
     def _decide_again(self) -> list[Effect]:
-        """Nothing depends on VCL yet: the votes that there are now may be a quorum, too."""
+        """Nothing depends on VCL yet: decide again by the present votes."""
         self.phase = Phase.VOTING
         self.same_wal.forget()
         return self._decide()
@@ -259,7 +259,7 @@ class Proposer:
 
     def _greeted(self, peer: SafekeeperPeer, greeting: m.SafekeeperGreeting) -> list[Effect]:
         if peer.state not in {PeerState.CONNECTED, PeerState.GREETED}:
-            return []  # it was greeted again, and asked for its vote before the answer came
+            return []  # it was greeted again, and its vote requested before the answer arrived
         if greeting.server.system_id and greeting.server != self.server:
             other = f"its WAL is of {greeting.server}"
             return self._refused(peer, m.Refused(m.Refusal.OTHER_SYSTEM, greeting.node_id, other))
@@ -271,24 +271,26 @@ class Proposer:
         self.refusals.greeted(peer)
         if copied := identities.check(peer, self.peers.values()):
             return copied
-        if self.office and identities.rolled_back(peer, self.node_id, self.office.streaming):
+        if self.leader and identities.rolled_back(peer, self.node_id, self.leader.streaming):
             again, peer.doubted = not peer.doubted, True
-            return self._greet([peer]) if again else self.office.distrust(peer)
+            return self._greet([peer]) if again else self.leader.distrust(peer)
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration, peer.identity)
             stranger = identities.stranger(peer, self.configuration) if is_new else []
             return self._propose() or stranger
         if peer.identity not in self.configuration.everyone:
             peer.rival = None
-            told = self._ask(peer)
-        elif rivals.in_office(greeting, self.node_id, leads=self.phase == Phase.LEADING):
+            effects = self._ask(peer)
+        elif rivals.has_leader(greeting, self.node_id, leads=self.phase == Phase.LEADING):
             return self._displaced(StopReason.DISPLACED, greeting.node_id)
         else:
-            told = self._outvoted(peer, greeting.node_id) or ([] if peer.rival else self._ask(peer))
-        return [*told, *self._learn(greeting.configuration, peer.identity)]
+            effects = self._outvoted(peer, greeting.node_id) or (
+                [] if peer.rival else self._ask(peer)
+            )
+        return [*effects, *self._learn(greeting.configuration, peer.identity)]
 
     def _learn(self, configuration: Configuration, holder: int) -> list[Effect]:
-        """What a safekeeper holds once votes are asked for, whether it votes or not: whom nobody trusts any more has voted perhaps."""
+        """Learn a membership after the vote was requested, from voters and others: a voter may have become distrusted."""
         if self.phase not in {Phase.VOTING, Phase.COMPARING}:
             return []
         before = self.configuration
@@ -303,7 +305,7 @@ class Proposer:
         if not self.configuration.has_quorum({each.safekeeper for each in greetings}):
             return []
         if election.behind(greetings, self.primary):
-            return [LocatePrimary()]  # before a vote displaces anybody
+            return [LocatePrimary()]  # before a vote displaces another proposer
         term = election.next_term(greetings, self.configuration, self.above)
         if not term:
             far = election.too_far(greetings, self.configuration)
@@ -313,7 +315,7 @@ class Proposer:
         return [effect for peer in self.peers.values() for effect in self._ask(peer)]
 
     def _located(self, flush_lsn: int) -> list[Effect]:
-        """Where the primary is now: if that is still too little, it lacks what others have of it."""
+        """The primary's current flush position: if it is still too low, the primary lacks WAL that the safekeepers have."""
         assert self.primary is not None
         self.primary = replace(self.primary, flush_lsn=flush_lsn)
         if self.phase == Phase.GREETING:
@@ -326,7 +328,7 @@ class Proposer:
         return self._ahead(self.vcl) if flush_lsn < self.vcl else self._compare()
 
     def _ask(self, peer: SafekeeperPeer) -> list[Effect]:
-        """For its vote, once, and only a member: nobody else's counts (rule 10)."""
+        """Request its vote, once, and of members only: no other vote counts (rule 10)."""
         if peer.state != PeerState.GREETED:
             return []
         if stranger := identities.stranger(peer, self.configuration):
@@ -335,9 +337,9 @@ class Proposer:
             return identities.distrusted(peer)
         peer.state = PeerState.VOTING
         if peer.greeting is not None and peer.greeting.node_id == self.node_id:
-            # It has voted for this process: before its connection broke, or as the member that it is again.
+            # It has voted for this process: before its connection broke, or before it became a member again.
             return [SendMessage(peer.number, m.Resume(self.node_id))]
-        commits = self.office is not None and self.office.streaming.established
+        commits = self.leader is not None and self.leader.streaming.established
         void = commits and peer.identity in self.refusals.withheld
         purpose = m.Purpose.ABORT if void else self.purpose
         timeline = election.timeline(self._greetings(), self.primary)
@@ -348,24 +350,24 @@ class Proposer:
 
     def _voted(self, peer: SafekeeperPeer, reply: m.VoteReply) -> list[Effect]:
         if reply.node_id != self.node_id:
-            return []  # an answer to nobody's question
+            return []  # the answer to another election
         peer.state = PeerState.VOTED
         peer.reply = reply
         self.refusals.voted(peer)
         peer.begin_lsn = reply.begin_lsn
         if self.phase == Phase.LEADING:
-            assert self.office is not None
-            return self.office.take_over(peer)
+            assert self.leader is not None
+            return self.leader.take_over(peer)
         if learned := self._learn(reply.configuration, peer.identity):
             return learned
         return self._compare() if self.phase == Phase.COMPARING else self._decide()
 
     def _replies(self) -> dict[int, m.VoteReply]:
-        """The votes, by identity. One that was given stays given, but who is away cannot be read from."""
+        """The votes, by identity. A vote stays given, but a disconnected voter cannot be read from."""
         return {peer.identity: peer.reply for peer in self.peers.values() if peer.reply}
 
     def _decide(self) -> list[Effect]:
-        """With a quorum of votes: VCL, and whether this server may go on from there."""
+        """With a quorum of votes: determine VCL, and whether this server may continue from there."""
         replies = self._replies()
         if not self.configuration.has_quorum(replies):
             return [effect for peer in self.peers.values() for effect in self._ask(peer)]
@@ -381,7 +383,7 @@ class Proposer:
     def _go_on(self, best: m.VoteReply, voters: Collection[m.VoteReply]) -> list[Effect]:
         self.vcl = election.end(best) or election.genesis(self.primary, self.server)
         if self.primary is None and self.vcl <= best.history.entries[0].start_lsn:
-            # The log began inside a record, and a standby is promoted where one ends: below it.
+            # The log begins inside a record, and a standby is promoted at the end of a record: below it.
             raise DivergedError("the safekeepers hold no complete record to fail over to")
         log = best.history
         origin = self.primary.lineage if self.primary else lineage.of_log(log, self.vcl)
@@ -397,7 +399,7 @@ class Proposer:
     # -- is it the same WAL? ------------------------------------------------------------------------
 
     def _compare(self) -> list[Effect]:
-        """Have the bytes below VCL compared with the voters that have them; then lead."""
+        """Compare the bytes below VCL with the voters that have them; then lead."""
         if self.phase != Phase.COMPARING or self.same_wal.wanted is not None:
             return []
         assert self.best is not None
@@ -420,14 +422,14 @@ class Proposer:
             return self._stop(StopReason.REMOVED, same_wal.removed(self.vcl))
         return self._decide_again() if verdict == ComparisonVerdict.OUTRANKED else []
 
-    # -- in office ----------------------------------------------------------------------------------
+    # -- leading ------------------------------------------------------------------------------------
 
     def _lead(self) -> list[Effect]:
         assert self.best is not None
         self.phase = Phase.LEADING
         stamped = self.configuration.stamped(self.node_id.term, self.membership.quorum)
         self.membership.use(stamped)
-        office = LeaderState.elected(
+        leader = LeaderState.elected(
             self.node_id.term,
             self.vcl,
             self.history,
@@ -439,9 +441,9 @@ class Proposer:
             self.limits,
             self.primary_begin if self.primary else None,
         )
-        self.office = office
-        office.ancestors = self.primary.lineage.switches if self.primary else ()
+        self.leader = leader
+        leader.ancestors = self.primary.lineage.switches if self.primary else ()
         effects: list[Effect] = [StartStreaming(self.node_id, self.vcl)] if self.primary else []
         for peer in self.peers.values():
-            effects += office.take_over(peer) if peer.state == PeerState.VOTED else self._ask(peer)
+            effects += leader.take_over(peer) if peer.state == PeerState.VOTED else self._ask(peer)
         return effects

@@ -1,16 +1,15 @@
 """Runs a proposer's core: the primary's stream, the safekeepers' connections, the queue of WAL, and the clock.
 
-One thread and one epoll for everything that a commit waits for; what may wait for a server is an errand. A `ProposerSession`
-is one process of the protocol: a UUID of its own, one election, and its end when the primary's connection breaks (a
-server that restarted is looked at anew) or the core says `Stop`. A safekeeper's connection that breaks is made again,
-and the core resumes it.
+One thread and one epoll serve everything that a commit waits for; calls that may wait for a server go to the blocking
+executor. A `ProposerSession` is one process of the protocol: a UUID of its own and one election. It ends when the
+primary's connection breaks (a restarted server is probed by a new session) or the core returns `Stop`. A safekeeper's
+connection that breaks is reopened, and the core resumes it.
 
-Invariant: the primary is told of an LSN only as the effect `Feedback` says. Until the first one it is told 0,
-which is no position, so no commit returns. An invariant of the core that does not hold ends the session before any
-effect of that event.
+Invariant: an LSN is reported to the primary only by the effect `Feedback`. Until the first one 0 is reported, which is
+no position, so no commit returns. A violated invariant of the core ends the session before any effect of that event.
 
-Memory is bounded: WAL that no quorum has yet is at most half the queue and what was on its way, then the primary is
-read no further, and TCP holds its walsender back. Commits that wait for the quorum wait anyway.
+Memory is bounded: beyond half the queue, and what was under way, of WAL that no quorum has yet, the primary is not read
+any further, and TCP holds its walsender back. Commits then wait for the quorum anyway.
 """
 
 import os
@@ -33,8 +32,8 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer import invariants
 from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
-from walsender_bridge.quorum.proposer.catch_up.feed import OlderFeed
-from walsender_bridge.quorum.proposer.catch_up.older_wal import OlderWal
+from walsender_bridge.quorum.proposer.catch_up.feed import CatchUpFeed
+from walsender_bridge.quorum.proposer.catch_up.primary_wal import PrimaryWalReader
 from walsender_bridge.quorum.proposer.catch_up.wal_reads import WalReads
 from walsender_bridge.quorum.proposer.core import Phase, Proposer
 from walsender_bridge.quorum.proposer.exit_error import ended
@@ -56,29 +55,29 @@ from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.gc_control import Sweeper
 from walsender_bridge.runtime.waker import Waker
 
-#: Seconds between two ticks of the core: heartbeats, tries.
+#: Seconds between two ticks of the core: heartbeats, retries.
 TICK_SECONDS = 0.2
-#: Seconds that a primary ahead of the quorum is held back though the quorum does not get on: one that shuts down says
-#: so in its stream, where it cannot be heard meanwhile, and its shutdown waits for so long.
+#: Seconds that a primary ahead of the quorum is held back while commit_lsn does not advance. A shutdown is announced in
+#: the stream, which is not read meanwhile, so the shutdown waits this long.
 HOLD_SECONDS = 3.0
-#: A safekeeper in one of these states has nothing to say by itself.
+#: A safekeeper in one of these states sends nothing unless asked.
 _QUIET = (PeerState.GREETED, PeerState.VOTED)
 
 _log = structlog.get_logger(__name__)
 
 
 class ProposerSession:
-    """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary.
+    """See the module. `report(commit_lsn, phase)` is called at every change and tick; `source` replaces the primary.
 
-    `above`: a term that an earlier session of this process has heard of. `quorum`: the id for a membership without one;
-    `formed`: that is recorded.
+    `above`: the greatest term known to earlier sessions of this process. `quorum`: the id for a membership without one;
+    `formed`: the quorum's id is recorded.
     """
 
     def __init__(
         self,
         settings: ProposerSettings,
         configuration: Configuration,
-        tell: Callable[[int, Phase], None],
+        report: Callable[[int, Phase], None],
         *,
         purpose: m.Purpose = m.Purpose.ATTACH,
         source: WalSource | None = None,
@@ -88,7 +87,7 @@ class ProposerSession:
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
-        self._tell = tell
+        self._report = report
         self._stopped = False
         connection: WalSource = source or PrimaryStream.connect(
             settings.dsn, application_name=settings.application_name
@@ -101,23 +100,25 @@ class ProposerSession:
             connection.close()
             raise
         self._waker = Waker()
-        self._errands = BlockingExecutor(self._waker)
+        self._executor = BlockingExecutor(self._waker)
         self._poll = select.epoll()
         self._primary = PrimaryLink(connection, self._poll)
         self._changes = MemberChanges(settings.members_file)
-        #: By the peer's number; they only become more.
-        self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.look())))
+        #: By the peer's number; the list only grows.
+        self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.poll())))
         self._links = Links(self._addresses, self._poll)
         self._lineage = (
             primary.lineage if primary is not None else e.Lineage(0)
-        )  # of which nothing is asked
-        self._older = OlderWal(settings.dsn, self._lineage, self._errands, self._poll)
-        self._feed = OlderFeed(lambda: self.core, primary, server.segment_size, self._send)
+        )  # which is not read from
+        self._primary_wal = PrimaryWalReader(
+            settings.dsn, self._lineage, self._executor, self._poll
+        )
+        self._feed = CatchUpFeed(lambda: self.core, primary, server.segment_size, self._send)
         self._reads = WalReads(
-            self._older, self._handle, self._send, lambda: self.core.node_id.term, self._feed
+            self._primary_wal, self._handle, self._send, lambda: self.core.node_id.term, self._feed
         )
         self._quorum_record = QuorumRecord(
-            settings.quorum_file, settings.dsn, settings.slot, self._errands, formed=formed
+            settings.quorum_file, settings.dsn, settings.slot, self._executor, formed=formed
         )
         self._slot = WalSlot(settings.dsn, settings.slot)
         self.core = Proposer(
@@ -136,16 +137,16 @@ class ProposerSession:
         self._checked = invariants.checked(self.core)
         self._queue = WalQueue(0)
         self._clean = CleanSegments(0, server.segment_size)
-        #: How much may lie above what a quorum has until the primary is read no further.
+        #: Bytes above commit_lsn at which reading from the primary pauses.
         self._most_ahead = settings.limits.queue_bytes // 2
-        #: The frame and the WAL of the last Append from the queue: the next safekeeper gets the same.
+        #: Frame and WAL of the last Append from the queue, reused for the next safekeeper.
         self._same: tuple[tuple[int, int, int, int], bytes, list[memoryview]] | None = None
-        #: Safekeepers that something was queued for in this turn.
+        #: Safekeepers for which output was queued in this turn.
         self._to_flush: dict[int, SafekeeperLink] = {}
         self._events: deque[e.Event] = deque()
         self._sweeper = Sweeper()
         self._start = 0
-        #: When the quorum got on last while the primary was ahead of it.
+        #: Time of the last advance of commit_lsn while the primary was ahead of it.
         self._moved_at = 0.0
         self._advancing = self._asking = False
         self._faults: dict[int, str] = {}
@@ -158,7 +159,7 @@ class ProposerSession:
         self._waker.wake()
 
     def run(self) -> None:
-        """Until `stop`. Raises `ConnectionFailedError` (the primary), `InvariantError`, and what a `Stop` means."""
+        """Run until `stop`. Raises `ConnectionFailedError` (the primary), `InvariantError`, and the error of a `Stop`."""
         try:
             self._poll.register(self._waker.fileno(), select.EPOLLIN)
             tick_at = 0.0
@@ -176,8 +177,8 @@ class ProposerSession:
     def _close(self) -> None:
         self._links.close()
         self._primary.close()
-        self._older.close()
-        self._errands.close()
+        self._primary_wal.close()
+        self._executor.close()
         self._slot.close()
         self._poll.close()
         self._waker.close()
@@ -193,9 +194,9 @@ class ProposerSession:
                 self._serve(peer, events)
             elif descriptor == self._waker.fileno():
                 self._waker.clear()
-                self._errands.serve()
-            elif self._older.owns(descriptor):
-                self._older.serve(descriptor)
+                self._executor.serve()
+            elif self._primary_wal.owns(descriptor):
+                self._primary_wal.serve(descriptor)
             if self._to_flush:
                 self._flush()
             if self._stop is not None:
@@ -205,23 +206,23 @@ class ProposerSession:
         states = self.core.peers
         for peer, reason in self._links.silent(now, lambda n: states[n].state not in _QUIET):
             self._broken(peer, reason)
-        self._look_for_changes()
+        self._poll_member_changes()
         for peer in [each for each in self._faults if keeps_up(self.core, each)]:
             del self._faults[peer]
             self._links.settled(peer)
         for peer, reason in self._links.dial(now):
             self._fault(peer, reason)
-        self._older.tick()
+        self._primary_wal.tick()
         self._handle(e.Tick())
         self._feed.tick()
         self._flush()
-        self._tell(self._primary.commit_lsn, self._phase)
+        self._report(self._primary.commit_lsn, self._phase)
         self._pause()
         self._primary.tick(now)
         self._sweeper.tick(now)
 
     def _take_wal(self, events: int) -> None:
-        """What the primary has sent: one event for all of it."""
+        """Take what the primary has sent, as one event."""
         queue = self._queue
         begin = queue.end
         self._primary.take(events, queue)
@@ -231,9 +232,9 @@ class ProposerSession:
         self._pause()
 
     def _pause(self) -> None:
-        """A primary that is far enough ahead of the quorum is read no further, as long as the quorum gets on.
+        """Pause reading from a primary that is far ahead of the quorum, as long as commit_lsn advances.
 
-        Without a quorum it is read to its end, and the queue lets go: a server that shuts down wants to send all.
+        Without a quorum it is read to its end, and the queue drops WAL: a server that shuts down must send everything.
         """
         ahead = self._queue.end - max(self._primary.commit_lsn, self._start) >= self._most_ahead
         self._primary.pause(ahead and time.monotonic() - self._moved_at < HOLD_SECONDS)
@@ -241,7 +242,7 @@ class ProposerSession:
     # -- safekeepers --------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What `status.py` says of this session."""
+        """The status of this session (`status.py`)."""
         around = Surroundings(
             addresses=self._addresses,
             faults=self._faults,
@@ -254,9 +255,9 @@ class ProposerSession:
         )
         return of_session(self.core, around)
 
-    def _look_for_changes(self) -> None:
+    def _poll_member_changes(self) -> None:
         known = set(self._addresses)
-        self._addresses += [each for each in self._changes.look() if each not in known]
+        self._addresses += [each for each in self._changes.poll() if each not in known]
         wanted = self._changes.next(self.core.membership, self.core.streaming)
         if wanted is not None:
             self._handle(wanted)
@@ -282,7 +283,9 @@ class ProposerSession:
                     elif isinstance(message, m.ToProposer):
                         self._handle(e.PeerReceived(peer, message))
                     else:
-                        raise MalformedMessageError("a proposer's message", where=end.where)
+                        raise MalformedMessageError(
+                            "received a proposer's message", where=end.where
+                        )
                     if self._links.by_peer.get(peer) is not link or self._stop is not None:
                         return
             elif events & (select.EPOLLERR | select.EPOLLHUP):
@@ -293,7 +296,7 @@ class ProposerSession:
             if self._links.by_peer.get(peer) is link:
                 self._broken(peer, error.what)
             if not isinstance(error, ConnectionFailedError):
-                self._fault(peer, f"the peer is not a safekeeper of this version: {error.what}")
+                self._fault(peer, f"peer is not a safekeeper of this version: {error.what}")
 
     def _broken(self, peer: int, reason: str) -> None:
         link = self._links.drop(peer)
@@ -304,7 +307,7 @@ class ProposerSession:
             self._reads.failed(fetch)
 
     def _flush(self) -> None:
-        """Send what was queued. What breaks on the way queues more, perhaps."""
+        """Send what is queued. A connection that breaks may queue more."""
         while self._to_flush:
             waiting, self._to_flush = self._to_flush, {}
             for peer, link in waiting.items():
@@ -318,7 +321,7 @@ class ProposerSession:
     # -- events and effects -------------------------------------------------------------------------
 
     def _handle(self, event: e.Event) -> None:
-        """The event, and those that its effects lead to, one after the other."""
+        """Handle the event, and those that its effects cause, one after another."""
         self._events.append(event)
         if len(self._events) > 1:
             return
@@ -330,10 +333,10 @@ class ProposerSession:
             self._events.popleft()
         if self.core.phase != self._phase:
             self._phase = self.core.phase
-            self._tell(self._primary.commit_lsn, self._phase)
+            self._report(self._primary.commit_lsn, self._phase)
 
     def _step(self, event: e.Event) -> list[e.Effect]:
-        """What the core wants done. Raises `InvariantError` before any of it is."""
+        """The core's effects. Raises `InvariantError` before any of them is performed."""
         effects = self.core.step(event)
         hot = invariants.is_hot(event)
         check = invariants.check_commit if hot else invariants.check_invariants
@@ -350,11 +353,11 @@ class ProposerSession:
                 if self._queue.end - lsn >= self._most_ahead // 2:
                     self._moved_at = time.monotonic()
                 self._pause()
-                self._tell(lsn, self._phase)
+                self._report(lsn, self._phase)
             case e.ReleaseWal(lsn):
                 self._queue.release(lsn)
             case e.AdvanceSlot(lsn):
-                self._let_go(lsn)
+                self._release_slot_wal(lsn)
             case e.SendMessage(peer, message):
                 self._send(peer, message)
             case e.ReadWal():
@@ -374,7 +377,7 @@ class ProposerSession:
             case e.PeerFault(peer, refused):
                 self._fault(peer, refused.detail)
             case e.MarkRebuild(safekeeper):
-                _log.error("safekeeper is to be rebuilt", safekeeper=f"{safekeeper:032x}")
+                _log.error("safekeeper needs a full resync", safekeeper=f"{safekeeper:032x}")
             case e.MembersChanged(configuration):
                 _log.info("membership", generation=configuration.generation)
             case e.MembersSettled(configuration):
@@ -384,7 +387,7 @@ class ProposerSession:
                 self._stop = effect
 
     def _send(self, peer: int, message: m.ToSafekeeper, *wal: memoryview) -> SafekeeperLink | None:
-        """Queue a message, and the WAL behind it; None if there is no connection."""
+        """Queue a message, followed by WAL; None if there is no connection."""
         link = self._links.by_peer.get(peer)
         if link is not None:
             link.end.send(message, list(wal))
@@ -402,7 +405,7 @@ class ProposerSession:
         peer, begin, end = effect.peer, effect.begin_lsn, effect.end_lsn
         link = self._links.by_peer.get(peer)
         if link is None or (begin == end and link.end.sending):
-            return  # one that reads nothing is not sent heartbeats on end
+            return  # a peer that does not read gets no further heartbeats
         key = begin, end, effect.commit_lsn, effect.restart_lsn
         if self._same is not None and self._same[0] == key:
             _, frame, views = self._same
@@ -426,7 +429,7 @@ class ProposerSession:
             _log.error("safekeeper refused", address=self._links.where(peer), reason=detail)
 
     def _ask_where(self) -> None:
-        """Where the primary's WAL ends now; one question at a time."""
+        """Request the primary's flush position; one request at a time."""
         if self._asking:
             return
         self._asking = True
@@ -435,26 +438,26 @@ class ProposerSession:
             with PrimaryStream.connect(self._settings.dsn) as asked:
                 return asked.primary().flush_lsn
 
-        def told(flush_lsn: int | TusklineError) -> None:
+        def located(flush_lsn: int | TusklineError) -> None:
             self._asking = False
             if isinstance(flush_lsn, TusklineError):
                 raise flush_lsn
             self._handle(e.PrimaryAt(flush_lsn))
 
-        self._errands.ask(ask, told)
+        self._executor.ask(ask, located)
 
-    def _let_go(self, lsn: int) -> None:
-        """All have the WAL below: up to the record that goes on there, it may go."""
+    def _release_slot_wal(self, lsn: int) -> None:
+        """All have the WAL below `lsn`: release it, but for the record that continues there."""
         keep, kept = self._clean.last_at(lsn), self.core.primary_begin
         if keep is None or kept is None or keep <= kept or self._advancing:
             return
         self._advancing = True
-        self._errands.ask(partial(self._slot.advance, keep), self._advanced)
+        self._executor.ask(partial(self._slot.advance, keep), self._advanced)
         self._handle(e.PrimaryKeeps(keep))
 
     def _advanced(self, result: int | TusklineError) -> None:
         self._advancing = False
         if isinstance(result, TusklineError):
-            _log.warning("the slot does not move", slot=self._settings.slot, reason=result.what)
+            _log.warning("could not advance the slot", slot=self._settings.slot, reason=result.what)
         elif self.core.streaming is not None:
-            self._let_go(self.core.streaming.restart_lsn)
+            self._release_slot_wal(self.core.streaming.restart_lsn)

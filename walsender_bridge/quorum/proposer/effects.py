@@ -1,7 +1,7 @@
-"""What happens to the proposer's core, and what it has done: the events and the ordered effects.
+"""The events of the proposer's core, and its ordered effects.
 
-The driver owns sockets and bytes. `peer` is its number of a safekeeper's address; a peer's messages arrive in
-order until `PeerClosed`. It keeps the WAL of `[queue_begin, end)` in memory, where each `ReleaseWal` moves
+The driver owns sockets and bytes. `peer` is its number of a safekeeper's address; a peer's messages arrive in order
+until `PeerClosed`. The driver keeps the WAL of `[queue_begin, end)` in memory; each `ReleaseWal` advances
 `queue_begin`. LSNs and lengths are bytes.
 """
 
@@ -21,35 +21,35 @@ from walsender_bridge.quorum.protocol.messages import (
 )
 from walsender_bridge.quorum.protocol.value import value
 
-# -- what it is told at the start -------------------------------------------------------------------
+# -- initial values ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """In bytes, but for ticks and epochs. Memory for WAL is at most `queue_bytes + inflight_bytes * number of safekeepers`."""
+    """In bytes, except ticks and epochs. WAL takes at most `queue_bytes + inflight_bytes * safekeepers` of memory."""
 
     queue_bytes: int = 48 << 20
     #: Sent to one safekeeper and not acknowledged by it.
     inflight_bytes: int = 4 << 20
     #: WAL of one message (`frames.MAX_WAL_BYTES` at most).
     append_bytes: int = 512 << 10
-    #: How far a safekeeper may stay behind until its WAL is let go (rule 8).
+    #: How far a safekeeper may lag before its WAL is released (rule 8).
     max_laggard_bytes: int = 16 << 30
-    #: For how many ticks commits may wait for room on full disks before the safekeeper that is furthest behind is let go.
+    #: Ticks that commits may wait on full disks before the WAL of the safekeeper furthest behind is released.
     full_ticks: int = 25
-    #: Older WAL that safekeepers are brought between two ticks, so that it delays no commit (`catch_up/core.py`); 0: none.
+    #: WAL sent for catch-up between two ticks, so that it delays no commit (`catch_up/core.py`); 0: none.
     backfill_bytes: int = 4 << 20
     #: How much WAL below VCL must be equal at the primary and the best safekeeper.
     compare_bytes: int = 64 << 10
-    #: Not bytes: how long a proposer that was outvoted waits at least before it campaigns again (`rivals.py`).
+    #: Ticks: the least time that an outvoted proposer waits before it campaigns again (`rivals.py`).
     patience_ticks: int = 8
-    #: How many epochs a history keeps separate, as long as older ones are committed.
+    #: Election epochs that a history keeps apart, as long as older ones are committed.
     epochs: int = MAX_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A server's timelines. `switches`: (timeline, LSN where it was left), oldest first, without the last."""
+    """A server's timelines. `switches`: (timeline, its switch point), oldest first, without the last."""
 
     timeline: int
     switches: tuple[tuple[int, int], ...] = ()
@@ -61,7 +61,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """The server that the WAL comes from, as it was when the proposer connected to it."""
+    """The source server, as of the proposer's connection to it."""
 
     lineage: Lineage
     flush_lsn: int
@@ -72,14 +72,14 @@ class Primary:
 
 @dataclass(frozen=True, slots=True)
 class PeerConnected:
-    """A connection to this safekeeper stands. A number that is new is one more address."""
+    """A connection to this safekeeper is established. A new number is one more address."""
 
     peer: int
 
 
 @value
 class PeerReceived:
-    """A message came (`Fetched` does not: its bytes are the driver's business)."""
+    """A message arrived (except `Fetched`, whose bytes the driver handles)."""
 
     peer: int
     message: ToProposer
@@ -87,7 +87,7 @@ class PeerReceived:
 
 @dataclass(frozen=True, slots=True)
 class PeerClosed:
-    """The connection is gone, whoever ended it."""
+    """The connection is closed, by either end."""
 
     peer: int
 
@@ -102,7 +102,7 @@ class WalReceived:
 
 @value
 class WalRead:
-    """Answer to `ReadWal`: these bytes are in hand for `peer`. `begin_lsn == end_lsn`: it failed."""
+    """Answer to `ReadWal`: these bytes were read for `peer`. `begin_lsn == end_lsn`: it failed."""
 
     peer: int
     begin_lsn: int
@@ -111,9 +111,9 @@ class WalRead:
 
 @dataclass(frozen=True, slots=True)
 class WalCompared:
-    """Answer to `CompareWal` of this peer up to `end_lsn`. `equal`: None when it could not be done.
+    """Answer to `CompareWal` of this peer up to `end_lsn`. `equal`: None when the comparison failed.
 
-    `removed`: because the primary has removed that WAL.
+    `removed`: it failed because the primary has removed that WAL.
     """
 
     peer: int
@@ -131,21 +131,21 @@ class PrimaryKeeps:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryAt:
-    """Answer to `LocatePrimary`: its WAL is flushed up to here now."""
+    """Answer to `LocatePrimary`: the primary's current flush position."""
 
     flush_lsn: int
 
 
 @dataclass(frozen=True, slots=True)
 class MembersWanted:
-    """An operator changes the membership to these identities."""
+    """An operator requests a membership of these identities."""
 
     members: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Some time has passed: heartbeats, and another try where something failed."""
+    """Time has passed: send heartbeats, and retry what failed."""
 
 
 Event: TypeAlias = (
@@ -166,16 +166,16 @@ Event: TypeAlias = (
 
 
 class WalSource(StrEnum):
-    """Where WAL is read that is no longer in the queue."""
+    """The source of WAL that is no longer in the queue."""
 
     PRIMARY = "primary"
     PEER = "peer"
 
 
 class StopReason(StrEnum):
-    """Why a proposer ends. It never elects itself again (rule 5).
+    """Why a proposer ends. It never campaigns again (rule 5).
 
-    After OUTVOTED its process begins a new session with a UUID of its own, and the rest is for an operator.
+    After OUTVOTED its process starts a new session with another UUID; every other reason needs an operator.
     """
 
     DISPLACED = "displaced"
@@ -190,7 +190,7 @@ class StopReason(StrEnum):
     BROKEN = "the safekeepers contradict each other"
 
 
-#: Refusals that rule the proposer out when a majority says so; others are one safekeeper's.
+#: Refusals that rule the proposer out if a majority gives them; any other is that safekeeper's fault.
 STOPS = {
     Refusal.FENCED_TIMELINE: StopReason.FENCED,
     Refusal.OLDER_TIMELINE: StopReason.OTHER_HISTORY,
@@ -211,7 +211,7 @@ class SendMessage:
 
 @value
 class SendWal:
-    """Send [begin_lsn, end_lsn) as one `Append`: from the queue, or what the last `WalRead` brought."""
+    """Send [begin_lsn, end_lsn) as one `Append`: from the queue, or from the last `WalRead`."""
 
     peer: int
     begin_lsn: int
@@ -222,14 +222,14 @@ class SendWal:
 
 @dataclass(frozen=True, slots=True)
 class ClosePeer:
-    """Close the connection; it is made again later, like every connection that breaks."""
+    """Close the connection; it is reopened later, like every connection that breaks."""
 
     peer: int
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFault:
-    """Tell the operator: this safekeeper cannot take part, and why. Its connection may stand."""
+    """Report to the operator why this safekeeper cannot take part. Its connection may stay open."""
 
     peer: int
     refused: Refused
@@ -237,12 +237,12 @@ class PeerFault:
 
 @dataclass(frozen=True, slots=True)
 class LocatePrimary:
-    """Ask the primary how far its WAL is flushed. Answer: `PrimaryAt`."""
+    """Request the primary's flush position. Answer: `PrimaryAt`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompareWal:
-    """Fetch [begin_lsn, end_lsn) from `peer` and from the primary, compare. Answer: `WalCompared`."""
+    """Fetch [begin_lsn, end_lsn) from `peer` and from the primary, and compare. Answer: `WalCompared`."""
 
     peer: int
     begin_lsn: int
@@ -251,7 +251,7 @@ class CompareWal:
 
 @dataclass(frozen=True, slots=True)
 class StartStreaming:
-    """Elected: have the primary stream from `lsn`. Until then nothing is asked of it."""
+    """The proposer is elected: start streaming from the primary at `lsn`. Before, it requests no WAL."""
 
     node_id: NodeId
     lsn: int
@@ -269,8 +269,8 @@ class ReadWal:
 
 
 @value
-class ReadOlder:
-    """Read [begin_lsn, end_lsn) from `donor` for a peer that lacks it, below the beginning of its log."""
+class ReadCatchUpWal:
+    """Read [begin_lsn, end_lsn) from `donor` for the catch-up of a peer, below the beginning of its log."""
 
     peer: int
     begin_lsn: int
@@ -279,8 +279,8 @@ class ReadOlder:
 
 
 @value
-class SendOlder:
-    """Send what `ReadOlder` brought: WAL of a segment whose last byte is of this timeline."""
+class SendCatchUpWal:
+    """Send what `ReadCatchUpWal` read: WAL of a segment whose last byte is on this timeline."""
 
     peer: int
     begin_lsn: int
@@ -290,30 +290,30 @@ class SendOlder:
 
 @value
 class Feedback:
-    """A quorum has everything below `lsn` on disk: tell the primary (write = flush = lsn, apply = 0)."""
+    """A quorum has everything below `lsn` on disk: report it to the primary (write = flush = lsn, apply = 0)."""
 
     lsn: int
 
 
 @dataclass(frozen=True, slots=True)
 class PassFeedback:
-    """The least of the readers' hot-standby feedback is now this."""
+    """Send the primary this hot standby feedback, the oldest of all readers'."""
 
     feedback: HotStandbyFeedback
 
 
 @value
 class ReleaseWal:
-    """The queue begins at `lsn`: free the memory of what is below and not being sent."""
+    """The queue begins at `lsn`: free the WAL below that is not being sent."""
 
     lsn: int
 
 
 @value
 class AdvanceSlot:
-    """Every safekeeper that is not to be rebuilt has the WAL below `lsn`: no slot needs to hold it.
+    """Every safekeeper that needs no full resync has the WAL below `lsn`: no slot needs to keep it.
 
-    But the start of a record that goes on at `lsn`: votes go back to it (rule 9). The driver stays below.
+    Except the start of a record that continues at `lsn`, to which votes go back (rule 9): the driver stays below it.
     """
 
     lsn: int
@@ -321,28 +321,28 @@ class AdvanceSlot:
 
 @dataclass(frozen=True, slots=True)
 class MarkRebuild:
-    """This member stayed too far behind: its WAL is let go, it begins anew when it comes back (rule 8)."""
+    """This member lags too far behind: its WAL is released, and it does a full resync when it comes back (rule 8)."""
 
     safekeeper: int
 
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """This membership is in force. The one before it is needed still, until it is settled."""
+    """This membership is in force. The previous one is still needed until it is settled."""
 
     configuration: Configuration
 
 
 @dataclass(frozen=True, slots=True)
 class MembersSettled:
-    """A majority of each membership has persisted it: it outlives whoever left, and a minority's disks."""
+    """A majority of each membership has persisted it: it survives the members that left, and the loss of a minority."""
 
     configuration: Configuration
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Close every connection and end. `by`: who was in the way, if it was another proposer."""
+    """Close every connection and end. `by`: the other proposer, if one is the reason."""
 
     reason: StopReason
     detail: str

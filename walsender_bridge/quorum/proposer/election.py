@@ -1,4 +1,4 @@
-"""What a quorum of vote replies decides. Pure: the whole of rules 1, 2 and 9 on the proposer's side."""
+"""Decisions from a quorum of vote replies: rules 1, 2 and 9 on the proposer's side. Pure."""
 
 from collections.abc import Collection, Iterable
 
@@ -8,19 +8,19 @@ from walsender_bridge.quorum.proposer import rivals
 from walsender_bridge.quorum.proposer.effects import Limits, Primary
 from walsender_bridge.quorum.protocol import terms
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History, divergence
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry, divergence
 from walsender_bridge.quorum.protocol.messages import SafekeeperGreeting, ServerInfo, VoteReply
 
 
 def next_term(
     greetings: Collection[SafekeeperGreeting], configuration: Configuration, heard: int = 0
 ) -> int:
-    """The term to be elected in, which is the new epoch, too (rule 2); 0: none, until others greet.
+    """The term of the next campaign, which is also its election epoch (rule 2); 0: none, until others greet.
 
-    It is above all that were heard of, but for those that are out of a quorum's reach (`protocol/terms.py`). Who has
-    voted in such a one refuses this vote; the others are a quorum below the term, as each election needs. Those without
-    that one are waited for, if they are a quorum. Otherwise the votes of honest elections are so far apart, and the
-    least term is taken that a quorum follows.
+    It exceeds all known terms, except those out of a quorum's reach (`protocol/terms.py`). A safekeeper that has voted in
+    such a term refuses this vote; the others are a quorum below the term, as each election needs. If the safekeepers
+    without such a vote are a quorum, they are waited for. Otherwise the votes of genuine elections are that far apart, and
+    the least term that a quorum follows is chosen.
     """
     known = sorted({heard, *(greeting.node_id.term for greeting in greetings)})
     tries = [(last, terms.MAX_REACH) for last in reversed(known)]
@@ -39,14 +39,14 @@ def next_term(
 
 
 def too_far(greetings: Collection[SafekeeperGreeting], configuration: Configuration) -> set[int]:
-    """The safekeepers that have voted so far above others that greeted that nobody who needs those campaigns above it."""
+    """The safekeepers whose votes are so far above those of others that no proposer that needs the others campaigns above."""
     own = [each.node_id.term for each in greetings if each.safekeeper in configuration.everyone]
     lowest = max(configuration.term, min(own, default=0))
     return {e.safekeeper for e in greetings if rivals.out_of_reach(e.node_id, lowest)}
 
 
 def behind(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> bool:
-    """Whether more is committed than the primary had when it was looked at."""
+    """Whether more WAL is committed than the primary had when it was probed."""
     return primary is not None and any(
         each.timeline == primary.lineage.timeline and each.commit_lsn > primary.flush_lsn
         for each in greetings
@@ -54,16 +54,15 @@ def behind(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> 
 
 
 def rank(reply: VoteReply) -> tuple[int, int]:
-    """How advanced a voter's log is after its vote (rule 1): by epoch first, by its end second."""
+    """How advanced a voter's log is after its vote (rule 1): by election epoch first, by its end second."""
     return reply.history.rank(reply.flush_lsn)
 
 
 def volume_complete(replies: Collection[VoteReply]) -> VoteReply:
     """The most advanced of a quorum of replies: the end of its log is VCL, its history the log's.
 
-    What was committed is on a quorum, every two quorums share a voter, and that voter's log is no more
-    advanced than this one: so this log has everything that was committed. Raises `CorruptError` if a voter
-    knows better.
+    Committed WAL is on a quorum, every two quorums share a voter, and that voter's log is no more advanced than this one:
+    so this log has all committed WAL. Raises `CorruptError` if a voter contradicts that.
     """
     best = max(replies, key=rank)
     vcl = end(best)
@@ -72,21 +71,21 @@ def volume_complete(replies: Collection[VoteReply]) -> VoteReply:
             raise CorruptError(
                 f"{format_lsn(reply.commit_lsn)} was committed, and a quorum ends at "
                 f"{format_lsn(vcl)}",
-                repair="a safekeeper has lost WAL that it acknowledged: look for a failing disk",
+                repair="a safekeeper has lost WAL that it acknowledged: check the disks",
             )
     return best
 
 
 def outranked(best: VoteReply | None, replies: Iterable[VoteReply]) -> bool:
-    """Whether a vote that came later is of a more advanced log than VCL's."""
+    """Whether a later vote came from a more advanced log than the one that set VCL."""
     return best is None or any(rank(reply) > rank(best) for reply in replies)
 
 
 def restart(reply: VoteReply, best: VoteReply, vcl: int) -> int:
-    """Up to where every member has the best log, as far as this voter can tell.
+    """The LSN up to which every member has the best log, as far as this voter knows.
 
-    Its `restart_lsn` is about its own log, and may lie inside a record that votes went back from and that others
-    replaced: beyond where the two logs part it says nothing.
+    Its `restart_lsn` is about its own log, and may lie inside a record that the votes excluded and others replaced: beyond
+    the divergence point of the two logs it means nothing.
     """
     point = divergence(reply.history, reply.flush_lsn, best.history, vcl)
     return 0 if point is None else min(reply.restart_lsn, point)
@@ -96,11 +95,11 @@ def history(
     best: VoteReply,
     voters: Collection[VoteReply],
     vcl: int,
-    successors: Iterable[EpochEntry],
+    successors: Iterable[HistoryEntry],
     server: ServerInfo,
     limits: Limits,
 ) -> History:
-    """The best log's history, then `successors`: without what all members have, and compacted. Raises `NotSupportedError`."""
+    """The best log's history, then `successors`; pruned to what not all members have, compacted. Raises `NotSupportedError`."""
     everywhere = max(restart(reply, best, vcl) for reply in voters)
     pruned = best.history.succeeded(vcl, successors).pruned(
         everywhere - everywhere % server.segment_size
@@ -109,7 +108,7 @@ def history(
 
 
 def committed(voters: Iterable[VoteReply]) -> int:
-    """Up to where a quorum has the best log, as far as these voters have been told."""
+    """The greatest commit_lsn of the best log that these voters know."""
     return max((reply.commit_lsn for reply in voters), default=0)
 
 
@@ -119,22 +118,22 @@ def end(reply: VoteReply) -> int:
 
 
 def genesis(primary: Primary | None, server: ServerInfo) -> int:
-    """VCL when no voter holds anything: the log begins with the segment that the primary is in."""
+    """VCL when no voter holds any WAL: the log begins with the primary's current segment."""
     if primary is None:
         raise DivergedError("the safekeepers hold no WAL to fail over to")
     return primary.flush_lsn - primary.flush_lsn % server.segment_size
 
 
 def ahead(lsn: int, primary: Primary) -> str:
-    """What is wrong with a server that lacks what the safekeepers hold of it."""
+    """Message for a server that lacks WAL of its own that the safekeepers hold."""
     return (
         f"the safekeepers hold WAL up to {format_lsn(lsn)}, this server ends at "
-        f"{format_lsn(primary.flush_lsn)}: it was restored, or lost what it had flushed"
+        f"{format_lsn(primary.flush_lsn)}: it was restored, or lost flushed WAL"
     )
 
 
 def timeline(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> int:
-    """The timeline to vote for: the primary's; a failover goes on with the one that stands."""
+    """The timeline to vote for: the primary's; a failover continues the current one."""
     if primary is not None:
         return primary.lineage.timeline
     return max((greeting.timeline for greeting in greetings), default=0)

@@ -1,4 +1,4 @@
-"""Why a proposer ended, as the error that its operator reads."""
+"""The reason of a proposer's end, as an error with a hint."""
 
 from walsender_bridge.errors import (
     CorruptError,
@@ -17,13 +17,13 @@ _ERRORS: dict[StopReason, type[TusklineError]] = {
 }
 _REPAIRS = {
     StopReason.DISPLACED: "only one proposer may run: stop this one, or the other",
-    StopReason.OUTVOTED: "none needed: it campaigns again in a higher term",
-    StopReason.FENCED: "attach the server that was promoted, or take the failover back",
+    StopReason.OUTVOTED: "no action is needed: it campaigns again in a higher term",
+    StopReason.FENCED: "attach the server that was promoted, or abort the failover",
     StopReason.OTHER_SERVER: "give each cluster safekeepers of its own",
     StopReason.OTHER_QUORUM: "start the safekeepers of this server's quorum; docs/quorum-lost.md if they are gone",
     StopReason.AHEAD: "rebuild this server from a base backup and the safekeepers' WAL",
     StopReason.OTHER_HISTORY: "attach the server whose timeline the safekeepers hold",
-    StopReason.OTHER_BYTES: "this server is not the one whose WAL the safekeepers hold",
+    StopReason.OTHER_BYTES: "attach the server whose WAL the safekeepers hold",
     StopReason.REMOVED: "start every safekeeper: one may have more WAL. Otherwise tuskline quorum release, and new"
     " safekeepers (docs/quorum-lost.md)",
     StopReason.BROKEN: "keep the safekeepers' data directories, and compare their WAL",

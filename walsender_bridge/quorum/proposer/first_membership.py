@@ -1,12 +1,12 @@
-"""Whose quorum it is, at the very first start: the safekeepers at the operator's addresses.
+"""The members of the quorum at the very first start: the safekeepers at the configured addresses.
 
-A safekeeper draws its identity with its data directory, so a configuration file can name addresses alone. Once
-safekeepers hold a membership of this server's quorum (`quorum_id.py`), the newest one is taken. Before, *all* of them
-must answer: a membership that is made of a part could leave out the one that knows better.
+A safekeeper draws its identity with its data directory, so a configuration file can only name addresses. Once
+safekeepers hold a membership of this server's quorum (`quorum_id.py`), the newest one is used. Before, *all* of them
+must answer: a membership formed from some of them could leave out one that holds an existing membership.
 
-They are asked side by side. A membership of which a majority has answered is enough: whoever knows a newer one tells
-it in the election, and one that hangs does not delay that. What is no safekeeper, or another cluster's, is none of
-the majority, and does not stop it.
+They are queried in parallel. It is enough that a majority of a membership has answered: a newer one is learned in the
+election, and a safekeeper that hangs delays nothing. A process that is no safekeeper, or another cluster's, does not
+count toward the majority, and does not prevent it.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ def find_membership(
 ) -> Configuration:
     """The membership in force, or the first one.
 
-    `others`: addresses where members may be found, too, which found no membership. `seconds`: how long one may take to
-    answer. `known`: what is recorded. A membership from before quorums had ids has none. Raises `UnavailableError` when
-    too few answer, and `DivergedError` when one of those at `safekeepers` belongs to another server, or all of them
-    to no quorum that this server may have (`quorum_id.py`).
+    `others`: further addresses where members may be found; they do not form a first membership. `seconds`: the timeout of
+    one answer. `known`: the recorded id. A membership from before quorums had ids has none. Raises `UnavailableError` when
+    too few answer, and `DivergedError` when one of those at `safekeepers` belongs to another server, or all of them to no
+    quorum that this server may have (`quorum_id.py`).
     """
     answers: dict[int, Answer] = {}
     held = _ask(safekeepers, server, seconds, known, answers)
@@ -49,7 +49,7 @@ def find_membership(
         answer = answers[index]
         if isinstance(answer, m.Refused) and answer.reason in _OTHER_SERVER:
             raise DivergedError(
-                f"other server: {answer.detail}",
+                f"safekeeper belongs to another server: {answer.detail}",
                 where=f"{host}:{port}",
                 repair="give each cluster safekeepers of its own",
             )
@@ -63,7 +63,7 @@ def _ask(
     known: KnownQuorumId,
     answers: dict[int, Answer],
 ) -> Configuration:
-    """The newest membership that they hold; no more is waited for than a majority of it. Fills `answers`."""
+    """The newest membership that they hold; waits for a majority of it only. Fills `answers`."""
     held, greetings = Configuration(), []
     for index, answer in ask_each(addresses, server, seconds):
         answers[index] = answer

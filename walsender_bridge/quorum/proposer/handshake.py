@@ -1,4 +1,4 @@
-"""Asking safekeepers who they are, as a proposer greets them: nobody's term changes by being asked."""
+"""Queries safekeepers for their identity and state by a proposer's greeting, which changes no term."""
 
 import queue
 import select
@@ -14,16 +14,16 @@ from walsender_bridge.quorum.protocol.message_socket import WireEnd
 
 #: Seconds for one answer.
 ANSWER_SECONDS = 5.0
-#: Seconds that a thread may be late beyond that; a lookup of a name knows no deadline.
+#: Seconds that a thread may exceed that: name resolution has no timeout.
 _SPARE_SECONDS = 0.5
 
 
 def ask(
     host: str, port: int, server: m.ServerInfo, seconds: float = ANSWER_SECONDS
 ) -> m.SafekeeperGreeting | m.Refused:
-    """What the safekeeper there answers to a proposer of `server`.
+    """The safekeeper's answer to a proposer of `server`.
 
-    Raises `ConnectionFailedError` (nobody answers in so many seconds), `MalformedMessageError`, `NotSupportedError`.
+    Raises `ConnectionFailedError` (no answer within `seconds`), `MalformedMessageError`, `NotSupportedError`.
     """
     where = f"{host}:{port}"
     deadline = time.monotonic() + seconds
@@ -44,14 +44,14 @@ def ask(
                 message = decode(header, body)
                 if isinstance(message, m.SafekeeperGreeting | m.Refused):
                     return message
-                raise MalformedMessageError("it does not say who it is", where=where)
+                raise MalformedMessageError("unexpected handshake reply", where=where)
     finally:
         end.close()
     raise ConnectionFailedError(f"no answer in {seconds:g} s", where=where)
 
 
 def greet(host: str, port: int, server: m.ServerInfo) -> m.SafekeeperGreeting | None:
-    """The same; None if it does not answer, or refuses."""
+    """Its greeting; None if it does not answer, or refuses."""
     try:
         answer = ask(host, port, server)
     except ConnectionFailedError:
@@ -62,9 +62,9 @@ def greet(host: str, port: int, server: m.ServerInfo) -> m.SafekeeperGreeting | 
 def ask_each(
     addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
 ) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]]:
-    """(index, answer, or what `ask` raised) of all of them, asked side by side, in the order of their answers.
+    """(index, answer or error of `ask`) of all safekeepers, queried in parallel, in the order of their answers.
 
-    Those that hang cost `seconds` together, a silent name server included, and nothing for who has heard enough.
+    Those that hang take `seconds` altogether, a silent name server included; a caller that stops earlier does not wait.
     """
     answers: queue.SimpleQueue[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]] = (
         queue.SimpleQueue()
@@ -77,7 +77,7 @@ def ask_each(
         except TusklineError as error:
             answer = error
         except Exception as error:
-            # Whatever it is: who waits for this answer has to get one.
+            # Of any kind: the caller waits for a result of each.
             answer = TusklineError(f"{type(error).__name__}: {error}", where=f"{host}:{port}")
         answers.put((index, answer))
 
@@ -101,6 +101,6 @@ def ask_each(
 def ask_all(
     addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
 ) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | None]]:
-    """The same; None for one that does not answer as a safekeeper does: it is not to stop the others."""
+    """The answers of all; None for one that does not answer as a safekeeper does, which must not stop the others."""
     for index, answer in ask_each(addresses, server, seconds):
         yield index, None if isinstance(answer, TusklineError) else answer

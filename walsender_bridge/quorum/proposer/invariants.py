@@ -1,8 +1,8 @@
 """What must hold of a proposer after each step. Pure.
 
-The driver checks it after every step but the hot ones, which carry WAL and its acknowledgements, and before the step's
-effects. Of a hot step only this is checked, and only if it moved `commit_lsn`: whether majorities have that much, since a
-COMMIT returns by it. Rules by number are those of quorum/README.md.
+The driver checks it after every step except the hot ones, which carry WAL and acknowledgements, and before the step's
+effects. After a hot step that moved `commit_lsn` it checks one thing, on which COMMIT depends: that majorities have
+acknowledged that much. Rule numbers are those of quorum/README.md.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from walsender_bridge.runtime.invariants import Invariant
 
 
 class Checked(NamedTuple):
-    """What the last check found, and the next one compares with. The LSNs are 0 until it is elected."""
+    """The state at the last check, for the next one to compare with. The LSNs are 0 until the election."""
 
     node_id: NodeId
     configuration: Configuration
@@ -36,7 +36,7 @@ class _Step(NamedTuple):
 
 
 def checked(core: Proposer) -> Checked:
-    """The core as the next check compares it, when there was none yet."""
+    """The initial state, for the first check to compare with."""
     streaming = core.streaming
     if streaming is None:
         return Checked(core.node_id, core.configuration, False, 0, 0)
@@ -45,7 +45,7 @@ def checked(core: Proposer) -> Checked:
 
 
 def is_hot(event: Event) -> bool:
-    """WAL on its way, or acknowledged: at each commit."""
+    """WAL arrives, or is acknowledged: at each commit."""
     kind = type(event)
     if kind is PeerReceived:
         return type(event.message) is AppendAck  # type: ignore[union-attr]  # it is a PeerReceived
@@ -53,13 +53,13 @@ def is_hot(event: Event) -> bool:
 
 
 def check_invariants(core: Proposer, before: Checked) -> Checked:
-    """What the next check compares with. Raises `InvariantError`."""
+    """Check; returns the state for the next check. Raises `InvariantError`."""
     invariants.check("proposer", INVARIANTS, _Step(core, before), _describe)
     return checked(core)
 
 
 def check_commit(core: Proposer, before: Checked) -> Checked:
-    """The same after a hot step: only whether majorities have what became committed by it."""
+    """As `check_invariants`, after a hot step: only whether majorities have the WAL that it committed."""
     streaming = core.streaming
     if streaming is None or streaming.commit_lsn == before.commit_lsn:
         return before
@@ -73,9 +73,9 @@ def _describe(step: _Step) -> str:
     if streaming is None:
         return state
     lsns = "epoch_start", "queue_begin", "restart_lsn", "commit_lsn", "end"
-    told = [f"{name} {format_lsn(max(getattr(streaming, name), 0))}" for name in lsns]
+    positions = [f"{name} {format_lsn(max(getattr(streaming, name), 0))}" for name in lsns]
     acked = [f"{each:032x} {format_lsn(max(lsn, 0))}" for each, lsn in streaming.acked.items()]
-    return f"{state}, {', '.join(told)}; acknowledged: {', '.join(acked) or 'nothing'}"
+    return f"{state}, {', '.join(positions)}; acknowledged: {', '.join(acked) or 'nothing'}"
 
 
 def _one_node_id(step: _Step) -> bool:
@@ -88,17 +88,17 @@ def _quorum_stays(step: _Step) -> bool:
 
 
 def _elected_by_a_quorum(step: _Step) -> bool:
-    """Who has voted may be distrusted later: it is asked when the proposer takes office."""
+    """Checked at the moment of the election: a voter may become distrusted later."""
     core = step.core
-    if core.office is None or step.before.leads:
+    if core.leader is None or step.before.leads:
         return True
     peers = core.peers.values()
     voters = {p.identity for p in peers if p.reply and p.reply.node_id == core.node_id}
     return core.configuration.has_quorum(voters)
 
 
-def _of_office(holds: Callable[[Proposer, LeaderState], bool]) -> Callable[[_Step], bool]:
-    return lambda step: step.core.office is None or holds(step.core, step.core.office)
+def _of_leader(holds: Callable[[Proposer, LeaderState], bool]) -> Callable[[_Step], bool]:
+    return lambda step: step.core.leader is None or holds(step.core, step.core.leader)
 
 
 def _of_wal(holds: Callable[[Streaming], bool]) -> Callable[[_Step], bool]:
@@ -109,12 +109,12 @@ def _of_wal(holds: Callable[[Streaming], bool]) -> Callable[[_Step], bool]:
     return asked
 
 
-def _office_is_of_the_term(core: Proposer, office: LeaderState) -> bool:
-    return office.term == core.node_id.term == office.history.latest_epoch > 0
+def _leader_has_the_term(core: Proposer, leader: LeaderState) -> bool:
+    return leader.term == core.node_id.term == leader.history.latest_election_epoch > 0
 
 
 def _commit_is_backed(step: _Step) -> bool:
-    """By the memberships in force when it moved. Later a member may begin anew, or leave."""
+    """By the memberships in force when it moved. Later a member may do a full resync, or leave."""
     streaming = step.core.streaming
     if streaming is None or not step.before.leads or streaming.commit_lsn == step.before.commit_lsn:
         return True
@@ -162,11 +162,11 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     ),
     Invariant("quorum_id_never_changes", "rule 10", _quorum_stays),
     Invariant("elected_by_a_quorum", "rules 1 and 10", _elected_by_a_quorum),
-    Invariant("epoch_is_the_term", "rule 2", _of_office(_office_is_of_the_term)),
+    Invariant("epoch_is_the_term", "rule 2", _of_leader(_leader_has_the_term)),
     Invariant(
         "counts_by_the_membership_in_force",
         "rule 10",
-        _of_office(lambda core, office: office.streaming.configuration == core.configuration),
+        _of_leader(lambda core, leader: leader.streaming.configuration == core.configuration),
     ),
     *_OF_COMMITS,
     Invariant(
@@ -184,7 +184,7 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     ),
     Invariant(
         "acknowledged_within_end",
-        "rule 4: nobody has what was not sent",
+        "rule 4: a safekeeper only has WAL that was sent",
         _of_wal(lambda wal: all(lsn <= wal.end for lsn in wal.acked.values())),
     ),
     Invariant("queue_is_bounded", "rule 8", _of_wal(_queue_is_bounded)),

@@ -1,8 +1,8 @@
-"""The proposer in office: voters are brought into its epoch, acknowledge, and may be exchanged.
+"""The leader state of an elected proposer: brings voters into its election epoch, counts their acknowledgements.
 
-Each safekeeper is sent WAL from the divergence point of the two histories (rules 3, 6); it finds the same
-point for itself, or refuses. Only acknowledgements of this term count (rule 4). `replication.py` decides what is
-committed, `membership.py` by whose majority.
+Each safekeeper is sent WAL from the divergence point of the two histories (rules 3, 6); it computes the same point
+itself, or refuses. Only acknowledgements of this term count (rule 4). `replication.py` decides what is committed,
+`membership.py` which majorities that needs.
 """
 
 from collections.abc import Collection
@@ -27,7 +27,7 @@ from walsender_bridge.quorum.protocol.hot_standby_feedback import oldest
 
 
 class LeaderState:
-    """See the module. `history` ends with this term's epoch, which starts at `vcl`."""
+    """See the module. `history` ends with this term's election epoch, which starts at `vcl`."""
 
     __slots__ = (
         "ancestors",
@@ -56,7 +56,7 @@ class LeaderState:
         self.membership = membership
         self.streaming = streaming
         self.feedback = m.HotStandbyFeedback()
-        #: The timelines before the server's, and where it left each.
+        #: The timelines before the server's, and their switch points.
         self.ancestors: tuple[tuple[int, int], ...] = ()
 
     @classmethod
@@ -73,7 +73,7 @@ class LeaderState:
         limits: Limits,
         primary_begin: int | None,
     ) -> "LeaderState":
-        """The office of who has this quorum of votes; `best` is the most advanced of them."""
+        """The leader state after an election by these votes; `best` is the most advanced of them."""
         commit = election.committed([best, *voters])
         restart = max((election.restart(reply, best, vcl) for reply in voters), default=0)
         streaming = Streaming(
@@ -82,7 +82,7 @@ class LeaderState:
             history,
             epoch_start=vcl,
             commit_lsn=commit,
-            # Votes end at complete records: what was let go can be a part of one ahead of them.
+            # Votes end at complete records: released WAL can reach into the record behind them.
             restart_lsn=min(restart, commit),
             segment_size=segment_size,
             limits=limits,
@@ -91,7 +91,7 @@ class LeaderState:
         return cls(term, vcl, history, peers, membership, streaming)
 
     def take_over(self, peer: SafekeeperPeer) -> list[Effect]:
-        """Bring a voter into this epoch, where its log parts from ours (rules 3 and 6)."""
+        """Bring a voter into this election epoch, from the divergence point of its log and ours (rules 3 and 6)."""
         reply, streaming = peer.reply, self.streaming
         assert reply is not None
         if identities.contradicts(reply, peer.identity, self.term, streaming):
@@ -99,24 +99,24 @@ class LeaderState:
         if peer.identity in self.membership.configuration.distrusted:
             return identities.distrusted(peer)
         configuration = self.membership.configuration
-        taken = reply.history.latest_epoch == self.term
+        taken = reply.history.latest_election_epoch == self.term
         if taken and streaming.can_feed(reply.flush_lsn):
             effects = self._holds(peer, reply.configuration.generation)
             return [*effects, *self._configure(peer), *streaming.start(peer, reply.flush_lsn)]
         start = reply.flush_lsn if taken else self._divergence(reply)
-        # A log of a compacted history can end where this one begins only later.
+        # A log with an uncompacted history can end below the beginning of this one.
         begin = self.history.entries[0].start_lsn
-        # And who began anew beyond VCL, where its last record was cut off, has nothing that goes on from there.
+        # A log that began beyond VCL after a full resync, and whose last record was cut off, cannot continue from there.
         begin = max(begin, reply.begin_lsn)
         rebuild = start is None or start < begin or not streaming.can_feed(start)
         if rebuild or start is None:
             start = max(streaming.oldest_kept(), self._first_segment())
             peer.begin_lsn = start
-            # It drops what it has acknowledged, and may crash before it has anything else.
+            # It drops what it has acknowledged, and may crash before it has received anything else.
             streaming.acked.pop(peer.identity, None)
-        peer.state = PeerState.TAKING
+        peer.state = PeerState.RECOVERING
         peer.generation = configuration.generation
-        # Acknowledged before anything is sent: what is below was never ours to send.
+        # Its first acknowledgement must equal this: WAL below was not sent in this term.
         peer.sent_lsn = start
         elected = m.Elected(
             self.term,
@@ -130,18 +130,17 @@ class LeaderState:
         return [SendMessage(peer.number, elected)]
 
     def distrust(self, peer: SafekeeperPeer) -> list[Effect]:
-        """Its promises are void: for this proposer at once, for every later one when a majority has persisted that."""
+        """Void its promises: for this proposer at once, for every later one once a majority has persisted that."""
         configuration = self.membership.configuration
         void = configuration.distrusting(peer.identity)
         known = peer.identity not in configuration.trusted
         return [*identities.distrusted(peer), *([] if known else self.use(void))]
 
     def _first_segment(self) -> int:
-        """The first segment that begins inside the history: a log that begins anew begins there at the earliest.
+        """The first segment that begins inside the history: the earliest start of a full resync.
 
-        It is committed, though perhaps no voter remembers: a history is cut off only up to the segment of an LSN
-        that every member has (rule 7), its oldest epoch reaches beyond that segment's start, and a compacted history
-        begins where it began before.
+        Its start is committed, even if no voter knows: a history is pruned only up to the segment of an LSN that every member
+        has (rule 7), its oldest election epoch reaches beyond that segment's start, and compaction keeps the beginning.
         """
         size = self.streaming.segment_size
         return -(-self.history.entries[0].start_lsn // size) * size
@@ -150,14 +149,14 @@ class LeaderState:
         return divergence(reply.history, reply.flush_lsn, self.history, self.vcl)
 
     def acknowledged(self, peer: SafekeeperPeer, ack: m.AppendAck) -> list[Effect]:
-        """A safekeeper has taken over, or has more of the WAL on disk."""
+        """A safekeeper has adopted this election epoch, or has more WAL on disk."""
         streaming = self.streaming
         if ack.term != self.term:
             return []  # only acknowledgements of this term count (rule 4)
         if ack.flush_lsn > streaming.end:
-            return [ClosePeer(peer.number)]  # nobody can have what was not sent
+            return [ClosePeer(peer.number)]  # it acknowledged WAL that was not sent
         effects: list[Effect] = []
-        if peer.state == PeerState.TAKING:
+        if peer.state == PeerState.RECOVERING:
             if ack.flush_lsn != peer.sent_lsn:
                 return [ClosePeer(peer.number)]
             effects += self._holds(peer, peer.generation)
@@ -175,7 +174,7 @@ class LeaderState:
         )
 
     def heartbeat(self) -> list[Effect]:
-        """Time has passed. Whose connection broke, and who has not come back since, holds back no VACUUM any more."""
+        """Time has passed. A safekeeper whose connection broke, and that has not come back, no longer holds back VACUUM."""
         return [*self.streaming.heartbeat(), *self._pass_feedback()]
 
     def _pass_feedback(self) -> list[Effect]:
@@ -188,14 +187,14 @@ class LeaderState:
     # -- membership ---------------------------------------------------------------------------------
 
     def use(self, configuration: Configuration) -> list[Effect]:
-        """Count by this membership from now on, and have it persisted."""
+        """Count by this membership from now on, and send it to be persisted."""
         self.membership.use(configuration)
         self.streaming.use(configuration)
         effects: list[Effect] = [MembersChanged(configuration)]
         for peer in self.peers.values():
             if peer.greeting and peer.identity not in configuration.everyone:
                 effects.append(ClosePeer(peer.number))
-            elif peer.state == PeerState.STREAMING:  # who is taking over is told when it has
+            elif peer.state == PeerState.STREAMING:  # one that is recovering gets it afterwards
                 effects += self._configure(peer)
         return [*effects, *self.streaming.advance()]
 

@@ -1,9 +1,9 @@
-"""Whether a server may go on from where the quorum's log ends, and what its log is called from there.
+"""Whether a server may continue from the end of the quorum's log, and the history entries of its WAL from there.
 
-Invariant: the log up to VCL and the server's own history agree about every timeline and where it was left.
-A server that was promoted below VCL lacks WAL that may be committed, and one whose timeline the log has
-left lacks the rest: both are refused. One that was promoted above VCL is fine; what lies between is proposed
-on the old timeline, so the new epoch gets an entry for each timeline.
+Invariant: the log up to VCL and the server's own history agree on every timeline and its switch point. A server that was
+promoted below VCL lacks WAL that may be committed, and one whose timeline the log has left lacks the rest: both are
+refused. A server that was promoted above VCL is accepted; the WAL between is proposed on the old timeline, so the new
+election epoch gets an entry for each timeline.
 """
 
 from itertools import pairwise
@@ -11,18 +11,18 @@ from itertools import pairwise
 from walsender_bridge.errors import DivergedError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer.effects import Lineage
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 
 
 def of_log(log: History, vcl: int) -> Lineage:
-    """The timelines of the log itself up to `vcl`: a failover goes on with them, whatever server has its WAL."""
+    """The timelines of the log itself up to `vcl`: a failover continues them, whichever server has the WAL."""
     entries = log.counted(vcl)
     switches = [(b.timeline, a.start_lsn) for b, a in pairwise(entries) if b.timeline != a.timeline]
     return Lineage(entries[-1].timeline if entries else 0, tuple(switches))
 
 
-def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[EpochEntry, ...]:
-    """The entries of the epoch `term`, which starts at `vcl`, for a server of this lineage.
+def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[HistoryEntry, ...]:
+    """The history entries of election epoch `term`, which starts at `vcl`, for a server of this lineage.
 
     `vcl` ends at a complete record (rule 9), as a promotion does. Raises `DivergedError`.
     """
@@ -32,7 +32,7 @@ def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[Epo
     if start != lineage.timeline and start not in left:
         raise DivergedError(
             f"the safekeepers are on timeline {start}, this server is on {lineage.timeline}",
-            repair="attach the server that was promoted; this one comes back with pg_rewind",
+            repair="attach the server that was promoted; run pg_rewind on this one",
         )
     for before, after in pairwise(entries):
         if before.timeline != after.timeline and left.get(before.timeline) != after.start_lsn:
@@ -47,10 +47,10 @@ def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[Epo
             f"hold WAL up to {format_lsn(vcl)}",
             repair="promote a server that has replayed that far (`tuskline failover`)",
         )
-    result = [EpochEntry(term, vcl, start)]
+    result = [HistoryEntry(term, vcl, start)]
     following = [timeline for timeline, _ in lineage.switches] + [lineage.timeline]
     for timeline, switch in lineage.switches:
         if timeline >= start and switch >= vcl:
             successor = following[following.index(timeline) + 1]
-            result.append(EpochEntry(term, switch, successor))
+            result.append(HistoryEntry(term, switch, successor))
     return tuple(result)

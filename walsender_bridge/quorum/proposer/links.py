@@ -1,8 +1,8 @@
-"""A proposer's connections to its safekeepers: made, made again, and given up.
+"""A proposer's connections to its safekeepers: opened, reopened, and timed out.
 
-A safekeeper that refused is tried less and less often, up to `MOST_DIAL_SECONDS`: what it refuses for seldom mends
-itself, and each try costs an election's worth of messages and a line in a log. One that says nothing though it is
-expected to is given up, so that a connection that nobody is behind any more does not stand for one.
+A safekeeper that refused is retried at growing intervals, up to `MOST_DIAL_SECONDS`: the cause of a refusal seldom
+disappears by itself, and each attempt costs an election's worth of messages and a log line. A connection on which an
+expected message does not arrive is closed, so that a dead peer does not count as connected.
 """
 
 import select
@@ -16,35 +16,35 @@ from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer.name_resolution import Names
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 
-#: Seconds between two tries to connect to a safekeeper, and at most, when it refuses each time.
+#: Seconds between two attempts to connect to a safekeeper, and the maximum when it refuses each time.
 DIAL_SECONDS = 0.5
 MOST_DIAL_SECONDS = 5.0
-#: Seconds for a connection to stand.
+#: Seconds to establish a connection.
 CONNECT_SECONDS = 5.0
-#: Seconds of silence when something is expected: heartbeats are answered several times a second.
+#: Seconds of silence while a message is expected: heartbeats are answered several times a second.
 SILENT_SECONDS = 15.0
-#: The same for a safekeeper that was asked for WAL that another one lacks: commits may wait for that one, and a third one
+#: The same for a safekeeper from which WAL was requested for another one: commits may wait for that one, and a third one
 #: may have it, too.
 LENDING_SECONDS = 2.0
-#: The same before there are heartbeats: it first reads the whole segment, of up to 1 GB, for its checksum.
+#: The same before there are heartbeats: it first reads the whole segment, of up to 1 GB, to verify its checksum.
 COMPARED_SECONDS = 60.0
 
 
 class SafekeeperLink:
-    """A safekeeper's connection, and what was asked of it with `Fetch`, in order."""
+    """A safekeeper's connection, and what was requested from it with `Fetch`, in order."""
 
     def __init__(self, end: WireEnd) -> None:
         self.end = end
         self.connected = False
         self.polled = select.EPOLLIN | select.EPOLLOUT
-        #: When it was made, then when something came last.
+        #: Time of the connection, then of the last message.
         self.since = time.monotonic()
-        self.fetches: deque[e.ReadWal | e.CompareWal | e.ReadOlder] = deque()
+        self.fetches: deque[e.ReadWal | e.CompareWal | e.ReadCatchUpWal] = deque()
         self.fetched = bytearray()
 
 
 class Links:
-    """See the module. `by_peer` and `by_fd`: those that stand, or are being made."""
+    """See the module. `by_peer` and `by_fd`: connections that are established or being opened."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Links:
         poll: select.epoll,
         names: Names | None = None,
     ) -> None:
-        #: By the peer's number. They may become more.
+        #: By the peer's number. The list may grow.
         self.addresses = addresses
         self.by_peer: dict[int, SafekeeperLink] = {}
         self.by_fd: dict[int, int] = {}
@@ -60,7 +60,7 @@ class Links:
         self._dial_at: dict[int, float] = {}
         self._pause: dict[int, float] = {}
         self._names = names or Names()
-        #: How often each was dialled: a name with several addresses is tried at one after the other.
+        #: Attempts for each peer: the addresses of a name are tried in turn.
         self._tries: dict[int, int] = {}
 
     def where(self, peer: int) -> str:
@@ -69,7 +69,7 @@ class Links:
         return f"{host}:{port}"
 
     def dial(self, now: float) -> list[tuple[int, str]]:
-        """Begin the connections that are due; (safekeeper, why) of those whose name leads nowhere."""
+        """Open the connections that are due; (safekeeper, reason) of those whose name cannot be resolved."""
         faults = []
         for peer, (host, port) in enumerate(self.addresses):
             if peer in self.by_peer or now < self._dial_at.get(peer, 0.0):
@@ -103,31 +103,31 @@ class Links:
         self._poll.register(end, link.polled)
 
     def silent(self, now: float, expected: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """(safekeeper, why) of those to be given up. `expected`: whether one has something to say, but for what it was asked for."""
+        """(safekeeper, reason) of connections to close. `expected`: whether a message is due, apart from requested WAL."""
         found = []
         for peer, link in self.by_peer.items():
             if not link.connected:
                 if now - link.since > CONNECT_SECONDS:
-                    found.append((peer, "no answer to the connection"))
+                    found.append((peer, "connection timed out"))
             elif expected(peer):
                 if link.fetches and now - link.since > LENDING_SECONDS:
-                    found.append((peer, "it was asked for WAL, and says nothing"))
+                    found.append((peer, "no answer to a request for WAL"))
                 elif now - link.since > SILENT_SECONDS:
-                    found.append((peer, "it says nothing"))
+                    found.append((peer, "no message received in time"))
             elif not link.fetches:
                 link.since = now
             elif now - link.since > COMPARED_SECONDS:
-                found.append((peer, "it was asked for WAL to compare, and says nothing"))
+                found.append((peer, "no answer to a request for WAL to compare"))
         return found
 
     def refused(self, peer: int) -> None:
-        """It refused: the next try waits twice as long as the one before."""
+        """It refused: double the interval to the next attempt."""
         pause = min(2 * self._pause.get(peer, DIAL_SECONDS), MOST_DIAL_SECONDS)
         self._pause[peer] = pause
         self._dial_at[peer] = time.monotonic() + pause
 
     def settled(self, peer: int) -> None:
-        """It follows: when it breaks, it is tried again at once."""
+        """It follows: if its connection breaks, it is reopened at once."""
         self._pause.pop(peer, None)
 
     def drop(self, peer: int) -> SafekeeperLink:
@@ -140,7 +140,7 @@ class Links:
         return link
 
     def watch(self, link: SafekeeperLink) -> None:
-        """Poll a link for what it waits for."""
+        """Poll a link for the events that it needs."""
         events = link.end.events
         if events != link.polled:
             link.polled = events

@@ -1,21 +1,22 @@
-"""A change of the membership that an operator asks for: a file that the running proposer looks at.
+"""A change of the membership that an operator requests: a file that the running proposer polls.
 
-The file says which members are wanted and *for which generation* of which quorum's membership that was asked. So it is a
-comparison and an exchange: it is carried out from that generation alone, once, however often proposers die on the
-way; what a joint membership has begun, the next proposer completes from what the safekeepers hold. A file that is
-left over, or found on another machine, changes nothing: its generation is past.
+The file names the requested members and *the generation* of the quorum's membership that they replace. So it is a
+compare-and-swap: it is carried out from that generation only, and once, even if proposers die on the way; a joint
+membership is completed by the next proposer from what the safekeepers hold. A leftover file, or one found on another
+machine, changes nothing: its generation has passed.
 
-    WAITING ──all who join are here──▶ CHANGING (joint, then on disk) ──▶ DONE
+    WAITING ──joining ones connected─▶ CHANGING (joint, then on disk) ──▶ DONE
         ├── another change came first ──▶ SUPERSEDED
         └── an hour without a beginning ──▶ EXPIRED
 
-What an operator asked for and has forgotten since is not carried out when, weeks later, the safekeeper that was to join
-is started. An hour is counted by the system's clock: a clock that leaps ends a request early, which is asked again.
+A forgotten request is not carried out when the safekeeper that was to join is started weeks later. The hour is measured
+by the system's clock: if that leaps, a request may expire early, and has to be repeated.
 
-It is done when a majority of the new members has it on disk (`membership.py`): until then nobody may be switched off.
+The change is done when a majority of the new members has it on disk (`membership.py`): until then no member may be shut
+down.
 
-The change begins when every safekeeper that joins, and a majority of the new membership, is connected: commits
-then wait for no longer than the new ones take to be rebuilt from the last segments that somebody may still need.
+It begins when every joining safekeeper, and a majority of the new membership, is connected: commits then wait only as
+long as the full resync of the new ones takes, from the last segments that may still be needed.
 """
 
 import time
@@ -33,12 +34,12 @@ from walsender_bridge.quorum.protocol.configuration import majority
 from walsender_bridge.runtime import checksummed_json
 
 Address = tuple[str, int]
-#: How long a change may wait for its beginning.
+#: How long a change may wait before it begins.
 LASTS_SECONDS = 3600.0
 
 
 class ChangeState(StrEnum):
-    """See the module. NONE: nobody asked."""
+    """See the module. NONE: there is no request."""
 
     NONE = "none"
     WAITING = "waiting"
@@ -50,9 +51,9 @@ class ChangeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """`members`, identities, instead of the membership of `generation`; `addresses`: where members are found.
+    """`members`, identities, replace the membership of `generation`; `addresses`: where members are found.
 
-    `asked_at`: seconds since 1970; tells one request from another, too. `quorum`: whose membership that is; 0: not known.
+    `asked_at`: seconds since 1970; also distinguishes requests. `quorum`: the id of the membership's quorum; 0: unknown.
     """
 
     generation: int
@@ -62,7 +63,7 @@ class MemberRequest:
     quorum: int = 0
 
     def state(self, membership: Membership, now: float) -> ChangeState:
-        """How far it is, seen from the membership in force."""
+        """Its state, as seen from the membership in force."""
         configuration = membership.configuration
         if self.quorum not in {0, membership.quorum}:
             return ChangeState.SUPERSEDED  # generations are counted in each quorum
@@ -77,17 +78,17 @@ class MemberRequest:
         return ChangeState.SUPERSEDED
 
     def obstacle(self, members: frozenset[int], peers: Iterable[SafekeeperPeer]) -> str:
-        """Why it cannot begin from `members` now; empty if it can."""
+        """The reason why it cannot begin from `members` now; empty if it can."""
         here = {peer.identity for peer in peers if peer.greeting is not None}
         missing = sorted(self.members - members - here)
         if missing:
             return f"safekeeper {missing[0]:032x}, which is to join, is not connected"
         if len(here & self.members) < majority(self.members):
-            return "fewer than a majority of the new members are connected: commits would wait"
+            return "less than a majority of the new members is connected, so commits would wait"
         return ""
 
     def save(self, file: Path) -> None:
-        """Write it down, durably, for the proposer to find. Raises `OSError`."""
+        """Write the file, durably. Raises `OSError`."""
         record = {
             "generation": self.generation,
             "members": sorted(f"{member:032x}" for member in self.members),
@@ -99,7 +100,7 @@ class MemberRequest:
 
     @classmethod
     def load(cls, file: Path) -> "MemberRequest | None":
-        """What the file asks for; None if there is none. Raises `CorruptError`."""
+        """The file's request; None if there is no file. Raises `CorruptError`."""
         try:
             record = checksummed_json.load(file)
             return cls(
@@ -113,9 +114,9 @@ class MemberRequest:
             return None
         except (ValueError, KeyError, TypeError, UsageError) as error:
             raise CorruptError(
-                f"it asks for no membership: {error!r}",
+                f"invalid membership request: {error!r}",
                 where=str(file),
-                repair="remove it, and ask for the change again",
+                repair="remove the file, and request the change again",
             ) from error
 
 
@@ -123,12 +124,12 @@ def parse_address(text: str) -> Address:
     """`host:port`, where an IPv6 address has brackets. Raises `UsageError`."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise UsageError(f"{text!r} is no address of a safekeeper", repair="write host:port")
+        raise UsageError(f"invalid safekeeper address {text!r}", repair="write host:port")
     return host.strip("[]"), int(port)
 
 
 class MemberChanges:
-    """The file as a proposer follows it. `why`: what the change waits for. `clock`: seconds since 1970."""
+    """The file as the proposer polls it. `why`: what the change waits for. `clock`: seconds since 1970."""
 
     def __init__(self, file: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._file = file
@@ -137,8 +138,8 @@ class MemberChanges:
         self.request: MemberRequest | None = None
         self.why = ""
 
-    def look(self) -> tuple[Address, ...]:
-        """Read the file if it is another; the addresses that it names."""
+    def poll(self) -> tuple[Address, ...]:
+        """Read the file if it has changed; returns its addresses."""
         if self._file is None:
             return ()
         try:
@@ -154,20 +155,20 @@ class MemberChanges:
         return self.request.addresses if self.request else ()
 
     def state(self, membership: Membership) -> ChangeState:
-        """How far the change is that was asked for last."""
+        """State of the last requested change."""
         return self.request.state(membership, self._clock()) if self.request else ChangeState.NONE
 
     def next(self, membership: Membership, streaming: Streaming | None) -> MembersWanted | None:
-        """The event that begins the change, when it can begin."""
+        """The event that begins the change, once it can begin."""
         request = self.request
         state = self.state(membership)
         if request is None or state != ChangeState.WAITING:
-            expired = "it could not begin within an hour, and has expired"
+            expired = "the change could not begin within an hour, and has expired"
             if request is not None:
                 self.why = expired if state == ChangeState.EXPIRED else ""
             return None
         if streaming is None or not streaming.established or not membership.settled:
-            self.why = "a quorum does not follow this proposer yet"
+            self.why = "no quorum follows this proposer yet"
             return None
         everyone = membership.configuration.everyone
         self.why = request.obstacle(everyone, streaming.peers.values())

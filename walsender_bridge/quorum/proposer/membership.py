@@ -1,15 +1,15 @@
-"""Which membership the proposer counts by, when the next one is in force, and when a change is done (rule 10).
+"""The membership by which the proposer counts, when the next one is in force, and when a change is done (rule 10).
 
-Invariant: the proposer counts by the greatest configuration that it knows; before it counts by the new
-members alone, a majority of the old and of the new ones have persisted the joint configuration, and a
-majority of the new ones has everything that is committed. So any later election, by whichever of the
-configurations its voters hold, shares a voter with every commit.
+Invariant: the proposer counts by the greatest configuration that it knows; before it counts by the new members alone, a
+majority of the old and of the new ones have persisted the joint configuration, and a majority of the new ones has all
+committed WAL. So any later election, by whichever of the configurations its voters hold, shares a voter with every
+commit.
 
-To be in force is not to be *settled*. As long as the new members hold no more than the joint configuration, whoever
-is elected next still needs a majority of the old ones: if those were switched off then, and one more disk were lost,
-nobody could ever be elected. So a change is done, and who has left may go, only when a majority of the new members
-(of both, during the joint one) has persisted the configuration in force. Then a minority of the new members
-may be lost, and any majority of them that is left still meets the configuration that names it.
+A configuration in force is not yet *settled*. As long as the new members hold only the joint configuration, the next
+proposer still needs a majority of the old ones: if those were shut down then, and one more disk were lost, no proposer
+could ever be elected. So a change is done, and removed members may be shut down, only when a majority of the new members
+(of both, during the joint one) has persisted the configuration in force. Then a minority of the new members may be lost,
+and any remaining majority still holds the configuration that names it.
 """
 
 from dataclasses import replace
@@ -23,9 +23,9 @@ from walsender_bridge.quorum.safekeeper.votes import other_quorum
 class Membership:
     """The configuration in force, the generation that each member has persisted in this term, and `settled`.
 
-    `quorum`: the proposer's. A membership of another quorum is never learned, whatever its version: it says nothing of
-    this one. One from before ids existed is learned only while the one in force has no id either, and from its members
-    only: without an id, a safekeeper that is none could speak of a quorum of its own.
+    `quorum`: the proposer's. A membership of another quorum is never learned, whatever its version. One from before ids
+    existed is learned only while the one in force has no id either, and from its members only: without an id, a non-member
+    could report a quorum of its own.
     """
 
     __slots__ = ("configuration", "persisted", "quorum", "settled")
@@ -38,11 +38,11 @@ class Membership:
 
     @property
     def proposed(self) -> Configuration:
-        """What a vote is asked for with: the one in force, as this quorum's."""
+        """The configuration in a vote request: the one in force, with this quorum's id."""
         return replace(self.configuration, quorum=self.quorum)
 
     def foreign(self, configuration: Configuration) -> str:
-        """Why a safekeeper that holds this one has no part in this quorum; empty: it may have."""
+        """Why a safekeeper that holds this one cannot belong to this quorum; empty: it can."""
         if not configuration.is_foreign(self.quorum):
             return ""
         return other_quorum(configuration.quorum, self.quorum)
@@ -59,7 +59,7 @@ class Membership:
         self.configuration, self.settled = configuration, False
 
     def holds(self, member: int, generation: int) -> bool:
-        """A member has persisted this generation of this term. Whether the configuration is settled by it."""
+        """A member has persisted this generation of this term. Returns whether that settles the configuration."""
         self.persisted[member] = generation
         if self.settled:
             return False
@@ -71,11 +71,11 @@ class Membership:
     def begin(self, members: frozenset[int], streaming: Streaming | None) -> Configuration:
         """The first step of a change. Raises `UsageError` when it cannot begin now.
 
-        A quorum in this term must hold this proposer's own configuration before it makes another.
+        A quorum in this term must hold this proposer's own configuration before it creates another.
         """
         if streaming is None or not streaming.established or not self.settled:
             raise UsageError(
-                "the membership cannot change before a quorum follows this proposer, and holds the one in force",
+                "the membership cannot change before a quorum follows this proposer and holds the current one",
                 repair="wait until the quorum commits",
             )
         return self.configuration.joint(members)

@@ -13,19 +13,19 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: Seconds after which a name is looked up again, when it is dialled; and for which a failure is not tried again.
+#: Seconds after which a name that is dialled is resolved again; and for which a failed lookup is not retried.
 FRESH_SECONDS = 30.0
 RETRY_SECONDS = 2.0
-#: Seconds until a lookup without an answer is said to be a fault.
+#: Seconds until a lookup without an answer is reported as a fault.
 SILENT_SECONDS = 2.0
 
-#: (family, socket address), in the order in which they are to be tried.
+#: (family, socket address), in the order of attempts.
 Found = list[tuple[int, tuple[Any, ...]]]
 Lookup = Callable[[str, int], Found]
 
 
-def look_up(host: str, port: int, flags: int = 0) -> Found:
-    """Ask the system's resolver; blocks. Raises `OSError`, and `UnicodeError` for what can be no name."""
+def resolve(host: str, port: int, flags: int = 0) -> Found:
+    """Query the system's resolver; blocks. Raises `OSError`, and `UnicodeError` for an invalid name."""
     found: Found = []
     for family, _, _, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=flags
@@ -47,17 +47,17 @@ class _Name:
 class Names:
     """See the module. `now` is on one monotonic clock."""
 
-    def __init__(self, lookup: Lookup = look_up) -> None:
+    def __init__(self, lookup: Lookup = resolve) -> None:
         self._lookup = lookup
         self._names: dict[tuple[str, int], _Name] = {}
 
     def find(self, host: str, port: int, now: float) -> Found:
-        """Where to connect; empty: not known, or not known yet (`fault` says more)."""
+        """The addresses; empty: unknown, or not known yet (see `fault`)."""
         name = self._names.get((host, port))
         if name is None:
             name = self._names[host, port] = _Name()
             try:
-                name.found = look_up(host, port, socket.AI_NUMERICHOST)
+                name.found = resolve(host, port, socket.AI_NUMERICHOST)
                 name.again_at = float("inf")
             except (OSError, UnicodeError):
                 name.found = []
@@ -65,12 +65,12 @@ class Names:
         if name.asked_at is None and now >= name.again_at:
             name.asked_at = now
             thread = threading.Thread(target=self._run, args=(name, host, port), daemon=True)
-            thread.name = f"look up {host}"
+            thread.name = f"resolve {host}"
             thread.start()
         return name.found
 
     def fault(self, host: str, port: int, now: float) -> str:
-        """What is wrong with a name; empty: nothing, as far as is known."""
+        """The last error of a name's resolution; empty: none is known."""
         name = self._names.get((host, port))
         if name is None:
             return ""

@@ -1,4 +1,4 @@
-"""What a proposer knows of one safekeeper's connection."""
+"""The proposer's state of one safekeeper's connection."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,20 +13,20 @@ from walsender_bridge.quorum.protocol.messages import (
 
 
 class PeerState(StrEnum):
-    """In this order; a connection that breaks starts again at AWAY."""
+    """In this order; a connection that breaks goes back to AWAY."""
 
     AWAY = "away"
     CONNECTED = "connected"
     GREETED = "greeted"
     VOTING = "voting"
     VOTED = "voted"
-    TAKING = "taking over"
+    RECOVERING = "recovering"
     STREAMING = "streaming"
 
 
 @dataclass(slots=True)
 class SafekeeperPeer:
-    """One connection. `sent_lsn`: all below is sent or durable; `flush_lsn`: acknowledged in this term."""
+    """One connection. `sent_lsn`: all WAL below is sent or durable; `flush_lsn`: acknowledged in this term."""
 
     number: int
     state: PeerState = PeerState.AWAY
@@ -34,21 +34,21 @@ class SafekeeperPeer:
     reply: VoteReply | None = None
     sent_lsn: int = 0
     flush_lsn: int = 0
-    #: The end of what `ReadWal` was asked for, while no answer has come.
+    #: The end of the range of a pending `ReadWal`.
     reading: int | None = None
-    #: Where it is read, and where it could not be read from this position.
+    #: The source of that range, and the sources that failed at this position.
     source: WalSource | None = None
     donor: int | None = None
     failed: frozenset[WalSource] = frozenset()
-    #: The oldest WAL that it holds, and the segments of it that it could not lend.
+    #: The oldest WAL that it holds, and the segments of it that it could not send to others.
     begin_lsn: int = 0
     unlent: frozenset[int] = frozenset()
-    #: The generation of the configuration that it was sent with Elected.
+    #: The generation of the configuration sent to it with Elected.
     generation: int = 0
     feedback: HotStandbyFeedback | None = None
-    #: It has been asked again, as its greeting contradicted what it had acknowledged.
+    #: It was greeted again, as its greeting contradicted what it had acknowledged.
     doubted: bool = False
-    #: The proposer that has its vote in a term that is not below ours. Another connection does not change it.
+    #: The proposer that has its vote in a term not below ours. A reconnection does not change it.
     rival: NodeId | None = None
 
     @property
@@ -57,7 +57,7 @@ class SafekeeperPeer:
         return self.greeting.safekeeper if self.greeting else 0
 
     def closed(self) -> None:
-        """Nothing that was on the way arrives any more."""
+        """The connection broke: messages under way are lost."""
         self.state = PeerState.AWAY
         self.greeting = self.reply = self.reading = self.feedback = None
         self.failed = frozenset()

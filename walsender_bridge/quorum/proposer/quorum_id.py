@@ -1,13 +1,13 @@
-"""Which quorum a proposer goes on with, from what is recorded and what the safekeepers at its addresses say. Pure.
+"""The quorum that a proposer continues, from the recorded id and the answers of the safekeepers at its addresses. Pure.
 
 A quorum has an id, drawn at random with its first membership (`safekeeper.configuration`). It is recorded at the bridge
-and on the primary (`quorum_id_record.py`) once its first proposer is in office, before any COMMIT has waited for it.
+and on the primary (`quorum_id_record.py`) once its first proposer leads, before any COMMIT has waited for it.
 
-Invariant: where an id is recorded, only safekeepers of that id say who the members are, and no other quorum is formed.
-Where none is (the bridge's folder is lost, or the quorum is older than ids), a membership is taken only if the
-safekeepers of a majority of the configured addresses hold the same id and are its members. A first one that no elected
-proposer has stamped (term 0) is none yet. So safekeepers that came back
-empty, or were made a quorum of their own by somebody else, never stand in for the one that has what was committed.
+Invariant: if an id is recorded, only safekeepers with that id determine the members, and no other quorum is formed. If
+none is (the bridge's folder is lost, or the quorum predates ids), a membership is used only if the safekeepers at a
+majority of the configured addresses hold the same id and are its members. A first membership that no elected proposer
+has stamped (term 0) does not count. So safekeepers that came back empty, or were formed into a quorum of their own,
+never replace the quorum that has the committed WAL.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,18 +19,18 @@ from walsender_bridge.quorum.protocol.configuration import Configuration, newest
 
 Answer = m.SafekeeperGreeting | m.Refused | TusklineError
 _LOST = (
-    "put the safekeepers' data directories back, or correct [safekeepers] addresses; if they are lost for good,"
-    " docs/quorum-lost.md says how to begin again"
+    "restore the safekeepers' data directories, or correct [safekeepers] addresses; if they are lost for good,"
+    " see docs/quorum-lost.md"
 )
-_START = "start the safekeepers; if they run, see that their ports can be reached from here, and by whom else"
+_START = "start the safekeepers; if they are running, check that their ports are reachable from this machine"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownQuorumId:
-    """What is known before a safekeeper is asked. `quorum`: the id; 0: none.
+    """What is known before any safekeeper is queried. `quorum`: the id; 0: none.
 
-    `formed`: it has been in office; otherwise the id was drawn for a first membership, which may never have come about.
-    `required`: the server's commits wait for a quorum.
+    `formed`: a proposer of this quorum has led; otherwise the id was drawn for a first membership, which may never have been
+    formed. `required`: the server's commits wait for a quorum.
     """
 
     quorum: int = 0
@@ -41,7 +41,7 @@ class KnownQuorumId:
 def in_force(
     greetings: Collection[m.SafekeeperGreeting], asked: int, known: KnownQuorumId
 ) -> Configuration:
-    """The newest membership of the quorum among them; one without members: none is known. `asked`: addresses."""
+    """The newest membership of the quorum in the answers; without members: none is known. `asked`: number of addresses."""
     own = [e for e in greetings if e.configuration.quorum == known.quorum != 0]
     held = [] if known.formed else [e for e in greetings if e.configuration.term]
     others = [each for each in held if _majority(each.configuration, held, asked, known)]
@@ -54,10 +54,10 @@ def _majority(
     asked: int,
     known: KnownQuorumId,
 ) -> bool:
-    """Whether those at most of the addresses are its members, and of its quorum."""
+    """Whether the safekeepers at a majority of the addresses are its members, and of its quorum."""
     ids = {configuration.quorum}
     if not configuration.quorum:
-        ids.add(known.quorum)  # perhaps some have been given that id
+        ids.add(known.quorum)  # some may hold that id already
     agree = {
         each.safekeeper
         for each in held
@@ -69,10 +69,10 @@ def _majority(
 def first(
     answers: Mapping[int, Answer], addresses: Sequence[tuple[str, int]], known: KnownQuorumId
 ) -> Configuration:
-    """The first membership: of all that were asked, if nothing says that there was a quorum before.
+    """The first membership: all safekeepers that were queried, if there is no trace of an earlier quorum.
 
-    Raises `UnavailableError` while some do not answer (of those that say nothing nothing is known), and `DivergedError` when they do, and a quorum is recorded, or
-    required, that none of them belongs to.
+    Raises `UnavailableError` while some do not answer (their state is unknown), and `DivergedError` when all do, but a
+    quorum is recorded, or required, to which none of them belongs.
     """
     found = [each for each in answers.values() if isinstance(each, m.SafekeeperGreeting)]
     where = "; ".join(
@@ -81,11 +81,11 @@ def first(
     )
     what = ""
     if known.formed:
-        what = f"no safekeeper here belongs to quorum {known.quorum:032x}, which this server's commits were on"
+        what = f"no safekeeper here belongs to quorum {known.quorum:032x}, which stores this server's commits"
     elif any(each.configuration.term for each in found):
-        what = "the safekeepers here belong to no quorum that a majority of them is in"
+        what = "no majority of the safekeepers here belongs to one quorum"
     elif known.required and not known.quorum:
-        what = "this server's commits wait for a quorum, and the safekeepers here are empty"
+        what = "this server's commits wait for a quorum, but the safekeepers here are empty"
     if what and all(isinstance(answer, TusklineError) for answer in answers.values()):
         raise UnavailableError("no safekeeper answers", where=where, repair=_START)
     if what:
@@ -93,9 +93,9 @@ def first(
         raise kind(what, where=where, repair=_LOST)
     if len(found) < len(addresses):
         raise UnavailableError(
-            "the first membership needs every safekeeper, and some do not answer",
+            "the first membership needs every safekeeper, but some do not answer",
             where=_silent(answers, addresses),
-            repair="start them; later a majority is enough",
+            repair="start them; once the quorum is formed, a majority is enough",
         )
     return Configuration(1, frozenset(each.safekeeper for each in found), quorum=known.quorum)
 
@@ -109,7 +109,7 @@ def _silent(answers: Mapping[int, Answer], addresses: Sequence[tuple[str, int]])
 
 
 def _told(answer: Answer | None) -> str:
-    """What a safekeeper is, in a few words."""
+    """A safekeeper's answer, in a few words."""
     if isinstance(answer, TusklineError):
         return answer.what
     if not isinstance(answer, m.SafekeeperGreeting):

@@ -1,16 +1,17 @@
-"""Where the id of a server's quorum is recorded: in a file of the bridge, and on the server itself.
+"""Records of the id of a server's quorum: in a file of the bridge, and on the server itself.
 
-The file is written when the id is drawn, and once more when a majority of the first membership has it on disk, which is
-before any COMMIT can have waited for it. The server's record is a row of `tuskline.made`, which standbys have too: it is
-written as far as the role may (`tuskline quorum require --admin` writes it otherwise), and outlives the bridge's disk.
+The file is written when the id is drawn, and again when a majority of the first membership has it on disk, which is
+before any COMMIT can have waited for it. The server's record is a row of `tuskline.provisioned`, which standbys replicate: it is
+written if the role may (`tuskline quorum require --admin` writes it otherwise), and survives the loss of the bridge's
+disk.
 
-Two records that differ are two quorums for one server: then no proposer starts. The file has a checksum, so that damage
-is not taken for another quorum: then the server's record counts, and once a majority of its safekeepers has that id on
-disk, the file is kept aside by name and written again. Files of earlier releases have none, and are read.
+Two records that differ mean two quorums for one server: then no proposer starts. The file has a checksum, so that damage
+is not mistaken for another quorum: then the server's record counts, and once a majority of its safekeepers has that id
+on disk, the damaged file is renamed and a new one written. Files of earlier releases have no checksum, and are read.
 
 The server's record may be locked by a transaction whose COMMIT waits for the quorum (REINDEX, VACUUM FULL), and so for
-the proposer that reads it; a standby keeps such a lock until it is promoted. So nobody waits for it: the bridge's file is
-enough, and on a standby the safekeepers of a majority of the addresses.
+the proposer that reads it; a standby keeps such a lock until it is promoted. So the proposer never waits for it: the
+bridge's file is enough, and on a standby the safekeepers at a majority of the addresses.
 """
 
 import contextlib
@@ -46,13 +47,15 @@ from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.sql import load
 
 _log = structlog.get_logger(__name__)
-_FORGET = "find the proposer of the other one; docs/quorum-lost.md says how to give up a quorum"
+_FORGET = (
+    "find the proposer of the other quorum; see docs/quorum-lost.md on how to give up a quorum"
+)
 _AGAIN = "then tuskline down, tuskline up"
-_DISK = "give this user the folder of [log] data_dir, make room, or see whether its disk works; it is tried again"
+_DISK = "check the owner, the free space and the disk of [log] data_dir; the operation is retried"
 
 
 def load_file(file: Path | None) -> KnownQuorumId:
-    """What the bridge's file says; nothing, if there is none. Raises `CorruptError`, `UnavailableError` (not now)."""
+    """The content of the bridge's file; empty, if there is none. Raises `CorruptError`, `UnavailableError` (not now)."""
     if file is None:
         return KnownQuorumId()
     try:
@@ -62,13 +65,13 @@ def load_file(file: Path | None) -> KnownQuorumId:
         return KnownQuorumId()
     except OSError as error:
         raise UnavailableError(
-            f"the quorum's id cannot be read: {error.strerror}", where=str(file), repair=_DISK
+            f"could not read the quorum's id: {error.strerror}", where=str(file), repair=_DISK
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(
-            f"it does not name a quorum: {error!r}",
+            f"invalid record of the quorum's id: {error!r}",
             where=str(file),
-            repair=f"remove it while the safekeepers of its quorum run, {_AGAIN}: the proposer reads the id from them",
+            repair=f"remove the file while the safekeepers of its quorum run, {_AGAIN}: the proposer reads the id from them",
         ) from error
 
 
@@ -77,20 +80,20 @@ def _record(known: KnownQuorumId) -> dict[str, Any]:
 
 
 def save_file(file: Path, known: KnownQuorumId) -> None:
-    """Write it down, durably. Raises `UnavailableError`."""
+    """Write the file, durably. Raises `UnavailableError`."""
     try:
         checksummed_json.save(file, _record(known))
     except OSError as error:
         raise UnavailableError(
-            f"the quorum's id cannot be recorded: {error.strerror}", where=str(file), repair=_DISK
+            f"could not record the quorum's id: {error.strerror}", where=str(file), repair=_DISK
         ) from None
 
 
 def known_on(asked: PrimaryStream, file: Path | None, application_name: str) -> KnownQuorumId:
-    """What bridge and server know of the quorum.
+    """The records of the quorum at the bridge and on the server.
 
-    Raises `DivergedError` when they name different ones, and, when there is no other, `UnavailableError` while the server's
-    record is locked or the bridge's cannot be read, `CorruptError` when the bridge's is damaged.
+    Raises `DivergedError` when they differ; and, when the other record is missing, `UnavailableError` while the server's
+    record is locked or the bridge's is unreadable, and `CorruptError` when the bridge's is damaged.
     """
     own = KnownQuorumId()
     damage: TusklineError | None = None
@@ -101,7 +104,7 @@ def known_on(asked: PrimaryStream, file: Path | None, application_name: str) -> 
     recorded = _recorded(asked, is_enough=own.formed)
     others = recorded - {own.quorum} if own.formed or len(recorded) > 1 else set()
     if others:
-        mine = f"quorum {own.quorum:032x} is this bridge's" if own.formed else "they differ"
+        mine = f"this bridge's quorum is {own.quorum:032x}" if own.formed else "its records differ"
         raise DivergedError(
             f"another quorum is recorded on this server: {min(others):032x}; {mine}",
             where=asked.where,
@@ -117,7 +120,7 @@ def known_on(asked: PrimaryStream, file: Path | None, application_name: str) -> 
 
 
 def _recorded(asked: PrimaryStream, *, is_enough: bool) -> set[int]:
-    """The ids that the server names. `is_enough`: what the bridge knows by itself."""
+    """The ids recorded on the server. `is_enough`: the bridge's own record suffices."""
     owner = _rows(asked, "own_schema/provisioned_owner")
     if not owner or owner[0][3] != "t":
         return set()
@@ -126,7 +129,7 @@ def _recorded(asked: PrimaryStream, *, is_enough: bool) -> set[int]:
             reason = (
                 f"{name} belongs to role {role}, whose code would run there with this role's rights"
             )
-            _log.warning("the quorum's id is not read from the server", reason=reason)
+            _log.warning("did not read the quorum's id from the server", reason=reason)
             return set()
     for pid, query in _rows(asked, "quorum/locked"):
         _pass_over(asked, pid, query, is_enough=is_enough)
@@ -138,17 +141,17 @@ def _recorded(asked: PrimaryStream, *, is_enough: bool) -> set[int]:
 def _pass_over(
     asked: PrimaryStream, pid: str | None, query: str | None, *, is_enough: bool
 ) -> None:
-    """The record is locked. Raises `UnavailableError` where nobody else knows the id."""
+    """The record is locked. Raises `UnavailableError` where there is no other record of the id."""
     holder = (
         f"process {pid}" + (f" ({query})" if query else "") if pid else "a prepared transaction"
     )
-    what = f"tuskline.made, which records the quorum's id, is locked by {holder}"
-    _log.warning("the quorum's id is not read from the server", reason=what)
+    what = f"tuskline.provisioned, which records the quorum's id, is locked by {holder}"
+    _log.warning("did not read the quorum's id from the server", reason=what)
     ((standby,),) = asked.command("SELECT pg_is_in_recovery()", timeout=ANSWER_SECONDS)
     if is_enough or standby == "t":
         return
     end = f"SELECT pg_cancel_backend({pid})" if pid else "see pg_prepared_xacts"
-    repair = f"put the bridge's quorum-id.json back; or, if that is maintenance, end it: {end}"
+    repair = f"restore the bridge's quorum-id.json; or, if the lock belongs to maintenance, end that: {end}"
     raise UnavailableError(what, where=asked.where, repair=repair)
 
 
@@ -157,7 +160,7 @@ def _rows(asked: PrimaryStream, name: str) -> list[tuple[str | None, ...]]:
 
 
 def draw(file: Path | None) -> int:
-    """An id for a membership that has none: the one of an earlier try, or a new one, which is on disk then."""
+    """An id for a membership that has none: the one of an earlier attempt, or a new one, durably recorded."""
     own = load_file(file)
     if own.quorum:
         return own.quorum
@@ -168,9 +171,10 @@ def draw(file: Path | None) -> int:
 
 
 class QuorumRecord:
-    """What a session of the bridge's proposer records. A failover has no file, and records nothing.
+    """The record as a session of the bridge's proposer writes it. A failover has no file, and records nothing.
 
-    `formed`: the quorum was recorded when the session began, on the server perhaps: then a bridge that cannot write ends nobody.
+    `formed`: the quorum was recorded when the session began, perhaps on the server: then a failing disk of the bridge does
+    not end the session.
     """
 
     def __init__(
@@ -178,18 +182,18 @@ class QuorumRecord:
         file: Path | None,
         dsn: str,
         slot: str,
-        errands: BlockingExecutor,
+        executor: BlockingExecutor,
         *,
         formed: bool = False,
     ) -> None:
         self._file = file
         self._dsn = dsn
         self._slot = slot
-        self._errands = errands
+        self._executor = executor
         self._formed = formed
 
     def settled(self, quorum: int) -> None:
-        """A majority has the quorum's id on disk. It is durable here, or on the server, on return; and told to the server."""
+        """A majority has the quorum's id on disk. On return it is durable here or on the server; writing the latter is queued."""
         known = KnownQuorumId(quorum, formed=True)
         if self._file is None:
             return
@@ -198,12 +202,12 @@ class QuorumRecord:
         except UnavailableError as error:
             if not self._formed:
                 raise
-            _log.warning("the quorum's id is on the server alone", reason=error.what)
-        self._errands.ask(partial(_tell_server, self._dsn, self._slot, quorum), _told)
+            _log.warning("recorded the quorum's id on the server only", reason=error.what)
+        self._executor.ask(partial(_tell_server, self._dsn, self._slot, quorum), _told)
 
 
 def _settle(file: Path, known: KnownQuorumId) -> None:
-    """Have the file say so. One that is damaged is kept aside by name. Raises `UnavailableError`."""
+    """Write the file. A damaged one is renamed first. Raises `UnavailableError`."""
     with contextlib.suppress(OSError):
         if file.read_bytes() == checksummed_json.sealed(_record(known)):
             return
@@ -213,7 +217,7 @@ def _settle(file: Path, known: KnownQuorumId) -> None:
         with contextlib.suppress(OSError):
             aside = record_file.keep_aside(FolderDisk(file.parent), file.name)
             _log.warning(
-                "the file of the quorum's id was damaged, and is written again",
+                "rewriting the damaged file of the quorum's id",
                 where=str(file),
                 reason=error.what,
                 kept_as=aside,
@@ -225,13 +229,13 @@ def _told(result: TusklineError | None) -> None:
     if isinstance(result, DivergedError):
         raise result
     if result is not None:
-        _log.warning("the quorum's id is not recorded on the server", reason=result.what)
+        _log.warning("could not record the quorum's id on the server", reason=result.what)
 
 
 def _tell_server(dsn: str, slot: str, quorum: int) -> None:
-    """Record the id on the server, if the role may and nothing is recorded there. Blocking: an errand's.
+    """Record the id on the server, if the role may and none is recorded there. Blocks: runs in the blocking executor.
 
-    Raises `DivergedError` when another one is recorded, and errors of the server.
+    Raises `DivergedError` when another id is recorded, and errors of the server.
     """
     conninfo = pinned_conninfo(dsn, application_name="tuskline-quorum-id")
     try:

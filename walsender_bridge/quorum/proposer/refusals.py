@@ -1,11 +1,11 @@
-"""Whom the safekeepers' refusals rule out: one safekeeper from taking part, or this proposer as a whole. Pure.
+"""What the safekeepers' refusals rule out: one safekeeper, or this proposer as a whole. Pure.
 
 A single safekeeper cannot end a proposer that a quorum would follow: its address or its disk may be the wrong one. So
-each of these reasons is weighed, and until enough have given it, it is that safekeeper's fault.
+each of these reasons is counted, and until enough safekeepers have given it, it is that safekeeper's fault.
 
-Safekeepers of another cluster or quorum rule a proposer out only where most of the addresses are theirs that the
-operator wrote down, and as long as no quorum of its own is there: one that was named in a request for members by mistake,
-or that took the address of one that has left, ends nobody.
+Safekeepers of another cluster or quorum rule a proposer out only if they are at most of the configured addresses, and
+only while it has no quorum of its own: one that was named in a membership request by mistake, or that took the address
+of a removed member, ends no proposer.
 """
 
 from walsender_bridge.quorum.proposer.effects import STOPS, StopReason
@@ -17,9 +17,8 @@ from walsender_bridge.quorum.protocol.configuration import Configuration
 class Refusals:
     """See the module.
 
-    `withheld`: who does not vote for this server's timeline, by identity: a failover has fenced it, or the log there went
-    over to a newer one. `foreign`: addresses, by the peer's number, where a safekeeper of another
-    cluster, or of another quorum, is.
+    `withheld`: safekeepers, by identity, that do not vote for this server's timeline: a failover has fenced it, or their log
+    is on a newer one. `foreign`: addresses, by the peer's number, of safekeepers of another cluster or quorum.
     """
 
     __slots__ = ("foreign", "withheld")
@@ -37,10 +36,9 @@ class Refusals:
         *,
         has_quorum: bool,
     ) -> StopReason | None:
-        """What rules this proposer out; None: it is this safekeeper's fault alone.
+        """The reason that rules this proposer out; None: it is this safekeeper's fault alone.
 
-        `addresses`: how many of them, the first, are the operator's. `has_quorum`: whether a quorum is there, or has
-        elected it.
+        `addresses`: the first so many are configured. `has_quorum`: whether a quorum is connected, or has elected it.
         """
         stop = STOPS.get(reason)
         if stop in {StopReason.FENCED, StopReason.OTHER_HISTORY}:
@@ -48,16 +46,16 @@ class Refusals:
             left = configuration.trusted - self.withheld
             return None if configuration.has_quorum(left) else stop
         if stop in {StopReason.OTHER_SERVER, StopReason.OTHER_QUORUM}:
-            # An address is wrong; if most are, it is this proposer that is in the wrong place.
+            # The address is wrong; if most are, it is this proposer that is wrong.
             self.foreign |= {peer.number}
             theirs = sum(number < addresses for number in self.foreign)
             return stop if theirs > addresses // 2 and not has_quorum else None
         return stop
 
     def greeted(self, peer: SafekeeperPeer) -> None:
-        """At its address is a safekeeper of this server now."""
+        """A safekeeper of this server now answers at its address."""
         self.foreign -= {peer.number}
 
     def voted(self, peer: SafekeeperPeer) -> None:
-        """It votes after all: what it withheld its vote for was taken back."""
+        """It has voted after all: its reason to withhold the vote was undone."""
         self.withheld -= {peer.identity}

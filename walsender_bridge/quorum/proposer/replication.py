@@ -1,16 +1,16 @@
-"""The elected proposer's WAL: who has how much of it, what is committed, what may be let go.
+"""The leader's WAL: how much each safekeeper has, what is committed, what may be released.
 
     restart_lsn          queue_begin      commit_lsn      end
         |     primary, or     |    memory     |            |
         |    a safekeeper     |               |            |
 
 Invariants: `restart_lsn <= commit_lsn <= end`; `commit_lsn` and `restart_lsn` never fall (rule 7);
-`commit_lsn` moves only to an LSN at or above the start of the epoch (rule 4) that a majority of each
+`commit_lsn` moves only to an LSN at or above the start of the election epoch (rule 4) that a majority of each
 membership has acknowledged in this term (rule 10); `end - queue_begin <= queue_bytes` and at most
 `inflight_bytes` are unacknowledged at one safekeeper (rule 8).
 
-A safekeeper's position is one LSN, `sent_lsn`; where its next bytes come from follows from it alone. So a
-laggard needs no mode of its own: it reads from wherever its bytes are until it reaches the queue.
+A safekeeper's position is one LSN, `sent_lsn`, which alone determines the source of its next bytes. So a laggard needs
+no mode of its own: it is fed from whichever source has its bytes until it reaches the queue.
 """
 
 from walsender_bridge.postgres.protocol.wal_page import segment_start
@@ -74,30 +74,30 @@ class Streaming:
         self.restart_lsn = restart_lsn
         self.segment_size = segment_size
         self.limits = limits
-        #: The oldest WAL that the primary can still send; None without a primary.
+        #: The oldest LSN that the primary can still send; None without a primary.
         self.primary_begin = primary_begin
-        #: What each member, by identity, has acknowledged in this term; it holds while it is away.
+        #: What each member, by identity, has acknowledged in this term; it stays while the member is disconnected.
         self.acked: dict[int, int] = {}
-        #: Members whose WAL was let go.
+        #: Members whose WAL was released.
         self.rebuild: frozenset[int] = frozenset()
-        #: Members whose disks had no room, and what each had acknowledged then.
+        #: Members whose disks are full, and what each had acknowledged then.
         self.full: dict[int, int] = {}
-        #: Since how many ticks commits have waited for room: at which LSN, and for whom WAL was kept.
+        #: Ticks that commits have waited for disk space, at which LSN, and the member for which WAL is kept.
         self.waiting: tuple[int, int, dict[int, int]] = (0, 0, {})
-        #: A quorum has everything up to VCL: from now on it commits.
+        #: A quorum has everything up to VCL: from then on commit_lsn may advance.
         self.established = False
 
-    # -- WAL comes in -------------------------------------------------------------------------------
+    # -- receiving WAL ------------------------------------------------------------------------------
 
     def received(self, begin_lsn: int, end_lsn: int) -> list[Effect]:
         """The primary sent WAL."""
         assert begin_lsn == self.end <= end_lsn, (begin_lsn, self.end)
         self.end = end_lsn
         effects = self.pump_all()
-        return [*effects, *self.bound_queue(), *self._let_laggards_go()]
+        return [*effects, *self.bound_queue(), *self._release_laggards()]
 
     def bound_queue(self) -> list[Effect]:
-        """Keep the queue within its bytes, whoever still needs them; and free what all have (rule 8)."""
+        """Keep the queue within its limit, even if laggards need more; and free what all have (rule 8)."""
         everywhere = min((self.acked.get(each, 0) for each in self.members), default=0)
         begin = max(self.queue_begin, min(everywhere, self.end), self._queue_floor())
         if begin == self.queue_begin:
@@ -110,18 +110,18 @@ class Streaming:
 
     @property
     def members(self) -> frozenset[int]:
-        """Whose acknowledgement counts."""
+        """The members whose acknowledgements count."""
         return self.configuration.trusted
 
     def use(self, configuration: Configuration) -> None:
-        """Count by this membership. The disk of a safekeeper that has left makes nobody wait for room."""
+        """Count by this membership. The full disk of a removed member no longer matters."""
         self.configuration = configuration
         self.full = {each: lsn for each, lsn in self.full.items() if each in self.members}
 
-    # -- WAL goes out -------------------------------------------------------------------------------
+    # -- sending WAL --------------------------------------------------------------------------------
 
     def start(self, peer: SafekeeperPeer, lsn: int) -> list[Effect]:
-        """The safekeeper is in this epoch and has everything below `lsn` durable."""
+        """The safekeeper is in this election epoch and has everything below `lsn` on disk."""
         peer.state = PeerState.STREAMING
         peer.sent_lsn = lsn
         peer.reading = None
@@ -136,14 +136,14 @@ class Streaming:
         return effects
 
     def pump(self, peer: SafekeeperPeer, effects: list[Effect]) -> None:
-        """Send to one safekeeper until it has all, or enough for now, or its bytes must be read first."""
+        """Send to one safekeeper until it has everything, its limit is reached, or its bytes must be read first."""
         limits = self.limits
         while peer.reading is None and peer.sent_lsn < self.end:
-            room = limits.inflight_bytes - (peer.sent_lsn - peer.flush_lsn)
-            if room <= 0:
+            allowance = limits.inflight_bytes - (peer.sent_lsn - peer.flush_lsn)
+            if allowance <= 0:
                 return
             begin = peer.sent_lsn
-            end = min(self.end, begin + limits.append_bytes, begin + room)
+            end = min(self.end, begin + limits.append_bytes, begin + allowance)
             boundary = self.history.boundary_after(begin)
             if boundary is not None:
                 end = min(end, boundary)
@@ -165,17 +165,17 @@ class Streaming:
             return [ReadWal(peer.number, peer.source, begin, end, peer.donor)]
         if peer.failed:
             peer.failed = frozenset()
-            return []  # each was tried: the next tick begins again
+            return []  # every source was tried: the next tick retries
         if begin >= self.oldest_kept():
-            return []  # a safekeeper that has it may come back: each tick looks again
-        # Nowhere any more. Its next connection is told to begin anew.
+            return []  # a safekeeper that has it may come back: each tick retries
+        # No source is left. Its next connection starts with a full resync.
         peer.state = PeerState.AWAY
         return [*self._mark(peer.identity), ClosePeer(peer.number)]
 
     def source(
         self, begin: int, end: int, failed: frozenset[WalSource] = frozenset()
     ) -> tuple[WalSource, int, int | None] | None:
-        """Where [begin, end), or a first part of it, can be read: (source, end of the part, donor)."""
+        """The source of [begin, end), or of a first part of it: (source, end of the part, donor)."""
         kept = self.primary_begin is not None and self.primary_begin <= begin
         if kept and WalSource.PRIMARY not in failed:
             return WalSource.PRIMARY, end, None
@@ -185,7 +185,7 @@ class Streaming:
         best: SafekeeperPeer | None = None
         for donor in self.peers.values():
             holds = donor.begin_lsn <= begin < donor.flush_lsn and segment not in donor.unlent
-            # One that hangs falls behind the others.
+            # A donor that hangs falls behind the others.
             better = best is None or donor.flush_lsn > best.flush_lsn
             if donor.state == PeerState.STREAMING and holds and better:
                 best = donor
@@ -194,21 +194,21 @@ class Streaming:
         return WalSource.PEER, min(end, best.flush_lsn, segment + self.segment_size), best.number
 
     def oldest_kept(self) -> int:
-        """The start of the segment of `restart_lsn`: below it, nobody promises to keep WAL."""
+        """The start of the segment of `restart_lsn`: below it, no safekeeper guarantees to keep WAL."""
         return self.restart_lsn - self.restart_lsn % self.segment_size
 
     def was_read(self, peer: SafekeeperPeer, begin: int, end: int) -> list[Effect]:
-        """The bytes for a safekeeper are in hand."""
+        """The bytes for a safekeeper have been read."""
         if peer.reading is None or peer.state != PeerState.STREAMING:
-            return []  # asked for a connection that is gone
+            return []  # requested for a connection that is closed
         wanted, peer.reading = peer.reading, None
         if begin != peer.sent_lsn or not begin < end <= wanted:
-            # It failed: elsewhere, then.
+            # It failed: try another source.
             assert peer.source is not None
             peer.failed |= {peer.source}
             donor = None if peer.donor is None else self.peers[peer.donor]
             if donor is not None and donor.state == PeerState.STREAMING:
-                # It has removed that segment since it told, or holds it damaged: so it is until it connects again.
+                # The donor has removed that segment since its report, or holds it damaged: until it reconnects.
                 donor.unlent |= {segment_start(peer.sent_lsn, self.segment_size)}
             effects: list[Effect] = []
         else:
@@ -218,8 +218,8 @@ class Streaming:
         return effects
 
     def heartbeat(self) -> list[Effect]:
-        """Tell everybody how far the quorum is, and try again where something failed."""
-        effects = [*self._make_room(), *self.pump_all()]
+        """Send commit_lsn to every follower, and retry what failed."""
+        effects = [*self._release_on_full_disks(), *self.pump_all()]
         effects += [
             self.send(peer, peer.sent_lsn, peer.sent_lsn)
             for peer in self.peers.values()
@@ -230,7 +230,7 @@ class Streaming:
     # -- acknowledgements ---------------------------------------------------------------------------
 
     def acknowledged(self, peer: SafekeeperPeer, flush_lsn: int) -> list[Effect]:
-        """A safekeeper of this epoch has everything below `flush_lsn` on disk."""
+        """A safekeeper of this election epoch has everything below `flush_lsn` on disk."""
         assert flush_lsn <= self.end, (flush_lsn, self.end)
         peer.flush_lsn = flush_lsn
         identity = peer.identity
@@ -244,7 +244,7 @@ class Streaming:
         return effects
 
     def advance(self) -> list[Effect]:
-        """What the acknowledgements allow: commit, and let go of WAL."""
+        """Commit, and release WAL, as far as the acknowledgements allow."""
         effects: list[Effect] = []
         candidate = self.configuration.quorum_lsn(self.acked)
         if may_commit(candidate, self.epoch_start):
@@ -259,14 +259,14 @@ class Streaming:
         kept = [self.acked.get(each, 0) for each in self.members if each not in self.rebuild]
         candidate = min([*kept, self.commit_lsn])
         if candidate <= self.restart_lsn:
-            return []  # it never goes back (rule 7)
+            return []  # it never falls (rule 7)
         self.restart_lsn = candidate
         return [AdvanceSlot(candidate)]
 
-    def _let_laggards_go(self) -> list[Effect]:
+    def _release_laggards(self) -> list[Effect]:
         """A safekeeper that is too far behind must not fill the primary's disk (rule 8)."""
         effects: list[Effect] = []
-        # Behind the quorum, that is: if the quorum itself hangs, commits hang with it.
+        # Lag is counted from commit_lsn: if the quorum itself hangs, commits hang with it.
         limit = min(self.end - self.limits.max_laggard_bytes, self.commit_lsn)
         if limit <= self.restart_lsn:
             return effects
@@ -275,16 +275,16 @@ class Streaming:
                 effects += self._mark(each)
         return [*effects, *self._advance_restart()] if effects else effects
 
-    def no_room(self, peer: SafekeeperPeer) -> None:
-        """The safekeeper was sent WAL, and its disk had no room for it."""
+    def disk_full(self, peer: SafekeeperPeer) -> None:
+        """The safekeeper's disk was too full for the WAL that it was sent."""
         if peer.identity in self.members:
             self.full[peer.identity] = self.acked.get(peer.identity, 0)
 
-    def _make_room(self) -> list[Effect]:
-        """Where disks are full and commits wait, who is furthest behind is let go sooner (rule 8).
+    def _release_on_full_disks(self) -> list[Effect]:
+        """When disks are full and commits wait, release the WAL of the member furthest behind sooner (rule 8).
 
-        Every safekeeper keeps the WAL that one of them lacks. `max_laggard_bytes` bounds that only where the disks
-        are larger; on smaller ones a single dead safekeeper would fill them all. Those that come nearer are waited for.
+        Every safekeeper keeps the WAL that one of them lacks. `max_laggard_bytes` bounds that only if the disks are larger; on
+        smaller ones a single dead safekeeper would fill them all. Members that are catching up are waited for.
         """
         segment = self.commit_lsn - self.commit_lsn % self.segment_size
         lagging = {each: self.acked.get(each, 0) for each in self.members - self.rebuild}
@@ -308,12 +308,12 @@ class Streaming:
         return [MarkRebuild(identity)]
 
     def can_feed(self, lsn: int) -> bool:
-        """Whether a safekeeper that ends at `lsn` can be brought to the end of the log."""
+        """Whether a safekeeper whose log ends at `lsn` can be fed up to the end of the log."""
         return (
             lsn >= self.oldest_kept() or lsn >= self.queue_begin or bool(self.source(lsn, lsn + 1))
         )
 
 
 def may_commit(candidate: int, epoch_start: int) -> bool:
-    """A position that a quorum has counts only once the quorum is in this epoch (rule 4)."""
+    """A position that a quorum has counts only once the quorum is in this election epoch (rule 4)."""
     return candidate >= epoch_start

@@ -1,4 +1,4 @@
-"""What a proposer is told at its start."""
+"""The settings of a proposer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ from walsender_bridge.quorum.proposer.member_changes import Address
 class ProposerSettings:
     """`safekeepers`: (host, port) of each. `slot`: the idle physical slot that keeps WAL for them.
 
-    `members_file`: where an operator asks for another membership (`member_changes.py`). `quorum_file`: where the
-    quorum's id is recorded (`quorum_id_record.py`).
+    `members_file`: an operator's request for another membership (`member_changes.py`). `quorum_file`: the record of the
+    quorum's id (`quorum_id_record.py`).
     """
 
     dsn: str

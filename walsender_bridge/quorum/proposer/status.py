@@ -1,17 +1,18 @@
-"""What a proposer says of itself, for `status` and `/metrics`; and the page by which capture's commit gate decides.
+"""The status of a proposer, for `status` and `/metrics`; and the page that capture's commit gate reads. Pure.
 
-At each change of its phase, twice a second, and more often while its quorum gets further. JSON values; pure.
+It is written at each change of phase, twice a second, and more often while commit_lsn advances, as JSON.
 
-Keys, beside `term`, `server`, `membership`, `change` (of the membership), `rebuild`, `restart_lsn` and `end_lsn`:
-`phase` (`core.Phase`; `ended` when it will not go on), `error` (why it has no session, or null), `proposer` (its UUID), `epoch` and `timeline` of what it proposes; the LSNs `vcl` and
-`commit_lsn` as PostgreSQL writes them; bytes `queue_bytes` (of WAL in memory) and `queue_limit`; `quorum`: whether a
-majority of each membership follows and was heard of within `SILENT_SECONDS`; `commit_page_fault`: why the page
-of the commit gates cannot be written (empty: it can).
+Keys, besides `term`, `server`, `membership`, `change` (of the membership), `rebuild`, `restart_lsn` and `end_lsn`:
+`phase` (`core.Phase`; `ended` when it has stopped for good), `error` (why it has no session, or null), `proposer` (its
+UUID), `election_epoch` and `timeline` of what it proposes; the LSNs `vcl` and `commit_lsn` as PostgreSQL writes them;
+bytes `queue_bytes` (of WAL in memory) and `queue_limit`; `quorum`: whether a majority of each membership follows, and
+sent a message within `SILENT_SECONDS`; `commit_page_fault`: why the page of the commit gates cannot be written (empty:
+it can).
 
-Each of its `safekeepers` has `begin_lsn`, where its WAL began when it told last; `brought_to`: down to there it is being
-brought older WAL (null: it wants none that there is); `stuck`: nobody could lend the next of it; `lag_bytes` (null: not
-known). It is `shown` as `streaming`, `catching up` (its next byte is not in memory), `silent` (connected, and says
-nothing), `joining`, `rebuild` (its WAL was let go: it begins anew) or `away`.
+Each of its `safekeepers` has `begin_lsn`, the oldest WAL that it last reported; `catch_up_target_lsn`: the LSN down to
+which it catches up (null: it lacks no WAL that another one has); `stuck`: no donor could send the next of it;
+`lag_bytes` (null: unknown). It is `shown` as `streaming`, `catching up` (its next byte is not in memory), `silent`
+(connected, but no message arrives), `joining`, `rebuild` (its WAL was released: it needs a full resync) or `away`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,19 +27,18 @@ from walsender_bridge.quorum.proposer.member_changes import Address, MemberChang
 from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.runtime.commit_page import CommitPage
 
-#: Seconds after which a safekeeper that says nothing counts as hung: it is spoken to five times a second.
+#: Seconds without a message after which a safekeeper counts as hung: it is sent heartbeats five times a second.
 SILENT_SECONDS: Final = 3.0
 _FOLLOWS: Final = ("streaming", "catching up")
-_TAKEN: Final = (PeerState.TAKING, PeerState.STREAMING)
+_FOLLOWERS: Final = (PeerState.RECOVERING, PeerState.STREAMING)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a proposer's driver knows beside its core. By the peer's number: `addresses`, `faults`, `goals`, `heard`.
+    """What a proposer's driver knows besides its core. By the peer's number: `addresses`, `faults`, `goals`, `heard`.
 
-    `configured`: the addresses that the operator wrote down. `goals`: down to where a safekeeper is being brought older
-    WAL; `stuck`: those for whom nobody could lend the next of it. `heard`: when a peer last said something, on the clock
-    of `now`.
+    `configured`: the addresses in the configuration. `goals`: the LSN down to which a safekeeper catches up; `stuck`: those
+    for which no donor could send the next WAL. `heard`: time of a peer's last message, on the clock of `now`.
     """
 
     addresses: Sequence[Address]
@@ -52,19 +52,19 @@ class Surroundings:
 
 
 def keeps_up(core: Proposer, number: int) -> bool:
-    """Whether a safekeeper has all there is: nothing is wrong with it any more."""
+    """Whether a safekeeper has all WAL: its fault is over."""
     peer, streaming = core.peers[number], core.streaming
     follows = peer.state == PeerState.STREAMING
     return follows and streaming is not None and peer.flush_lsn == streaming.end
 
 
 def without_session(phase: str) -> dict[str, Any]:
-    """What there is to say without a session: the primary is away, or the proposer has ended."""
+    """The status without a session: the primary is disconnected, or the proposer has ended."""
     return {"phase": phase, "commit_lsn": format_lsn(0), "quorum": False, "safekeepers": []}
 
 
 def commit_page(core: Proposer, *, has_quorum: bool) -> CommitPage:
-    """What a quorum has of the timeline that is proposed."""
+    """The commit page: what a quorum has of the proposed timeline."""
     return CommitPage(
         core.server.system_id,
         core.history.entries[-1].timeline if core.history else 0,
@@ -74,7 +74,7 @@ def commit_page(core: Proposer, *, has_quorum: bool) -> CommitPage:
 
 
 def of_session(core: Proposer, around: Surroundings) -> dict[str, Any]:
-    """The status of a session; its caller adds `error`."""
+    """The status of a session; the caller adds `error`."""
     streaming = core.streaming
     entry = core.history.entries[-1] if core.history else None
     safekeepers = {n: _safekeeper(core, peer, around) for n, peer in sorted(core.peers.items())}
@@ -94,7 +94,7 @@ def of_session(core: Proposer, around: Surroundings) -> dict[str, Any]:
         "end_lsn": format_lsn(streaming.end if streaming else 0),
         "phase": core.phase,
         "proposer": f"{core.node_id.proposer:032x}",
-        "epoch": entry.epoch if entry else 0,
+        "election_epoch": entry.election_epoch if entry else 0,
         "timeline": entry.timeline if entry else 0,
         "vcl": format_lsn(core.vcl),
         "commit_lsn": format_lsn(streaming.commit_lsn if streaming else 0),
@@ -131,8 +131,8 @@ def _safekeeper(core: Proposer, peer: SafekeeperPeer, around: Surroundings) -> d
         "state": peer.state,
         "member": peer.identity in core.configuration.everyone,
         "flush_lsn": None if held is None else format_lsn(held),
-        "begin_lsn": format_lsn(peer.begin_lsn) if peer.state in _TAKEN else None,
-        "brought_to": format_lsn(around.goals[number]) if number in around.goals else None,
+        "begin_lsn": format_lsn(peer.begin_lsn) if peer.state in _FOLLOWERS else None,
+        "catch_up_target_lsn": format_lsn(around.goals[number]) if number in around.goals else None,
         "stuck": number in around.stuck,
         "reads_from": peer.source if peer.reading is not None else None,
         "fault": around.faults.get(number) or _of_its_disk(core, peer),
@@ -142,7 +142,7 @@ def _safekeeper(core: Proposer, peer: SafekeeperPeer, around: Surroundings) -> d
 
 
 def _of_its_disk(core: Proposer, peer: SafekeeperPeer) -> str | None:
-    """Until a proposer is elected, nothing else says why a connected member makes no majority."""
+    """Until a proposer is elected, nothing else explains why a connected member does not count toward a majority."""
     distrusted = core.configuration.distrusted
     return identities.has_forgotten(peer.identity) if peer.identity in distrusted else None
 
@@ -153,7 +153,7 @@ def _shown(core: Proposer, peer: SafekeeperPeer, heard: Mapping[int, float], now
         return "rebuild"
     if peer.state == PeerState.AWAY:
         return "away"
-    # Who waits for WAL that is being read is not spoken to meanwhile.
+    # A safekeeper that waits for WAL being read gets no messages meanwhile.
     if peer.reading is None and now - heard.get(peer.number, now) > SILENT_SECONDS:
         return "silent"
     if streaming is None or peer.state != PeerState.STREAMING:

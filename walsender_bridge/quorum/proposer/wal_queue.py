@@ -1,11 +1,11 @@
-"""The WAL that a proposer holds in memory, copied once into blocks and handed out as views of them.
+"""The WAL that a proposer holds in memory, copied once into blocks and passed on as views of them.
 
-Blocks rather than the pieces as they came: a small commit is a hundred bytes, and an object for each would cost more
-memory than the WAL, and time whenever the oldest are let go. So `[begin, end)` takes its own bytes and less than two
+Blocks rather than the pieces as received: a small commit is a hundred bytes, and an object for each would cost more
+memory than the WAL, and time whenever the oldest are released. So `[begin, end)` takes its own bytes and less than two
 blocks more.
 
-Invariant: `[begin, end)` is held without a gap. Bytes that were appended are never written again, so a view that was
-handed out stays good after `release`: a block goes when the last view of it does.
+Invariant: `[begin, end)` is held without a gap. Appended bytes are never overwritten, so a view stays valid after
+`release`: a block is freed with the last view of it.
 """
 
 from collections import deque
@@ -21,11 +21,11 @@ class WalQueue:
         self.begin = self.end = lsn
         self._first = lsn - lsn % BLOCK_BYTES
         self._blocks: deque[memoryview] = deque()
-        #: The last block, whose bytes from `end` on are free; empty: there is none.
+        #: The last block, whose bytes from `end` on are unused; empty: there is none.
         self._tail = memoryview(b"")
 
     def append(self, piece: bytes | memoryview) -> None:
-        """More WAL, from `end` on."""
+        """Append WAL at `end`."""
         length = len(piece)
         at = self.end % BLOCK_BYTES
         if at and at + length <= BLOCK_BYTES and self._tail:
@@ -44,18 +44,18 @@ class WalQueue:
             self.end += part
 
     def release(self, lsn: int) -> None:
-        """Nobody asks for what is below `lsn` any more. Whole blocks go."""
+        """WAL below `lsn` is no longer needed. Whole blocks are freed."""
         self.begin = max(self.begin, lsn)
         while self._first + BLOCK_BYTES <= self.begin and len(self._blocks) > 1:
             self._blocks.popleft()
             self._first += BLOCK_BYTES
 
     def holds(self, begin: int, end: int) -> bool:
-        """Whether [begin, end) is here. Before there is a primary, nothing is."""
+        """Whether [begin, end) is in the queue. Without a primary, the queue is empty."""
         return self.begin <= begin <= end <= self.end
 
     def views(self, begin: int, end: int) -> list[memoryview]:
-        """The bytes of [begin, end), which are held."""
+        """The bytes of [begin, end), which must be in the queue."""
         assert self.holds(begin, end), (self.begin, begin, end, self.end)
         number, at = divmod(begin - self._first, BLOCK_BYTES)
         length = end - begin

@@ -1,4 +1,4 @@
-"""The fields behind a frame's header: written one after another, read back in the same order, all bounded.
+"""The fields behind a frame's header: written in sequence, read back in the same order, all bounded.
 
 Big-endian; identities are 16 bytes; a list is u16 count + its elements; a text u16 length + UTF-8. The
 control file writes its histories and configurations the same way.
@@ -10,14 +10,14 @@ from typing import Self, TypeVar
 
 from walsender_bridge.errors import MalformedMessageError, TusklineError
 from walsender_bridge.quorum.protocol.configuration import MAX_MEMBERS, Configuration
-from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback, ServerInfo
 from walsender_bridge.quorum.protocol.terms import MAX_TERM
 
 #: Bytes of a refusal's detail.
 MAX_TEXT = 1000
 
-#: Timelines before a server's; of one that has had more nothing is told.
+#: The most timelines before a server's; a server with more sends none.
 MAX_ANCESTORS = 1000
 
 #: What follows the members of a configuration.
@@ -30,7 +30,7 @@ _E = TypeVar("_E", bound=IntEnum)
 
 
 class Writer:
-    """Fields behind one another in `data`."""
+    """Appends fields to `data`."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -81,18 +81,18 @@ class Writer:
         """An epoch history."""
         self.u16(len(value.entries))
         return self._add(
-            b"".join(_ENTRY.pack(e.epoch, e.start_lsn, e.timeline) for e in value.entries)
+            b"".join(_ENTRY.pack(e.election_epoch, e.start_lsn, e.timeline) for e in value.entries)
         )
 
     def ancestors(self, value: tuple[tuple[int, int], ...]) -> Self:
-        """Timelines, and where each was left; nothing at all, if there are none."""
+        """Timelines and their switch points; no bytes at all, if there are none."""
         if not 0 < len(value) <= MAX_ANCESTORS:
             return self
         self.u16(len(value))
         return self._add(b"".join(_ANCESTOR.pack(*each) for each in value))
 
     def configuration(self, value: Configuration) -> Self:
-        """A membership, or two, whose, and whom of them nobody trusts."""
+        """A membership, or two, with its quorum and its distrusted members."""
         self.identity(value.quorum).u64(value.term).u64(value.generation)
         self._members(value.members)
         joint = value.new_members is not None
@@ -110,7 +110,7 @@ class Writer:
 
 
 class Reader:
-    """The fields of one body, in order. Whatever does not fit is a `MalformedMessageError`."""
+    """Reads the fields of one body, in order. Anything invalid is a `MalformedMessageError`."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self._data = memoryview(data)
@@ -124,7 +124,7 @@ class Reader:
         return taken
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Check that no bytes are left."""
         if self._at != len(self._data):
             raise MalformedMessageError(f"{len(self._data) - self._at} bytes too many")
 
@@ -152,16 +152,16 @@ class Reader:
         """0 or 1."""
         value = self.u8()
         if value > 1:
-            raise MalformedMessageError(f"{value} is neither yes nor no")
+            raise MalformedMessageError(f"invalid boolean {value}")
         return bool(value)
 
     def member(self, kind: type[_E]) -> _E:
-        """One byte that names a member of `kind`."""
+        """One byte: a member of `kind`."""
         value = self.u8()
         try:
             return kind(value)
         except ValueError:
-            raise MalformedMessageError(f"{value} is no {kind.__name__}") from None
+            raise MalformedMessageError(f"invalid {kind.__name__} {value}") from None
 
     def text(self) -> str:
         """A text of at most `MAX_TEXT` bytes."""
@@ -169,7 +169,7 @@ class Reader:
         try:
             return str(self._take(size), "utf-8")
         except UnicodeDecodeError:
-            raise MalformedMessageError("a text that is not UTF-8") from None
+            raise MalformedMessageError("invalid UTF-8 in a text") from None
 
     def server(self) -> ServerInfo:
         """Whose WAL it is."""
@@ -184,27 +184,29 @@ class Reader:
         count = self._count(MAX_ENTRIES)
         data = self._take(count * _ENTRY.size)
         try:
-            return History(tuple(EpochEntry(*fields) for fields in _ENTRY.iter_unpack(data)))
+            return History(tuple(HistoryEntry(*fields) for fields in _ENTRY.iter_unpack(data)))
         except TusklineError as error:
             raise MalformedMessageError(error.what) from None
 
     def ancestors(self) -> tuple[tuple[int, int], ...]:
-        """Timelines, and where each was left."""
+        """Timelines and their switch points."""
         if self._at == len(self._data):
             return ()
         count = self._count(MAX_ANCESTORS)
         return tuple(_ANCESTOR.iter_unpack(self._take(count * _ANCESTOR.size)))
 
     def configuration(self) -> Configuration:
-        """A membership, or two, whose, and whom of them nobody trusts."""
+        """A membership, or two, with its quorum and its distrusted members."""
         quorum = self.identity()
         term, generation = self.u64(), self.u64()
         if max(term, generation) > MAX_TERM:
-            raise MalformedMessageError(f"no membership has generation {generation} of term {term}")
+            raise MalformedMessageError(
+                f"invalid membership generation {generation} of term {term}"
+            )
         members = self._members()
         follows = self.u8()
         if follows > _JOINT | _DISTRUSTS:
-            raise MalformedMessageError(f"{follows} is no set of members")
+            raise MalformedMessageError(f"invalid kind of membership {follows}")
         new_members = self._members() if follows & _JOINT else None
         distrusted = self._members() if follows & _DISTRUSTS else frozenset()
         return Configuration(generation, members, new_members, term, distrusted, quorum)
@@ -218,5 +220,5 @@ class Reader:
     def _count(self, limit: int) -> int:
         count = self.u16()
         if count > limit:
-            raise MalformedMessageError(f"{count} where {limit} is the most")
+            raise MalformedMessageError(f"count {count} exceeds the limit of {limit}")
         return count

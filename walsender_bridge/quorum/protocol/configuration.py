@@ -1,14 +1,14 @@
-"""Who belongs to the WAL quorum, and what a majority of it is (rule 10).
+"""The members of the WAL quorum, and its majorities (rule 10).
 
 A membership changes in two steps, each one generation: first `members` and `new_members` together, where
-every decision needs a majority of *each*, then `new_members` alone. So no decision of the old members and
-none of the new ones can miss each other (Raft's joint consensus).
+every decision needs a majority of *each*, then `new_members` alone. So a decision of the old members and one of the new
+ones always share a member (Raft's joint consensus).
 
 A configuration is ordered by (term, generation): an elected proposer stamps its own term on the greatest
-configuration that its voters held, and gives it to a quorum with `Elected`, before it may change anything.
-So what an older proposer left on a minority never comes back.
+configuration that its voters held, and sends it to a quorum with `Elected`, before it may change anything. So what an
+older proposer left on a minority never comes back.
 
-A member whose disk was rolled back has forgotten promises, and nobody can say which. It is *distrusted*, by a configuration
+A member whose disk was rolled back has lost promises, and it is unknown which. It is *distrusted*, by a configuration
 like any other: it still counts in the size of each majority, so commits and elections need as many others as before, but
 neither its vote nor its acknowledgement counts. It leaves with the membership that replaces it.
 
@@ -31,7 +31,7 @@ MAX_MEMBERS = 15
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """See the module. Identities and `quorum` are 128-bit numbers. Generation 0 has no members: nobody said yet."""
+    """See the module. Identities and `quorum` are 128-bit numbers. Generation 0 has no members: none is known yet."""
 
     generation: int = 0
     members: frozenset[int] = frozenset()
@@ -43,7 +43,7 @@ class Configuration:
     def __post_init__(self) -> None:
         for group in (self.members, self.new_members or ()):
             if len(group) > MAX_MEMBERS:
-                raise UsageError(f"{len(group)} safekeepers are more than {MAX_MEMBERS}")
+                raise UsageError(f"{len(group)} safekeepers exceed the limit of {MAX_MEMBERS}")
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -60,16 +60,16 @@ class Configuration:
 
     @property
     def groups(self) -> tuple[frozenset[int], ...]:
-        """The memberships of which a majority is needed, each for itself."""
+        """The memberships of each of which a majority is needed."""
         return (self.members,) if self.new_members is None else (self.members, self.new_members)
 
     def has_quorum(self, there: Collection[int]) -> bool:
-        """A majority of each membership is among `there`. Never, without members."""
+        """Whether a majority of each membership is among `there`. Never, without members."""
         trusted = set(there) - self.distrusted
         return all(len(group & trusted) >= majority(group) > 0 for group in self.groups)
 
     def quorum_lsn(self, flush_lsns: Mapping[int, int]) -> int:
-        """The LSN that a majority of each membership has on disk; who is missing has 0."""
+        """The LSN that a majority of each membership has on disk; a missing member counts as 0."""
         return min(self.majority_lsn(group, flush_lsns) for group in self.groups)
 
     def majority_lsn(self, group: Collection[int], flush_lsns: Mapping[int, int]) -> int:
@@ -91,14 +91,14 @@ class Configuration:
 
     def stamped(self, term: int, quorum: int = 0) -> "Configuration":
         """The same membership, in force for the proposer of `term`; and of `quorum`, if it has no id yet."""
-        assert self.quorum in {0, quorum} or not quorum, "it never goes over to another quorum"
+        assert self.quorum in {0, quorum} or not quorum, "a quorum's id never changes"
         return replace(self, term=term, quorum=self.quorum or quorum)
 
     def is_foreign(self, quorum: int) -> bool:
         """Whether it is another quorum's.
 
-        One from before ids existed may be anybody's, and so may a first one that no elected proposer has stamped: two
-        proposers may begin at once, and the safekeepers' votes go to either.
+        One from before ids existed may belong to any quorum, and so may a first one that no elected proposer has stamped: two
+        proposers may start at once, and the safekeepers' votes go to either.
         """
         return self.term > 0 and self.quorum not in {0, quorum}
 
@@ -125,10 +125,10 @@ class Configuration:
 
 
 def majority(group: Collection[int]) -> int:
-    """How many of a group are a majority."""
+    """The size of a majority of a group."""
     return len(group) // 2 + 1 if group else 0
 
 
 def newest(configurations: Collection[Configuration]) -> Configuration:
-    """The configuration in force among those of one quorum that were seen."""
+    """The configuration in force among these of one quorum."""
     return max(configurations, key=lambda each: each.version, default=Configuration())

@@ -4,13 +4,13 @@ Every message is a frame: a header of 40 bytes (big-endian), and `length` bytes 
 
     u8 kind | u8 version | u16 0 | u32 length | u64 term | u64 | u64 | u64
 
-The three last fields are the LSNs of the messages that stream; for the others they are 0 and the fields are
-behind the header. Behind the header of `Append`, `Fetched` and `Older` come raw WAL bytes and nothing else, so a
-driver sends header and WAL with one `sendmsg` and receives into a buffer of its own, without copying.
+The last three fields are the LSNs of streaming messages; in other messages they are 0, and the fields follow the header.
+The header of `Append`, `Fetched` and `CatchUpWal` is followed by raw WAL bytes only, so a driver sends header and WAL
+with one `sendmsg` and receives into a buffer of its own, without copying.
 
-Invariant: `decode` takes exactly what `encode` makes, field by field and to the last byte; anything else is a
-`MalformedMessageError`, another version a `NotSupportedError`. No length is believed beyond its limit, so a
-reader never needs more than `MAX_WAL_BYTES` or `MAX_BODY_BYTES` for one frame.
+Invariant: `decode` accepts exactly what `encode` produces, field by field and to the last byte; anything else is a
+`MalformedMessageError`, another version a `NotSupportedError`. No length above its limit is accepted, so a reader never
+needs more than `MAX_WAL_BYTES` or `MAX_BODY_BYTES` for one frame.
 """
 
 import struct
@@ -23,9 +23,9 @@ from walsender_bridge.quorum.protocol.terms import MAX_TERM
 from walsender_bridge.quorum.protocol.value import value
 
 VERSION = 2
-#: WAL bytes of one frame: what is written and synced at once, and the most that a peer can make us hold.
+#: The most WAL bytes in one frame: written and synced at once, and the most memory that a peer can claim.
 MAX_WAL_BYTES = 1 << 20
-#: The longest body of another message: a history of `MAX_ENTRIES` and two memberships fit.
+#: The longest body of any other message: fits a history of `MAX_ENTRIES` and two memberships.
 MAX_BODY_BYTES = 64 << 10
 
 _HEADER = struct.Struct(">BBHIQQQQ")
@@ -45,7 +45,7 @@ class FrameKind(IntEnum):
     APPEND_ACK = ord("a")
     FETCH = ord("F")
     FETCHED = ord("f")
-    OLDER = ord("O")
+    CATCH_UP = ord("O")
     HELD = ord("h")
     CONFIGURE = ord("C")
     CONFIGURED = ord("c")
@@ -53,7 +53,7 @@ class FrameKind(IntEnum):
 
 
 _KINDS: dict[int, FrameKind] = {int(kind): kind for kind in FrameKind}
-#: Whose term may be believed no further than `MAX_TERM`. The proposer itself judges those of safekeepers, and names them.
+#: Frames whose term must not exceed `MAX_TERM`. Terms of safekeepers are checked by the proposer, which reports them.
 _TO_SAFEKEEPER = frozenset(
     {
         FrameKind.PROPOSER_GREETING,
@@ -62,11 +62,11 @@ _TO_SAFEKEEPER = frozenset(
         FrameKind.ELECTED,
         FrameKind.APPEND,
         FrameKind.FETCH,
-        FrameKind.OLDER,
+        FrameKind.CATCH_UP,
         FrameKind.CONFIGURE,
     }
 )
-_CARRIES_WAL = frozenset({FrameKind.APPEND, FrameKind.FETCHED, FrameKind.OLDER})
+_CARRIES_WAL = frozenset({FrameKind.APPEND, FrameKind.FETCHED, FrameKind.CATCH_UP})
 
 
 @value
@@ -82,34 +82,34 @@ class Header:
 
     @property
     def carries_wal(self) -> bool:
-        """What follows is WAL: it goes to its place, not through `decode`."""
+        """The body is WAL, which does not go through `decode`."""
         return self.kind in _CARRIES_WAL
 
 
 def decode_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
     """The header at `offset`. Raises `MalformedMessageError` or `NotSupportedError`."""
     if len(data) - offset < HEADER_BYTES:
-        raise MalformedMessageError(f"{len(data) - offset} bytes are no frame header")
+        raise MalformedMessageError(f"incomplete frame header of {len(data) - offset} bytes")
     number, version, reserved, length, term, first, second, third = _HEADER.unpack_from(
         data, offset
     )
     kind = _KINDS.get(number)
     if kind is None or reserved:
-        raise MalformedMessageError(f"no frame of the safekeeper protocol begins with {number:#x}")
+        raise MalformedMessageError(f"unknown frame kind {number:#x} in the safekeeper protocol")
     if version != VERSION:
         raise NotSupportedError(
-            f"version {version} of the safekeeper protocol (this is {VERSION})",
-            repair="use the same version of Tuskline everywhere",
+            f"unsupported version {version} of the safekeeper protocol (this is {VERSION})",
+            repair="run the same version of Tuskline on all machines",
         )
     if term > MAX_TERM and kind in _TO_SAFEKEEPER:
-        raise MalformedMessageError(f"no proposer has term {term}")
+        raise MalformedMessageError(f"proposer's term {term} is out of range")
     if length > (MAX_WAL_BYTES if kind in _CARRIES_WAL else MAX_BODY_BYTES):
-        raise MalformedMessageError(f"{length} bytes are too many for {kind.name}")
+        raise MalformedMessageError(f"length {length} exceeds the limit of {kind.name}")
     return Header(kind, length, term, first, second, third)
 
 
 def encode(message: m.Message) -> bytes:
-    """The frame of a message; for `Append`, `Fetched` and `Older` its header alone, the WAL follows."""
+    """The frame of a message; for `Append`, `Fetched` and `CatchUpWal` its header alone, the WAL follows."""
     match message:
         case m.Append():
             return _frame(
@@ -138,9 +138,9 @@ def encode(message: m.Message) -> bytes:
             )
         case m.Fetch():
             return _frame(FrameKind.FETCH, 0, message.term, message.begin_lsn, message.end_lsn)
-        case m.Older():
+        case m.CatchUpWal():
             first, second = message.begin_lsn, message.timeline
-            return _frame(FrameKind.OLDER, message.length, message.term, first, second)
+            return _frame(FrameKind.CATCH_UP, message.length, message.term, first, second)
         case m.Held():
             lsns = message.begin_lsn, message.wanted_lsn, message.next_lsn
             return _frame(FrameKind.HELD, 0, message.term, *lsns)
@@ -200,7 +200,7 @@ def _encode_body(message: m.Message) -> bytes:
 
 
 def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Message:
-    """The message of a header and what followed it (nothing, for those that carry WAL).
+    """The message of a header and its body (empty, for those that carry WAL).
 
     Raises `MalformedMessageError`.
     """
@@ -231,8 +231,8 @@ def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Mess
             second_used = True
         case FrameKind.FETCH:
             message, second_used = m.Fetch(term, first, second), True
-        case FrameKind.OLDER:
-            message, second_used = m.Older(term, first, second, header.length), True
+        case FrameKind.CATCH_UP:
+            message, second_used = m.CatchUpWal(term, first, second, header.length), True
         case FrameKind.CONFIGURED:
             message, second_used = m.Configured(term, first), False
         case _:
@@ -240,7 +240,7 @@ def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Mess
             if first:
                 raise MalformedMessageError(f"{header.kind.name} with an LSN in its header")
     if header.third or (second and not second_used):
-        raise MalformedMessageError(f"{header.kind.name} with an LSN too many in its header")
+        raise MalformedMessageError(f"{header.kind.name} with an unexpected LSN in its header")
     reader.end()
     return message
 
@@ -250,7 +250,7 @@ def _decode_body(header: Header, reader: Reader) -> m.Message:
     match header.kind:
         case FrameKind.PROPOSER_GREETING:
             if term:
-                raise MalformedMessageError("a proposer greets without a term")
+                raise MalformedMessageError("proposer's greeting with a term")
             return m.ProposerGreeting(reader.server(), reader.identity(), reader.identity())
         case FrameKind.SAFEKEEPER_GREETING:
             safekeeper, server = reader.identity(), reader.server()

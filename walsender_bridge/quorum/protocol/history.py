@@ -3,13 +3,13 @@
     entries      (2, 100, tl 1)        (5, 180, tl 1)   (5, 240, tl 2)
     log          100 ............ 180 ............ 240 ........ flush_lsn
 
-An epoch *is* the term in which its proposer was elected (rule 2), and a term elects one proposer at most, so
-two logs that hold bytes of the same epoch hold the same bytes there, and the same bytes before them. A
-promoted server can go on within an epoch on a new timeline, so an entry is named by (epoch, timeline).
+An election epoch *is* the term in which its proposer was elected (rule 2), and a term elects at most one proposer, so
+two logs that hold bytes of the same election epoch hold the same bytes there, and the same bytes before them. A promoted
+server can continue within an election epoch on a new timeline, so (election epoch, timeline) identifies an entry.
 
-Invariant: entries grow strictly in (epoch, timeline) and never fall in `start_lsn`. A history is copied
-whole from the proposer, while the log may still end below some of its entries: an entry *counts* when
-`start_lsn <= flush_lsn`. From that alone follow the most advanced log (`rank`) and where two logs part
+Invariant: entries grow strictly in (election epoch, timeline) and never fall in `start_lsn`. A history is copied whole
+from the proposer, while the log may still end below some of its entries: an entry *counts* when
+`start_lsn <= flush_lsn`. That alone determines the most advanced log (`rank`) and the divergence point of two logs
 (`divergence`). LSNs are bytes from the start of the log (`wire.lsn`).
 """
 
@@ -19,30 +19,30 @@ from dataclasses import dataclass
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 
-#: Non-empty epochs, one for each start of a proposer that was sent WAL: the messages that carry a history are
-#: bounded by it. Beyond it the oldest are merged (`History.compacted`).
+#: The most non-empty election epochs, one for each start of a proposer that received WAL: it bounds the messages that
+#: carry a history. Beyond it the oldest are merged (`History.compacted`).
 MAX_ENTRIES = 2048
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class EpochEntry:
-    """From `start_lsn` on, the log was written by the proposer of `epoch`, on `timeline`."""
+class HistoryEntry:
+    """From `start_lsn` on, the log was written by the proposer of `election_epoch`, on `timeline`."""
 
-    epoch: int
+    election_epoch: int
     start_lsn: int
     timeline: int
 
     @property
     def name(self) -> tuple[int, int]:
-        """What two logs have in common when they have the entry in common."""
-        return self.epoch, self.timeline
+        """Identifies an entry: two logs that have equal keys share it."""
+        return self.election_epoch, self.timeline
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """See the module. Empty: a log that holds nothing yet. Raises `CorruptError` when out of order."""
+    """See the module. Empty: an empty log. Raises `CorruptError` when out of order."""
 
-    entries: tuple[EpochEntry, ...] = ()
+    entries: tuple[HistoryEntry, ...] = ()
 
     def __post_init__(self) -> None:
         for before, after in zip(self.entries, self.entries[1:], strict=False):
@@ -53,35 +53,35 @@ class History:
         return bool(self.entries)
 
     @property
-    def latest_epoch(self) -> int:
-        """The last epoch that was taken over, whether it counts yet or not; 0 for none."""
-        return self.entries[-1].epoch if self.entries else 0
+    def latest_election_epoch(self) -> int:
+        """The last election epoch that was adopted, whether it counts yet or not; 0 for none."""
+        return self.entries[-1].election_epoch if self.entries else 0
 
-    def counted(self, flush_lsn: int) -> tuple[EpochEntry, ...]:
-        """The entries that say something about a log that ends at `flush_lsn`."""
+    def counted(self, flush_lsn: int) -> tuple[HistoryEntry, ...]:
+        """The entries that count for a log that ends at `flush_lsn`."""
         return tuple(entry for entry in self.entries if entry.start_lsn <= flush_lsn)
 
     def rank(self, flush_lsn: int) -> tuple[int, int]:
-        """How advanced a log is: (last epoch that counts, its end). Of any two the greater has more."""
+        """How advanced a log is: (last election epoch that counts, its end). The greater of two logs has more."""
         counted = self.counted(flush_lsn)
-        return (counted[-1].epoch, flush_lsn) if counted else (0, 0)
+        return (counted[-1].election_epoch, flush_lsn) if counted else (0, 0)
 
     def timeline_at(self, lsn: int) -> int:
         """The timeline of the byte at `lsn`. Raises `CorruptError` below the first entry's start."""
         for entry in reversed(self.entries):
             if entry.start_lsn <= lsn:
                 return entry.timeline
-        raise CorruptError(f"no epoch covers {format_lsn(lsn)}")
+        raise CorruptError(f"no entry of the epoch history covers {format_lsn(lsn)}")
 
     def timeline_start(self, lsn: int) -> int:
-        """Where the log went over to the timeline of the byte at `lsn`. Raises `CorruptError` as `timeline_at`."""
+        """The start, in this log, of the timeline of the byte at `lsn`. Raises `CorruptError` as `timeline_at`."""
         timeline = self.timeline_at(lsn)
         return min(e.start_lsn for e in self.entries if e.timeline == timeline)
 
     def boundary_after(self, lsn: int) -> int | None:
-        """Where the timeline of the byte at `lsn` ends, if another one follows."""
+        """The end of the timeline of the byte at `lsn`, if another one follows."""
         if self.entries and lsn >= self.entries[-1].start_lsn:
-            return None  # asked for each message, and nearly always so
+            return None  # the fast path: called for each message
         timeline = self.timeline_at(lsn)
         for entry in self.entries:
             if entry.start_lsn > lsn and entry.timeline != timeline:
@@ -89,21 +89,23 @@ class History:
         return None
 
     def start_of(self, epoch: int) -> int:
-        """Where an epoch of this history starts. Raises `CorruptError` if it is not in it."""
+        """The start of an election epoch of this history. Raises `CorruptError` if it has no such entry."""
         for entry in self.entries:
-            if entry.epoch == epoch:
+            if entry.election_epoch == epoch:
                 return entry.start_lsn
-        raise CorruptError(f"epoch {epoch} is not in the history")
+        raise CorruptError(f"election epoch {epoch} is not in the history")
 
     def start_after(self, epoch: int, last: int) -> int:
-        """Where the first epoch after `epoch` starts, or `last` if none comes before. Raises `CorruptError` without `last`."""
+        """The start of the first election epoch after `epoch`, at most that of `last`. Raises `CorruptError` without `last`."""
         start = self.start_of(last)
-        return min([start, *(each.start_lsn for each in self.entries if each.epoch > epoch)])
+        return min(
+            [start, *(each.start_lsn for each in self.entries if each.election_epoch > epoch)]
+        )
 
-    def succeeded(self, end_lsn: int, successors: Iterable[EpochEntry]) -> "History":
-        """This history cut at `end_lsn`, then `successors`, without epochs that hold no byte.
+    def succeeded(self, end_lsn: int, successors: Iterable[HistoryEntry]) -> "History":
+        """This history truncated at `end_lsn`, then `successors`, without empty election epochs.
 
-        An empty epoch can be left out: the one before it ends where it would have ended.
+        An empty one can be left out: the one before it ends where it would have ended.
         """
         chain = [entry for entry in self.entries if entry.start_lsn < end_lsn]
         for entry in successors:
@@ -115,19 +117,18 @@ class History:
     def pruned(self, horizon: int) -> "History":
         """Without entries that end below `horizon`, up to which every member has the same log.
 
-        The entry of the byte before the horizon stays: it is what the logs have in common.
+        The entry of the byte before the horizon stays: the logs have it in common.
         """
         below = [entry for entry in self.entries if entry.start_lsn < horizon]
         return History(self.entries[max(len(below) - 1, 0) :])
 
     def compacted(self, limit: int, commit_lsn: int) -> "History":
-        """With `limit` entries at most, as far as that goes below `commit_lsn`: the oldest become one for each timeline.
+        """With at most `limit` entries, as far as `commit_lsn` allows: the oldest are merged into one for each timeline.
 
-        It has the epoch of the last of them, so a log that ends in an older epoch has no entry in common any more and
-        begins anew. Nothing is lost by that: the last of them starts below `commit_lsn`, so a majority has its bytes,
-        and none of that majority is such a log. For the same reason the epoch may be claimed for older bytes: a log
-        that ends among them is still less advanced than any of the majority. Raises `NotSupportedError` if more than
-        `MAX_ENTRIES` are left.
+        That one has the last election epoch of those merged, so a log that ends in an older one no longer has an entry in common
+        and does a full resync. Nothing is lost: the last of them starts below `commit_lsn`, so a majority has its bytes, and no
+        such log is part of that majority. For the same reason older bytes may be labelled with it: a log that ends among them is
+        still less advanced than any of the majority. Raises `NotSupportedError` if more than `MAX_ENTRIES` are left.
         """
         result = self.entries
         starts: dict[int, int] = {}
@@ -136,20 +137,21 @@ class History:
                 break
             starts.setdefault(entry.timeline, entry.start_lsn)
             oldest = [
-                EpochEntry(entry.epoch, start, timeline) for timeline, start in starts.items()
+                HistoryEntry(entry.election_epoch, start, timeline)
+                for timeline, start in starts.items()
             ]
             result = (*oldest, *self.entries[index + 1 :])
         if len(result) > MAX_ENTRIES:
             raise NotSupportedError(
-                f"{len(result)} epochs and timelines above {format_lsn(commit_lsn)}, the last LSN that is known "
-                "to be committed",
-                repair="find out why no proposer stays in office until a quorum has committed its WAL",
+                f"{len(result)} election epochs and timelines above {format_lsn(commit_lsn)}, the last LSN known to be "
+                "committed",
+                repair="find out why no proposer remains the leader until a quorum has committed its WAL",
             )
         return History(result)
 
 
 def divergence(log: History, flush_lsn: int, leader: History, leader_end: int) -> int | None:
-    """Where a log that ends at `flush_lsn` parts from the leader's, which ends at `leader_end` (rule 6).
+    """The divergence point of a log that ends at `flush_lsn` and the leader's, which ends at `leader_end` (rule 6).
 
     The last common entry ends, on either side, where the next entry starts or the log ends; the logs are
     equal up to the smaller of the two. None: they have no entry in common.

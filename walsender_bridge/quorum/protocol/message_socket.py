@@ -1,10 +1,10 @@
 """One end of a connection of the safekeeper protocol: a non-blocking socket, and the frames in and out of it.
 
-Invariant: memory is bounded. What comes in waits in one buffer that holds the longest frame; a body is handed
-out where it lies, so it is only good until the next `receive`. What goes out is kept as views of the caller's
-bytes; a caller whose answers nobody reads looks at `crowded` and asks for no more frames until they are out.
+Invariant: memory is bounded. Input waits in one buffer that holds the longest frame; a body is a view of that buffer,
+valid until the next `receive`. Output is kept as views of the caller's bytes; a caller whose answers are not read checks
+`crowded`, and takes no more frames until they are sent.
 
-A peer that is gone without a word (its machine, or the network) is noticed by TCP itself within half a minute.
+TCP detects a peer that has vanished (its machine, or the network) within half a minute.
 """
 
 import itertools
@@ -26,9 +26,9 @@ from walsender_bridge.quorum.protocol.messages import Message
 
 #: Views that one `sendmsg` takes.
 _MOST_VIEWS = 512
-#: Bytes that wait to be sent, from which on nothing more is taken from the peer.
+#: Unsent bytes from which on no more input is taken from the peer.
 _CROWDED_BYTES = 4 << 20
-#: Seconds of silence until TCP asks, between two questions, and questions; and for what was sent.
+#: TCP keepalive: idle seconds, seconds between probes, number of probes; and the timeout of unacknowledged data.
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 10),
     (socket.TCP_KEEPINTVL, 5),
@@ -38,7 +38,7 @@ _KEEPALIVE = (
 
 
 class WireEnd:
-    """See the module. `fileno` is to be polled for `events`."""
+    """See the module. Poll `fileno` for `events`."""
 
     def __init__(self, connected: socket.socket, where: str) -> None:
         connected.setblocking(False)
@@ -49,7 +49,7 @@ class WireEnd:
                 connected.setsockopt(socket.IPPROTO_TCP, option, seconds)
         self.where = where
         self._socket = connected
-        # Small until somebody has said something sensible: a stranger costs 64 KiB.
+        # Small until the peer has sent a valid greeting: an unknown peer costs 64 KiB.
         self._grow(HEADER_BYTES + MAX_BODY_BYTES)
         self._begin = self._end = 0
         self._out: deque[memoryview | bytes] = deque()
@@ -65,22 +65,22 @@ class WireEnd:
 
     @property
     def events(self) -> int:
-        """What to poll for."""
+        """The events to poll for."""
         if not self._out:
             return select.EPOLLIN
         return select.EPOLLOUT if self.crowded() else select.EPOLLIN | select.EPOLLOUT
 
     @property
     def sending(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether there is unsent output."""
         return bool(self._out)
 
     def crowded(self) -> bool:
-        """Whether so much waits to be sent that nothing more should be taken."""
+        """Whether there is so much unsent output that no more input should be taken."""
         return self._out_bytes >= _CROWDED_BYTES
 
     def trust(self) -> None:
-        """The peer has introduced itself: its frames may carry WAL."""
+        """The peer has greeted: its frames may carry WAL."""
         if len(self._buffer) < HEADER_BYTES + MAX_WAL_BYTES:
             held = bytes(self._view[self._begin : self._end])
             self._grow(2 * MAX_WAL_BYTES + MAX_BODY_BYTES)
@@ -90,9 +90,9 @@ class WireEnd:
     # -- in -----------------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Take what has arrived, as far as there is room; whether there was anything.
+        """Read what has arrived, as far as the buffer allows; returns whether there was anything.
 
-        Raises `ConnectionFailedError` when the connection is gone.
+        Raises `ConnectionFailedError` when the connection is closed.
         """
         if self._begin == self._end:
             self._begin = self._end = 0
@@ -101,7 +101,7 @@ class WireEnd:
             self._buffer[:held] = self._buffer[self._begin : self._end]
             self._begin, self._end = 0, held
         if self._end == len(self._buffer):
-            return False  # full of frames that were not asked for yet
+            return False  # full of frames that were not taken yet
         try:
             count = self._socket.recv_into(self._view[self._end :])
         except BlockingIOError:
@@ -109,12 +109,12 @@ class WireEnd:
         except OSError as error:
             raise ConnectionFailedError(str(error), where=self.where) from None
         if not count:
-            raise ConnectionFailedError("the other end has closed it", where=self.where)
+            raise ConnectionFailedError("the peer closed the connection", where=self.where)
         self._end += count
         return True
 
     def frames(self) -> Iterator[tuple[Header, memoryview]]:
-        """The whole frames that are here, each with what follows its header.
+        """The complete frames that have arrived, each with its body.
 
         Raises `MalformedMessageError`, `NotSupportedError`.
         """
@@ -130,15 +130,15 @@ class WireEnd:
     # -- out ----------------------------------------------------------------------------------------
 
     def send(self, message: Message, wal: list[memoryview] | None = None) -> None:
-        """Queue a message, and the WAL behind it; `flush` sends it."""
+        """Queue a message, followed by WAL; `flush` sends it."""
         self.send_frame(encode(message), wal)
 
     def send_frame(self, frame: bytes, wal: list[memoryview] | None = None) -> None:
-        """The same for a message that is encoded already."""
+        """As `send`, for an encoded message."""
         self._out.append(frame)
         self._out_bytes += len(frame)
         if wal:
-            # An empty view would never be sent, and all behind it wait for ever.
+            # An empty view would never be sent, and block everything behind it.
             views = [view for view in wal if view]
             self._out.extend(views)
             self._out_bytes += sum(map(len, views))

@@ -1,7 +1,7 @@
-"""What a proposer and a safekeeper say to each other (`frames.py` has the bytes).
+"""The messages between a proposer and a safekeeper (`frames.py` has the bytes).
 
     proposer                                safekeeper
-    ProposerGreeting ──────────────────────▶            who I am, which server
+    ProposerGreeting ──────────────────────▶            identity, server, quorum
                      ◀────────────────────── SafekeeperGreeting
     Vote(NodeId)     ──────────────────────▶            persisted, then
                      ◀────────────────────── VoteReply  what it holds *after* the vote (rule 1)
@@ -10,12 +10,12 @@
     Append + WAL     ──────────────────────▶            written, fsynced, then
                      ◀────────────────────── AppendAck
 
-After a short disconnection of the same process `Resume` stands for Vote (rule 5). `Refused` ends a
-connection and says why. One connection keeps the order of its messages; nothing else is assumed of it: it
-may break anywhere and lose what is on the way.
+After a disconnection of the same process `Resume` replaces Vote (rule 5). `Refused` ends a connection, with the reason.
+A connection keeps the order of its messages; nothing else is assumed of it: it may break anywhere and lose what is under
+way.
 
-A message is a frozen value. WAL bytes are not part of one: `Append` and `Fetched` tell the range, and the
-bytes follow their header on the wire. LSNs are bytes, `length` is bytes, identities are 128-bit numbers.
+A message is a frozen value. WAL bytes are not part of it: `Append` and `Fetched` name the range, and the bytes follow
+their header on the wire. LSNs are bytes, `length` is bytes, identities are 128-bit numbers.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ from walsender_bridge.quorum.protocol.value import value
 
 @dataclass(frozen=True, slots=True)
 class NodeId:
-    """One election: its term, and the proposer that it is for, whose UUID is drawn at each start.
+    """One campaign: its term, and its proposer, whose UUID is drawn at each start.
 
-    A vote compares terms alone (rule 2), so there is no order of NodeIds; an equal one is the same process.
+    A vote compares terms only (rule 2), so NodeIds have no order; equal ones are the same process.
     """
 
     term: int = 0
@@ -44,7 +44,7 @@ class NodeId:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Whose WAL it is. Two ends with different ones have nothing to say to each other."""
+    """The server whose WAL it is. A proposer and a safekeeper with different ones cannot cooperate."""
 
     system_id: int = 0
     major: int = 0
@@ -52,15 +52,15 @@ class ServerInfo:
 
 
 class Purpose(IntEnum):
-    """What an election is for, as far as the fence of a failover is concerned."""
+    """The purpose of an election with respect to a failover's fence."""
 
     ATTACH = 1  # a primary's WAL
-    FAILOVER = 2  # no primary: fence the timeline that stands
-    ABORT = 3  # take the fence back: the old primary goes on
+    FAILOVER = 2  # no primary: fence the current timeline
+    ABORT = 3  # lift the fence: the old primary continues
 
 
 class Refusal(IntEnum):
-    """Why a safekeeper refused."""
+    """A safekeeper's reason to refuse."""
 
     OLDER_TERM = 1
     OTHER_SYSTEM = 2
@@ -77,7 +77,7 @@ class Refusal(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HotStandbyFeedback:
-    """The oldest transactions that a safekeeper's readers still see (PostgreSQL docs, 53.4), 0 for none."""
+    """The oldest transactions that a safekeeper's readers still need (PostgreSQL docs, 53.4), 0 for none."""
 
     xmin: int = 0
     xmin_epoch: int = 0
@@ -85,12 +85,12 @@ class HotStandbyFeedback:
     catalog_xmin_epoch: int = 0
 
 
-# -- both greet -------------------------------------------------------------------------------------
+# -- greetings --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerGreeting:
-    """The first message of a connection. `quorum`: the id of the proposer's; 0: it has none yet, or only asks."""
+    """The first message of a connection. `quorum`: the proposer's; 0: it has none yet, or only queries."""
 
     server: ServerInfo
     proposer: int
@@ -99,10 +99,10 @@ class ProposerGreeting:
 
 @dataclass(frozen=True, slots=True)
 class SafekeeperGreeting:
-    """Its answer. `flush_lsn` is for information: it may move until the vote (rule 1).
+    """The answer. `flush_lsn` is for information: it may move until the vote (rule 1).
 
-    `timeline` is that of the last epoch that counts, 0 for an empty log. `fenced_timeline`: a failover refuses it
-    and older ones; 0 for none.
+    `timeline` is that of the last history entry that counts, 0 for an empty log. `fenced_timeline`: a failover's fence
+    refuses it and older ones; 0 for none.
     """
 
     safekeeper: int
@@ -120,7 +120,7 @@ class SafekeeperGreeting:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Asks for a vote: never to take an older proposer's WAL again. `timeline` is the primary's."""
+    """Requests a vote, which promises to take no older proposer's WAL. `timeline` is the primary's."""
 
     node_id: NodeId
     purpose: Purpose
@@ -137,10 +137,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class VoteReply:
-    """The vote is persisted (or the resumption accepted), and this is what is held after it.
+    """The vote is persisted (or the resumption accepted), and this is what the safekeeper holds after it.
 
     `flush_lsn` and `commit_lsn` end at a complete record (rule 9), except in the answer to a Resume of a
-    safekeeper that is in the proposer's epoch already (`history.latest_epoch == node_id.term`): its log is
+    safekeeper that is already in the proposer's election epoch (`history.latest_election_epoch == node_id.term`): its log is
     the proposer's own, to the byte. `begin_lsn`: the oldest WAL held.
     """
 
@@ -155,14 +155,13 @@ class VoteReply:
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """The proposer of `term` has its quorum: take its history, and its WAL from `start_lsn`.
+    """The proposer of `term` has its quorum: adopt its history, and its WAL from `start_lsn`.
 
-    `start_lsn` is the divergence point, unless `rebuild`: then the WAL from the safekeeper's own end is to be
-    had nowhere any more (or it is new and has none), and its log begins anew at `start_lsn`, which is not
-    above `commit_lsn`.
+    `start_lsn` is the divergence point, unless `rebuild`: then the WAL from the safekeeper's own end is no longer available
+    (or the safekeeper is new), and it does a full resync at `start_lsn`, which is not above `commit_lsn`.
 
-    `ancestors`: the timelines before the source's, oldest first, and where each was left, as far as it knows: the history
-    does not reach back to all of them.
+    `ancestors`: the timelines before the source's, oldest first, and their switch points, as far as the source knows them:
+    the history does not reach back to all of them.
     """
 
     term: int
@@ -179,7 +178,7 @@ class Elected:
 
 @value
 class Append:
-    """`length` bytes of WAL from `begin_lsn`, and how far the quorum and everybody are. 0: a heartbeat."""
+    """`length` bytes of WAL from `begin_lsn`, and the quorum's positions. 0: a heartbeat."""
 
     term: int
     begin_lsn: int
@@ -190,7 +189,7 @@ class Append:
 
 @value
 class AppendAck:
-    """On disk up to `flush_lsn`. `feedback`: None when it is as it was."""
+    """WAL is on disk up to `flush_lsn`. `feedback`: None when it has not changed."""
 
     term: int
     flush_lsn: int
@@ -198,15 +197,15 @@ class AppendAck:
     feedback: HotStandbyFeedback | None = None
 
 
-#: The most that one Fetch may ask for, in bytes: the answer waits in the safekeeper's memory.
+#: The most bytes that one Fetch may request: the answer waits in the safekeeper's memory.
 MAX_FETCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Asks the voter for the WAL of [begin_lsn, end_lsn), committed or not, to hand it to others.
+    """Requests the WAL of [begin_lsn, end_lsn) from a voter, committed or not, for another safekeeper.
 
-    At most `MAX_FETCH_BYTES`. With both 0 it asks what is held: an earlier version says nothing to that.
+    At most `MAX_FETCH_BYTES`. With both 0 it requests `Held`: an earlier version does not answer that.
     """
 
     term: int
@@ -225,10 +224,10 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The answer to an empty Fetch: what WAL is held, and what of the older WAL is wanted.
+    """The answer to an empty Fetch: the WAL held, and the older WAL requested.
 
-    `begin_lsn`: the oldest WAL held. `wanted_lsn`: it would keep WAL from here on; not below `begin_lsn` when it
-    lacks none. `next_lsn`: where the next `Older` begins; 0: none is taken now.
+    `begin_lsn`: the oldest WAL held. `wanted_lsn`: WAL should be kept from here on; not below `begin_lsn` when none is
+    missing. `next_lsn`: the start of the next `CatchUpWal`; 0: none is accepted now.
     """
 
     term: int
@@ -238,10 +237,10 @@ class Held:
 
 
 @value
-class Older:
-    """`length` bytes of WAL from `begin_lsn` on, below all that the safekeeper holds, follow. It answers with Held.
+class CatchUpWal:
+    """`length` bytes of WAL from `begin_lsn` on follow, below all WAL that the safekeeper holds. It answers with Held.
 
-    `timeline`: that of the segment's last byte, which names its file. Sent only to who has answered with Held before.
+    `timeline`: that of the segment's last byte, which is part of the file name. Sent only after a Held was received.
     """
 
     term: int
@@ -250,7 +249,7 @@ class Older:
     length: int
 
 
-# -- membership, and the end ------------------------------------------------------------------------
+# -- membership, refusals ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +270,13 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why the connection ends. `node_id`: whom the safekeeper has voted for."""
+    """The reason why the connection ends. `node_id`: the safekeeper's vote."""
 
     reason: Refusal
     node_id: NodeId
     detail: str = ""
 
 
-ToSafekeeper = ProposerGreeting | Vote | Resume | Elected | Append | Fetch | Older | Configure
+ToSafekeeper = ProposerGreeting | Vote | Resume | Elected | Append | Fetch | CatchUpWal | Configure
 ToProposer = SafekeeperGreeting | VoteReply | AppendAck | Fetched | Configured | Refused
 Message = ToSafekeeper | ToProposer | Held

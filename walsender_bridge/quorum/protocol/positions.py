@@ -1,4 +1,4 @@
-"""What a safekeeper holds, and what its readers need: the two values between its hot loop and its WAL server."""
+"""What a safekeeper holds, and what its readers need: the values shared by its hot loop and its WAL server."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +13,7 @@ NO_FEEDBACK: Final = HotStandbyFeedback()
 class Positions:
     """What a safekeeper holds. LSNs are exclusive ends; `major` is PostgreSQL's, `segment_bytes` its segments'.
 
-    `history` is that of `timeline`, the newest one, whose `.history` file is durable before it is told here.
+    `history` is that of `timeline`, the newest one, whose `.history` file is durable before it is published here.
     """
 
     system_id: int
@@ -30,16 +30,16 @@ class Positions:
 
     @property
     def served_lsn(self) -> int:
-        """Up to where WAL may be read: what is durable here *and* has a quorum."""
+        """The LSN up to which WAL may be read: durable here *and* on a quorum."""
         return min(self.flush_lsn, self.commit_lsn)
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """What the readers need. `pin_lsn`: the oldest WAL that a slot keeps, as its file on disk says, or a reader lacks.
+    """What the readers need. `pin_lsn`: the oldest WAL that a slot keeps, according to its file on disk, or a reader lacks.
 
-    `pin_lsn` None: there is none. `feedback` is the minimum over all readers and slots, and `count` how many
-    stream just now.
+    `pin_lsn` None: there is none. `feedback` is the minimum over all readers and slots, `count` the number of streaming
+    readers.
     """
 
     pin_lsn: int | None = None

@@ -1,23 +1,22 @@
-"""What the safekeeper's hot loop tells the WAL server, and hears from it: one page of shared memory, one pipe.
+"""The channel between the safekeeper's hot loop and its WAL server: one page of shared memory, one FIFO.
 
-The two are processes of their own, so that a reader never makes a commit wait. The hot loop writes `Positions`
-at every change, which costs it no system call; the server writes `Readers`.
+They are separate processes, so that a reader never makes a commit wait. The hot loop writes `Positions` at every change,
+without a system call; the server writes `Readers`.
 
-Invariant: whatever either process does, or dies doing, the other reads a record that was written whole. Each
-record has two places, written in turn, with a generation and a CRC32C over all of it: while one is being
-written the other stands. A reader takes the newest that is whole, so nothing here leans on the order in which
-a processor makes stores visible.
+Invariant: whenever either process dies, the other one reads a complete record. Each record has two places, written in
+turn, with a generation and a CRC32C over all of it: while one is being written the other is valid. A reader takes the
+newest valid one, so nothing depends on the order in which a processor makes stores visible.
 
-Waking: the server sets a flag when it has nothing left to send; the hot loop looks at it after each record and
-puts one byte into a FIFO. Either may miss the other by a hair, so the server also looks by itself every
-`LOOK_SECONDS`. The flag spares the hot loop a system call for each commit that nobody waits for.
+Waking: the server sets a flag when it has nothing left to send; the hot loop checks it after each record and writes one
+byte into a FIFO. A wakeup may be lost to a race, so the server also polls every `POLL_SECONDS`. The flag spares the hot
+loop a system call for each commit that no reader waits for.
 
-What the server tells of its readers holds WAL, which outlives it with its slots, and VACUUM on the primary, which does
-not: readers end with their server. The kernel tells that it is gone, by a lock on the page that ends with its process.
+The server's record holds back the removal of WAL, which survives the server with its slots, and VACUUM on the primary,
+which does not: readers end with their server. The server's lock on the page, which ends with its process, shows whether
+it runs.
 
-The files (`PATH` and `PATH.wake`) belong into memory (`/dev/shm`, `/run`): on a disk, a page that is being
-written back makes the hot loop wait. What a file from an earlier life says is still true: a `flush_lsn` was
-durable, a `commit_lsn` committed.
+The files (`PATH` and `PATH.wake`) belong in memory (`/dev/shm`, `/run`): on a disk, a page under writeback makes the hot
+loop wait. The content of a file from an earlier run is still true: a `flush_lsn` was durable, a `commit_lsn` committed.
 """
 
 import contextlib
@@ -38,11 +37,11 @@ from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import NO_FEEDBACK, Positions, Readers
 from walsender_bridge.runtime.closing import Closing
 
-#: Seconds after which the server looks at the positions though nothing woke it.
-LOOK_SECONDS: Final = 0.25
+#: Seconds after which the server polls the positions without a wakeup.
+POLL_SECONDS: Final = 0.25
 
 _SIZE = 4096
-#: Looks at a page whose writer does not stop; a record is written in microseconds.
+#: Attempts to read a page that is being written all the time; a record is written in microseconds.
 _TRIES = 20
 _MAGIC = b"tuskline pos 001"
 _POSITIONS = struct.Struct("<QQQQIII")
@@ -52,7 +51,7 @@ _POSITIONS_AT, _READERS_AT, _FLAG_AT = (128, 256), (512, 640), 1024
 
 
 class _Page(Closing):
-    """The shared page, made by whoever comes first."""
+    """The shared page, created by the process that starts first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,16 +66,16 @@ class _Page(Closing):
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
             raise DiskFullError(
-                f"no room for the page of positions: {error.strerror}",
+                f"could not allocate the page of positions: {error.strerror}",
                 where=str(path.resolve()),
-                repair="make room there; it is tried again",
+                repair="free disk space there; the operation is retried",
             ) from None
         finally:
             os.close(descriptor)
         found = self._map[: len(_MAGIC)]
         if found.strip(b"\0") and found != _MAGIC:
             raise CorruptError(
-                "this is no page of a safekeeper's positions, or one of another version",
+                "not a page of a safekeeper's positions, or one of another version",
                 where=str(path),
                 repair="stop the safekeeper and its WAL server, remove the file, start them",
             )
@@ -90,7 +89,7 @@ class _Page(Closing):
         self._read: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def read(self, places: tuple[int, int], kind: struct.Struct) -> tuple[int, ...] | None:
-        """The newest whole record: its generation and fields; None if there never was one. It never goes back."""
+        """The newest valid record: its generation and fields; None if there never was one. It never goes back."""
         last = self._read.get(places)
         for _ in range(_TRIES):
             whole = (self._whole(place, kind) for place in places)
@@ -98,11 +97,11 @@ class _Page(Closing):
             if best is not None and (last is None or best[0] >= last[0]):
                 self._read[places] = best
                 return best
-            # A fast writer may tear each place just as it is looked at; then it is looked at again.
+            # A fast writer may overwrite each place while it is read; then it is read again.
         return last
 
     def _whole(self, place: int, kind: struct.Struct) -> tuple[int, ...] | None:
-        """The record at `place`, if there is one and it is whole."""
+        """The record at `place`, if there is a valid one."""
         raw = self._map[place : place + kind.size + _CRC.size]
         if google_crc32c.value(raw[: kind.size]) != _CRC.unpack_from(raw, kind.size)[0]:
             return None
@@ -110,7 +109,7 @@ class _Page(Closing):
         return fields if fields[0] else None
 
     def write(self, places: tuple[int, int], kind: struct.Struct, *fields: int) -> None:
-        """Write a record beside the one that stands."""
+        """Write a record to the place that is not current."""
         if not self._generation:
             standing = self.read(places, kind)
             self._generation = standing[0] if standing else 0
@@ -129,10 +128,9 @@ class PositionWriter(_Page):
     """The hot loop's end."""
 
     def publish(self, positions: Positions) -> None:
-        """Tell the positions. Both LSNs are durable, and so is the timeline's `.history` file.
+        """Publish the positions. Both LSNs are durable, and so is the timeline's `.history` file.
 
-        Before WAL is zeroed or replaced, the positions without it are told first: a reader looks at them again
-        when it has read.
+        Before WAL is zeroed or replaced, positions that exclude it are published: a reader checks them again after reading.
         """
         self.write(
             _POSITIONS_AT,
@@ -150,7 +148,7 @@ class PositionWriter(_Page):
                 os.write(self._pipe, b"!")
 
     def readers(self) -> Readers | None:
-        """What the readers need; None as long as the server has never run: then no WAL may be removed."""
+        """What the readers need; None until the server has run once: until then no WAL may be removed."""
         found = self.read(_READERS_AT, _READERS)
         if found is None:
             return None
@@ -162,7 +160,7 @@ class PositionWriter(_Page):
         return Readers(pin_lsn, feedback, count)
 
     def _is_served(self) -> bool:
-        """Whether the server lives: it holds its lock as long as it does."""
+        """Whether the server runs: it holds its lock as long as it does."""
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +177,7 @@ class PositionReader(_Page):
     def __init__(self, path: Path, history_of: Callable[[int], ServerTimelines]) -> None:
         super().__init__(path)
         self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # Shared, and waited for: the hot loop looks whether it is held, for a moment.
+        # Shared, and blocking: the hot loop tests for a moment whether it is held.
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self._history_of = history_of
         self._history = ServerTimelines(0)
@@ -200,27 +198,27 @@ class PositionReader(_Page):
         return positions
 
     def close(self) -> None:
-        """Give the page back; it stands as it is."""
+        """Unmap the page; its content stays."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
         super().close()
 
     def arm(self) -> None:
-        """Ask to be woken at the next change. Look at `now` once more before waiting."""
+        """Request a wakeup at the next change. Check `now` once more before waiting."""
         self._map[_FLAG_AT] = 1
 
     def fileno(self) -> int:
-        """Readable when there was a change; `drain` then."""
+        """Readable after a change; then call `drain`."""
         return self._pipe
 
     def drain(self) -> None:
-        """Take the bytes that woke us."""
+        """Consume the wakeup bytes."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._pipe, 4096)
 
     def publish(self, readers: Readers) -> None:
-        """Tell what the readers need."""
+        """Publish what the readers need."""
         feedback = readers.feedback
         self.write(
             _READERS_AT,

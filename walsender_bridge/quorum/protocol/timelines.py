@@ -1,4 +1,4 @@
-"""The epoch history of a log, told as PostgreSQL tells it: timelines, and where each was left. Pure."""
+"""The epoch history of a log in PostgreSQL's terms: timelines and their switch points. Pure."""
 
 from walsender_bridge.postgres.protocol import replication
 from walsender_bridge.postgres.protocol.lsn import format_lsn
@@ -21,9 +21,8 @@ def history_file(
 ) -> tuple[int, bytes] | None:
     """(newest timeline, contents of its `.history` file); None for timeline 1, which has none.
 
-    `ancestors`: timelines that a server has left, further back than the log reaches; of others than the log's, none count.
-    Lines as the server writes them: `timeline TAB LSN where it was left TAB reason` (PostgreSQL source,
-    timeline.c).
+    `ancestors`: the server's earlier timelines, further back than the log reaches; those of another lineage do not count.
+    Lines as the server writes them: `timeline TAB switch point TAB reason` (PostgreSQL source, timeline.c).
     """
     if not history:
         return None
@@ -38,5 +37,5 @@ def history_file(
 
 
 def says_more(one: bytes, other: bytes) -> bool:
-    """Whether a `.history` file is another one with earlier timelines before it."""
+    """Whether a `.history` file is the other one with earlier timelines prepended."""
     return one.endswith(b"\n" + other)

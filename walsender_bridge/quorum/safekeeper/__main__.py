@@ -25,18 +25,22 @@ def main(arguments: list[str]) -> int:
     logs.configure()
     parser = argparse.ArgumentParser(prog="python -m walsender_bridge.quorum.safekeeper")
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--listen", required=True, help="host:port for proposers")
-    parser.add_argument("--positions", type=Path, required=True, help="the page for the WAL server")
-    parser.add_argument("--wal-bytes", type=int, help="the most that its WAL may take on disk")
-    parser.add_argument("--free-bytes", type=int, help="what is to stay free on its disk")
-    parser.add_argument("--status-file", type=Path, help="where to say how it is (JSON)")
-    parser.add_argument("--keep-bytes", type=int, default=0, help="WAL kept though nobody needs it")
+    parser.add_argument("--listen", required=True, help="listen for proposers on host:port")
+    parser.add_argument(
+        "--positions", type=Path, required=True, help="publish positions on this page"
+    )
+    parser.add_argument("--wal-bytes", type=int, help="limit the disk space of its WAL")
+    parser.add_argument("--free-bytes", type=int, help="keep this much free on its disk")
+    parser.add_argument("--status-file", type=Path, help="write the status to this file (JSON)")
+    parser.add_argument(
+        "--keep-bytes", type=int, default=0, help="keep this much WAL that is not needed"
+    )
     parser.add_argument(
         "--max-slot-wal-keep-size",
         type=int,
-        help="the most WAL to keep for slots and archive, in bytes",
+        help="limit the WAL kept for slots and archive, in bytes",
     )
-    parser.add_argument("--archive", help="where its archiver uploads to: old WAL waits for that")
+    parser.add_argument("--archive", help="keep WAL until it is in this archive (URL)")
     given = parser.parse_args(arguments)
     try:
         host, _, port = given.listen.rpartition(":")
@@ -70,8 +74,8 @@ def _run(settings: SafekeeperSettings) -> None:
     driver = SafekeeperDriver(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: driver.stop())
-    # What has been made by now lives as long as the process, and the loop makes no cycles.
-    gc_control.keep_quiet()
+    # All objects allocated so far live as long as the process, and the loop creates no cycles.
+    gc_control.disable_automatic()
     driver.run()
 
 

@@ -1,16 +1,16 @@
-"""Older WAL that a safekeeper lacks, brought by its proposer: received, checked, and joined to what is held.
+"""Catch-up on the safekeeper's side: older WAL is received from the proposer, verified, and joined to the log.
 
-    older-segment        ──durable, checked──▶  000000010000000000000002   ──name durable──▶  begin_lsn lowered
+    catch-up-segment     ──durable, checked──▶  000000010000000000000002   ──name durable──▶  begin_lsn lowered
     [at of a segment)                            a segment like any other
 
-**What holds.** `begin_lsn` is lowered only to a segment that is durable whole, under its name, and whose WAL has been
-walked: its pages are of this WAL and of no later timeline than its name says, every record that begins in it has its
-checksum and names its predecessor, and the walk goes on over the seam to a record of the WAL that was held before. Of
-the record that began below the segment nothing can be said until the next segment comes, as for any log's beginning.
-So a crash at any point leaves the old beginning (what was received is removed at the next start) or the new one.
+**Guarantees.** `begin_lsn` is lowered only to a segment that is completely durable, under its name, and whose WAL has
+been scanned: its pages belong to this WAL and to no later timeline than its name says, every record that begins in it
+has its checksum and names its predecessor, and the scan continues over the seam to a record of the WAL held before. The
+record that begins below the segment cannot be verified until the next segment arrives, as at any log's beginning.
+So a crash at any point leaves the old beginning (received WAL is removed at the next start) or the new one.
 
-**Nobody waits for it.** A piece is one write and one sync; the walk is done in small parts, in the driver's idle
-moments. Nothing is taken where less would be left than the log's own growth needs (`has_room`).
+**No commit waits for it.** A piece is one write and one sync; the scan is done in small parts, when the driver is idle.
+No WAL is accepted that would leave less space than the log's own growth needs (`_has_space`).
 """
 
 import struct
@@ -34,10 +34,10 @@ from walsender_bridge.quorum.safekeeper.storage.segments import NO_ROOM, RECEIVI
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 from walsender_bridge.runtime.folder import Disk, File
 
-#: WAL that one part of the check passes over, at least: a few milliseconds of small records.
+#: The least WAL that one part of the check scans: a few milliseconds of small records.
 _PART_BYTES = 32 << 10
 _WINDOW = 1 << 18
-#: Segments that must fit besides: the log goes on to grow, and what it needs comes first.
+#: Segments that must fit besides: the log keeps growing, and has priority.
 _LEFT_FOR_THE_LOG = 3
 _PAGE_TIMELINE = struct.Struct("<4xI")
 
@@ -45,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 
 class BackfillStorage:
-    """See the module; beside a `WalStorage`, in the same thread. `why`: what was wrong with the last that was received."""
+    """See the module; used with a `WalStorage`, in the same thread. `why`: the reason of the last rejection."""
 
     def __init__(self, storage: WalStorage) -> None:
         self._storage = storage
@@ -53,9 +53,9 @@ class BackfillStorage:
         self._disk: Disk = storage.segments.disk
         self._size = storage.format.segment_bytes
         self.why = ""
-        #: Nothing, until it is known what is needed.
+        #: None, until the need is known.
         self._wanted = MAX_LSN
-        #: The beginning that the segment at hand is to be joined to; 0: none is at hand.
+        #: The beginning to which the current segment is to be joined; 0: there is none.
         self._end = 0
         self._at = 0
         self._timeline = 0
@@ -69,34 +69,34 @@ class BackfillStorage:
         return self._check is not None
 
     def want(self, lsn: int) -> None:
-        """Let WAL from `lsn` on be held here."""
+        """Request that WAL be held from `lsn` on."""
         self._wanted = segment_start(lsn, self._size)
 
     @property
     def wanted_lsn(self) -> int:
-        """From where on WAL is to be held; `begin_lsn` of the storage, if none is lacking."""
+        """The LSN from which WAL should be held; `begin_lsn` of the storage, if none is missing."""
         return min(self._wanted, self._storage.begin_lsn)
 
     @property
     def next_lsn(self) -> int:
-        """Where the next bytes go; 0: none are taken now."""
+        """The LSN of the next bytes; 0: none are accepted now."""
         storage = self._storage
         begin = storage.begin_lsn
-        self._look()
+        self._drop_unjoinable()
         if self._wanted >= begin or begin < 2 * self._size or self._check is not None:
             return 0
-        # The seam is a record: as long as none is held, nothing can be joined.
-        if not storage.has_records or not (self._end or self._has_room()):
+        # The seam is a record: while none is held, nothing can be joined.
+        if not storage.has_records or not (self._end or self._has_space()):
             return 0
         return self._at if self._end else begin - self._size
 
-    def _look(self) -> None:
-        """Drop what is at hand, if there is nothing to join it to: the log began anew, was cut, or let go of WAL."""
+    def _drop_unjoinable(self) -> None:
+        """Drop the current segment if its seam is gone: after a full resync, a truncation, or the removal of WAL."""
         storage = self._storage
         if self._end and (self._end != storage.begin_lsn or not storage.has_records):
             self.drop()
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         limits = self._segments.limits
         needed = (1 + _LEFT_FOR_THE_LOG) * self._size
         if limits.wal_bytes is not None and self._segments.used_bytes + needed > limits.wal_bytes:
@@ -106,7 +106,7 @@ class BackfillStorage:
     # -- receiving ----------------------------------------------------------------------------------
 
     def take(self, lsn: int, data: bytes | memoryview, timeline: int) -> None:
-        """Take bytes, durably; others than the next ones are passed over. Raises `OSError`, but not that of a full disk."""
+        """Add bytes, durably; ignores any but the next ones. Raises `OSError`, except that of a full disk."""
         if not data or lsn != self.next_lsn:
             return
         try:
@@ -126,9 +126,9 @@ class BackfillStorage:
             return
         self._sum = google_crc32c.extend(self._sum, bytes(data))
         self._at = lsn + len(data)
-        assert self._at <= self._end, "a segment comes in pieces of its own"
+        assert self._at <= self._end, "a piece does not cross segments"
         if self._at == self._end:
-            self._check = self._walked()
+            self._check = self._scanned()
 
     def _begin(self, timeline: int) -> None:
         begin = self._storage.begin_lsn
@@ -137,7 +137,7 @@ class BackfillStorage:
         self._timeline, self._sum = timeline, 0
 
     def drop(self) -> None:
-        """Forget what is at hand."""
+        """Drop the current segment."""
         if self._file is not None:
             self._file.close()
             self._disk.remove(RECEIVING)
@@ -145,20 +145,18 @@ class BackfillStorage:
         self._file = self._check = None
 
     def _refuse(self, why: str) -> None:
-        self.why = (
-            f"WAL from {format_lsn(self._end - self._size)} on was brought and not taken: {why}"
-        )
-        _log.error("older WAL is not taken", reason=self.why)
+        self.why = f"received WAL at {format_lsn(self._end - self._size)} was rejected: {why}"
+        _log.error("rejected older WAL", reason=self.why)
         self.drop()
 
     # -- checking and joining -----------------------------------------------------------------------
 
     def check(self) -> bool:
-        """Do a small part of the check, and join the segment at its end; whether it was joined. Raises `OSError`.
+        """Do a small part of the check; at its end, join the segment and return True. Raises `OSError`.
 
-        While it only reads, an error of the disk is a reason not to take the segment.
+        A read error only rejects the segment.
         """
-        self._look()
+        self._drop_unjoinable()
         if self._check is None:
             return False
         try:
@@ -172,8 +170,8 @@ class BackfillStorage:
         self._join()
         return True
 
-    def _walked(self) -> Iterator[None]:
-        """The walk over the segment and the seam, in parts. Raises `CorruptError`."""
+    def _scanned(self) -> Iterator[None]:
+        """Scan the segment and the seam, in parts. Raises `CorruptError`."""
         storage, end = self._storage, self._end
         following = self._segments.at(end)
         assert following is not None, "the storage holds WAL at its beginning"
@@ -182,7 +180,7 @@ class BackfillStorage:
         pages = self._pages()
         start = self._first_record(pages)
         if start is None:
-            return  # all of it is the inside of one record: the segment that begins it is checked with this one
+            return  # it lies inside one record, and is checked with the segment in which that begins
         walk, part = (
             RecordScan(pages, start, storage.format, stop=storage.flush_lsn),
             start + _PART_BYTES,
@@ -197,21 +195,21 @@ class BackfillStorage:
             raise CorruptError(walk.why)
 
     def _first_record(self, pages: Pages) -> int | None:
-        """Where the first record begins in the segment or behind it; None: at or behind the next segment's first page."""
+        """The start of the first record in the segment or behind it; None: at or behind the next segment's first page."""
         lsn, left = self._end - self._size, None
         while lsn <= self._end:
             header = parse_page_header(pages(lsn), lsn, self._storage.format)
             given_up = bool(header.info & OVERWRITES)
             if left is not None and header.remaining != left and not given_up:
                 raise CorruptError(
-                    f"the record at its beginning does not go on at {format_lsn(lsn)}"
+                    f"the record at its beginning does not continue at {format_lsn(lsn)}"
                 )
             if not header.remaining:
                 return lsn
-            room = PAGE_BYTES - header.size
-            if header.remaining <= room:
+            capacity = PAGE_BYTES - header.size
+            if header.remaining <= capacity:
                 return align(lsn + header.size + header.remaining)
-            left = header.remaining - room
+            left = header.remaining - capacity
             lsn += PAGE_BYTES
         return None
 
@@ -237,7 +235,7 @@ class BackfillStorage:
         return page
 
     def _join(self) -> None:
-        """Durable since its last piece: the name, then the beginning."""
+        """Rename the segment, which is durable since its last piece, then lower the beginning."""
         assert self._file is not None
         self._file.close()
         self._storage.join(RECEIVING, self._timeline, self._sum)

@@ -1,7 +1,7 @@
-"""A proposer's connection to a safekeeper, as the driver keeps it, and which of them have to go.
+"""A proposer's connection to a safekeeper, as the driver keeps it, and which ones are closed.
 
-The proposer in office keeps its connection, whatever the others do. Any other may be a stranger's, or the next
-proposer's, which nobody can tell: so the oldest makes room for the newest, and none may be silent for long.
+The leader keeps its connection, whatever the others do. Any other may be a foreign process's or the next proposer's,
+which is indistinguishable: so the oldest makes room for the newest, and none may be silent for long.
 """
 
 import errno
@@ -12,19 +12,19 @@ from collections.abc import Iterator, Mapping
 from walsender_bridge.errors import ConfigError, UnavailableError
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 
-#: Connections of proposers at once; one writes, the others are old ones, new ones and strangers.
+#: The most connections; one writes, the others belong to old or new proposers, or foreign processes.
 MOST_CONNECTIONS = 32
-#: Seconds that a stranger may take to say who it is.
+#: Seconds within which a connection must have sent its greeting.
 GREETING_SECONDS = 10.0
-#: Seconds that one that has greeted may say nothing, unless it is the proposer in office.
+#: Seconds of silence allowed after the greeting, except to the leader.
 IDLE_SECONDS = 60.0
 
 
 class SafekeeperConnection:
-    """One of them, and what the driver does with it.
+    """A connection, as the driver sees it.
 
-    `since`: when it was made; `heard`: when something came last; `greeted`: it has said who it is;
-    `closing`: once all is sent; `polled`: for what.
+    `since`: time of the connection; `heard`: time of the last message; `greeted`: it has sent its greeting;
+    `closing`: it is closed once its output is sent; `polled`: the events polled for.
     """
 
     def __init__(self, end: WireEnd, now: float) -> None:
@@ -36,11 +36,11 @@ class SafekeeperConnection:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on which proposers are heard, which does not block. Raises `UnavailableError` (not now), `ConfigError`."""
+    """A non-blocking socket that listens for proposers. Raises `UnavailableError` (not now), `ConfigError`."""
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        # Another program's connection may have the port for now, and an address may not be there yet.
+        # Another program's connection may use the port for now, and an address may not exist yet.
         passes = error.errno in {errno.EADDRINUSE, errno.EADDRNOTAVAIL}
         raise (UnavailableError if passes else ConfigError)(
             f"cannot listen: {error}", where=f"{host}:{port}", repair="choose a free port"
@@ -49,8 +49,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def makes_room(connections: Mapping[int, SafekeeperConnection], owner: int | None) -> int | None:
-    """The one that goes when another comes; None: there is room. They are in the order in which they came."""
+def connection_to_close(
+    connections: Mapping[int, SafekeeperConnection], owner: int | None
+) -> int | None:
+    """The connection to close when another one arrives; None: there is room. They are in the order of arrival."""
     if len(connections) < MOST_CONNECTIONS:
         return None
     return next(number for number in connections if number != owner)
@@ -59,10 +61,10 @@ def makes_room(connections: Mapping[int, SafekeeperConnection], owner: int | Non
 def overdue(
     connections: Mapping[int, SafekeeperConnection], owner: int | None, now: float
 ) -> Iterator[int]:
-    """Those that have had their time."""
+    """The connections that have timed out."""
     for number, connection in connections.items():
         if not connection.greeted:
-            # Bytes that make no greeting do not count.
+            # Bytes that form no greeting do not count.
             late = now - connection.since > GREETING_SECONDS
         else:
             late = number != owner and now - connection.heard > IDLE_SECONDS

@@ -1,8 +1,8 @@
 """The control file: what a safekeeper has promised (`effects.ControlState`), on disk.
 
-Its votes, histories and memberships are why a committed byte cannot be lost, so nothing ever stands in for it: a
-data directory that holds anything and lacks a sound control file is refused, since a safekeeper that forgot its
-votes could give them twice. It comes back as a new member, rebuilt from the others (rule 10).
+Its votes, histories and memberships are why a committed byte cannot be lost, so nothing ever replaces it: a data
+directory that holds anything and lacks an intact control file is refused, since a safekeeper that lost its votes could
+give them twice. It rejoins as a new member, with a full resync from the others (rule 10).
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 
 from walsender_bridge.errors import CorruptError, NotSupportedError, TusklineError
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import NodeId, ServerInfo
 from walsender_bridge.quorum.safekeeper.effects import ControlState, Fence
 from walsender_bridge.runtime import record_file
@@ -23,17 +23,17 @@ FORMAT = 2
 
 
 def _without_quorum(record: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 knew no id of a quorum; the next proposer that is elected gives it one."""
+    """Version 1 had no quorum id; the next elected proposer assigns one."""
     configuration = record.get("configuration") or {}
     return {**record, "configuration": {**configuration, "quorum": "0"}}
 
 
-#: By version: what makes a record of the next version of it.
+#: By version: converts a record to the next version.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _without_quorum}
 
 _REPAIR = (
     "its votes are unknown, so it may not take part: move its data directory away, then tuskline down, up, and"
-    " tuskline safekeeper replace ADDRESS ADDRESS: it is rebuilt from the others (docs/quorum-lost.md)"
+    " tuskline safekeeper replace ADDRESS ADDRESS, which resyncs it from the others (docs/quorum-lost.md)"
 )
 
 
@@ -45,7 +45,7 @@ def to_record(state: ControlState) -> dict[str, Any]:
         "safekeeper": f"{state.safekeeper:032x}",
         "server": asdict(state.server),
         "node_id": [state.node_id.term, f"{state.node_id.proposer:032x}"],
-        "history": [[e.epoch, e.start_lsn, e.timeline] for e in state.history.entries],
+        "history": [[e.election_epoch, e.start_lsn, e.timeline] for e in state.history.entries],
         "configuration": {
             "generation": configuration.generation,
             "members": sorted(f"{member:032x}" for member in configuration.members),
@@ -61,7 +61,7 @@ def to_record(state: ControlState) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> ControlState:
-    """The state of such a record. Raises `CorruptError`."""
+    """The state of a record. Raises `CorruptError`."""
     try:
         term, proposer = record["node_id"]
         configuration, fence = record["configuration"], record["fence"]
@@ -70,13 +70,13 @@ def from_record(record: dict[str, Any]) -> ControlState:
             safekeeper=int(record["safekeeper"], 16),
             server=ServerInfo(**record["server"]),
             node_id=NodeId(int(term), int(proposer, 16)),
-            history=History(tuple(EpochEntry(*map(int, entry)) for entry in record["history"])),
+            history=History(tuple(HistoryEntry(*map(int, entry)) for entry in record["history"])),
             configuration=Configuration(
                 generation=int(configuration["generation"]),
                 members=frozenset(int(member, 16) for member in configuration["members"]),
                 new_members=None if new is None else frozenset(int(m, 16) for m in new),
                 term=int(configuration["term"]),
-                # Of format 1, but not in the records of earlier releases.
+                # In format 1, but missing from records of earlier releases.
                 distrusted=frozenset(int(m, 16) for m in configuration.get("distrusted", ())),
                 quorum=int(configuration["quorum"], 16),
             ),
@@ -85,7 +85,7 @@ def from_record(record: dict[str, Any]) -> ControlState:
             restart_lsn=int(record["restart_lsn"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptError(f"its record lacks something: {error!r}") from error
+        raise CorruptError(f"invalid record: {error!r}") from error
 
 
 def save(disk: Disk, state: ControlState) -> None:
@@ -94,7 +94,7 @@ def save(disk: Disk, state: ControlState) -> None:
 
 
 def read(disk: Disk) -> tuple[int, ControlState] | None:
-    """Format version and state, as the file has them; None: the data directory is new. Nothing is written.
+    """Format version and state in the file; None: the data directory is new. Nothing is written.
 
     Raises `CorruptError` (damaged; missing beside anything else) and `NotSupportedError` (newer).
     """
@@ -103,7 +103,7 @@ def read(disk: Disk) -> tuple[int, ControlState] | None:
     if NAME not in names:
         if names:
             raise CorruptError(
-                f"the control file is missing, and the folder holds {min(names)}",
+                f"the control file is missing, but the folder holds {min(names)}",
                 where=where,
                 repair=_REPAIR,
             )
@@ -122,10 +122,10 @@ def read(disk: Disk) -> tuple[int, ControlState] | None:
 
 
 def load(disk: Disk, *beside: Disk) -> ControlState | None:
-    """What the control file says, for the safekeeper whose it is; None: the data directory is new.
+    """The control file's state, for its own safekeeper; None: the data directory is new.
 
-    New is one whose other folders, `beside`, are empty, too. One of an older version is upgraded, and written as
-    such. Raises as `read`; a damaged one is kept aside.
+    It is new only if its other folders, `beside`, are empty, too. A file of an older version is upgraded and rewritten.
+    Raises as `read`; a damaged file is renamed.
     """
     try:
         found = read(disk)
@@ -134,13 +134,13 @@ def load(disk: Disk, *beside: Disk) -> ControlState | None:
             raise
         aside = record_file.keep_aside(disk, NAME)
         raise CorruptError(
-            f"{error.what}; it was kept as {aside}", where=error.where, repair=error.repair
+            f"{error.what}; it was renamed to {aside}", where=error.where, repair=error.repair
         ) from error
     if found is None:
         left = {name for each in beside for name in each.names()}
         if left:
             raise CorruptError(
-                f"the control file is missing, and beside it is {min(left)}",
+                f"the control file is missing, but {min(left)} exists",
                 where=f"{disk}/{NAME}",
                 repair=_REPAIR,
             )

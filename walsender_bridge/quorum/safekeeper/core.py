@@ -1,18 +1,18 @@
-"""One safekeeper, without its disk and its sockets: events in, ordered effects out.
+"""The core of one safekeeper, without disk and sockets: events in, ordered effects out.
 
-Safety rests on four things, each beside its code (the rules are those of README.md):
+Safety rests on four rules, each next to its code (numbers refer to README.md):
 
-- A vote is for a strictly greater term and persisted before it is told (rule 2); what it tells is what is
-  held after it (rule 1), up to the last complete record (rule 9). From then on no older proposer can write.
-- A log follows the proposer's only from the divergence point, which both sides find for themselves
-  (rule 6). Zeros on disk come before the history, the history before new WAL (rule 3). A gap, or a rewrite
-  below the last complete record that is known to be committed, is refused, whoever asks for it.
-- `AppendAck` is sent for durable WAL, in the term of the vote, after that term's history was taken (rule 4).
-- One connection may write: the latest on which this NodeId was accepted; an older one is closed, and what
-  it sent and is not read is dropped by the driver (rule 5).
+- A vote is for a strictly greater term and persisted before the reply (rule 2); the reply reports the WAL held after
+the vote (rule 1), up to the last complete record (rule 9). From then on no older proposer can write.
+- A log follows the proposer's only from the divergence point, which both sides compute themselves (rule 6). Zeros on
+disk precede the history, the history precedes new WAL (rule 3). A gap, or a rewrite below the last complete record
+known to be committed, is always refused.
+- `AppendAck` is sent for durable WAL, in the term of the vote, after that term's history was adopted (rule 4).
+- One connection may write: the latest on which this NodeId was accepted; an older one is closed, and the driver drops
+its unread input (rule 5).
 
-`restart_lsn` never falls (rule 7), but to where its log is cut off. `commit_lsn` never falls below a complete record:
-when a new timeline replaces the rest of an incomplete one, it returns to where that record begins.
+`restart_lsn` never falls (rule 7), except to the truncation point of its log. `commit_lsn` never falls below a complete
+record: when a new timeline replaces the rest of an incomplete one, it returns to the start of that record.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.history import History, divergence
-from walsender_bridge.quorum.safekeeper import older, votes
+from walsender_bridge.quorum.safekeeper import catch_up, votes
 from walsender_bridge.quorum.safekeeper.effects import (
     AlignWal,
     Close,
@@ -49,9 +49,9 @@ from walsender_bridge.quorum.safekeeper.effects import (
 
 
 class Safekeeper:
-    """See the module. `flush_lsn`: where the start scan found the end of valid WAL.
+    """See the module. `flush_lsn`: the end of valid WAL, from the start scan.
 
-    Every attribute is immutable and replaced as a whole, so a shallow copy is a copy.
+    Every attribute is immutable and replaced as a whole, so a shallow copy suffices.
     """
 
     __slots__ = (
@@ -71,29 +71,29 @@ class Safekeeper:
 
     def __init__(self, control: ControlState, flush_lsn: int) -> None:
         self.control = control
-        #: WAL that no history labels is nobody's: a rebuild was under way.
+        #: WAL without a history does not count: a full resync was under way.
         self.flush_lsn = flush_lsn if control.history else 0
         self.written_lsn = self.flush_lsn
         self.commit_lsn = control.commit_lsn
         self.restart_lsn = control.restart_lsn
         self.served_lsn = 0
-        #: Connections that have greeted, and as what.
+        #: Connections that have greeted, with their greetings.
         self.greeted: dict[int, m.ProposerGreeting] = {}
-        #: The one connection that may write, and whether its VoteReply waits for `WalAligned`.
+        #: The only connection that may write, and whether its VoteReply waits for `WalAligned`.
         self.owner: int | None = None
         self.pending = False
-        #: What the vote told: the divergence point is found from it.
+        #: The positions in the vote reply: the divergence point is computed from them.
         self.aligned: WalAligned | None = None
         self.feedback: m.HotStandbyFeedback | None = None
         self.told_feedback: m.HotStandbyFeedback | None = None
 
     @property
     def taken(self) -> bool:
-        """The proposer that was voted for has had its history taken: its WAL can follow."""
-        return self.control.history.latest_epoch == self.control.node_id.term > 0
+        """Whether the history of the proposer with this safekeeper's vote was adopted, so that its WAL can follow."""
+        return self.control.history.latest_election_epoch == self.control.node_id.term > 0
 
     def step(self, event: Event) -> list[Effect]:
-        """What to do about an event. The hot ones come first."""
+        """The effects of an event. Frequent events come first."""
         if isinstance(event, MessageReceived):
             return self._received(event.conn, event.message)
         if isinstance(event, Drained):
@@ -126,7 +126,7 @@ class Safekeeper:
         if isinstance(message, m.Resume):
             return self._resume(conn, message)
         if conn != self.owner or message.term != self.control.node_id.term:
-            return self._refuse(conn, m.Refusal.OLDER_TERM, "it is not the proposer in office")
+            return self._refuse(conn, m.Refusal.OLDER_TERM, "it is not the leader")
         if isinstance(message, m.Elected):
             return self._elected(conn, message)
         if isinstance(message, m.Configure):
@@ -162,7 +162,7 @@ class Safekeeper:
             self.owner, self.pending, self.aligned = None, False, None
 
     def _own(self, conn: int) -> list[Effect]:
-        """`conn` may write from now on, and nobody else: the older connection is closed (rule 5)."""
+        """Only `conn` may write from now on: the older connection is closed (rule 5)."""
         older, self.owner = self.owner, conn
         self.pending, self.aligned = True, None
         self.told_feedback = None
@@ -190,8 +190,7 @@ class Safekeeper:
             fence=fence,
             configuration=votes.membership(control, vote),
         )
-        # The vote is durable before the older proposer hears of it, and before what is held is looked at
-        # (rule 1).
+        # The vote is durable before the older proposer is informed, and before the WAL held is determined (rule 1).
         displaced: list[Effect] = []
         if self.owner is not None and self.owner != conn:
             fenced = m.Refused(m.Refusal.OLDER_TERM, vote.node_id, "displaced")
@@ -199,7 +198,7 @@ class Safekeeper:
         return [self._persist(), *displaced, *self._own(conn), *self._tell_what_is_held()]
 
     def _resume(self, conn: int, resume: m.Resume) -> list[Effect]:
-        """The same process: no vote, and never a truncation of its own epoch (rule 5)."""
+        """The same process: no vote, and never a truncation of its own election epoch (rule 5)."""
         if resume.node_id != self.control.node_id:
             return self._refuse(
                 conn, m.Refusal.OLDER_TERM, f"the vote went to {self.control.node_id}"
@@ -219,7 +218,7 @@ class Safekeeper:
         if self.owner is None or not self.pending:
             return []  # the connection broke meanwhile
         self.pending = False
-        # A log that begins above what is committed has no record below it.
+        # A log that begins above commit_lsn has no record below it.
         aligned = replace(aligned, commit_lsn=min(aligned.commit_lsn, self.commit_lsn))
         self.aligned = aligned
         reply = m.VoteReply(
@@ -236,9 +235,11 @@ class Safekeeper:
     def _elected(self, conn: int, elected: m.Elected) -> list[Effect]:
         aligned = self.aligned
         if aligned is None or (self.taken and not elected.rebuild):
-            return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "it was not asked for its vote first")
+            return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "Elected came before a vote request")
         try:
-            replaced = elected.history.start_after(self.control.history.latest_epoch, elected.term)
+            replaced = elected.history.start_after(
+                self.control.history.latest_election_epoch, elected.term
+            )
         except TusklineError as error:
             return self._refuse(conn, m.Refusal.DIVERGED, error.what)
         if elected.configuration.version < self.control.configuration.version:
@@ -254,11 +255,11 @@ class Safekeeper:
         fence = self.control.fence
         attached = elected.history.counted(elected.start_lsn)
         if fence is not None and fence.term == elected.term:
-            # Votes are asked for before the log is chosen: what is fenced is its timeline.
+            # Votes are requested before the log is chosen: the fence is on the log's timeline.
             latest = max(fence.timeline, elected.history.entries[-1].timeline)
             fence = replace(fence, timeline=latest)
         elif fence is not None and attached and attached[-1].timeline > fence.timeline:
-            fence = None  # the successor's log is here; to follow further on would not do
+            fence = None  # the successor's log has arrived
         self.control = replace(
             self.control,
             history=elected.history,
@@ -271,7 +272,7 @@ class Safekeeper:
         return [*effects, self._persist(), SendMessage(conn, self._ack())]
 
     def _point(self, elected: m.Elected, aligned: WalAligned) -> int | None:
-        """Where this log parts from the proposer's, whatever it says."""
+        """The divergence point as computed here, whatever the proposer claims."""
         history = elected.history
         return divergence(
             self.control.history, aligned.flush_lsn, history, history.start_of(elected.term)
@@ -281,42 +282,42 @@ class Safekeeper:
         point = self._point(elected, aligned)
         if point is None or point != elected.start_lsn:
             found = "nowhere" if point is None else format_lsn(point)
-            return f"the logs part at {found}, not at {format_lsn(elected.start_lsn)}"
+            return f"the logs diverge at {found}, not at {format_lsn(elected.start_lsn)}"
         if point < aligned.begin_lsn:
-            return f"the logs part at {format_lsn(point)}, below {format_lsn(aligned.begin_lsn)}, where this one begins"
+            return f"the logs diverge at {format_lsn(point)}, below {format_lsn(aligned.begin_lsn)}, where this one begins"
         if point < aligned.commit_lsn:
             return f"WAL below {format_lsn(aligned.commit_lsn)} is committed and never rewritten"
         return ""
 
     def _truncate(self, point: int, replaced: int) -> list[Effect]:
-        """Everything that must be durable before the new history is (rule 3)."""
-        # Past the start of the first epoch that it has not seen (not always the proposer's own) nothing is known to be
-        # committed: what was known ended inside a record that was replaced there (rule 9).
+        """The effects that must be durable before the new history is (rule 3)."""
+        # Past the start of the first election epoch that is new to it (not always the proposer's own) nothing is known to
+        # be committed: commit_lsn was inside a record that was replaced there (rule 9).
         self.commit_lsn = min(self.commit_lsn, replaced)
-        # Nor is what everybody had of the old log in the new one.
+        # The same holds for restart_lsn.
         self.restart_lsn = min(self.restart_lsn, point)
-        # Even where nothing is known to be: after a crash, old WAL can lie beyond the end that was found.
+        # Even beyond the known end: after a crash, old WAL can lie behind the end that the scan found.
         return [*self._serve(min(self.commit_lsn, point)), TruncateWal(point)]
 
     def _rebuild_problem(self, elected: m.Elected, aligned: WalAligned) -> str:
-        """A log that parts from the proposer's before the new start, or shares nothing with it, may begin anew.
+        """Why a full resync is not allowed: only a log that diverges before the new start, or shares nothing, may do one.
 
-        One that begins only where it has parted already shares nothing with it.
+        A log that begins behind its divergence point shares nothing with the proposer's.
         """
         point = self._point(elected, aligned)
         behind = point is None or point < max(elected.start_lsn, aligned.begin_lsn)
         if not behind or elected.start_lsn > elected.commit_lsn:
             return (
-                f"a rebuild from {format_lsn(elected.start_lsn)} needs a log that parts before it "
+                f"a full resync at {format_lsn(elected.start_lsn)} needs a log that diverges before it "
                 "and a quorum that has committed it"
             )
         return ""
 
     def _rebuild(self, elected: m.Elected) -> list[Effect]:
-        """Begin anew. A crash leaves WAL without a history, which counts as an empty log.
+        """Do a full resync. A crash leaves WAL without a history, which counts as an empty log.
 
-        That takes nothing back: everything below the new start is committed by a quorum without this
-        safekeeper, whose log ends before it, or holds other bytes there, which nobody has committed.
+        No commit is lost: everything below the new start is committed by a quorum without this safekeeper, whose log ends
+        before it, or holds other bytes there, which are not committed.
         """
         effects = self._serve(0)
         if self.control.history:
@@ -330,7 +331,7 @@ class Safekeeper:
 
     def _append(self, conn: int, append: m.Append) -> list[Effect]:
         if conn != self.owner or append.term != self.control.node_id.term or not self.taken:
-            return self._refuse(conn, m.Refusal.OLDER_TERM, "it is not the proposer in office")
+            return self._refuse(conn, m.Refusal.OLDER_TERM, "it is not the leader")
         if append.begin_lsn != self.written_lsn:
             return self._refuse(
                 conn,
@@ -353,7 +354,7 @@ class Safekeeper:
         elif self.written_lsn == self.flush_lsn:
             effects.append(
                 SendMessage(conn, self._ack())
-            )  # else the ack of the sync answers the heartbeat
+            )  # otherwise the acknowledgement of the sync answers the heartbeat
         return effects
 
     def _synced(self, flush_lsn: int) -> list[Effect]:
@@ -361,14 +362,14 @@ class Safekeeper:
         self.flush_lsn = flush_lsn
         if self.owner is None or self.pending or not self.taken:
             return []
-        # Only a durable position of the term in office is acknowledged (rule 4).
+        # Only a durable position in the leader's term is acknowledged (rule 4).
         return [
             SendMessage(self.owner, self._ack()),
             *self._serve(min(self.commit_lsn, self.flush_lsn)),
         ]
 
     def _full(self, event: DiskFull) -> list[Effect]:
-        """Its proposer is sent away and comes back: each time it tells what may be removed, and tries again."""
+        """Disconnect the proposer, which comes back: each time it reports what may be removed, and retries."""
         self.flush_lsn = self.written_lsn = event.flush_lsn
         effects = self._serve(min(self.commit_lsn, self.flush_lsn))
         if self.owner is not None:
@@ -386,9 +387,11 @@ class Safekeeper:
         self.served_lsn = lsn
         return [ServeReaders(lsn)]
 
-    def _below(self, conn: int, message: m.Fetch | m.Older) -> list[Effect]:
-        effects = older.answer(conn, message, self.control, self.flush_lsn)
-        return effects or self._refuse(conn, m.Refusal.OUT_OF_ORDER, "that WAL is not held here")
+    def _below(self, conn: int, message: m.Fetch | m.CatchUpWal) -> list[Effect]:
+        effects = catch_up.answer(conn, message, self.control, self.flush_lsn)
+        return effects or self._refuse(
+            conn, m.Refusal.OUT_OF_ORDER, "requested WAL is not held here"
+        )
 
     # -- the rest -----------------------------------------------------------------------------------
 
@@ -411,6 +414,6 @@ class Safekeeper:
         return PersistControl(self.control)
 
 
-def greatest_restart(known: int, told: int) -> int:
-    """The restart LSN never goes back: WAL below it may be gone (rule 7)."""
-    return max(known, told)
+def greatest_restart(known: int, received: int) -> int:
+    """The restart LSN never falls: WAL below it may have been removed (rule 7)."""
+    return max(known, received)

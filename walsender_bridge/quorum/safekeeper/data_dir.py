@@ -1,14 +1,14 @@
-"""A safekeeper's data directory: whose it is, and that one process alone uses it.
+"""A safekeeper's data directory: its owner, and its exclusive use by one process.
 
     control/   what is promised          slots      of the WAL server
-    wal/       segments                  users      who may read, unless the configuration names another file
+    wal/       segments                  users      readers, unless the configuration names another file
     lock       held while it is used     archived/  what is in the archive
 
-Invariant: two safekeepers never write one directory. The lock is the kernel's and ends with its process, and whoever
-holds it asks before each promise whether its path still leads to it (`Holding`): a disk that is mounted late, or a folder
-that is put back, lays another safekeeper's directory at that path. A
-directory without `control/` that holds anything else is somebody else's, and nothing is made in it. Beside
-`control/` a stranger's file is left alone: a note or a log in it must not keep a quorum from coming back.
+Invariant: two safekeepers never write one directory. The lock is the kernel's and ends with its process, which checks
+before each promise that the path still leads to the locked directory (`Holding`): a disk that is mounted late, or a
+folder that is moved back, puts another safekeeper's directory at that path. A directory without `control/` that holds
+anything else is foreign, and nothing is created in it. Unknown files beside `control/` are ignored: a note or a log must
+not keep a quorum from coming back.
 """
 
 import fcntl
@@ -32,15 +32,15 @@ CONTROL, WAL, LOCK, SLOTS, USERS, ARCHIVED = (
     "archived",
 )
 _OURS = {CONTROL, WAL, LOCK, SLOTS, USERS, ARCHIVED}
-#: Seconds for one before it, whose supervisor was killed, to be gone.
+#: Seconds to wait for the end of a previous process whose supervisor was killed.
 LOCK_SECONDS = 5.0
 
 
 def check(data_dir: Path) -> ControlState | None:
-    """What is promised there; None: it is new. Nothing is written.
+    """The control state there; None: the directory is new. Nothing is written.
 
-    Raises `ConfigError` for a directory that is none of a safekeeper's, `UnavailableError` for one that cannot be read
-    now, `CorruptError`, `NotSupportedError`.
+    Raises `ConfigError` for a foreign directory, `UnavailableError` for one that is unreadable for now, `CorruptError`,
+    `NotSupportedError`.
     """
     try:
         found = {path.name for path in data_dir.iterdir()}
@@ -62,31 +62,31 @@ def _unreadable(error: OSError, data_dir: Path) -> TusklineError:
             where=where,
             repair="give the safekeeper a directory of its own, new or empty",
         )
-    # Too few descriptors, a disk that hangs or is not mounted, even a right: each may pass, and votes are not lost by it.
+    # Too few descriptors, a disk that hangs or is not mounted, even permissions: all may be temporary, and no vote is lost.
     return UnavailableError(
         f"it cannot be read: {error.strerror}",
         where=where,
-        repair="give this user the directory; it is tried again. If its disk is broken, give the safekeeper an empty one,"
-        " and replace it (docs/quorum-lost.md)",
+        repair="make this user the owner of the directory; the operation is retried. If its disk is broken, give the"
+        " safekeeper an empty one, and replace it (docs/quorum-lost.md)",
     )
 
 
 def _promised(data_dir: Path, found: set[str]) -> ControlState | None:
     """As `check`, of a directory that holds `found`. Raises `OSError` too."""
-    # Files that are made anew lie beside their final names for a moment.
+    # Files that are being replaced exist beside their final names for a moment.
     foreign = {name for name in found if name.split(".")[0] not in _OURS}
     if foreign and CONTROL not in found:
         raise ConfigError(
-            f"it is not a safekeeper's: it holds {min(foreign)}",
+            f"not a safekeeper's data directory: it holds {min(foreign)}",
             where=str(data_dir),
             repair="give the safekeeper a directory of its own, new or empty",
         )
     if CONTROL not in found:
         if WAL in found and any((data_dir / WAL).iterdir()):
             raise ConfigError(
-                "there is WAL, and nothing says what was promised about it",
+                "the directory has WAL, but no control file",
                 where=str(data_dir),
-                repair="give the safekeeper an empty directory; it joins as a new member",
+                repair="give the safekeeper an empty directory, and let it rejoin as a new member",
             )
         return None
     read = control_file.read(FolderDisk(data_dir / CONTROL))
@@ -94,30 +94,30 @@ def _promised(data_dir: Path, found: set[str]) -> ControlState | None:
 
 
 class Holding:
-    """That this process has the directory at a path, by the lock file that it holds open as `descriptor`."""
+    """The lock on the directory at a path, held by this process through the open `descriptor` of the lock file."""
 
     def __init__(self, data_dir: Path, descriptor: int) -> None:
         self._data_dir = data_dir
         self._descriptor = descriptor
 
     def check(self) -> None:
-        """Raises `UnavailableError` when there is another one at that path now, or none; `OSError`."""
+        """Raises `UnavailableError` when another directory, or none, is at that path now; `OSError`."""
         try:
             there = (self._data_dir / LOCK).stat()
         except (FileNotFoundError, NotADirectoryError):
             there = None
         if there is None or not os.path.samestat(there, os.fstat(self._descriptor)):
             raise UnavailableError(
-                "it is not the directory that this process has begun with: it was moved or replaced, or a disk was"
+                "the directory is not the one that this process has locked: it was moved or replaced, or a disk was"
                 " mounted or unmounted there",
                 where=str(self._data_dir),
-                repair="put back the one that is missing; the safekeeper starts again with what is there",
+                repair="put the original directory back; the safekeeper restarts with what is there",
             )
 
 
 @contextmanager
 def held(data_dir: Path, seconds: float = LOCK_SECONDS) -> Iterator[Holding]:
-    """Use it, alone. Raises `RunningError` when another process still does after `seconds`, and as `check`."""
+    """Lock it. Raises `RunningError` when another process still holds the lock after `seconds`, and as `check`."""
     check(data_dir)
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     deadline = time.monotonic() + seconds
@@ -129,9 +129,9 @@ def held(data_dir: Path, seconds: float = LOCK_SECONDS) -> Iterator[Holding]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise RunningError(
-                        "another safekeeper runs in it",
+                        "another safekeeper uses this data directory",
                         where=str(data_dir),
-                        repair="end that one, or give this one a directory of its own",
+                        repair="stop that one, or give this one a directory of its own",
                     ) from None
                 time.sleep(0.05)
         yield Holding(data_dir, lock.fileno())

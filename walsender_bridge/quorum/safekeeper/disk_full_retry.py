@@ -1,4 +1,4 @@
-"""What a safekeeper does when its file system is full and it has to write down a promise."""
+"""Disk-full retry: a safekeeper waits until a promise can be written to a full file system."""
 
 import time
 from collections.abc import Callable
@@ -7,22 +7,22 @@ import structlog
 
 from walsender_bridge.quorum.safekeeper.storage.segments import NO_ROOM
 
-#: Seconds between two tries.
+#: Seconds between two attempts.
 FULL_SECONDS = 0.2
 
 _log = structlog.get_logger(__name__)
 
 
-def until_room(
+def retry_until_space(
     act: Callable[[], object], meanwhile: Callable[[str], bool], may: Callable[[], None]
 ) -> None:
-    """Do it, as soon as there is room for it; nothing is promised until then.
+    """Perform a write as soon as there is space for it; nothing is promised until then.
 
-    `may` is asked before each try, and raises: whoever makes room may put another disk in the full one's place.
-    `meanwhile` is called at each failure with what is wrong: it makes room if it can, and says whether to go on
-    waiting. Raises `OSError`, of any other kind at once.
+    `may` is called before each attempt, and raises: freeing space may involve mounting another disk in the full one's place.
+    `meanwhile` is called at each failure with the error: it frees space if it can, and returns whether to continue waiting.
+    Raises `OSError`, of any other kind at once.
     """
-    told = False
+    logged = False
     while True:
         may()
         try:
@@ -30,11 +30,11 @@ def until_room(
         except OSError as error:
             if error.errno not in NO_ROOM or not meanwhile(error.strerror or str(error)):
                 raise
-            if not told:
-                _log.error("the disk is full; nothing is promised", reason=str(error))
-            told = True
+            if not logged:
+                _log.error("disk full, waiting to write the control file", reason=str(error))
+            logged = True
             time.sleep(FULL_SECONDS)
             continue
-        if told:
-            _log.info("there is room again")
+        if logged:
+            _log.info("disk has free space again")
         return

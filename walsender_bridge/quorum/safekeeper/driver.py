@@ -1,13 +1,13 @@
-"""Runs a safekeeper's core: its disk, its connections, its clock, and nothing that decides.
+"""Runs a safekeeper's core: its disk, its connections and its clock; it makes no decisions.
 
-One thread and one epoll: what has arrived from the proposer is taken to its end, written, made durable once,
-and acknowledged once (group commit). Readers are served by a process of their own (`server/`), which hears of
-each new position through a page of shared memory.
+One thread and one epoll: everything that has arrived from the proposer is read, written, synced once, and acknowledged
+once (group commit). Readers are served by a process of their own (`wal_server/`), which learns each new position from a
+page of shared memory.
 
-Invariant: the effects of an event are performed in order, each to its end, before the next event. An invariant of the
-core that does not hold ends the process before any effect of that event, and nothing is written on the way out. An error of
-the disk ends the process, except that it is full: WAL for which there is no room is not taken and the proposer
-sent away, to come back; a promise for which there is none is waited with, and all else with it.
+Invariant: the effects of an event are performed in order, each to its end, before the next event. A violated invariant of
+the core ends the process before any effect of that event, and nothing is written on the way out. A disk error ends the
+process, except a full disk: WAL that does not fit is dropped and the proposer disconnected, to come back; a promise that
+does not fit is retried, and everything else waits for it.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ from walsender_bridge.quorum.safekeeper.archive import archived_file
 from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
 from walsender_bridge.quorum.safekeeper.connection import (
     SafekeeperConnection,
+    connection_to_close,
     listen,
-    makes_room,
     overdue,
 )
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
-from walsender_bridge.quorum.safekeeper.disk_full_retry import until_room
+from walsender_bridge.quorum.safekeeper.disk_full_retry import retry_until_space
 from walsender_bridge.quorum.safekeeper.horizon import horizon, reserved_lsn
 from walsender_bridge.quorum.safekeeper.lending import Lending
 from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
@@ -56,14 +56,14 @@ from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.gc_control import Sweeper
 
-#: Seconds between two writes of the lazy LSNs, and two looks at readers and old WAL.
+#: Seconds between two writes of the lazy LSNs, and between two polls of readers and old WAL.
 PERSIST_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
 class SafekeeperDriver:
-    """See the module. It listens as soon as it is made; `port` is the one it got.
+    """See the module. It listens from its construction on; `port` is the one assigned.
 
     Raises `ConfigError`, `UnavailableError` (port), `CorruptError`, `NotSupportedError` (data directory), `OSError`.
     """
@@ -78,13 +78,13 @@ class SafekeeperDriver:
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
         self._positions = ReaderPage(settings.positions)
-        # Opening cuts off what a crash left of the last record; readers must not be there any more.
+        # Opening truncates what a crash left of the last record; readers must be disconnected by then.
         self._positions.tell(control, 0, 0)
         self._storage: WalStorage | None = None
         flush_lsn = 0
         self._backfill: BackfillStorage | None = None
         self._lending: Lending | None = None
-        #: Where the WAL began when the disk was full last: what gave way then is not wanted again.
+        #: The beginning of the WAL when the disk was last full: WAL removed then is not requested again.
         self._gave_way = 0
         if control.server.system_id:
             self._storage = self._open_storage(control)
@@ -93,12 +93,12 @@ class SafekeeperDriver:
         self._checked = invariants.checked(self.core)
         self._connections: dict[int, SafekeeperConnection] = {}
         self._numbers: dict[int, int] = {}
-        #: Connections whose frames are here and were not taken, since they do not read their answers.
+        #: Connections with frames that were not taken, since their peers do not read the answers.
         self._stalled: set[int] = set()
         self._next = 0
         self._hand = memoryview(b"")
         self._stopped = False
-        #: Why no WAL is taken; empty: it is.
+        #: Why no WAL is accepted; empty: it is.
         self._full = ""
         self._persist_at = 0.0
         self._sweeper = Sweeper()
@@ -150,13 +150,13 @@ class SafekeeperDriver:
             self._close(keep=keep)
 
     def _close(self, *, keep: bool = True) -> None:
-        """`keep`: write down what waits; what is in memory is right."""
+        """`keep`: write what is pending; the state in memory is valid."""
         for number in list(self._connections):
             self._drop(number)
         self._listener.close()
         try:
             if keep:
-                # Nothing is written into a directory that another one has taken the place of.
+                # Nothing is written into a directory that was replaced.
                 self._settings.still_held()
                 if self._storage is not None:
                     self._storage.close()
@@ -193,14 +193,14 @@ class SafekeeperDriver:
             self._upkeep(now)
         self._flush_all()
         if not ready and self._storage is not None and self._storage.prepare():
-            self._check_older()
+            self._check_catch_up()
 
     def _accept(self, now: float) -> None:
         try:
             connected, address = self._listener.accept()
         except OSError:
-            return  # it was gone again, or there are no descriptors left
-        if (oldest := makes_room(self._connections, self.core.owner)) is not None:
+            return  # it was closed again, or no descriptors are left
+        if (oldest := connection_to_close(self._connections, self.core.owner)) is not None:
             _log.info("too many connections", ended=self._connections[oldest].end.where)
             self._gone(oldest)
         self._next += 1
@@ -219,7 +219,7 @@ class SafekeeperDriver:
                 if events & (select.EPOLLHUP | select.EPOLLERR):
                     self._gone(number)
                 return
-            # A peer that does not read its answers is not read either; what came before is here still.
+            # A peer that does not read its answers is not read either; earlier input is still buffered.
             if not self._waits(number):
                 if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
                     end.receive()
@@ -228,7 +228,9 @@ class SafekeeperDriver:
                     self._hand = body if header.carries_wal else memoryview(b"")
                     message = decode(header, b"" if header.carries_wal else body)
                     if not isinstance(message, m.ToSafekeeper):
-                        raise ConnectionFailedError("a safekeeper's message", where=end.where)
+                        raise ConnectionFailedError(
+                            "received a safekeeper's message", where=end.where
+                        )
                     self._handle(e.MessageReceived(number, message))
                     if number not in self._connections or connection.closing:
                         return
@@ -243,7 +245,7 @@ class SafekeeperDriver:
             self._gone(number)
 
     def _gone(self, number: int) -> None:
-        """The connection broke, or made no sense."""
+        """The connection broke, or violated the protocol."""
         if number in self._connections:
             self._drop(number)
             self._handle(e.Closed(number))
@@ -292,7 +294,7 @@ class SafekeeperDriver:
         if self._full:
             self._gave_way = self._storage.begin_lsn
         if self._backfill is not None and self.core.taken and self.core.restart_lsn:
-            # The archive gets older WAL from those that have it.
+            # Other safekeepers archive the older WAL.
             self._backfill.want(max(self._horizon(readers, None), self._gave_way))
 
     def _horizon(self, readers: Readers, archived_lsn: int | None) -> int:
@@ -315,7 +317,7 @@ class SafekeeperDriver:
         self._removed += storage.remove_below(keep)
 
     def _say(self, full: str = "") -> None:
-        """Say how it is."""
+        """Report the status."""
         settings = self._settings
         settings.tell(
             status.record(
@@ -342,7 +344,7 @@ class SafekeeperDriver:
             answers: list[e.Event] = []
             event = events.popleft()
             effects = self.core.step(event)
-            # The control file is what a safekeeper promises by, so nothing reaches it unchecked, from a hot step either.
+            # The control file holds a safekeeper's promises, so nothing reaches it unchecked, not even from a hot step.
             if not invariants.is_hot(event) or any(
                 type(each) is e.PersistControl for each in effects
             ):
@@ -360,7 +362,7 @@ class SafekeeperDriver:
             case e.SendMessage(conn, message):
                 if (connection := self._connections.get(conn)) is not None:
                     connection.end.send(message)
-                    # At once: what else this turn does, nobody waits for. What breaks is found at its end.
+                    # At once: a commit may wait for it, but for nothing else in this turn. Broken connections are found at its end.
                     with contextlib.suppress(ConnectionFailedError):
                         connection.end.flush()
             case e.WriteWal(lsn, length, timeline):
@@ -391,7 +393,7 @@ class SafekeeperDriver:
                     self._lending.ask(effect)
             case e.SendHeld(conn, term):
                 self._tell_held(conn, term)
-            case e.TakeOlder(conn, term, begin_lsn, timeline):
+            case e.TakeCatchUpWal(conn, term, begin_lsn, timeline):
                 if self._backfill is not None:
                     self._backfill.take(begin_lsn, self._hand, timeline)
                 self._tell_held(conn, term)
@@ -406,26 +408,26 @@ class SafekeeperDriver:
         return self._storage
 
     def _unless_full(self, act: Callable[[], object]) -> e.DiskFull | None:
-        """Take WAL, or make it durable, as far as there is room."""
+        """Write or sync WAL, as far as there is space."""
         storage = self._held
         try:
             act()
         except DiskFullError as error:
             storage.drop_unflushed()
             if not self._full:
-                _log.error("no room for WAL; none is taken", reason=error.what, repair=error.repair)
+                _log.error("disk full, no WAL is accepted", reason=error.what, repair=error.repair)
             self._full = error.what
             return e.DiskFull(storage.flush_lsn, error.what)
         if self._full and not storage.segments.full:
             self._full = ""
-            _log.info("there is room again")
+            _log.info("disk has free space again")
         return None
 
     def _do(self, act: Callable[[], object]) -> None:
-        until_room(act, self._wait_for_room, self._settings.still_held)
+        retry_until_space(act, self._wait_for_space, self._settings.still_held)
 
-    def _wait_for_room(self, why: str) -> bool:
-        """For `until_room`: the spares go first."""
+    def _wait_for_space(self, why: str) -> bool:
+        """For `retry_until_space`: removes spare segments first."""
         if self._storage is not None:
             self._storage.segments.drop_spares()
         self._say(why)
@@ -452,12 +454,12 @@ class SafekeeperDriver:
             begin_lsn = self._held.begin_lsn
             connection.end.send(m.Held(term, begin_lsn, backfill.wanted_lsn, backfill.next_lsn))
 
-    def _check_older(self) -> None:
+    def _check_catch_up(self) -> None:
         if self._backfill is not None and self._backfill.check():
-            _log.info("older WAL is held", begin=format_lsn(self._held.begin_lsn))
+            _log.info("joined older WAL", begin=format_lsn(self._held.begin_lsn))
 
     def _lend(self) -> None:
-        """What was asked for, as far as it is checked."""
+        """Send requested WAL, as far as it is verified."""
         if self._lending is not None:
             term = self.core.control.node_id.term
             for conn, message, data in self._lending.step(term, self._crowded):
@@ -467,6 +469,6 @@ class SafekeeperDriver:
         return self._connections[number].end.crowded()
 
     def _waits(self, number: int) -> bool:
-        """Whether it is not read for now: it does not read its answers, or waits for many."""
+        """Whether its input is not read for now: it does not read its answers, or has many pending."""
         full = self._lending is not None and self._lending.is_full(number)
         return full or self._crowded(number)

@@ -1,13 +1,13 @@
-"""What happens to a safekeeper's core, and what it has done: the events and the ordered effects.
+"""The events of a safekeeper's core, and its ordered effects.
 
-The driver performs the effects of an event strictly in order, each to its end, before it hands in the next
-event; effects that have an answer put it in front of the events that wait, in their order. A process that
-dies between any two effects has performed the ones before and none behind: every order below is chosen for
-that. `conn` is the driver's number of a connection; numbers are not used twice.
+The driver performs the effects of an event strictly in order, each to its end, before it passes in the next event;
+the answer of an effect goes in front of the waiting events, in order. A process that dies between two effects has
+performed the ones before and none behind: every order below is chosen for that. `conn` is the driver's number of a
+connection; numbers are not reused.
 
     effect                         its answer
-    WriteWal(lsn, ...)             none, or NoRoom(flush_lsn, why)
-    SyncWal(lsn)                   WalSynced(flush_lsn), or NoRoom(flush_lsn, why)
+    WriteWal(lsn, ...)             none, or DiskFull(flush_lsn, why)
+    SyncWal(lsn)                   WalSynced(flush_lsn), or DiskFull(flush_lsn, why)
     AlignWal(flush_lsn, ...)       WalAligned(flush_lsn, commit_lsn, begin_lsn)
 """
 
@@ -35,7 +35,7 @@ _NO_CONFIGURATION = Configuration()
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A failover's: `timeline` and older ones are refused until a newer one attaches, or it is aborted."""
+    """A failover's fence: `timeline` and older ones are refused until a newer one attaches, or the failover is aborted."""
 
     term: int
     timeline: int
@@ -43,10 +43,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """What a safekeeper knows for sure after a crash, beside its WAL. The control file holds exactly this.
+    """A safekeeper's durable state, besides its WAL. The control file holds exactly this.
 
-    `safekeeper` is its identity (128 bits), drawn when the data directory is made. The last two LSNs are
-    written lazily: after a crash they may be older than what was told, never newer.
+    `safekeeper` is its identity (128 bits), drawn when the data directory is created. The last two LSNs are written lazily:
+    after a crash they may be older than what was sent, never newer.
     """
 
     safekeeper: int
@@ -64,7 +64,7 @@ class ControlState:
 
 @value
 class MessageReceived:
-    """A message came. For an `Append`, all of its WAL bytes are in the driver's hands."""
+    """A message arrived. For an `Append`, the driver has all of its WAL bytes."""
 
     conn: int
     message: ToSafekeeper
@@ -72,14 +72,14 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection is gone, whoever ended it. Its unread bytes are dropped."""
+    """A connection is closed, by either end. Its unread bytes are dropped."""
 
     conn: int
 
 
 @value
 class Drained:
-    """Nothing more has arrived, or the buffer is full: time to make what was written durable."""
+    """Nothing more has arrived, or the buffer is full: time to sync what was written."""
 
 
 @value
@@ -91,7 +91,7 @@ class WalSynced:
 
 @dataclass(frozen=True, slots=True)
 class DiskFull:
-    """The disk takes no more WAL: what was written beyond `flush_lsn` is dropped, the rest is durable."""
+    """The disk is full: what was written beyond `flush_lsn` is dropped, the rest is durable."""
 
     flush_lsn: int
     why: str
@@ -99,7 +99,7 @@ class DiskFull:
 
 @dataclass(frozen=True, slots=True)
 class WalAligned:
-    """Answer to `AlignWal`: where the last complete record at or below each LSN ends; the oldest WAL held."""
+    """Answer to `AlignWal`: the end of the last complete record at or below each LSN; the oldest WAL held."""
 
     flush_lsn: int
     commit_lsn: int
@@ -108,14 +108,14 @@ class WalAligned:
 
 @dataclass(frozen=True, slots=True)
 class ReadersMoved:
-    """The readers' hot-standby feedback, all taken together, is now this."""
+    """The oldest hot standby feedback of all readers is now this."""
 
     feedback: HotStandbyFeedback
 
 
 @dataclass(frozen=True, slots=True)
 class PersistDue:
-    """It is time to write down the lazy LSNs, if they moved (seconds, not at each message)."""
+    """Time to write the lazy LSNs, if they moved (every few seconds, not at each message)."""
 
 
 Event: TypeAlias = (
@@ -142,7 +142,7 @@ class PersistControl:
 
 @dataclass(frozen=True, slots=True)
 class KeepTimelines:
-    """Write down, durably, what led to the newest timeline of `history`: `ancestors`, further back than it reaches."""
+    """Write the newest timeline's history file, durably: `history`, preceded by `ancestors`."""
 
     history: History
     ancestors: tuple[tuple[int, int], ...]
@@ -150,10 +150,10 @@ class KeepTimelines:
 
 @value
 class WriteWal:
-    """Write the bytes of the `Append` in hand at `lsn`, on `timeline`. Not yet durable.
+    """Write the bytes of the current `Append` at `lsn`, on `timeline`. Not yet durable.
 
-    The first write on a timeline can be inside a segment: that segment starts with the bytes of the timeline
-    before, up to `lsn`, as a promoted server's own does.
+    The first write on a timeline can be inside a segment, which then starts with the bytes of the previous timeline, up to
+    `lsn`, as a promoted server's own does.
     """
 
     lsn: int
@@ -178,21 +178,21 @@ class AlignWal:
 
 @dataclass(frozen=True, slots=True)
 class TruncateWal:
-    """Zero the WAL from `lsn` to its end on every timeline, durably: no scan may find it again (rule 3)."""
+    """Zero the WAL from `lsn` to its end on every timeline, durably, so that no scan finds it again (rule 3)."""
 
     lsn: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResetWal:
-    """Drop all WAL; it begins anew, empty, at `lsn` (the start of a segment), durably."""
+    """Drop all WAL; the log restarts, empty, at `lsn` (the start of a segment), durably."""
 
     lsn: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendWal:
-    """Send [begin_lsn, end_lsn) as `Fetched` frames, and the bytes behind each, to `conn`."""
+    """Send [begin_lsn, end_lsn) to `conn` as `Fetched` frames, each followed by its bytes."""
 
     conn: int
     term: int
@@ -202,15 +202,15 @@ class SendWal:
 
 @dataclass(frozen=True, slots=True)
 class SendHeld:
-    """Send `Held` to `conn`: what WAL is here, and what older WAL is wanted."""
+    """Send `Held` to `conn`: the WAL held, and the older WAL requested."""
 
     conn: int
     term: int
 
 
 @value
-class TakeOlder:
-    """Take the bytes of the `Older` in hand, below all WAL that is held, then `SendHeld`."""
+class TakeCatchUpWal:
+    """Add the bytes of the current `CatchUpWal`, below all WAL that is held, then `SendHeld`."""
 
     conn: int
     term: int
@@ -220,7 +220,7 @@ class TakeOlder:
 
 @value
 class ServeReaders:
-    """Readers may have WAL up to `lsn`. It never goes back, but for the rest of an incomplete record."""
+    """Readers may get WAL up to `lsn`. It never falls, except by the rest of an incomplete record."""
 
     lsn: int
 
@@ -235,7 +235,7 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the connection once what was sent to it is out. What it sent and is not read yet is dropped."""
+    """Close the connection once its output is sent. Its unread input is dropped."""
 
     conn: int
 
@@ -250,7 +250,7 @@ Effect: TypeAlias = (
     | ResetWal
     | SendWal
     | SendHeld
-    | TakeOlder
+    | TakeCatchUpWal
     | ServeReaders
     | SendMessage
     | Close

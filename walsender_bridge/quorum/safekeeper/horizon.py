@@ -1,4 +1,4 @@
-"""How much old WAL a safekeeper may remove. Pure."""
+"""The removal horizon of a safekeeper's old WAL. Pure."""
 
 from collections.abc import Iterable
 
@@ -14,14 +14,14 @@ def horizon(
     max_slot_wal_keep_size: int | None = None,
     full: bool = False,
 ) -> int:
-    """Below this LSN nobody needs WAL from here: the least of all that holds it.
+    """The LSN below which WAL may be removed: the minimum of everything that needs it.
 
-    `restart_lsn`: every safekeeper has it. `slots`: where readers with a slot go on. `archived_lsn`: up to here it
-    is in the archive (None: there is none). `keep_bytes`: the retention setting, counted back from `flush_lsn`; what
-    nobody needs gives way when the disk is `full`, or it would stop commits.
+    `restart_lsn`: every safekeeper has the WAL below. `slots`: the oldest position of a slot. `archived_lsn`: the WAL below
+    is in the archive (None: there is no archive). `keep_bytes`: the retention setting, counted back from `flush_lsn`; it is
+    ignored when the disk is `full`, so that commits can continue.
 
-    Slots and the archive hold `max_slot_wal_keep_size` bytes at most (None: no limit): a reader that never comes
-    back, or an archive that is down, must not fill the disk and stop commits.
+    Slots and the archive retain at most `max_slot_wal_keep_size` bytes (None: no limit): a reader that never comes back, or
+    an archive that is down, must not fill the disk and stop commits.
     """
     held = [*slots, *([] if archived_lsn is None else [archived_lsn])]
     limit = reserved_lsn(flush_lsn, max_slot_wal_keep_size)
@@ -30,5 +30,5 @@ def horizon(
 
 
 def reserved_lsn(flush_lsn: int, max_slot_wal_keep_size: int | None) -> int:
-    """The oldest WAL that a slot, or the archive, can hold."""
+    """The oldest WAL that a slot, or the archive, can retain."""
     return 0 if max_slot_wal_keep_size is None else max(0, flush_lsn - max_slot_wal_keep_size)

@@ -1,8 +1,8 @@
-"""The safekeepers that a log server hosts: where each has its things, and the two processes of each.
+"""The safekeepers that a log server hosts: their directories, and the processes of each.
 
 The first one's data directory is `<log_server's>/safekeeper`, the next one's `<log_server's>/safekeeper-2`, and so on: a
-number is a place, and who the safekeeper is was drawn with its directory. The page between the two processes
-(`protocol.shared_page`), and what each tells of itself, lie in memory (`shared_files`).
+number is a place, while the identity was drawn with the directory. The page between the processes
+(`protocol.shared_page`), and their status files, are in memory (`shared_files`).
 """
 
 import os
@@ -18,9 +18,9 @@ from walsender_bridge.quorum.safekeeper import data_dir
 from walsender_bridge.runtime import shared_files
 from walsender_bridge.runtime.supervisor import Child
 
-#: After these, another start would find the same: an operator has to look.
+#: After these, a restart would fail in the same way: an operator has to act.
 FINAL = frozenset({Cause.CONFIG, Cause.CORRUPT, Cause.INVARIANT, Cause.NOT_SUPPORTED, Cause.USAGE})
-_EMPTY_USERS = '# Who may read WAL here. A line for each: "name" "SCRAM-SHA-256$..."\n'
+_EMPTY_USERS = '# Users that may read WAL here, one per line: "name" "SCRAM-SHA-256$..."\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Hosted:
 
     @property
     def name(self) -> str:
-        """Its name among the processes, and in what is shown."""
+        """Its name, as a process and in status output."""
         return f"safekeeper-{self.number}"
 
     @property
@@ -48,7 +48,7 @@ class Hosted:
 
 
 def hosted(section: SafekeepersSection, log_server_dir: Path, run_dir: Path) -> list[Hosted]:
-    """The safekeepers that `section` has a log server at `log_server_dir` host; nothing is made."""
+    """The safekeepers that a log server at `log_server_dir` hosts according to `section`; creates nothing."""
     found = []
     for number in range(1, section.local + 1):
         place = log_server_dir / ("safekeeper" if number == 1 else f"safekeeper-{number}")
@@ -68,9 +68,9 @@ def hosted(section: SafekeepersSection, log_server_dir: Path, run_dir: Path) -> 
 
 
 def refused(safekeepers: Sequence[Hosted]) -> dict[int, TusklineError]:
-    """By number: why a safekeeper cannot use its data directory. Nothing is made.
+    """By number: why a safekeeper cannot use its data directory. Creates nothing.
 
-    `ConfigError` (a directory of somebody else), `CorruptError`, `NotSupportedError`; `UnavailableError`: not now.
+    `ConfigError` (a foreign directory), `CorruptError`, `NotSupportedError`; `UnavailableError`: not now.
     """
     found = {}
     for each in safekeepers:
@@ -84,9 +84,9 @@ def refused(safekeepers: Sequence[Hosted]) -> dict[int, TusklineError]:
 def prepare(
     safekeepers: Sequence[Hosted], section: SafekeepersSection, run_dir: Path
 ) -> dict[int, TusklineError]:
-    """Look at the data directories, and make what is new. Those that cannot be used, as `refused`: nothing is made there.
+    """Check the data directories, and create new ones. Returns the unusable ones, as `refused`: nothing is created there.
 
-    They stop nobody: COMMIT needs a majority, and the others may be one.
+    They do not prevent a start: COMMIT needs a majority, and the others may be one.
     """
     found = refused(safekeepers)
     if safekeepers:
@@ -98,9 +98,9 @@ def prepare(
             _make(each, section)
         except OSError as error:
             found[each.number] = UnavailableError(
-                f"it cannot be made: {error.strerror}",
+                f"could not create the data directory: {error.strerror}",
                 where=str(each.data_dir),
-                repair="give this user the folder, make room, or mount its disk; it is tried again",
+                repair="check the owner, the free space and the mount of its parent folder; the operation is retried",
             )
     return found
 
@@ -115,11 +115,11 @@ def _make(each: Hosted, section: SafekeepersSection) -> None:
 
 
 def clear(safekeepers: Sequence[Hosted], run_dir: Path) -> None:
-    """Remove what was in memory; the processes have ended."""
+    """Remove the files in memory, after the processes have ended."""
     for each in safekeepers:
         page = each.positions.name
-        told = (each.status.name, each.wal_server_status.name, each.archiver_status.name)
-        shared_files.clear(run_dir, page, f"{page}.wake", *told)
+        status_names = (each.status.name, each.wal_server_status.name, each.archiver_status.name)
+        shared_files.clear(run_dir, page, f"{page}.wake", *status_names)
 
 
 def children(
@@ -129,8 +129,7 @@ def children(
 ) -> list[Child]:
     """The processes: a hot loop and a WAL server for each, and an archiver if there is an archive.
 
-    Of one that was `refused`, by number, for a reason that does not pass, the hot loop alone: it says why, and ends for
-    good.
+    For one that was `refused`, by number, for a permanent reason, only the hot loop: it logs the reason, and ends for good.
     """
     found = []
     for each in safekeepers:

@@ -1,7 +1,7 @@
 """What must hold of a safekeeper after each step. Pure.
 
-The driver checks it after every step but the hot ones, the append of WAL and what makes it durable, and before the
-step's effects. Rules by number are those of quorum/README.md.
+The driver checks it after every step except the hot ones, which append and sync WAL, and before the step's effects. Rule
+numbers are those of quorum/README.md.
 """
 
 from itertools import pairwise
@@ -23,7 +23,7 @@ from walsender_bridge.runtime.invariants import Invariant
 
 
 class Checked(NamedTuple):
-    """What the last check found, and the next one compares with."""
+    """The state at the last check, for the next one to compare with."""
 
     control: ControlState
     commit_lsn: int
@@ -36,19 +36,19 @@ class _Step(NamedTuple):
 
     @property
     def same_log(self) -> bool:
-        """Nothing was cut off: no other history, and no log that begins anew where a quorum has committed everything."""
+        """Whether the log was not truncated: neither its history changed, nor was there a full resync."""
         core = self.core
-        anew = core.served_lsn == 0 and core.commit_lsn <= core.flush_lsn == core.written_lsn
-        return core.control.history == self.before.control.history and not anew
+        resync = core.served_lsn == 0 and core.commit_lsn <= core.flush_lsn == core.written_lsn
+        return core.control.history == self.before.control.history and not resync
 
 
 def checked(core: Safekeeper) -> Checked:
-    """The core as the next check compares it, when there was none yet."""
+    """The initial state, for the first check to compare with."""
     return Checked(core.control, core.commit_lsn, core.restart_lsn)
 
 
 def is_hot(event: Event) -> bool:
-    """WAL on its way to the disk: at each commit."""
+    """WAL is written or synced: at each commit."""
     kind = type(event)
     if kind is MessageReceived:
         return type(event.message) is Append  # type: ignore[union-attr]  # it is a Received
@@ -56,7 +56,7 @@ def is_hot(event: Event) -> bool:
 
 
 def check_invariants(core: Safekeeper, before: Checked) -> Checked:
-    """What the next check compares with. Raises `InvariantError`."""
+    """Check; returns the state for the next check. Raises `InvariantError`."""
     part = f"safekeeper {core.control.safekeeper:032x}"
     invariants.check(part, INVARIANTS, _Step(core, before), _describe)
     return checked(core)
@@ -67,8 +67,8 @@ def _describe(step: _Step) -> str:
     lsns = "written", "flush", "commit", "restart", "served"
     state = [f"{name} {format_lsn(max(getattr(core, f'{name}_lsn'), 0))}" for name in lsns]
     return (
-        f"{', '.join(state)}, vote {control.node_id}, {len(control.history.entries)} epochs up to"
-        f" {control.history.latest_epoch}, membership {control.configuration.version}; before: vote"
+        f"{', '.join(state)}, vote {control.node_id}, {len(control.history.entries)} history entries up to"
+        f" election epoch {control.history.latest_election_epoch}, membership {control.configuration.version}; before: vote"
         f" {step.before.control.node_id}, commit {format_lsn(step.before.commit_lsn)}"
     )
 
@@ -86,7 +86,7 @@ def _one_vote_a_term(step: _Step) -> bool:
 
 
 def _quorum_stays(step: _Step) -> bool:
-    """Until an elected proposer has stamped its term on it, a membership binds nobody."""
+    """A membership that no elected proposer has stamped is not binding."""
     before = step.before.control.configuration
     return not before.is_foreign(step.core.control.configuration.quorum)
 
@@ -135,8 +135,10 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     Invariant("one_vote_in_a_term", "rule 2, Neon: votes of a greater term only", _one_vote_a_term),
     Invariant(
         "history_within_vote",
-        "rule 2: no epoch above the term that was voted for",
-        lambda step: step.core.control.history.latest_epoch <= step.core.control.node_id.term,
+        "rule 2: no election epoch above the term of the vote",
+        lambda step: (
+            step.core.control.history.latest_election_epoch <= step.core.control.node_id.term
+        ),
     ),
     Invariant(
         "history_ascends",
@@ -158,12 +160,12 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     ),
     Invariant(
         "commit_lsn_never_goes_back",
-        "rule 9: but where its log is cut off",
+        "rule 9: except at a truncation of its log",
         lambda step: not step.same_log or step.core.commit_lsn >= step.before.commit_lsn,
     ),
     Invariant(
         "restart_lsn_never_goes_back",
-        "rule 7: but where its log is cut off",
+        "rule 7: except at a truncation of its log",
         lambda step: not step.same_log or step.core.restart_lsn >= step.before.restart_lsn,
     ),
     Invariant(

@@ -1,10 +1,10 @@
-"""WAL that a proposer asks a safekeeper for: checked, read, and handed out in the order of the questions.
+"""WAL that a proposer requests from a safekeeper: verified, read, and sent in the order of the requests.
 
-**What is lent is what was received.** Of a complete segment whose sum is recorded (`checksums`), no byte is handed out
-before all of it was read and has that sum: whoever gets it keeps a sum of its own of it, and would serve damage as sound. A
-segment with another sum, or one that cannot be read, is `damaged`, and answered for as one that is not held.
+**Only WAL as it was received is sent.** No byte of a complete segment with a recorded checksum (`checksums`) is sent
+before the whole segment was read and its checksum matches: the receiver computes its own checksum of it, and would serve
+damage as valid. A segment with another checksum, or an unreadable one, is `damaged`, and treated as not held.
 
-**Nobody waits for it.** The check is done in small parts, between two looks at the network.
+**No commit waits for it.** The check is done in small parts, between two polls of the network.
 """
 
 from collections import deque
@@ -23,58 +23,58 @@ from walsender_bridge.quorum.safekeeper.storage.segments import PIECE_BYTES, Seg
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 
 _FETCHED_BYTES = MAX_WAL_BYTES // 2
-#: Segments that are remembered as checked: a segment is asked for in pieces, by several at once.
+#: The most segments that are remembered as verified: a segment is requested in pieces, by several at once.
 _REMEMBERED = 8
-#: Questions of one connection that wait here.
+#: The most pending requests of one connection.
 _MOST_ASKED = 64
 _DONE: Final = False
 
 _log = structlog.get_logger(__name__)
 
-#: The connection, the frame, and the bytes behind it.
+#: The connection, the frame, and the bytes that follow it.
 Piece = tuple[int, m.Fetched, bytes]
 
 
 class Lending:
-    """See the module; beside a `WalStorage`, in the same thread."""
+    """See the module; used with a `WalStorage`, in the same thread."""
 
     def __init__(self, storage: WalStorage) -> None:
         self._storage = storage
-        #: By the connection: what it asked for, and the work at the first of it.
+        #: By the connection: its requests, and the work on the first of them.
         self._wanted: dict[int, deque[SendWal]] = {}
         self._work: dict[int, Iterator[Piece | None]] = {}
         self._term = 0
-        #: By name, with the sum that is recorded.
+        #: By name, with the recorded checksum.
         self._sound: dict[str, int] = {}
         self._damaged: dict[str, int | None] = {}
 
     @property
     def damaged(self) -> list[str]:
-        """The segments that were found to be damaged and are here still."""
+        """The segments that were found damaged and still exist."""
         here = {file.name for file in self._storage.segments.all()}
         recorded = self._storage.sums.get
         self._damaged = {n: s for n, s in self._damaged.items() if n in here and recorded(n) == s}
         return sorted(self._damaged)
 
     def is_full(self, conn: int) -> bool:
-        """Whether a connection has asked for enough: it is read no further until it has been answered."""
+        """Whether a connection has its limit of requests: no more input is read until they are answered."""
         return len(self._wanted.get(conn, ())) >= _MOST_ASKED
 
     def busy(self, crowded: Callable[[int], bool]) -> bool:
-        """Whether `step` has something to do. `crowded`: whether a connection has enough to send already."""
+        """Whether `step` has something to do. `crowded`: whether a connection has too much unsent output."""
         return any(not crowded(conn) for conn in self._wanted)
 
     def ask(self, wanted: SendWal) -> None:
-        """To be answered after what this connection asked before."""
+        """Queue a request, behind the earlier ones of its connection."""
         self._wanted.setdefault(wanted.conn, deque()).append(wanted)
 
     def forget(self, conn: int) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         self._wanted.pop(conn, None)
         self._work.pop(conn, None)
 
     def step(self, term: int, crowded: Callable[[int], bool]) -> Iterator[Piece]:
-        """What can be sent now, in `term`; a small part of a check may come first."""
+        """The pieces that can be sent now, in `term`; may do a small part of a check first."""
         self._term = term
         for conn, wanted in list(self._wanted.items()):
             while wanted and not crowded(conn):
@@ -91,11 +91,11 @@ class Lending:
                 self.forget(conn)
 
     def _lent(self, wanted: SendWal) -> Iterator[Piece | None]:
-        """The pieces of one range; None: more is to be read first. An empty one: it is not held."""
+        """The pieces of one range; None: more must be read first. An empty one: it is not held."""
         lsn = wanted.begin_lsn
         while lsn < wanted.end_lsn:
             data = b""
-            # What another term has cut may lie there again with other bytes.
+            # What another term has truncated may have been replaced by other bytes.
             if (yield from self._is_sound(lsn)) and wanted.term == self._term:
                 data = self._read(lsn, min(_FETCHED_BYTES, wanted.end_lsn - lsn))
             yield wanted.conn, m.Fetched(wanted.term, lsn, len(data)), data
@@ -108,7 +108,7 @@ class Lending:
         return storage.segments.at(segment_start(lsn, storage.format.segment_bytes))
 
     def _is_sound(self, lsn: int) -> Generator[None, None, bool]:
-        """Whether the segment may be lent. One that is not complete, or whose sum was lost, is lent as it is."""
+        """Whether the segment may be sent. An incomplete one, or one without a recorded checksum, is sent unverified."""
         file, sums = self._file(lsn), self._storage.sums
         if file is None:
             return True
@@ -120,7 +120,7 @@ class Lending:
         found = 0
         for at in range(0, file.segment_bytes, PIECE_BYTES):
             if self._file(lsn) != file or sums.get(name) != recorded:
-                return False  # it was removed, or cut, since the last part
+                return False  # it was removed, or truncated, since the last part
             try:
                 piece = self._storage.segments.disk.read(name, at, PIECE_BYTES)
             except OSError as error:
@@ -148,9 +148,9 @@ class Lending:
     def _is_damaged(self, name: str, why: str) -> bool:
         self._damaged[name] = self._storage.sums.get(name)
         _log.error(
-            "a segment is damaged and is not lent to other safekeepers",
+            "segment is damaged and is not sent to other safekeepers",
             segment=name,
             reason=why,
-            repair="let the safekeeper join as a new member; see what happened to its disk",
+            repair="rejoin the safekeeper as a new member, and check its disk",
         )
         return False

@@ -1,4 +1,4 @@
-"""What the hot loop tells the readers' process of a safekeeper's control state and WAL, and hears from it."""
+"""The hot loop's end of the shared page: publishes positions to the WAL server, and reads its readers' needs."""
 
 from pathlib import Path
 
@@ -11,16 +11,16 @@ from walsender_bridge.runtime.closing import Closing
 
 
 class ReaderPage(Closing):
-    """See the module; `server/shared_page.py` is the page itself."""
+    """See the module; `protocol/shared_page.py` is the page itself."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `CorruptError` for a file that is no such page."""
+        """Raises `CorruptError` if the file is not such a page."""
         self._writer = PositionWriter(path)
-        #: The last history that was told, and as readers know it: told at every commit, it seldom changes.
+        #: The last published history, and its form for readers: it is published at every commit, and seldom changes.
         self._told = History(), server_history(History())
 
     def tell(self, control: ControlState, flush_lsn: int, commit_lsn: int) -> None:
-        """Both LSNs are durable. Nothing is told of an empty log."""
+        """Publish the positions. Both LSNs are durable. An empty log is not published."""
         if not control.history:
             return
         if control.history is not self._told[0]:
@@ -37,9 +37,9 @@ class ReaderPage(Closing):
         )
 
     def readers(self) -> Readers | None:
-        """What the readers need; None as long as their process has never run: then no WAL may be removed."""
+        """What the readers need; None until the WAL server has run once: until then no WAL may be removed."""
         return self._writer.readers()
 
     def close(self) -> None:
-        """Give the page back; it stands as it is."""
+        """Unmap the page; its content stays."""
         self._writer.close()

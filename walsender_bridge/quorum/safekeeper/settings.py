@@ -1,4 +1,4 @@
-"""What a safekeeper's process is told at its start."""
+"""The settings of a safekeeper's process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 class SafekeeperSettings:
     """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
 
-    `keep_bytes`: how much WAL is kept behind the end though nobody needs it. `archive`: where the archiver beside
-    it uploads to; old WAL waits for that, and for slots, up to `max_slot_wal_keep_size` (None: without limit).
+    `keep_bytes`: how much WAL is kept behind the end even if it is not needed. `archive`: URL of its archiver; old WAL is
+    kept for it, and for slots, up to `max_slot_wal_keep_size` (None: without limit).
     """
 
     data_dir: Path
@@ -24,7 +24,7 @@ class SafekeeperSettings:
     keep_bytes: int = 0
     archive: str | None = None
     max_slot_wal_keep_size: int | None = None
-    #: Hears once a second how it is (`status.record`).
+    #: Called with the status once a second (`status.record`).
     tell: Tell = tell_nobody
-    #: Asked before each promise; raises when `data_dir` is not the directory any more that was begun with.
+    #: Called before each promise; raises when `data_dir` is no longer the directory that was locked.
     still_held: Callable[[], None] = lambda: None

@@ -1,17 +1,18 @@
-"""What a safekeeper says of itself, a few times a second, for `status`, `top` and `/metrics`.
+"""The status of a safekeeper, written once a second, for `status`, `top` and `/metrics`.
 
 Keys: `safekeeper` (its identity), `address`, `state` (`waiting` for a proposer, `following` one, `full`: the disk,
-and `why`), `system_id`, `major`, `timeline`, `term` and `proposer` of its vote, `epoch` (the last one taken over),
-`generation`, `members`, `new_members` of its membership, `fence` (the timeline that a failover refuses, or null); the
-LSNs `begin_lsn`, `restart_lsn`, `commit_lsn`, `flush_lsn` as PostgreSQL writes them; bytes `wal_bytes` of its
-segments, `wal_limit` (null: none), `free_bytes` of its file system and `free_limit`, what is to stay free; counts `proposers` (connections),
-`readers`, `removed_segments`; `pin_lsn` (the oldest WAL that a slot keeps, or a reader was refused, or null); `archive` (null: none) with
-`archived_lsn` (null: not known), `unreserved`: whether it is further behind than WAL is kept for it, and `missing`: what
-was removed and is not in it, [begin, end); `older_wal` (null: it lacks none) with `wanted_lsn`, from where on it is to hold
-WAL, and `why`: what was wrong with the last that was brought; `damaged`: segments that are not lent to other safekeepers; `writes`: the durable writes of
-this process as `seconds` in all, `count`, and `buckets`: how many took at most `WRITE_SECONDS[i]`.
+and `why`), `system_id`, `major`, `timeline`, `term` and `proposer` of its vote, `election_epoch` (the last one adopted),
+`generation`, `members`, `new_members` of its membership, `fence` (the fenced timeline, or null); the LSNs `begin_lsn`,
+`restart_lsn`, `commit_lsn`, `flush_lsn` as PostgreSQL writes them; bytes `wal_bytes` of its segments, `wal_limit`
+(null: none), `free_bytes` of its file system and `free_limit`, the least to be kept free; counts `proposers`
+(connections), `readers`, `removed_segments`; `pin_lsn` (the oldest WAL that a slot keeps, or that a reader was refused,
+or null); `archive` (null: none) with `archived_lsn` (null: unknown), `unreserved`: whether it lags further than WAL is
+kept for it, and `missing`: WAL that was removed and is not in it, [begin, end); `catch_up` (null: no WAL is missing) with
+`wanted_lsn`, the LSN from which it should hold WAL, and `why`: the reason of the last rejection; `damaged`: segments that
+are not sent to other safekeepers; `writes`: the durable writes of this process as `seconds` in total, `count`, and
+`buckets`: how many took at most `WRITE_SECONDS[i]`.
 
-It costs the loop that acknowledges two looks at the clock for each durable write, and one file a second.
+It costs the hot loop two clock readings for each durable write, and one file a second.
 """
 
 from bisect import bisect_left
@@ -26,12 +27,12 @@ from walsender_bridge.quorum.safekeeper.core import Safekeeper
 from walsender_bridge.quorum.safekeeper.lending import Lending
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 
-#: Upper bounds of the histogram of durable writes, in seconds; a last one holds what took longer.
+#: Upper bounds of the histogram of durable writes, in seconds; one more bucket counts longer ones.
 WRITE_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 
 
 class WriteTimes:
-    """How long durable writes took."""
+    """The durations of durable writes."""
 
     __slots__ = ("_counts", "_seconds")
 
@@ -40,7 +41,7 @@ class WriteTimes:
         self._seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """One durable write."""
+        """Count one durable write."""
         self._counts[bisect_left(WRITE_SECONDS, seconds)] += 1
         self._seconds += seconds
 
@@ -68,9 +69,9 @@ def record(
     reserved: int,
     full: str,
 ) -> dict[str, Any]:
-    """The record of this moment. `full`: why nothing is taken, if so. Raises `OSError`.
+    """The current status. `full`: why no WAL is accepted, if so. Raises `OSError`.
 
-    `reserved`: the oldest WAL that slots and the archive can hold.
+    `reserved`: the oldest WAL that slots and the archive can retain.
     """
     begin_lsn = storage.begin_lsn if storage else 0
     control = core.control
@@ -87,7 +88,7 @@ def record(
         "timeline": entries[-1].timeline if entries else 0,
         "term": control.node_id.term,
         "proposer": f"{control.node_id.proposer:032x}",
-        "epoch": entries[-1].epoch if entries else 0,
+        "election_epoch": entries[-1].election_epoch if entries else 0,
         "generation": configuration.generation,
         "members": sorted(f"{member:032x}" for member in configuration.members),
         "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
@@ -105,13 +106,13 @@ def record(
         "readers": readers.count if readers else 0,
         "pin_lsn": format_lsn(readers.pin_lsn) if readers and readers.pin_lsn else None,
         "archive": None if archived is None else _archive(archived, begin_lsn, reserved),
-        "older_wal": None if backfill is None else _older_wal(backfill, begin_lsn),
+        "catch_up": None if backfill is None else _catch_up(backfill, begin_lsn),
         "damaged": lending.damaged if lending else [],
         "writes": writes.record(),
     }
 
 
-def _older_wal(backfill: BackfillStorage, begin_lsn: int) -> dict[str, Any] | None:
+def _catch_up(backfill: BackfillStorage, begin_lsn: int) -> dict[str, Any] | None:
     if backfill.wanted_lsn >= begin_lsn:
         return None
     return {"wanted_lsn": format_lsn(backfill.wanted_lsn), "why": backfill.why}
@@ -120,7 +121,7 @@ def _older_wal(backfill: BackfillStorage, begin_lsn: int) -> dict[str, Any] | No
 def _archive(archived: Archived, begin_lsn: int, reserved: int) -> dict[str, Any]:
     missing = list(archived.missing)
     if 0 < archived.lsn < begin_lsn:
-        # Removed, and the archiver has not come to asking for it.
+        # Removed, and not yet checked by the archiver.
         missing.append((archived.lsn, begin_lsn))
     return {
         "archived_lsn": format_lsn(archived.lsn) if archived.lsn else None,
@@ -129,10 +130,10 @@ def _archive(archived: Archived, begin_lsn: int, reserved: int) -> dict[str, Any
     }
 
 
-#: Who is told, and by whom it is written.
+#: Receives the status, and writes it.
 Tell = Callable[[dict[str, Any]], None]
 
 
 def tell_nobody(record: dict[str, Any]) -> None:
-    """A `Tell` where nobody asks."""
+    """A `Tell` that drops the status."""
     del record

@@ -1,13 +1,13 @@
-"""Is what safekeepers hold whole, and the same? Each one's control file, pages and records; then byte against byte.
+"""Verifies that the safekeepers' WAL is complete and equal: control files, pages and records, then byte by byte.
 
-Of one safekeeper: the control file and the position file are sound, the segments lie there without a gap and have
-their size, and every record from the first that begins in it to the durable end is whole: its pages are the right
-pages, its CRC-32C is right, it names its predecessor. Of several: the same cluster, and the same bytes wherever
-two of them hold WAL below the greatest `commit_lsn` that any of them knows. What lies behind that may differ, and
-will be cut.
+Of one safekeeper: the control file and the position file are valid, the segments are contiguous and of the right size,
+and every record from the first that begins in it to the durable end is complete: its pages are the right ones, its
+CRC-32C matches, it names its predecessor. Of several: they belong to the same cluster, and have the same bytes wherever
+two of them hold WAL below the greatest `commit_lsn` that any of them knows. WAL behind that may differ, and will be
+truncated.
 
-It reads only, and may do so while they run. A running safekeeper may cut a tail, or remove old WAL, under the
-reader's eyes; so what looks wrong there is looked at again, and counts when it is still wrong.
+It only reads, and may run while they do. A running safekeeper may truncate a tail, or remove old WAL, at the same time;
+so a fault there is checked again, and counts only if it persists.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ from walsender_bridge.quorum.safekeeper.storage.position_file import StoragePosi
 from walsender_bridge.quorum.safekeeper.storage.reader import WalReader
 from walsender_bridge.runtime.folder import FolderDisk
 
-#: Bytes that are compared at a time, and between two words about progress.
+#: Bytes that are compared at a time, and between two progress reports.
 _PIECE: Final = 1 << 20
 _TRIES: Final = 3
 
-#: (what is done, bytes done, bytes in all).
+#: (activity, bytes done, bytes in total).
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DataDirectory:
-    """A safekeeper's data directory. `flush_lsn`: what a running one says is durable; 0: it does not run."""
+    """A safekeeper's data directory. `flush_lsn`: the durable end that a running one reports; 0: it does not run."""
 
     name: str
     data_dir: Path
@@ -54,7 +54,7 @@ class DataDirectory:
 
 @dataclass(frozen=True, slots=True)
 class HeldWal:
-    """What one safekeeper was found to hold: WAL of [begin_lsn, end_lsn), with so many whole records."""
+    """The verified WAL of one safekeeper: [begin_lsn, end_lsn), with so many complete records."""
 
     place: DataDirectory
     control: ControlState | None
@@ -65,7 +65,7 @@ class HeldWal:
 
     @property
     def commit_lsn(self) -> int:
-        """What it knows to have a quorum; the control file may be a second behind."""
+        """Its `commit_lsn`; the control file may be a second behind."""
         return max(self.place.commit_lsn, self.control.commit_lsn if self.control else 0)
 
 
@@ -84,14 +84,14 @@ class Difference:
         return DivergedError(
             f"{first} and {second} differ at {format_lsn(self.lsn)}, which is committed: "
             f"{self.found[0]:02X} in {self.files[0]}, {self.found[1]:02X} in {self.files[1]}",
-            repair="keep both data directories; the one that differs from the others joins anew as a new member",
+            repair="keep both data directories; rejoin the safekeeper that differs from the others as a new member",
         )
 
 
 def check(
-    place: DataDirectory, progress: Progress, look: Callable[[], DataDirectory] | None = None
+    place: DataDirectory, progress: Progress, probe: Callable[[], DataDirectory] | None = None
 ) -> HeldWal:
-    """What it holds, read from end to end. `look` says anew how it is while it runs.
+    """Read and verify its WAL from end to end. `probe` probes it again while it runs.
 
     Raises `CorruptError`, `NotSupportedError`, `ConfigError` (`data_dir.check`).
     """
@@ -99,9 +99,9 @@ def check(
         try:
             return _check(place, progress)
         except (CorruptError, TrimmedError) as error:
-            if not place.flush_lsn or look is None or attempt == _TRIES:
+            if not place.flush_lsn or probe is None or attempt == _TRIES:
                 raise _located(error, place) from error
-            place = look()
+            place = probe()
     raise AssertionError
 
 
@@ -109,8 +109,7 @@ def _located(error: TusklineError, place: DataDirectory) -> TusklineError:
     return CorruptError(
         error.what,
         where=f"{place.data_dir}, {error.where}" if error.where else str(place.data_dir),
-        repair=error.repair
-        or "let the safekeeper join as a new member; see what happened to its disk",
+        repair=error.repair or "rejoin the safekeeper as a new member, and check its disk",
     )
 
 
@@ -125,25 +124,25 @@ def _check(place: DataDirectory, progress: Progress) -> HeldWal:
     position = position_file.read(FolderDisk(folder)) or StoragePosition()
     if not reader.end_lsn:
         if position.durable_lsn > position.begin_lsn:
-            raise CorruptError(f"WAL up to {format_lsn(position.durable_lsn)} is gone")
+            raise CorruptError(f"WAL up to {format_lsn(position.durable_lsn)} is missing")
         return HeldWal(place, control, reader)
-    # A cut in progress is finished at the next start; what is behind it is no WAL.
+    # A truncation in progress is completed at the next start; nothing behind it is WAL.
     durable = position.durable_lsn
     if not position.cutting:
         durable = max(reader.complete_to(durable), place.flush_lsn)
     begin = reader.begin_lsn
     if begin > max(position.begin_lsn, 0) and durable > position.begin_lsn and not place.flush_lsn:
         raise CorruptError(
-            f"the segments from {format_lsn(position.begin_lsn)} to {format_lsn(begin)} are gone"
+            f"the segments from {format_lsn(position.begin_lsn)} to {format_lsn(begin)} are missing"
         )
     first = _first_record(reader, wal, durable)
     walk = RecordScan(reader.page, first, wal, stop=durable)
     records = 0
-    told = first
+    reported = first
     for record in walk:
         records += 1
-        if record.end - told >= _PIECE:
-            told = record.end
+        if record.end - reported >= _PIECE:
+            reported = record.end
             progress(f"{place.name}: records", record.end - begin, durable - begin)
     if durable > first and not walk.ran_out:
         raise CorruptError(
@@ -152,7 +151,7 @@ def _check(place: DataDirectory, progress: Progress) -> HeldWal:
         )
     end = durable
     if not (position.exact or position.cutting or place.flush_lsn):
-        # After a crash the end is that of the last whole record.
+        # After a crash the end is that of the last complete record.
         behind = RecordScan(reader.page, walk.end, wal, previous=walk.previous)
         records += sum(1 for _ in behind)
         end = max(durable, behind.end)
@@ -160,7 +159,7 @@ def _check(place: DataDirectory, progress: Progress) -> HeldWal:
 
 
 def _first_record(reader: WalReader, wal: WalFormat, durable: int) -> int:
-    """Where the first record begins: the oldest segment may start within one. Raises `CorruptError`."""
+    """The start of the first record: the oldest segment may begin inside one. Raises `CorruptError`."""
     page_lsn = reader.begin_lsn
     while page_lsn < durable:
         header = parse_page_header(reader.page(page_lsn), page_lsn, wal)
@@ -174,9 +173,9 @@ def _first_record(reader: WalReader, wal: WalFormat, durable: int) -> int:
 
 
 def compare(helds: Sequence[HeldWal], progress: Progress) -> tuple[Difference | None, int]:
-    """The first difference below the greatest known `commit_lsn`, and how many bytes were compared.
+    """The first difference below the greatest known `commit_lsn`, and the number of bytes compared.
 
-    Raises `DivergedError` when they are of different clusters.
+    Raises `DivergedError` when they belong to different clusters.
     """
     holding = [held for held in helds if held.end_lsn]
     _same_cluster(holding)
@@ -210,11 +209,11 @@ def _same_cluster(holding: Sequence[HeldWal]) -> None:
 
 
 def _compare(having: Sequence[HeldWal], begin: int, end: int) -> Difference | None:
-    """The first byte of [begin, end), of one segment, in which one of them differs from the first of them."""
+    """The first byte of [begin, end), of one segment, in which any of them differs from the first one."""
     pieces: list[tuple[HeldWal, WalReader, bytes]] = []
     for held in having:
         assert held.reader is not None
-        with contextlib.suppress(TrimmedError):  # removed meanwhile, as old WAL is
+        with contextlib.suppress(TrimmedError):  # removed meanwhile, as old WAL
             pieces.append((held, held.reader, held.reader.read(begin, end - begin)))
     for other in pieces[1:]:
         one = pieces[0]

@@ -1,9 +1,9 @@
-"""Whom a safekeeper gives its vote to, and whose proposer it listens to at all. Pure.
+"""Which proposers a safekeeper votes for, and which it accepts at all. Pure.
 
-A safekeeper belongs to one quorum for as long as its data directory lives. It refuses proposers of another one, whatever
-their term, at their greeting and again at their vote: so a majority that was formed beside it can neither displace its
-proposer nor hand it another membership. One that belongs to none yet (a new directory, a membership from before quorums
-had ids, a first one of a proposer that was never elected) listens to any, and is bound by `Elected`.
+A safekeeper belongs to one quorum for the life of its data directory. It refuses proposers of another one, whatever their
+term, at their greeting and again at their vote request: so a majority that was formed elsewhere can neither displace its
+proposer nor give it another membership. A safekeeper that belongs to none yet (a new directory, a membership from before
+quorums had ids, or a first one of a proposer that was never elected) accepts any proposer, and is bound by `Elected`.
 """
 
 from walsender_bridge.quorum.protocol import messages as m
@@ -14,28 +14,28 @@ from walsender_bridge.quorum.safekeeper.effects import ControlState
 Objection = tuple[m.Refusal, str]
 
 
-def outranks(candidate: m.NodeId, office: m.NodeId) -> bool:
-    """Whether a vote may go from the proposer in office to this one: a strictly greater term (rule 2)."""
-    return candidate.term > office.term
+def outranks(candidate: m.NodeId, leader: m.NodeId) -> bool:
+    """Whether a vote may go from the leader to this candidate: a strictly greater term (rule 2)."""
+    return candidate.term > leader.term
 
 
 def to_greeting(control: ControlState, greeting: m.ProposerGreeting) -> Objection | None:
-    """Why this proposer is not listened to: its WAL, or its quorum, is another one."""
+    """Why this proposer is not accepted: its server, or its quorum, is another one."""
     mine, theirs = control.server, greeting.server
     if mine.system_id:
-        for reason, ours, told in (
+        for reason, ours, claimed in (
             (m.Refusal.OTHER_SYSTEM, mine.system_id, theirs.system_id),
             (m.Refusal.OTHER_MAJOR, mine.major, theirs.major),
             (m.Refusal.OTHER_SEGMENT_SIZE, mine.segment_size, theirs.segment_size),
         ):
-            if ours != told:
-                return reason, f"{told}, and its WAL here is of {ours}"
-    # One that only asks, or was never told, has none; what it learns here is for it to judge.
+            if ours != claimed:
+                return reason, f"{claimed}, and its WAL here is of {ours}"
+    # A proposer that only queries, or does not know its quorum yet, sends none; it evaluates what it learns here.
     return to_quorum(control, greeting.quorum) if greeting.quorum else None
 
 
 def to_quorum(control: ControlState, quorum: int) -> Objection | None:
-    """Why a proposer of this quorum has no business here."""
+    """Why a proposer of this quorum is refused here."""
     own = control.configuration
     if not own.is_foreign(quorum):
         return None
@@ -43,22 +43,22 @@ def to_quorum(control: ControlState, quorum: int) -> Objection | None:
 
 
 def other_quorum(safekeepers: int, proposers: int) -> str:
-    """In words, for both sides."""
+    """The message for both sides."""
     return (
-        f"it belongs to quorum {safekeepers:032x}, not to {proposers:032x}: give it an empty data directory, or correct"
+        f"safekeeper belongs to quorum {safekeepers:032x}, not to {proposers:032x}: give it an empty data directory, or correct"
         " its address"
     )
 
 
 def membership(control: ControlState, vote: m.Vote) -> Configuration:
-    """What a safekeeper holds after it has given this vote: a new data directory learns its first membership here."""
+    """The membership after this vote: a new data directory learns its first one from it."""
     held = control.configuration
     forsaken = held.quorum not in {0, vote.configuration.quorum}
     return vote.configuration if forsaken or not held else held
 
 
 def to_vote(control: ControlState, vote: m.Vote, flush_lsn: int) -> Objection | None:
-    """Why this vote is not given. `flush_lsn`: where the log ends."""
+    """Why this vote is not given. `flush_lsn`: the end of the log."""
     if not outranks(vote.node_id, control.node_id):
         return m.Refusal.OLDER_TERM, f"the vote went to {control.node_id}"
     if foreign := to_quorum(control, vote.configuration.quorum):

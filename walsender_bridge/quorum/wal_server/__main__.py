@@ -1,6 +1,6 @@
 """The WAL server of one safekeeper as a process: `python -m walsender_bridge.quorum.wal_server`.
 
-It ends with its supervisor, and on SIGTERM or SIGINT; readers then connect again, to this one or another.
+It ends with its supervisor, and on SIGTERM or SIGINT; readers then reconnect, to this server or another.
 """
 
 import argparse
@@ -17,26 +17,38 @@ from walsender_bridge.runtime import logs, supervisor
 
 
 def main() -> None:
-    """Serve the WAL of one safekeeper until the process is told to end."""
+    """Serve the WAL of one safekeeper until a signal."""
     supervisor.exit_with_parent()
     logs.configure()
     parser = argparse.ArgumentParser(prog="tuskline-wal-server", description=main.__doc__)
     parser.add_argument("--wal-dir", type=Path, required=True)
-    parser.add_argument("--positions", type=Path, required=True, help="the hot loop's page")
-    parser.add_argument("--slots", type=Path, required=True, help="file of the replication slots")
     parser.add_argument(
-        "--users", type=Path, required=True, help='lines of "name" "SCRAM-SHA-256$..."'
+        "--positions", type=Path, required=True, help="read positions from this page"
+    )
+    parser.add_argument(
+        "--slots", type=Path, required=True, help="keep replication slots in this file"
+    )
+    parser.add_argument(
+        "--users",
+        type=Path,
+        required=True,
+        help='read users from this file: lines of "name" "SCRAM-SHA-256$..."',
     )
     parser.add_argument("--listen", required=True, help="host:port")
     parser.add_argument("--tls-cert", type=Path)
     parser.add_argument("--tls-key", type=Path)
     parser.add_argument("--tls-client-ca", type=Path)
     parser.add_argument("--tls-required", action=argparse.BooleanOptionalAction)
-    parser.add_argument("--status-file", type=Path, help="where to say who reads (JSON)")
+    parser.add_argument("--status-file", type=Path, help="write the status to this file (JSON)")
     parser.add_argument(
-        "--max-slot-wal-keep-size", type=int, help="the most WAL to keep for slots, in bytes"
+        "--max-slot-wal-keep-size", type=int, help="limit the WAL kept for slots, in bytes"
     )
-    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of silence")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        help="set the seconds of silence after which a reader is disconnected",
+    )
     try:
         asyncio.run(_serve(parser.parse_args()))
     except TusklineError as error:
@@ -65,7 +77,7 @@ async def _serve(given: argparse.Namespace) -> None:
             max_slot_wal_keep_size=given.max_slot_wal_keep_size,
         )
     )
-    # What has been made by now lives as long as the process.
+    # All objects allocated so far live as long as the process.
     gc.freeze()
     await server.run(stop)
 

@@ -1,7 +1,7 @@
 """The answers to a walsender's short commands, as a function of the positions. No I/O.
 
-Everything but `START_REPLICATION` and what changes slots. Columns and errors are PostgreSQL's own; where a
-safekeeper has nothing to say (it has no databases, and few settings) it says so with PostgreSQL's SQLSTATE.
+All commands except `START_REPLICATION` and those that change slots. Columns and errors are PostgreSQL's own; what a
+safekeeper does not have (databases, most settings) is refused with PostgreSQL's SQLSTATE.
 """
 
 from typing import Final
@@ -15,12 +15,12 @@ from walsender_bridge.quorum.protocol.positions import Positions
 from walsender_bridge.quorum.wal_server.slots import WalServerSlot
 
 _MIB, _GIB = 1 << 20, 1 << 30
-#: WAL files are made readable for the owner only, and tools that copy them are told so.
+#: WAL files are readable by their owner only; tools that copy them get that mode.
 _DIRECTORY_MODE: Final = "0700"
 
 
 def identify_system(positions: Positions) -> bytes:
-    """The answer to `IDENTIFY_SYSTEM`: the position is up to where WAL can be read."""
+    """The answer to `IDENTIFY_SYSTEM`: the position is the end of readable WAL."""
     columns = [("systemid", TEXT), ("timeline", INT4), ("xlogpos", TEXT), ("dbname", TEXT)]
     values: list[str | int | bytes | None] = [
         str(positions.system_id),
@@ -32,7 +32,7 @@ def identify_system(positions: Positions) -> bytes:
 
 
 def show(name: str, positions: Positions) -> bytes:
-    """The answer to `SHOW`. Raises `SqlErrorReply` 42704 for a setting that a safekeeper has not."""
+    """The answer to `SHOW`. Raises `SqlErrorReply` 42704 for a setting that a safekeeper does not have."""
     size = positions.segment_bytes
     segment = f"{size // _GIB}GB" if size % _GIB == 0 else f"{size // _MIB}MB"
     settings = status_parameters(positions) | {
@@ -48,7 +48,7 @@ def show(name: str, positions: Positions) -> bytes:
 
 
 def status_parameters(positions: Positions) -> dict[str, str]:
-    """What a client is told of the server when it has logged in."""
+    """The parameters that a client gets after login."""
     return {
         "server_version": f"{positions.major}.0",
         "server_encoding": "UTF8",
@@ -58,7 +58,7 @@ def status_parameters(positions: Positions) -> dict[str, str]:
         "TimeZone": "UTC",
         "integer_datetimes": "on",
         "standard_conforming_strings": "on",
-        # As on a standby: WAL comes from elsewhere.
+        # As on a standby: WAL comes from another server.
         "in_hot_standby": "on",
         "is_superuser": "off",
     }
@@ -79,7 +79,7 @@ def created_slot(slot: WalServerSlot) -> bytes:
 
 
 def read_slot(slot: WalServerSlot | None, history: ServerTimelines) -> bytes:
-    """The answer to `READ_REPLICATION_SLOT`: a row of NULLs for a slot that is not there."""
+    """The answer to `READ_REPLICATION_SLOT`: a row of NULLs for a slot that does not exist."""
     columns = [("slot_type", TEXT), ("restart_lsn", TEXT), ("restart_tli", INT8)]
     values: list[str | int | bytes | None] = [None, None, None]
     if slot is not None:
@@ -90,5 +90,5 @@ def read_slot(slot: WalServerSlot | None, history: ServerTimelines) -> bytes:
 
 
 def _timeline_at(lsn: int, history: ServerTimelines) -> int:
-    """The timeline to which the byte at `lsn` belongs."""
+    """The timeline of the byte at `lsn`."""
     return next((each for each, left in history.ancestors if lsn < left), history.timeline)

@@ -1,7 +1,7 @@
-"""One client's conversation: login, commands, and the stream of WAL.
+"""One client's session: login, commands, and the stream of WAL.
 
-Errors are answered in the client's own protocol; the log has a line for each refusal, with nothing in it that
-the client sent but its name. What it does not take, or does not finish, is `peer.py`'s.
+Errors are sent in the client's own protocol; the log has a line for each refusal, which contains nothing that the client
+sent but its name. Timeouts and flow control are in `peer.py`.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ from walsender_bridge.quorum.wal_server.wal_folder import REMOVED, WalCursor, Wa
 #: Bytes of WAL in one message. Larger ones cost memory for each reader and save little CPU.
 CHUNK = 256 << 10
 _SMALL = 16 << 10
-#: What a client is told when the server ends.
-ENDING = SqlError("57P01", "terminating connection: the server is ending", fatal=True)
+#: The error that clients get at shutdown.
+ENDING = SqlError("57P01", "terminating connection: the server is shutting down", fatal=True)
 
 _log = structlog.get_logger(__name__)
 
 
 class ConnectionHost(Protocol):
-    """What a connection needs of the server that it belongs to."""
+    """What a connection needs of its server."""
 
     folder: WalFolder
     slots: Slots
@@ -64,29 +64,29 @@ class ConnectionHost(Protocol):
     timeout: float
 
     def positions(self) -> Positions:
-        """The positions now. Raises `SqlErrorReply` 57P03 when there is no WAL yet."""
+        """The current positions. Raises `SqlErrorReply` 57P03 when there is no WAL yet."""
 
     def admit(self, connection: "ClientConnection") -> None:
-        """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
+        """The client has authenticated. Raises `SqlErrorReply` 53300 when there are too many."""
 
     def wants_change(self) -> None:
-        """A reader has everything; it wants to be woken by the next change of the positions."""
+        """A reader has everything; it needs a wakeup at the next change of the positions."""
 
     async def save_slots(self) -> None:
         """Make the slots durable as they are now."""
 
     def refused(self, connection: "ClientConnection", lsn: int) -> None:
-        """A reader's WAL is not here."""
+        """A reader was refused: its WAL is not here."""
 
     def slot_released(self) -> None:
-        """A slot is free again: those who wait for one are to look."""
+        """A slot is free again: wake the connections that wait for one."""
 
     def gone(self, connection: "ClientConnection") -> None:
         """The connection has ended."""
 
 
 class ClientConnection(ClientSocket):
-    """A client. `number` stands for it where slots and errors name it."""
+    """A client. `number` identifies it in slots and errors."""
 
     def __init__(self, server: ConnectionHost, number: int) -> None:
         super().__init__()
@@ -102,41 +102,41 @@ class ClientConnection(ClientSocket):
         self._unwanted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the socket is there."""
+        """asyncio: the socket is connected."""
         super().connection_made(transport)
         self._task = asyncio.get_running_loop().create_task(self._run())
-        # Not at the end of the task: one that is cancelled before its first step never comes there.
+        # Not at the end of the task: one that is cancelled before its first step never gets there.
         self._task.add_done_callback(self._over)
         if self._unwanted:
             self._task.cancel()
 
     @property
     def silent(self) -> bool:
-        """Whether the client has not even said who it is."""
+        """Whether the client has not sent a startup packet yet."""
         return self._login.step is LoginStep.START
 
     @property
     def who(self) -> dict[str, str]:
-        """Who the client says it is; its user is proved once it has logged in."""
+        """The client's user and addresses; the user is authenticated once it has logged in."""
         return {"user": self._login.user, "application_name": self._login.application}
 
     @property
     def reader(self) -> tuple[str, str]:
-        """What stands for it when it connects again."""
+        """Identifies it across reconnections."""
         return self._login.user, self._login.application
 
     def end(self, error: SqlError) -> None:
-        """End the connection, at whatever stage it is; `error` is the last word."""
+        """End the connection, at any stage; `error` is its last message."""
         self._last_word, self._unwanted = error, True
         if self._task is not None:
             self._task.cancel()
 
     async def ended(self) -> None:
-        """Wait until it has."""
+        """Wait until the connection has ended."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    # -- the conversation -----------------------------------------------------------------------------
+    # -- the session ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
@@ -149,24 +149,24 @@ class ClientConnection(ClientSocket):
         except MalformedMessageError as error:
             self._refuse(SqlError("08P01", error.what, fatal=True))
         except (ssl.SSLError, ConnectionError, TimeoutError) as error:
-            _log.info("no TLS connection", peer=self.address, why=_reason(error))
+            _log.info("could not establish TLS", peer=self.address, why=_reason(error))
         except CorruptError as error:
-            _log.error("the WAL cannot be served", **error.to_wire())
+            _log.error("could not serve WAL", **error.to_wire())
             self._refuse(SqlError("XX001", error.what, fatal=True))
         except OSError as error:
-            _log.error("the WAL cannot be read", why=os.strerror(error.errno or 0))
+            _log.error("could not read WAL", why=os.strerror(error.errno or 0))
             self._refuse(SqlError("58030", "could not read the WAL", fatal=True))
 
     def _over(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             self.write(backend.error(self._last_word))
         elif (error := task.exception()) is not None:
-            _log.error("a fault of the WAL server", peer=self.address, exc_info=error)
+            _log.error("internal error in the WAL server", peer=self.address, exc_info=error)
         self._server.gone(self)
         self.close()
 
     async def _log_in(self) -> bool:
-        """Whether the client may go on to commands."""
+        """Whether the client may proceed to commands."""
         loop = asyncio.get_running_loop()
         while self._login.step is not LoginStep.DONE:
             packet = await self.packet()
@@ -177,16 +177,16 @@ class ClientConnection(ClientSocket):
             if reply.then is Then.START_TLS:
                 assert self._server.tls is not None
                 left = max(0.1, self.deadline - time.monotonic())
-                made = await loop.start_tls(
+                secured = await loop.start_tls(
                     self.transport,
                     self,
                     self._server.tls,
                     server_side=True,
                     ssl_handshake_timeout=left,
                 )
-                if made is None:
+                if secured is None:
                     raise GoneError
-                self.use(made)
+                self.use(secured)
         self._server.admit(self)
         positions = self._server.positions()
         self.write(
@@ -205,7 +205,7 @@ class ClientConnection(ClientSocket):
         return True
 
     async def _serve(self) -> None:
-        """Commands, one after another, until the client says goodbye."""
+        """Serve commands, one after another, until the client terminates."""
         self.deadline = float("inf")
         while True:
             await self.drained()
@@ -220,7 +220,7 @@ class ClientConnection(ClientSocket):
                             raise
                         self.write(backend.error(reply.error) + backend.READY)
                 case Message("d" | "c" | "f"):
-                    pass  # what a client had sent before it learnt that its stream had failed
+                    pass  # sent by a client before it received the error of its stream
                 case _:
                     raise SqlErrorReply(
                         "08P01",
@@ -318,8 +318,8 @@ class ClientConnection(ClientSocket):
                 self.event.clear()
                 self._take_messages(stream, slot)
                 now = time.monotonic()
-                if not self.room:
-                    # It has to take what it was sent; what it says meanwhile is heard.
+                if not self.writable:
+                    # Wait until it has taken its output; its messages are processed meanwhile.
                     stream.check_heard(now)
                     self.deadline = now + 1.0
                     await self.woken()
@@ -334,15 +334,15 @@ class ClientConnection(ClientSocket):
                         continue
                     case SendRange(begin, end):
                         if self._send(cursor, stream, begin, end):
-                            # Others' turn: a reader that takes everything at once would keep the loop.
+                            # Yield: a reader that takes everything at once would occupy the loop.
                             await asyncio.sleep(0)
                             continue
-                        self.deadline = now  # the positions have just gone back; look again soon
+                        self.deadline = now  # the positions have just gone back; poll again soon
                     case WaitForPositions(until):
                         self.deadline = until
                         self._server.wants_change()
                         if self._server.positions() is not positions:
-                            self.event.set()  # they changed before that could wake us
+                            self.event.set()  # they changed before the wakeup was requested
                 await self.woken()
         finally:
             cursor.close()
@@ -360,7 +360,7 @@ class ClientConnection(ClientSocket):
         self.check_alive()
 
     def _send(self, cursor: WalCursor, stream: ReaderStream, begin: int, end: int) -> bool:
-        """Send a chunk of what may be sent; False if the positions went back while it was read."""
+        """Send a chunk of the range; False if the positions went back while it was read."""
         size = min(CHUNK, end - begin)
         if len(self._buffer) < backend.XLOG_HEADER + size:
             # A reader that is never far behind needs a small one.
@@ -373,7 +373,7 @@ class ClientConnection(ClientSocket):
             return False
         backend.put_xlog_header(self._buffer, got, begin, end, _now_us())
         stream.sent(begin + got)
-        # The buffer is written again only when the transport has let go of it: its limit is 0.
+        # The buffer is reused only when the transport has released it: its limit is 0.
         self.write(view[: backend.XLOG_HEADER + got])
         return True
 
@@ -393,5 +393,5 @@ def _now_us() -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """Why TLS failed, in OpenSSL's words, which hold nothing of the client's."""
+    """OpenSSL's reason for the failure of TLS, which contains nothing that the client sent."""
     return str(getattr(error, "reason", None) or type(error).__name__)

@@ -1,15 +1,15 @@
-"""How a connection begins, as a function of packets: encryption, startup, SCRAM. No I/O, no clock.
+"""The beginning of a connection, as a function of packets: encryption, startup, SCRAM. No I/O, no clock.
 
-    packet                  where             what follows
-    EncryptionRequest       START             TLS if there is a certificate and nothing follows in clear; else N
-    CancelRequest           START             the end, without a word
+packet                  state             result
+EncryptionRequest       START             TLS if there is a certificate and no unencrypted data follows; else N
+CancelRequest           START             closed without an answer
     Startup                 START             refused, or the offer of mechanisms           -> MECHANISM
     Message p               MECHANISM         the server's first message                    -> PROOF
     Message p               PROOF             welcome, or refused                           -> DONE
     anything else           anywhere          refused
 
-Invariant: nothing is told, not even whether there is WAL, and no command is read, before the proof has been
-checked. Where TLS is required a startup packet in clear is refused before a secret could be sent.
+Invariant: before authentication nothing is disclosed, not even whether there is WAL, and no command is read. If TLS is
+required, an unencrypted startup packet is refused before a secret could be sent.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _TRUE = {"true", "on", "yes", "1", "t", "y"}
 
 
 class LoginStep(Enum):
-    """Where a login stands."""
+    """The state of a login."""
 
     START = auto()
     MECHANISM = auto()
@@ -43,7 +43,7 @@ class LoginStep(Enum):
 
 
 class Then(Enum):
-    """What the driver does when it has written the bytes."""
+    """What the driver does after it has written the bytes."""
 
     GO_ON = auto()
     START_TLS = auto()
@@ -52,7 +52,7 @@ class Then(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Bytes to write, and what to do then."""
+    """Bytes to write, and the next action."""
 
     data: bytes
     then: Then = Then.GO_ON
@@ -61,8 +61,8 @@ class Reply:
 class LoginExchange:
     """One connection's login.
 
-    `certificate`: the server's own (PEM) if it has TLS; `tls_required`: nothing goes without; `verifier`: of a
-    user's name.
+    `certificate`: the server's own (PEM) if it has TLS; `tls_required`: refuse connections without TLS; `verifier`: returns
+    a user's verifier.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LoginExchange:
         self._asked: set[bool] = set()
 
     def take(self, packet: Packet, *, more: bool) -> Reply:
-        """The reply to a packet. `more`: bytes have come behind it. Raises `SqlErrorReply`, always fatal."""
+        """The reply to a packet. `more`: bytes follow it. Raises `SqlErrorReply`, always fatal."""
         match self.step, packet:
             case LoginStep.START, EncryptionRequest(gss):
                 return self._encryption(gss, more=more)
@@ -94,13 +94,13 @@ class LoginExchange:
         raise _violation("unexpected message during login")
 
     def _encryption(self, gss: bool, *, more: bool) -> Reply:
-        # Each kind is asked for once; a client that goes on asking only holds the connection.
+        # Each kind is requested once; a client that repeats requests only occupies the connection.
         if gss in self._asked or self.encrypted:
-            raise _violation("encryption was asked for already")
+            raise _violation("encryption was already requested")
         self._asked.add(gss)
         if more:
-            # What stands behind the request came from somebody in between, or from a client that is broken.
-            raise _violation("received unencrypted data after a request for encryption")
+            # Data behind the request was injected by a man in the middle, or sent by a broken client.
+            raise _violation("received unencrypted data after encryption request")
         if gss or self._certificate is None:
             return Reply(_NO)
         self.encrypted = True
@@ -115,11 +115,11 @@ class LoginExchange:
         given = startup.parameters
         replication = given.get("replication", "").lower()
         if replication not in {"database", *_TRUE}:
-            # Said first of all, so that whoever asks for a database learns what is here.
+            # Checked first, so that a client that requests a database learns what this server is.
             raise _refused(
                 "0A000",
                 backend.REPLICATION_ONLY,
-                hint="It serves pg_receivewal, standbys, and whatever else connects with replication=true.",
+                hint="It serves pg_receivewal, standbys, and other clients that connect with replication=true.",
             )
         if self._tls_required and not self.encrypted:
             raise _refused(

@@ -1,9 +1,8 @@
 """One client's socket on asyncio: packets in, bytes out, and one event to wait for.
 
-Invariant: a client can hold up nobody but itself. Everything that waits here waits on one event, which is set by bytes,
-by room to write, by new positions, by a passing deadline, and by the end of the connection. What a client has sent and
-nobody has read is bounded (reading stops), and so is what it has not taken (writing stops at once). A packet that has
-begun has to be complete in time.
+Invariant: a client can delay only itself. Everything here waits on one event, which is set by input, by space in the
+output buffer, by new positions, by a deadline, and by the end of the connection. Unread input is bounded (reading stops),
+and so is unsent output (writing stops at once). A packet that has begun must be complete in time.
 """
 
 import asyncio
@@ -13,11 +12,11 @@ from typing import Final
 from walsender_bridge.postgres.protocol.backend import SqlErrorReply
 from walsender_bridge.postgres.protocol.frontend import MESSAGE_LIMIT, FrontendParser, Packet
 
-#: Seconds for a login, for the rest of a packet that has begun, and for a last word to be taken.
+#: Seconds for a login, for the rest of a packet that has begun, and for the last output to be taken.
 LOGIN_SECONDS: Final = 10.0
 _PACKET_SECONDS = 30.0
 _FAREWELL_SECONDS = 5.0
-#: Bytes from a client that may wait to be read before its socket is left alone.
+#: Unread bytes from a client at which reading from its socket pauses.
 _INPUT_LIMIT = 4 * MESSAGE_LIMIT
 
 
@@ -26,9 +25,9 @@ class GoneError(Exception):
 
 
 class ClientSocket(asyncio.Protocol):
-    """A client's socket. `deadline` (monotonic seconds) is when the event is set though nothing happened.
+    """A client's socket. `deadline` (monotonic seconds): when the event is set by time alone.
 
-    `room`: whether the client has taken all that was written.
+    `writable`: whether the client has taken all output.
     """
 
     transport: asyncio.Transport
@@ -37,22 +36,22 @@ class ClientSocket(asyncio.Protocol):
         self.deadline = time.monotonic() + LOGIN_SECONDS
         self.parser = FrontendParser()
         self.event = asyncio.Event()
-        self.room = True
+        self.writable = True
         self.address = ""
         self._lost = False
         self._reading = True
 
-    # -- what asyncio and the server tell -----------------------------------------------------------
+    # -- callbacks of asyncio and the server ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the socket is there."""
+        """asyncio: the socket is connected."""
         assert isinstance(transport, asyncio.Transport)
         self.use(transport)
         name = transport.get_extra_info("peername")
         self.address = f"{name[0]}:{name[1]}" if name else ""
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes have come."""
+        """asyncio: bytes have arrived."""
         self.parser.feed(data)
         if self._reading and self.parser.buffered > _INPUT_LIMIT:
             self._reading = False
@@ -60,16 +59,16 @@ class ClientSocket(asyncio.Protocol):
         self.event.set()
 
     def pause_writing(self) -> None:
-        """asyncio: the client has to take what was written first."""
-        self.room = False
+        """asyncio: the output buffer is full."""
+        self.writable = False
 
     def resume_writing(self) -> None:
-        """asyncio: it has."""
-        self.room = True
+        """asyncio: the output buffer is empty again."""
+        self.writable = True
         self.event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: there is no connection any more."""
+        """asyncio: the connection is closed."""
         del exc
         self._lost = True
         self.event.set()
@@ -86,19 +85,19 @@ class ClientSocket(asyncio.Protocol):
     # -- packets and bytes --------------------------------------------------------------------------
 
     def use(self, transport: asyncio.Transport) -> None:
-        """Go on with this transport: the socket's, or TLS over it."""
+        """Use this transport from now on: the socket's, or TLS over it."""
         self.transport = transport
-        # The least that each takes as "nothing": asyncio's TLS transport stops at its limit, not above it.
+        # The least that each accepts as "nothing": asyncio's TLS transport pauses at its limit, not above it.
         encrypted = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=1 if encrypted else 0)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send it. The buffer may be written again once there is `room`."""
+        """Send it. The buffer may be reused once there is `writable`."""
         if data and not self._lost:
             self.transport.write(data)
 
     def next_packet(self) -> Packet | None:
-        """The next packet that is there. Raises `MalformedMessageError`."""
+        """The next packet, if it has arrived. Raises `MalformedMessageError`."""
         packet = self.parser.next()
         if not self._reading and self.parser.buffered <= _INPUT_LIMIT and not self._lost:
             self._reading = True
@@ -106,7 +105,7 @@ class ClientSocket(asyncio.Protocol):
         return packet
 
     async def packet(self) -> Packet:
-        """The next packet. A client that does not finish it in time is dropped."""
+        """The next packet. A client that does not complete it in time is disconnected."""
         given = self.deadline
         while (packet := self.next_packet()) is None:
             self.check_alive()
@@ -121,21 +120,21 @@ class ClientSocket(asyncio.Protocol):
         return packet
 
     async def woken(self) -> None:
-        """Wait for whatever may have changed. The event was cleared before it was looked."""
+        """Wait for a change of any kind. The event was cleared before the state was checked."""
         if self.event.is_set():
-            # Waiting would return at once, and others' turn would never come.
+            # Waiting would return at once, without yielding to other connections.
             await asyncio.sleep(0)
         else:
             await self.event.wait()
         self.check_alive()
 
     async def drained(self) -> None:
-        """Others' turn; then until the client has taken what was written: answers do not pile up."""
+        """Yield; then wait until the client has taken the output, so that answers do not pile up."""
         await asyncio.sleep(0)
         self.check_alive()
         given = self.deadline
         self.deadline = min(given, time.monotonic() + _PACKET_SECONDS)
-        while not self.room:
+        while not self.writable:
             self.event.clear()
             if time.monotonic() >= self.deadline:
                 raise GoneError
@@ -143,12 +142,12 @@ class ClientSocket(asyncio.Protocol):
         self.deadline = given
 
     def check_alive(self) -> None:
-        """Raises `GoneError` when there is no connection any more."""
+        """Raises `GoneError` when the connection is closed."""
         if self._lost or self.transport.is_closing():
             raise GoneError
 
     def close(self) -> None:
-        """Close; who does not take the last words in time is cut off."""
+        """Close; a client that does not take the last output in time is disconnected."""
         transport = self.transport
         if not self._lost:
             transport.close()

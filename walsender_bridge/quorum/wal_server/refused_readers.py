@@ -1,16 +1,16 @@
 """Readers that were refused because their WAL is not here: for a while their positions count as needed. Pure.
 
-A safekeeper that began anew is brought older WAL down to what is needed on it (`../safekeeper/backfill.py`), and a reader's position
-is that, too: a standby with several hosts upstream asks the same one again and again. What it is brought stays until the
-reader has got it. If no other safekeeper has that WAL, either, that never happens: so one position counts for
-`PATIENCE_SECONDS` and no longer, and nothing is retained for ever. Bounded: `_MOST` readers.
+After a full resync a safekeeper catches up on older WAL down to the oldest position needed (`../safekeeper/backfill.py`),
+which includes that of a refused reader: a standby with several upstream hosts retries the same one again and again. The
+WAL received stays until the reader has got it. If no other safekeeper has that WAL either, that never happens: so a
+position counts for `PATIENCE_SECONDS` only, and nothing is retained forever. Bounded: `_MOST` readers.
 """
 
 from dataclasses import dataclass
 
-#: Seconds since a position was first refused. At the rate of a backfill that is 12 GiB.
+#: Seconds since a position was first refused. At the rate of catch-up that is 12 GiB.
 PATIENCE_SECONDS = 600.0
-#: Seconds without a sign of the reader, which tries again every few seconds.
+#: Seconds without a retry of the reader, which reconnects every few seconds.
 GONE_SECONDS = 60.0
 _MOST = 64
 
@@ -30,7 +30,7 @@ class RefusedReaders:
         self._refused: dict[tuple[str, str], _Refused] = {}
 
     def refused(self, reader: tuple[str, str], lsn: int, now: float) -> None:
-        """The WAL at `lsn` was asked for, and is not here."""
+        """The WAL at `lsn` was requested, and is not here."""
         known = self._refused.get(reader)
         if known is not None and known.lsn == lsn and not known.served:
             known.heard = now
@@ -38,7 +38,7 @@ class RefusedReaders:
             self._refused[reader] = _Refused(lsn, now, now)
 
     def sent(self, reader: tuple[str, str], lsn: int, now: float) -> None:
-        """It has been sent WAL up to there."""
+        """The reader has been sent WAL up to `lsn`."""
         known = self._refused.get(reader)
         if known is not None and known.served and lsn == known.lsn:
             known.heard = now

@@ -1,4 +1,4 @@
-"""Reads complete segments again, one after another, and compares them with what was received (`checksums`).
+"""Rereads complete segments, one after another, and verifies the checksums taken at their receipt (`checksums`).
 
 Invariant: a segment is reported as damaged only if its file still had its name, and its checksum was still the same,
 after it was read: the hot loop may rename a segment and overwrite it, or truncate it, at any moment. Nothing here
@@ -14,7 +14,7 @@ import structlog
 from walsender_bridge.quorum.safekeeper.storage import checksums as segment_sums
 from walsender_bridge.quorum.wal_server.wal_folder import WalFolder
 
-#: Seconds between two segments that are read, and until a segment is read again.
+#: Seconds between reads of two segments, and until a segment is read again.
 STEP_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 24 * 3600.0
 _PIECE_BYTES: Final = 1 << 20
@@ -23,14 +23,14 @@ _log = structlog.get_logger(__name__)
 
 
 class Scrub:
-    """See the module. `step` blocks: it belongs on a thread."""
+    """See the module. `step` blocks: call it on a thread."""
 
     def __init__(self, folder: WalFolder) -> None:
         self._folder = folder
         self._read_at: dict[str, float] = {}
 
     def step(self) -> bool:
-        """Read the segment that has waited longest, if one is due; whether there was one. Raises `OSError`."""
+        """Read the segment that has waited longest, if one is due; returns whether there was one. Raises `OSError`."""
         sums = self._sums()
         self._read_at = {name: at for name, at in self._read_at.items() if name in sums}
         self._folder.damaged &= sums.keys()
@@ -55,11 +55,11 @@ class Scrub:
             return
         if same and found != received:
             _log.error(
-                "a segment is damaged and will not be served",
+                "segment is damaged and will not be served",
                 segment=name,
                 crc=f"{found:08X}",
                 received=f"{received:08X}",
-                repair="let the safekeeper join as a new member; see what happened to its disk",
+                repair="rejoin the safekeeper as a new member, and check its disk",
             )
             self._folder.damaged.add(name)
 

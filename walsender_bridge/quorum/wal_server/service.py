@@ -1,9 +1,8 @@
-"""The WAL server of one safekeeper: listener, limits, waking, and what the readers need, told to the hot loop.
+"""The WAL server of one safekeeper: listener, limits, wakeups, and the publication of the readers' needs.
 
-Invariant: memory is bounded by the limits below, whatever clients do, and a client that has not proved who it is
-takes nothing from one that has. Logins that take their time are the first to go when there are too many: the
-oldest of those that have said nothing, or else the oldest, makes room for the newest, so a crowd of silent
-connections keeps nobody out.
+Invariant: memory is bounded by the limits below, whatever clients do, and unauthenticated clients take nothing from
+authenticated ones. Slow logins are closed first when there are too many: the oldest one that has sent nothing, or else
+the oldest, makes room for the newest, so that many silent connections lock no client out.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from walsender_bridge.postgres.protocol.backend import SqlError, SqlErrorReply
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.protocol.hot_standby_feedback import oldest
 from walsender_bridge.quorum.protocol.positions import Positions, Readers
-from walsender_bridge.quorum.protocol.shared_page import LOOK_SECONDS, PositionReader
+from walsender_bridge.quorum.protocol.shared_page import POLL_SECONDS, PositionReader
 from walsender_bridge.quorum.safekeeper.horizon import reserved_lsn
 from walsender_bridge.quorum.wal_server.connection import ENDING, ClientConnection
 from walsender_bridge.quorum.wal_server.refused_readers import RefusedReaders
@@ -34,12 +33,12 @@ from walsender_bridge.quorum.wal_server.users import Users
 from walsender_bridge.quorum.wal_server.wal_folder import WalFolder
 from walsender_bridge.runtime import status_file
 
-#: Connections that have logged in, and that have not.
+#: The most connections that have logged in, and that have not.
 MOST_READERS: Final = 64
 _MOST_LOGINS: Final = 64
-#: Seconds between two words about who reads.
+#: Seconds between two status reports.
 _STATUS_SECONDS: Final = 1.0
-#: Seconds after which a slot that has moved within its segment is written down all the same.
+#: Seconds after which a slot that has advanced within its segment is saved anyway.
 _SAVE_SECONDS: Final = 30.0
 _BACKLOG = 64
 
@@ -48,11 +47,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WalServerSettings:
-    """Where things are, and who may come in.
+    """Settings: files, addresses and access.
 
-    `positions`: the page that the hot loop writes; `slots`: the file of the slots; `tls_client_ca`: whose client
-    certificates are asked for. `timeout`: seconds that a reader may be silent. Without a certificate the server
-    listens on loopback only, unless `tls_required` is False.
+    `positions`: the page that the hot loop writes; `slots`: the file of the slots; `tls_client_ca`: the CA of required client
+    certificates. `timeout`: seconds that a reader may be silent. Without a certificate the server listens on loopback only,
+    unless `tls_required` is False.
     """
 
     wal_dir: Path
@@ -64,14 +63,14 @@ class WalServerSettings:
     tls: TlsFiles | None = None
     tls_required: bool | None = None
     timeout: float = TIMEOUT
-    #: Where to say who reads (`WalServer.status`); None: nowhere.
+    #: The status file (`WalServer.status`); None: none.
     status_file: Path | None = None
-    #: What the hot loop keeps for slots at most; None: no limit.
+    #: The most WAL that the hot loop keeps for slots; None: no limit.
     max_slot_wal_keep_size: int | None = None
 
 
 class WalServer:
-    """Serves the WAL of one safekeeper. `run` it; it is what `connection.Server` asks for."""
+    """Serves the WAL of one safekeeper. `run` it; it implements `connection.ConnectionHost`."""
 
     def __init__(self, settings: WalServerSettings) -> None:
         """Read users, slots and certificates. Raises `ConfigError`, `CorruptError`, `NotSupportedError`."""
@@ -92,10 +91,10 @@ class WalServer:
             self.tls, self.certificate = tls_context(settings.tls)
         self._settings = settings
         self._file = SlotFile(settings.slots)
-        # The segment size is known once there is WAL; until then no slot can have moved.
+        # The segment size is known once there is WAL; until then no slot can have advanced.
         self.slots = Slots.restored(self._file.load(), segment_bytes=1 << 24)
         self._page = PositionReader(settings.positions, self.folder.history)
-        self._lacking = RefusedReaders()
+        self._refused_readers = RefusedReaders()
         self._logins: dict[int, ClientConnection] = {}
         self._readers: dict[int, ClientConnection] = {}
         self._number = 0
@@ -105,38 +104,38 @@ class WalServer:
         self._faults: dict[str, str | None] = {}
         self._said_at = 0.0
 
-    # -- what a connection asks for -------------------------------------------------------------------
+    # -- for connections ------------------------------------------------------------------------------
 
     def positions(self) -> Positions:
-        """The positions now. Raises `SqlErrorReply` 57P03 when there is no WAL yet, `CorruptError`."""
+        """The current positions. Raises `SqlErrorReply` 57P03 when there is no WAL yet, `CorruptError`."""
         found = self._page.now()
         if found is None:
             raise SqlErrorReply("57P03", "the safekeeper holds no WAL yet", fatal=True)
         return found
 
     def admit(self, connection: ClientConnection) -> None:
-        """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
+        """The client has authenticated. Raises `SqlErrorReply` 53300 when there are too many."""
         self._logins.pop(connection.number, None)
         if len(self._readers) >= MOST_READERS:
             raise SqlErrorReply("53300", "sorry, too many clients already", fatal=True)
         self._readers[connection.number] = connection
 
     def wants_change(self) -> None:
-        """A reader has everything; the next change of the positions wakes us."""
+        """A reader has everything; request a wakeup at the next change of the positions."""
         self._page.arm()
 
     async def save_slots(self) -> None:
-        """Make the slots durable as they are now, and tell the hot loop."""
+        """Make the slots durable as they are now, and publish them to the hot loop."""
         async with self._saving:
             slots = self.slots.durable()
-            # A disk that takes its time keeps no reader waiting.
+            # A slow disk keeps no reader waiting.
             await asyncio.to_thread(self._file.save, slots)
             self.slots.saved(slots)
             self._saved_at = time.monotonic()
         self._tell()
 
     def slot_released(self) -> None:
-        """Those who wait for a slot are to look."""
+        """Wake the connections that wait for a slot."""
         self._wake()
 
     def gone(self, connection: ClientConnection) -> None:
@@ -149,7 +148,7 @@ class WalServer:
     # -- running ----------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Raises `ConnectionFailedError` if the port cannot be had."""
+        """Serve until `stop` is set. Raises `ConnectionFailedError` if the port is unavailable."""
         loop = asyncio.get_running_loop()
         settings = self._settings
         try:
@@ -158,9 +157,9 @@ class WalServer:
             )
         except OSError as error:
             raise ConnectionFailedError(
-                f"the port cannot be had: {error.strerror}",
+                f"could not listen: {error.strerror}",
                 where=f"{settings.host}:{settings.port}",
-                repair="choose another with --listen, or end who has it",
+                repair="choose another port with --listen, or stop the process that uses it",
             ) from None
         loop.add_reader(self._page.fileno(), self._moved)
         tasks = [asyncio.create_task(self._upkeep()), asyncio.create_task(self._scrub())]
@@ -189,12 +188,12 @@ class WalServer:
         if len(self._logins) >= _MOST_LOGINS:
             waiting = self._logins.values()
             oldest = next((each for each in waiting if each.silent), next(iter(waiting)))
-            _log.warning("too many logins at once: the oldest has to go")
+            _log.warning("too many logins at once, closing the oldest")
             oldest.end(SqlError("53300", "too many connections are logging in", fatal=True))
             del self._logins[oldest.number]
-        made = ClientConnection(self, self._number)
-        self._logins[made.number] = made
-        return made
+        connection = ClientConnection(self, self._number)
+        self._logins[connection.number] = connection
+        return connection
 
     def _moved(self) -> None:
         self._page.drain()
@@ -205,13 +204,13 @@ class WalServer:
             connection.wake()
 
     async def _upkeep(self) -> None:
-        """What time brings: deadlines, a change that nobody told, users that were changed, slots that moved."""
+        """Periodic work: deadlines, missed wakeups, changed users, advanced slots."""
         last: Positions | None = None
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             now = time.monotonic()
             with contextlib.suppress(TusklineError):
-                # An error of the folder is each reader's own; here it only has to be looked at again.
+                # Readers report errors of the folder themselves; here it is only polled again.
                 found = self._page.now()
                 if found is not None and found != last:
                     last = found
@@ -228,7 +227,7 @@ class WalServer:
                     status_file.write(self._settings.status_file, self.status(last))
 
     async def _scrub(self) -> None:
-        """Find damage in complete segments before readers do, beside everything else."""
+        """Find damage in complete segments before readers do, in the background."""
         scrub = Scrub(self.folder)
         while True:
             await asyncio.sleep(STEP_SECONDS)
@@ -239,7 +238,7 @@ class WalServer:
                 self._complain("segments cannot be read", error.strerror)
 
     def _lose_slots(self, positions: Positions) -> bool:
-        """Find slots whose WAL has been removed; whether there were any."""
+        """Find slots whose WAL has been removed; returns whether there were any."""
         lost = self.slots.lose(
             positions.served_lsn,
             lambda lsn: self.folder.holds(lsn, positions.segment_bytes, positions.history),
@@ -256,12 +255,12 @@ class WalServer:
         return bool(lost)
 
     def status(self, positions: Positions | None = None) -> dict[str, Any]:
-        """Who reads, and the slots. LSNs as PostgreSQL writes them; null: not known, or none.
+        """The status: readers and slots. LSNs as PostgreSQL writes them; null: unknown, or none.
 
-        `readers`: of each that streams its `user`, `address`, `application_name`, `timeline`, `sent_lsn`,
-        `flush_lsn`; `slots`: of each its `slot` name, `restart_lsn`, `active`, `temporary`, and `wal_status` as
-        PostgreSQL has it (`reserved`, `unreserved`: past `max_slot_wal_keep_size`, `lost`); `logins`: how many
-        clients are not through; `damaged`: segments that are not served.
+        `readers`: for each streaming one `user`, `address`, `application_name`, `timeline`, `sent_lsn`, `flush_lsn`; `slots`: for
+        each `slot` (its name), `restart_lsn`, `active`, `temporary`, and `wal_status` as in PostgreSQL (`reserved`,
+        `unreserved`: past `max_slot_wal_keep_size`, `lost`); `logins`: the number of clients that have not logged in yet;
+        `damaged`: segments that are not served.
         """
         flush_lsn = positions.flush_lsn if positions else 0
         reserved = reserved_lsn(flush_lsn, self._settings.max_slot_wal_keep_size)
@@ -305,29 +304,31 @@ class WalServer:
                 await self.save_slots()
                 self._complain("the slots cannot be written", None)
             except OSError as error:
-                # They pin more than they need meanwhile, and are tried again.
+                # They retain more than they need meanwhile; the write is retried.
                 self._complain("the slots cannot be written", error.strerror)
         self._tell()
 
     def _complain(self, what: str, why: str | None) -> None:
-        """Log a fault once, however often it is met; `why` None: it is mended."""
+        """Log a fault once, however often it occurs; `why` None: it is over."""
         if why is not None and self._faults.get(what) != why:
             _log.error(what, why=why)
         self._faults[what] = why
 
     def refused(self, connection: ClientConnection, lsn: int) -> None:
-        """A reader's WAL is not here: until it is brought, or nobody asks any more, it counts as needed."""
-        self._lacking.refused(connection.reader, lsn, time.monotonic())
+        """A reader's WAL is not here: it counts as needed until it is received, or the reader stops retrying."""
+        self._refused_readers.refused(connection.reader, lsn, time.monotonic())
 
     def _tell(self) -> None:
-        """Tell the hot loop what the readers need, if that has changed."""
+        """Publish what the readers need to the hot loop, if that has changed."""
         streams = [c.stream for c in self._readers.values() if c.stream is not None]
         now = time.monotonic()
         for connection in self._readers.values():
             if connection.stream is not None:
-                self._lacking.sent(connection.reader, connection.stream.sent_lsn, now)
+                self._refused_readers.sent(connection.reader, connection.stream.sent_lsn, now)
         pins = [
-            pin for pin in (self.slots.pin_lsn(), self._lacking.pin_lsn(now)) if pin is not None
+            pin
+            for pin in (self.slots.pin_lsn(), self._refused_readers.pin_lsn(now))
+            if pin is not None
         ]
         needs = Readers(
             min(pins, default=None),

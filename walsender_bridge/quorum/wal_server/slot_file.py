@@ -1,7 +1,7 @@
 """The file of the replication slots: JSON with a format version and a checksum (`runtime.checksummed_json`).
 
-It is replaced by rename, durably. One that is damaged, or of a newer version, is refused by name and left as it is:
-to go on without it would let go of WAL that a standby still needs.
+It is replaced by rename, durably. A damaged file, or one of a newer version, is refused with its name and left as it is:
+continuing without it would release WAL that a standby still needs.
 """
 
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.wal_server.slots import WalServerSlot
 from walsender_bridge.runtime import checksummed_json
 
-#: 1 had the checksum in a line of its own.
+#: Format 1 had the checksum in a line of its own.
 FORMAT: Final = 2
 
 
@@ -24,7 +24,7 @@ class SlotFile:
         self.path = path
 
     def load(self) -> list[WalServerSlot]:
-        """The slots; [] if there never were any. Raises `CorruptError`, `NotSupportedError`."""
+        """The slots; [] if there is no file. Raises `CorruptError`, `NotSupportedError`."""
         try:
             record = checksummed_json.load(self.path)
             version = record["format"]
@@ -34,14 +34,14 @@ class SlotFile:
             raise self._corrupt(str(error)) from None
         if version != FORMAT:
             raise NotSupportedError(
-                f"the slots have format {version}; known here is {FORMAT}",
+                f"unsupported format {version} of the replication slots (this version has {FORMAT})",
                 where=str(self.path),
                 repair="use the version of Tuskline that wrote them, or a newer one",
             )
         try:
             return [_slot(each) for each in record["slots"]]
         except (ValueError, KeyError, TypeError):
-            raise self._corrupt("it holds something else than slots") from None
+            raise self._corrupt("invalid content") from None
 
     def save(self, slots: dict[str, WalServerSlot]) -> None:
         """Replace the file, durably. Raises `OSError`."""
@@ -50,9 +50,9 @@ class SlotFile:
 
     def _corrupt(self, why: str) -> CorruptError:
         return CorruptError(
-            f"the replication slots cannot be read: {why}",
+            f"could not read the replication slots: {why}",
             where=str(self.path),
-            repair="keep the file aside under another name; readers then make their slots anew",
+            repair="rename the file; readers then create their slots again",
         )
 
 

@@ -1,16 +1,15 @@
-"""Physical replication slots of a safekeeper: which WAL its readers still need.
+"""Physical replication slots of a safekeeper: the WAL that its readers still need.
 
-As in PostgreSQL a slot keeps WAL from the position that its reader last confirmed as flushed, and the reader's
-oldest transactions, also while nobody is connected. `TEMPORARY` ones live as long as their connection.
+As in PostgreSQL a slot retains WAL from the position that its reader last confirmed as flushed, and the reader's oldest
+transactions, even while no reader is connected. `TEMPORARY` slots live as long as their connection.
 
-Invariant: what is told as pinned (`pin_lsn`) is what the file says, and a slot moves forward only. So after a crash
-a slot asks for nothing that could have been removed. Advancing is written down lazily: when a slot has left a
-segment (sooner it would pin the same files), or some seconds later. Making and dropping are durable before their
-answer.
+Invariant: the published `pin_lsn` is that of the file, and a slot only moves forward. So after a crash a slot needs
+nothing that could have been removed. Advances are saved lazily: when a slot has left a segment (earlier it would retain
+the same files), or some seconds later. Creating and dropping are durable before their answer.
 
-A slot whose WAL has been removed all the same (the hot loop keeps `max_slot_wal_keep_size` for slots at most, and a log
-that began anew has none of it) is lost, as in PostgreSQL: it holds nothing any more, neither WAL nor VACUUM, and its
-clients are refused until it is dropped.
+A slot whose WAL has been removed nevertheless (the hot loop keeps at most `max_slot_wal_keep_size` for slots, and a full
+resync keeps none) is lost, as in PostgreSQL: it holds back neither WAL removal nor VACUUM any longer, and its clients are
+refused until it is dropped.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +20,13 @@ from walsender_bridge.postgres.protocol.backend import SqlErrorReply
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import NO_FEEDBACK
 
-#: Slots that a safekeeper may have; more is a client that makes one at each start.
+#: The most slots; more suggest a client that creates one at each start.
 MOST_SLOTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class WalServerSlot:
-    """A slot. `restart_lsn` None: it keeps nothing until a reader confirms a first position.
+    """A slot. `restart_lsn` None: it retains nothing until a reader confirms a first position.
 
     `lost`: WAL from `restart_lsn` on has been removed.
     """
@@ -39,7 +38,7 @@ class WalServerSlot:
     lost: bool = False
 
     def wal_status(self, reserved_lsn: int) -> str | None:
-        """As in PostgreSQL's `pg_replication_slots`; `reserved_lsn`: the oldest WAL that a slot can hold."""
+        """As in PostgreSQL's `pg_replication_slots`; `reserved_lsn`: the oldest WAL that a slot can retain."""
         if self.lost:
             return "lost"
         if self.restart_lsn is None:
@@ -51,12 +50,12 @@ class WalServerSlot:
 class _State:
     slot: WalServerSlot
     owner: int | None = None  # the number of the connection that uses it
-    missed: bool = False  # its WAL was not there at the last look
+    missed: bool = False  # its WAL was missing at the last poll
 
 
 @dataclass(slots=True)
 class Slots:
-    """The slots in memory. Connections are numbers. No I/O: `SlotFile` writes what `durable` gives."""
+    """The slots in memory. Connections are numbers. No I/O: `SlotFile` writes what `durable` returns."""
 
     segment_bytes: int
     _slots: dict[str, _State] = field(default_factory=dict)
@@ -64,7 +63,7 @@ class Slots:
 
     @classmethod
     def restored(cls, slots: list[WalServerSlot], segment_bytes: int) -> "Slots":
-        """As the file had them."""
+        """The slots from the file."""
         return cls(
             segment_bytes,
             {slot.name: _State(slot) for slot in slots},
@@ -72,17 +71,19 @@ class Slots:
         )
 
     def create(self, slot: WalServerSlot, connection: int) -> None:
-        """Make a slot; a temporary one is in use at once. Raises `SqlErrorReply` 42710, 53400."""
+        """Create a slot; a temporary one is active at once. Raises `SqlErrorReply` 42710, 53400."""
         if slot.name in self._slots:
             raise SqlErrorReply("42710", f'replication slot "{slot.name}" already exists')
         if len(self._slots) >= MOST_SLOTS:
             raise SqlErrorReply(
-                "53400", "all replication slots are in use", hint="Drop one that nobody needs."
+                "53400",
+                "all replication slots are in use",
+                hint="Drop a slot that is no longer needed.",
             )
         self._slots[slot.name] = _State(slot, connection if slot.temporary else None)
 
     def drop(self, name: str, connection: int) -> bool:
-        """Remove a slot; whether its removal has to be written down. Raises `SqlErrorReply` 42704, 55006."""
+        """Drop a slot; returns whether the file must be saved. Raises `SqlErrorReply` 42704, 55006."""
         state = self._unused(name, connection)
         del self._slots[name]
         return not state.slot.temporary
@@ -112,13 +113,13 @@ class Slots:
                 f'can no longer access replication slot "{name}"',
                 fatal=fatal,
                 detail='This replication slot has been invalidated due to "wal_removed".',
-                hint="Drop it; WAL from its position on may be on another safekeeper, or in the archive.",
+                hint="Drop the slot; WAL from its position on may be on another safekeeper, or in the archive.",
             )
 
     def lose(self, served_lsn: int, holds: Callable[[int], bool]) -> list[WalServerSlot]:
-        """Mark those whose WAL is gone, by two looks of which neither found it; which these are.
+        """Mark slots whose WAL was missing at two successive polls; returns them.
 
-        `holds`: whether the byte at an LSN below `served_lsn` is there.
+        `holds`: whether the byte at an LSN below `served_lsn` exists.
         """
         found = []
         for state in self._slots.values():
@@ -132,13 +133,13 @@ class Slots:
         return found
 
     def release(self, name: str) -> None:
-        """The stream that used it has ended. A temporary slot stays its connection's."""
+        """The stream that used it has ended. A temporary slot stays with its connection."""
         state = self._slots.get(name)
         if state is not None and not state.slot.temporary:
             state.owner = None
 
     def disconnected(self, connection: int) -> None:
-        """A connection is gone, and with it its temporary slots."""
+        """A connection is closed: drop its temporary slots."""
         for name, state in list(self._slots.items()):
             if state.owner == connection:
                 state.owner = None
@@ -160,11 +161,11 @@ class Slots:
             state.slot = replace(state.slot, feedback=feedback)
 
     def feedbacks(self) -> Iterator[HotStandbyFeedback]:
-        """What each slot's reader still sees, connected or not."""
+        """The hot standby feedback of each slot's reader, connected or not."""
         return (state.slot.feedback for state in self._slots.values())
 
     def pin_lsn(self) -> int | None:
-        """The oldest WAL that the slots keep for certain: of permanent ones what the file says; None if none."""
+        """The oldest WAL that the slots retain durably: for permanent ones that in the file; None if none."""
         kept = [*self._saved.values(), *(s.slot for s in self._slots.values() if s.slot.temporary)]
         held = [slot.restart_lsn for slot in kept if not slot.lost]
         return min((lsn for lsn in held if lsn is not None), default=None)
@@ -178,17 +179,17 @@ class Slots:
         return {n: s.slot for n, s in self._slots.items() if not s.slot.temporary}
 
     def saved(self, slots: dict[str, WalServerSlot]) -> None:
-        """The file says this now."""
+        """The file has been saved with these."""
         self._saved = slots
 
     @property
     def changed(self) -> bool:
-        """Whether the file is behind."""
+        """Whether the file is out of date."""
         return self.durable() != self._saved
 
     @property
     def frees_a_segment(self) -> bool:
-        """Whether writing the file now would unpin whole segments."""
+        """Whether saving the file now would release whole segments."""
         return any(
             name in self._saved
             and (slot.restart_lsn or 0) // self.segment_bytes

@@ -1,17 +1,17 @@
 """One reader's stream of WAL, as a function of positions, messages and time. No I/O, no clock.
 
 Invariant: a byte is sent only if it lies below `served_lsn` = min(flush_lsn, commit_lsn), and on the reader's
-timeline only as far as that timeline belongs to the safekeeper's history. Positions may go back (WAL that no
-quorum had is replaced; a restarted safekeeper has a commit_lsn of some seconds ago): then nothing is sent until
-they have come up again. What was sent beyond a fork is part of a record that was never complete; the reader
-replays complete records only.
+timeline only as far as that timeline belongs to the safekeeper's history. Positions may go back (WAL without a quorum is
+replaced; a restarted safekeeper has a commit_lsn of some seconds ago): then nothing is sent until they have advanced
+again. What was sent beyond a switch point is part of a record that was never complete; the reader replays complete
+records only.
 
-When the reader's timeline has been left and all of it is sent, the stream ends with CopyDone; when the reader has
-ended it too, a result set says which timeline follows, and where. A reader that starts exactly where its timeline
-was left gets that result set alone, without any stream.
+When the reader's timeline has ended and all of it is sent, the stream ends with CopyDone; when the reader has ended it
+too, a result set names the next timeline and its start. A reader that starts exactly at its timeline's switch point gets
+only that result set, without a stream.
 
-Times are seconds of one monotonic clock. A reader that says nothing for `timeout` is given up; after half of it,
-it is asked. Source: PostgreSQL documentation, "Streaming Replication Protocol" and `wal_sender_timeout`.
+Times are seconds of one monotonic clock. A reader that is silent for `timeout` is disconnected; after half of it, a reply
+is requested. Source: PostgreSQL documentation, "Streaming Replication Protocol" and `wal_sender_timeout`.
 """
 
 import struct
@@ -26,7 +26,7 @@ from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import Positions
 
-#: Seconds of silence after which a reader is given up: PostgreSQL's default of `wal_sender_timeout`.
+#: Seconds of silence after which a reader is disconnected: PostgreSQL's default of `wal_sender_timeout`.
 TIMEOUT: Final = 60.0
 
 _STATUS = struct.Struct(">QQQqB")
@@ -35,7 +35,7 @@ _FEEDBACK = struct.Struct(">qIIII")
 
 @dataclass(frozen=True, slots=True)
 class SendRange:
-    """WAL from `begin` up to `end` may be sent, in pieces of any size; `sent` tells how far that went."""
+    """WAL from `begin` up to `end` may be sent, in pieces of any size; report progress with `sent`."""
 
     begin: int
     end: int
@@ -50,14 +50,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The stream is over; `data` answers the command. The connection goes on to the next one."""
+    """The stream has ended; `data` answers the command. The connection proceeds to the next command."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class WaitForPositions:
-    """Nothing to do before a message, a change of the positions, or `until`."""
+    """Wait for a message, a change of the positions, or `until`."""
 
     until: float
 
@@ -68,7 +68,7 @@ Action: TypeAlias = SendRange | Write | Finish | WaitForPositions
 class ReaderStream:
     """A reader's stream from `lsn` on `timeline` (0: the current one).
 
-    Raises `SqlErrorReply` for a timeline that is not in the history, or was left before `lsn`.
+    Raises `SqlErrorReply` for a timeline that is not in the history, or ended before `lsn`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ReaderStream:
                 " this server's history",
                 detail=f"This server's history forked from timeline {self.timeline} at {format_lsn(left)}.",
             )
-        #: Whether there is anything to stream: then CopyBothResponse comes first.
+        #: Whether there is anything to stream: then CopyBothResponse is sent first.
         self.opens = left is None or lsn < left
 
     def check_start(self, positions: Positions) -> None:
@@ -110,21 +110,23 @@ class ReaderStream:
             )
 
     def received(self, kind: str, body: bytes, now: float) -> bool:
-        """A message of the reader; whether it was its last (it is gone).
+        """A message of the reader; returns whether it was the last one (it terminates).
 
         Raises `MalformedMessageError`.
         """
         if kind == "X":
             return True
         if self._done_receiving:
-            raise MalformedMessageError(f"a message {kind} behind CopyDone", where="client")
+            raise MalformedMessageError(f"unexpected message {kind} after CopyDone", where="client")
         self._heard, self._asked = now, False
         if kind == "c":
             self._done_receiving = True
         elif kind == "d":
             self._copy_data(body)
         else:
-            raise MalformedMessageError(f"a message {kind} while streaming", where="client")
+            raise MalformedMessageError(
+                f"unexpected message {kind} while streaming", where="client"
+            )
         return False
 
     def check_heard(self, now: float) -> None:
@@ -135,7 +137,7 @@ class ReaderStream:
             )
 
     def next(self, positions: Positions, now: float, now_us: int) -> Action:
-        """What to do now. Raises `SqlErrorReply` when the reader has been silent for too long."""
+        """The next action. Raises `SqlErrorReply` when the reader has been silent for too long."""
         self.check_heard(now)
         if self._answer:
             self._answer = False
@@ -157,14 +159,14 @@ class ReaderStream:
         return WaitForPositions(self._heard + self._timeout if self._asked else half)
 
     def sent(self, lsn: int) -> None:
-        """WAL was sent up to `lsn`."""
+        """Record that WAL was sent up to `lsn`."""
         assert lsn > self.sent_lsn
         self.sent_lsn = lsn
 
     def result(self, positions: Positions) -> bytes:
-        """What follows the stream: the next timeline if this one was left, and the completion.
+        """The answer after the stream: the next timeline if this one has ended, and the completion.
 
-        Completion comes twice, as PostgreSQL sends it: a walreceiver that ends the stream itself reads two.
+        Completion is sent twice, as PostgreSQL does: a walreceiver that ends the stream itself reads two.
         """
         left = _left_at(self.timeline, positions.history)
         rows = b""
@@ -187,13 +189,13 @@ class ReaderStream:
             self.feedback = HotStandbyFeedback(xmin, epoch, catalog_xmin, catalog_epoch)
         else:
             raise MalformedMessageError(
-                f"a standby's message that begins {body[:1].hex() or 'nowhere'} of {len(body)} bytes",
+                f"unexpected standby message of {len(body)} bytes: {body[:1].hex() or 'empty'}",
                 where="client",
             )
 
 
 def _left_at(timeline: int, history: ServerTimelines) -> int | None:
-    """Where `timeline` was left; None: it is the current one. Raises `SqlErrorReply` for a foreign one."""
+    """The switch point of `timeline`; None: it is the current one. Raises `SqlErrorReply` for a foreign one."""
     if timeline == history.timeline:
         return None
     end = history.end_of(timeline)

@@ -1,7 +1,7 @@
-"""TLS of the WAL server: its certificate and key, and the authority whose client certificates it asks for.
+"""TLS of the WAL server: its certificate and key, and the CA of required client certificates.
 
-TLS 1.2 is the oldest that is spoken. With `client_ca` a client has to show a certificate of that authority that is
-valid now, and its password besides.
+TLS 1.2 is the oldest version accepted. With `client_ca` a client must present a valid certificate of that CA, in
+addition to its password.
 """
 
 import ssl
@@ -13,7 +13,7 @@ from walsender_bridge.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the server's certificate (its chain behind it), the key, and the clients' authority."""
+    """PEM files: the server's certificate (followed by its chain), the key, and the clients' CA."""
 
     certificate: Path
     key: Path
@@ -21,26 +21,26 @@ class TlsFiles:
 
 
 def tls_context(files: TlsFiles) -> tuple[ssl.SSLContext, str]:
-    """The server's side of TLS, and its certificate's text for channel binding. Raises `ConfigError`."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    """The server's TLS context, and its certificate's text for channel binding. Raises `ConfigError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     path = files.certificate
     try:
-        made.load_cert_chain(files.certificate, files.key, password=_no_password)
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
         certificate = files.certificate.read_text(encoding="ascii", errors="replace")
         if files.client_ca is not None:
             path = files.client_ca
-            made.load_verify_locations(files.client_ca)
-            made.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(files.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"the certificate or its key cannot be used: {getattr(error, 'reason', None) or error}",
+            f"could not load the certificate or its key: {getattr(error, 'reason', None) or error}",
             where=str(path),
             repair="give PEM files: the certificate, and its key without a passphrase",
         ) from None
-    return made, certificate
+    return context, certificate
 
 
 def _no_password() -> str:
-    # Without this OpenSSL would ask at a terminal.
+    # Without this OpenSSL would prompt on a terminal.
     raise ValueError("the key has a passphrase")

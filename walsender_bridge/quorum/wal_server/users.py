@@ -1,12 +1,12 @@
-"""Who may read WAL: users and the verifiers of their passwords, and SCRAM-SHA-256 with them.
+"""The users that may read WAL, with the verifiers of their passwords, and SCRAM-SHA-256 authentication.
 
-The file has a line for each user, `"name" "SCRAM-SHA-256$..."`: the form of PgBouncer's `auth_file`, with the
-verifier that PostgreSQL itself keeps in `pg_authid.rolpassword`. From a verifier no password can be had, but
-whoever has it can pretend to be this server, so the file must be its owner's alone. Plain passwords and MD5 are
-refused by name. The file is read again when it has changed.
+The file has a line for each user, `"name" "SCRAM-SHA-256$..."`: the format of PgBouncer's `auth_file`, with the verifier
+that PostgreSQL itself keeps in `pg_authid.rolpassword`. A verifier does not reveal the password, but allows its holder to
+impersonate this server, so the file must be readable by its owner only. Plain passwords and MD5 are refused with the
+user's name. The file is reloaded when it has changed.
 
-Invariant: a name that is not in the file costs its client the same conversation, with a salt that stays the
-same, and the same error: nothing tells who exists. Nothing of what a client sends here is ever logged.
+Invariant: a name that is not in the file leads to the same exchange, with a salt that stays the same, and to the same
+error, so that existing users cannot be enumerated. Nothing that a client sends here is ever logged.
 
 Sources: RFC 5802, RFC 7677, RFC 5929 (`tls-server-end-point`); PostgreSQL documentation, "SASL Authentication".
 """
@@ -33,7 +33,7 @@ _VERIFIER = re.compile(
     r"SCRAM-SHA-256\$(\d{1,8}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)"
 )
 _KEY_BYTES = 32
-#: What a PostgreSQL of today uses, for names that are not here.
+#: PostgreSQL's present default, for unknown names.
 _ITERATIONS, _SALT_BYTES, _SHORTEST_SALT = 4096, 16, 12
 
 
@@ -65,7 +65,7 @@ def parse_verifier(text: str) -> Verifier:
 
 
 class Users:
-    """The users of the file at `path`. Raises `ConfigError` when it is made, if the file is not right."""
+    """The users of the file at `path`. The constructor raises `ConfigError` for an invalid file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,7 +75,7 @@ class Users:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed. Raises `ConfigError`; the users stay as they were then."""
+        """Reload the file if it has changed. Raises `ConfigError`, and then keeps the present users."""
         try:
             found = self._path.stat()
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -83,14 +83,14 @@ class Users:
                 return
             if found.st_mode & 0o077:
                 raise ConfigError(
-                    "others may read the users' verifiers",
+                    "the file of users is readable by others",
                     where=str(self._path),
                     repair=f"chmod 600 {self._path}",
                 )
             lines = self._path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"the users cannot be read: {type(error).__name__}",
+                f"could not read the users: {type(error).__name__}",
                 where=str(self._path),
                 repair='write a line for each: "name" "SCRAM-SHA-256$..."',
             ) from None
@@ -102,7 +102,9 @@ class Users:
             match = _LINE.fullmatch(line.strip())
             if match is None:
                 raise ConfigError(
-                    "not a user", where=where, repair='write "name" "SCRAM-SHA-256$..."'
+                    "invalid line in the file of users",
+                    where=where,
+                    repair='write "name" "SCRAM-SHA-256$..."',
                 )
             try:
                 users[match[1].replace('""', '"')] = parse_verifier(match[2])
@@ -111,7 +113,7 @@ class Users:
         self._users, self._stamp = users, stamp
 
     def verifier(self, user: str) -> Verifier:
-        """The user's verifier; for a name that is not there one that no password fits."""
+        """The user's verifier; for an unknown name one that no password matches."""
         known = self._users.get(user)
         if known is not None:
             return known
@@ -141,21 +143,26 @@ class ScramExchange:
         if not found:
             raise _violation("malformed SCRAM message")
         if header.startswith("p=") != (mechanism == SCRAM_PLUS):
-            raise _violation("channel binding and mechanism do not fit together")
+            raise _violation("channel binding does not match the mechanism")
         binding = ("tls-server-end-point", self._certificate) if self._certificate else None
-        made = self._verifier
+        verifier = self._verifier
         try:
             self._server = ScramMechanism(mechanism).make_server(
-                lambda _: (made.salt, made.stored_key, made.server_key, made.iterations),
+                lambda _: (
+                    verifier.salt,
+                    verifier.stored_key,
+                    verifier.server_key,
+                    verifier.iterations,
+                ),
                 channel_binding=binding,
             )
-            # The name is the startup packet's. libpq leaves it empty here, which the library does not take.
+            # The name is the startup packet's. libpq leaves it empty here, which the library does not accept.
             self._server.set_client_first(f"{header}n=user,{bare.partition(',')[2]}")
-            # The proof is over the message as it came.
+            # The proof covers the message as received.
             self._server.client_first_bare = bare
             answer: str = self._server.get_server_first()
         except ScramException:
-            raise _violation("malformed or unfitting SCRAM message") from None
+            raise _violation("malformed or unexpected SCRAM message") from None
         return answer
 
     def final(self, data: str) -> str:

@@ -3,14 +3,14 @@
 Files have PostgreSQL's own names; the segment that is being written has the suffix `.partial`, and a timeline
 above 1 has its `.history` file. Nothing here writes.
 
-Invariant: bytes are handed out only if they were the WAL at that LSN when they were read. The hot loop may
-rename an old segment and write new WAL over it, and it zeroes WAL that no quorum ever had. So a chunk counts only
-if its file still has its name *after* it was read (a recycled one is renamed before it is overwritten), and if
-the caller finds the positions still beyond the chunk (they are told before WAL is zeroed). The rest of a
-segment, behind the position, holds anything: old WAL or a tail without a quorum. It is never asked for.
+Invariant: bytes are returned only if they were the WAL at that LSN when they were read. The hot loop may rename an old
+segment and overwrite it with new WAL, and it zeroes WAL that no quorum ever had. So a chunk is valid only if its file
+still has its name *after* it was read (a recycled one is renamed before it is overwritten), and if the caller finds the
+positions still beyond the chunk (they are published before WAL is zeroed). The rest of a segment, behind the position,
+may hold anything: old WAL or a tail without a quorum. It is never requested.
 
-The segment in which a timeline forked belongs to both timelines, and as in PostgreSQL the newer one's file
-begins with a copy of the older one's bytes: it is preferred, since the older one may never have been complete.
+The segment of a switch point belongs to both timelines, and as in PostgreSQL the newer one's file begins with a copy of
+the older one's bytes: it is preferred, since the older one may never have been complete.
 """
 
 import os
@@ -26,7 +26,7 @@ from walsender_bridge.postgres.protocol.wal_page import history_name, segment_na
 PARTIAL = ".partial"
 #: The SQLSTATE of WAL that has been removed (`undefined_file`).
 REMOVED = "58P01"
-#: A history has a line for each failover of a cluster's life.
+#: A history has a line for each failover of the cluster.
 _LARGEST_HISTORY = 1 << 20
 
 
@@ -35,7 +35,7 @@ class WalFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: Segments whose bytes are not those that were received (`scrub`).
+        #: Segments whose bytes differ from those received (`scrub`).
         self.damaged: set[str] = set()
 
     def history_text(self, timeline: int) -> bytes:
@@ -63,8 +63,8 @@ class WalFolder:
             ) from None
 
     def holds(self, lsn: int, segment_bytes: int, history: ServerTimelines) -> bool:
-        """Whether the segment is there that a reader at `lsn`, of WAL that was written, would be given."""
-        # Twice: a segment may lose its suffix between two looks.
+        """Whether the segment that a reader at `lsn`, of written WAL, would get exists."""
+        # Twice: a segment may lose its suffix between two checks.
         return any(
             (self.path / (name + suffix)).exists()
             for _ in range(2)
@@ -80,15 +80,15 @@ class WalCursor:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._descriptor = -1
-        self._file = 0  # the inode of what is open
+        self._file = 0  # the inode of the open file
         self._paths: list[Path] = []
         self._key: tuple[int, ServerTimelines] | None = None
-        self._until = 0  # where the WAL ends that may be read from it
+        self._until = 0  # the end of the WAL that may be read from it
 
     def read_into(
         self, buffer: memoryview, lsn: int, size: int, timeline: int, history: ServerTimelines
     ) -> int:
-        """Read up to `size` bytes of `timeline`'s WAL at `lsn`; how many. A chunk ends with its segment.
+        """Read up to `size` bytes of `timeline`'s WAL at `lsn`; returns how many. A chunk ends with its segment.
 
         `timeline` is in `history`. Raises `SqlErrorReply` 58P01 when the WAL has been removed.
         """
@@ -113,7 +113,7 @@ class WalCursor:
 
     def _open(self, lsn: int, timeline: int, history: ServerTimelines) -> None:
         self.close()
-        # Twice: a segment may become complete, and lose its suffix, between two looks.
+        # Twice: a segment may become complete, and lose its suffix, between two checks.
         for _ in range(2):
             for name, until in _names(lsn, self._segment_bytes, history):
                 if name in self._folder.damaged:
@@ -146,7 +146,7 @@ class WalCursor:
 
 
 def _names(lsn: int, size: int, history: ServerTimelines) -> Iterator[tuple[str, int]]:
-    """The files that may hold the byte at `lsn`, the preferred one first, and up to where each may be read."""
+    """The files that may hold the byte at `lsn`, the preferred one first, and the end up to which each may be read."""
     end = segment_start(lsn, size) + size
     began = 0
     found: list[tuple[str, int]] = []

@@ -1,1 +1,1 @@
-"""Older WAL for safekeepers that lack it, and its comparison with what they hold."""
+"""Catch-up: sending older WAL to safekeepers whose log begins later; and comparing the primary's WAL with theirs."""

@@ -1,8 +1,8 @@
-"""The two sides of a comparison of WAL bytes: the primary's own, and a safekeeper's. Pure.
+"""The two sides of a comparison of WAL bytes: the primary's and a safekeeper's. Pure.
 
-Invariant: an answer is told once, from one range of each side. A comparison that failed on one side leaves the other
-side's answer on its way, and the same range may be asked for again before that arrives: so the sides are kept apart,
-or two answers of the primary would be found equal and a copy that went its own way would pass.
+Invariant: a result is reported once, from one range of each side. If a comparison fails on one side, the other side's
+answer is still under way, and the same range may be requested again before it arrives: so the sides are kept apart, or
+two answers of the primary would be found equal, and a server whose WAL differs would pass.
 """
 
 from walsender_bridge.quorum.proposer.effects import CompareWal
@@ -16,17 +16,17 @@ class Comparison:
         self._safekeeper: dict[CompareWal, bytes] = {}
 
     def primary_has(self, wanted: CompareWal, data: bytes) -> bool | None:
-        """The primary's bytes came: whether both are equal; None while the other side is missing."""
+        """The primary's bytes arrived: whether both sides are equal; None while the other one is missing."""
         self._primary[wanted] = data
         return self._answer(wanted)
 
     def safekeeper_has(self, wanted: CompareWal, data: bytes) -> bool | None:
-        """The same for the safekeeper's."""
+        """The safekeeper's bytes arrived: as `primary_has`."""
         self._safekeeper[wanted] = data
         return self._answer(wanted)
 
     def failed(self, wanted: CompareWal) -> None:
-        """One side cannot be had: forget both."""
+        """One side is unavailable: forget both."""
         self._primary.pop(wanted, None)
         self._safekeeper.pop(wanted, None)
 

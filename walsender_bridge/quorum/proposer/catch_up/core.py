@@ -1,14 +1,14 @@
-"""Older WAL for safekeepers that lack it: what is read where, and brought to whom. Pure.
+"""Catch-up: which older WAL is read from which safekeeper, and sent to which. Pure.
 
-A member that began anew holds no WAL below `restart_lsn`, while others keep it for readers. Each tells with `Held`
-from where on it would keep WAL. What it lacks of that is read from another that has it, and brought in pieces, a
-segment at a time, downward; it checks each segment before it takes it.
+After a full resync a member holds no WAL below `restart_lsn`, while others keep it for readers. Each reports with `Held`
+the LSN from which it should keep WAL. The WAL that it lacks is read from another safekeeper and sent in pieces, a
+segment at a time, downward; the receiver verifies each segment before it adds it to its log.
 
-Safety. Donor and receiver have both taken over the history of this term, so their logs are equal as far as both reach;
-and only what is committed is asked for. Who is not in this term may hold other bytes at the same LSNs, and lends none. A
-donor lends no segment that is not what it received (`safekeeper/lending.py`).
+Safety. Donor and receiver have both adopted the history of this term, so their logs are equal as far as both reach; and
+only committed WAL is requested. A safekeeper that is not in this term may hold other bytes at the same LSNs, so it is no
+donor. A donor sends no segment that differs from what it received (`safekeeper/lending.py`).
 
-Commits come first: `backfill_bytes` at most are asked for between two ticks, and one piece at a time by each receiver.
+Commits come first: at most `backfill_bytes` are requested between two ticks, and one piece at a time per receiver.
 """
 
 from collections.abc import Mapping
@@ -17,26 +17,26 @@ from dataclasses import dataclass
 from walsender_bridge.postgres.protocol.wal_page import segment_start
 from walsender_bridge.quorum.proposer.effects import (
     Lineage,
-    ReadOlder,
+    ReadCatchUpWal,
+    SendCatchUpWal,
     SendMessage,
-    SendOlder,
 )
 from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
 
-#: Ticks after which those that could not lend a segment are asked again, the first time; then twice as many, up to the
-#: most. One was only restarted, or is another safekeeper now.
+#: Ticks until donors that could not send a segment are retried, the first time; then twice as many, up to the maximum.
+#: A donor may only have been restarted, or have been replaced by another safekeeper.
 _RETRY_TICKS = 10
 _MOST_RETRY_TICKS = 300
 
 
 @dataclass(slots=True)
 class _Receiver:
-    """`segment`: the one that is brought, `donors`: by whom, `whole`: to its end.
+    """`segment`: the one being sent; `donors`: its sources; `whole`: sent to its end.
 
-    `bad`: whose was not taken, or who could not lend it. `rounds`: how often nobody was left, `waiting`: so it is now, and
-    for `retry_ticks` more.
+    `bad`: donors that could not send it, or whose copy was rejected. `rounds`: how often no donor was left; `waiting`: none
+    is left now, for `retry_ticks` more.
     """
 
     wanted_lsn: int = 0
@@ -56,12 +56,12 @@ class CatchUp:
     def __init__(self, lineage: Lineage, segment_size: int) -> None:
         self.lineage = lineage
         self.segment_size = segment_size
-        #: Bytes that may still be asked for before the next tick.
+        #: Bytes that may still be requested before the next tick.
         self.budget = 0
         self._receivers: dict[int, _Receiver] = {}
 
     def tick(self, streaming: Streaming, term: int) -> list[SendMessage]:
-        """Time has passed: ask everybody what it holds."""
+        """Time has passed: ask every follower what it holds."""
         self.budget = streaming.limits.backfill_bytes
         if not self.budget:
             return []
@@ -70,8 +70,10 @@ class CatchUp:
         followers = [p for p in streaming.peers.values() if p.state == PeerState.STREAMING]
         return [SendMessage(peer.number, m.Fetch(term, 0, 0)) for peer in followers]
 
-    def held(self, peer: SafekeeperPeer, held: m.Held, streaming: Streaming) -> list[ReadOlder]:
-        """A safekeeper of this term says what it holds, and where the next piece goes."""
+    def held(
+        self, peer: SafekeeperPeer, held: m.Held, streaming: Streaming
+    ) -> list[ReadCatchUpWal]:
+        """A safekeeper of this term reports what it holds, and the LSN of the next piece."""
         if peer.state != PeerState.STREAMING:
             return []
         peer.begin_lsn = held.begin_lsn
@@ -93,7 +95,7 @@ class CatchUp:
         self.budget -= end - held.next_lsn
         receiver.reading = True
         receiver.donors |= {donor.number}
-        return [ReadOlder(peer.number, held.next_lsn, end, donor.number)]
+        return [ReadCatchUpWal(peer.number, held.next_lsn, end, donor.number)]
 
     def _at(self, receiver: _Receiver, lsn: int) -> None:
         segment = segment_start(lsn, self.segment_size)
@@ -102,7 +104,7 @@ class CatchUp:
             receiver.donors = receiver.bad = frozenset()
             receiver.waiting, receiver.rounds = False, 0
         elif lsn == segment and receiver.whole:
-            # It had all of it, and wants it again.
+            # It received all of the segment, and requests it again: the copy was rejected.
             receiver.bad |= receiver.donors
             receiver.whole, receiver.donors = False, frozenset()
 
@@ -122,7 +124,7 @@ class CatchUp:
         return None
 
     def _wait(self, receiver: _Receiver) -> None:
-        """Nobody is left to be asked; after a while all are, again."""
+        """No donor is left; after a while all are retried."""
         if not receiver.waiting:
             receiver.waiting = True
             receiver.retry_ticks = min(_RETRY_TICKS << min(receiver.rounds, 8), _MOST_RETRY_TICKS)
@@ -130,8 +132,10 @@ class CatchUp:
         elif not receiver.retry_ticks:
             receiver.waiting, receiver.bad = False, frozenset()
 
-    def was_read(self, read: ReadOlder, length: int, streaming: Streaming) -> list[SendOlder]:
-        """The bytes are in hand; none: the donor does not hold them any more, or is gone."""
+    def was_read(
+        self, read: ReadCatchUpWal, length: int, streaming: Streaming
+    ) -> list[SendCatchUpWal]:
+        """The bytes have been read; none: the donor no longer holds them, or has disconnected."""
         peer = streaming.peers[read.peer]
         receiver = self._receivers[read.peer]
         receiver.reading = False
@@ -139,13 +143,13 @@ class CatchUp:
             receiver.bad |= {read.donor}
             return []
         if peer.state != PeerState.STREAMING:
-            return []  # its connection broke meanwhile; it tells again where it is
+            return []  # its connection broke meanwhile; it reports its position again
         receiver.whole = read.end_lsn == receiver.segment + self.segment_size
         timeline = self.lineage.timeline_at(receiver.segment + self.segment_size - 1)
-        return [SendOlder(peer.number, read.begin_lsn, read.end_lsn, timeline)]
+        return [SendCatchUpWal(peer.number, read.begin_lsn, read.end_lsn, timeline)]
 
     def goal(self, peer: SafekeeperPeer, streaming: Streaming) -> int | None:
-        """Down to where a safekeeper is being brought older WAL; None: there is none that it wants."""
+        """The LSN down to which a safekeeper catches up; None: it lacks no WAL that another one has."""
         receiver = self._receivers.get(peer.number)
         if receiver is None or peer.state != PeerState.STREAMING:
             return None
@@ -158,6 +162,6 @@ class CatchUp:
         return goal if goal < peer.begin_lsn else None
 
     def stuck(self, peer: SafekeeperPeer) -> bool:
-        """Whether nobody could lend what is to be brought next, or what they lent was not taken, when asked again, too."""
+        """Whether the next segment could not be read from any donor, or every copy was rejected, even after a retry."""
         receiver = self._receivers.get(peer.number)
         return receiver is not None and receiver.rounds > 1

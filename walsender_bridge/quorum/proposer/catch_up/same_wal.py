@@ -1,11 +1,11 @@
-"""Whether the primary's WAL below VCL is the WAL that a quorum holds: which bytes are compared, and what follows. Pure.
+"""Whether the primary's WAL below VCL equals the quorum's: which bytes are compared, and what the result means. Pure.
 
-A server of the right system and lineage can still be a copy that went its own way, so before the proposer leads, the
-last `compare_bytes` below VCL are compared with voters that have them. Nothing binds anybody before that.
+A server of the right system and lineage can still be a copy that has diverged, so before the proposer leads, the last
+`compare_bytes` below VCL are compared with voters that have them. Until then the election has no effect on any log.
 
-Invariant: what any voter has of that range is compared. The most advanced voter may have begun its log anew at VCL
-itself, or a page header below, and such a comparison proves nothing; another voter, even one whose log ends earlier,
-has the same bytes up to where the two logs part. So the comparison goes down from VCL, voter by voter.
+Invariant: whatever any voter holds of that range is compared. The most advanced voter may have done a full resync at VCL
+itself, or a page header below, so that comparing with it proves nothing; another voter, even one whose log ends earlier,
+has the same bytes up to the divergence point of the two logs. So the comparison descends from VCL, voter by voter.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,10 +20,10 @@ from walsender_bridge.quorum.protocol.messages import ServerInfo, VoteReply
 
 
 class ComparisonVerdict(StrEnum):
-    """What an answer means.
+    """The meaning of an answer.
 
-    STALE: it was of a connection that broke. AGAIN: a tick tries again. OUTRANKED: VCL is higher by now. EQUAL: so far;
-    `ask` knows whether there is more to compare.
+    STALE: it came from a connection that broke. AGAIN: retry at the next tick. OUTRANKED: VCL is higher by now. EQUAL: so
+    far; `ask` returns the next range to compare, if any.
     """
 
     STALE = "stale"
@@ -35,11 +35,11 @@ class ComparisonVerdict(StrEnum):
 
 
 class SameWal:
-    """See the module. `wanted`: what is being compared.
+    """See the module. `wanted`: the range being compared.
 
-    `below`: down to where they were found equal. `last_segment`: whether the comparison stays within VCL's
-    segment: a server may have let go of the one before. `unread`: voters of whom the last answer was that it could not be
-    done; another that has the same range is asked first.
+    `below`: the logs were found equal down to this LSN. `last_segment`: whether the comparison stays within VCL's segment:
+    a server may have removed the one before. `unread`: voters whose last comparison failed; another voter that has the same
+    range is asked first.
     """
 
     __slots__ = ("below", "last_segment", "unread", "wanted")
@@ -51,7 +51,7 @@ class SameWal:
         self.unread: frozenset[int] = frozenset()
 
     def forget(self) -> None:
-        """VCL may be another one now: what was compared is forgotten, and an answer on its way is stale."""
+        """VCL may have changed: forget the result so far; an answer under way is stale."""
         self.wanted = self.below = None
 
     def ask(
@@ -62,9 +62,9 @@ class SameWal:
         limits: Limits,
         server: ServerInfo,
     ) -> CompareWal | None:
-        """The next range, the highest one, and the voter that has most of it; None: all that voters have is equal."""
+        """The next range, the highest one, and the voter that has most of it; None: everything is equal."""
         below = vcl if self.below is None else self.below
-        # A server sends one timeline at a time, and up to its switch the lineage has agreed.
+        # A server sends one timeline at a time, and the lineage agrees up to the switch point.
         floor = max(vcl - limits.compare_bytes, timeline_start(best, vcl))
         if self.last_segment:
             floor = max(floor, (vcl - 1) - (vcl - 1) % server.segment_size)
@@ -82,52 +82,52 @@ class SameWal:
         return self.wanted
 
     def answered(
-        self, told: WalCompared, best: VoteReply | None, replies: Collection[VoteReply]
+        self, compared: WalCompared, best: VoteReply | None, replies: Collection[VoteReply]
     ) -> ComparisonVerdict:
-        """What follows from an answer. REMOVED: and no later vote is of a more advanced log than `best`."""
+        """The verdict of an answer. REMOVED: and no later vote came from a more advanced log than `best`."""
         wanted = self.wanted
-        if wanted is None or (wanted.peer, wanted.end_lsn) != (told.peer, told.end_lsn):
+        if wanted is None or (wanted.peer, wanted.end_lsn) != (compared.peer, compared.end_lsn):
             return ComparisonVerdict.STALE
         self.wanted = None
-        if told.equal is not None:
+        if compared.equal is not None:
             self.unread -= {wanted.peer}
             self.below = wanted.begin_lsn
-            return ComparisonVerdict.EQUAL if told.equal else ComparisonVerdict.OTHER
-        if told.removed and self.last_segment:
+            return ComparisonVerdict.EQUAL if compared.equal else ComparisonVerdict.OTHER
+        if compared.removed and self.last_segment:
             return (
                 ComparisonVerdict.OUTRANKED
                 if election.outranked(best, replies)
                 else ComparisonVerdict.REMOVED
             )
-        if not told.removed:
+        if not compared.removed:
             self.unread |= {wanted.peer}
         self.last_segment = not self.last_segment
         return ComparisonVerdict.AGAIN
 
 
 def agrees_up_to(reply: VoteReply, best: VoteReply, vcl: int) -> int:
-    """Up to where a voter has the best log's bytes."""
+    """The LSN up to which a voter has the best log's bytes."""
     if election.rank(reply) == election.rank(best):
         return vcl
     return divergence(reply.history, reply.flush_lsn, best.history, vcl) or 0
 
 
 def timeline_start(best: VoteReply, vcl: int) -> int:
-    """Where the best log went over to the timeline of its last byte; VCL for a log without one."""
+    """Start of the timeline of the best log's last byte; VCL for an empty log."""
     first = best.history.entries[0].start_lsn
     return best.history.timeline_start(vcl - 1) if first < vcl else vcl
 
 
 def removed(vcl: int) -> str:
-    """What is wrong with a server that has not even the last segment below VCL."""
+    """Message for a server that lacks even the last segment below VCL."""
     return (
         f"the WAL of a majority of the safekeepers ends at {format_lsn(vcl)}, and this server has removed the segment "
-        "before it: what they hold cannot be compared, and what they lack cannot be sent"
+        "before it, so it can neither compare its WAL with theirs nor send what they lack"
     )
 
 
 def other(vcl: int) -> str:
-    """What is wrong with a server whose WAL is not the quorum's."""
+    """Message for a server whose WAL differs from the quorum's."""
     return (
         f"the WAL below {format_lsn(vcl)} is not what the safekeepers hold: this server is a copy that went its own "
         "way"

@@ -1,4 +1,4 @@
-"""A range of WAL from whoever has a walsender: a server, a standby, a safekeeper's WAL server."""
+"""Reads a range of WAL from a walsender: a primary's, a standby's, or a safekeeper's WAL server."""
 
 import select
 import time
@@ -12,19 +12,19 @@ from walsender_bridge.postgres.protocol.replication import (
 )
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 
-#: Seconds that it may take to arrive.
+#: Timeout of the whole range, in seconds.
 _SECONDS = 30.0
-#: Seconds between two looks at whether it is worth waiting.
+#: Seconds between two calls of `check`.
 _CHECK_SECONDS = 0.2
 
 
 def read_range(
     stream: PrimaryStream, begin: int, end: int, timeline: int, check: Callable[[], None]
 ) -> bytes:
-    """The WAL of [begin, end) on `timeline`; the connection is of no use afterwards.
+    """The WAL of [begin, end) on `timeline`; the connection cannot be used afterwards.
 
-    `check` raises when there is no more use in waiting. Raises `DeadlineError`, `MalformedMessageError`, what the server
-    answers, and what `check` raises.
+    `check` raises when waiting has become pointless. Raises `DeadlineError`, `MalformedMessageError`, the server's errors,
+    and what `check` raises.
     """
     stream.start_physical(begin, timeline)
     deadline = time.monotonic() + _SECONDS
@@ -40,5 +40,5 @@ def read_range(
         if len(held) < end - begin and not poll.poll(_CHECK_SECONDS * 1000):
             check()
             if time.monotonic() > deadline:
-                raise DeadlineError("its WAL does not arrive", where=stream.where)
+                raise DeadlineError("timed out waiting for WAL", where=stream.where)
     return bytes(held[: end - begin])

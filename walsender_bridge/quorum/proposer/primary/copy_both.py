@@ -1,4 +1,4 @@
-"""CopyBoth through libpq, for connections whose bytes are libpq's alone to read: TLS, GSSAPI."""
+"""CopyBoth through libpq, for connections whose bytes only libpq can read: TLS, GSSAPI."""
 
 from collections.abc import Iterator
 
@@ -55,7 +55,7 @@ class LibpqCopy:
             raise self._broken(str(error)) from None
 
     def _results(self) -> None:
-        """What the server has answered by now: the copy begins, or says which timeline follows."""
+        """Process the server's answers so far: the copy begins, or the next timeline is named."""
         pgconn = self._pgconn
         while not pgconn.is_busy():
             result = pgconn.get_result()

@@ -1,7 +1,7 @@
-"""The primary as a proposer needs it: who it is, and the slot that keeps its WAL.
+"""The primary as a proposer needs it: its identity, and the slot that keeps its WAL.
 
-A permanent physical slot, used by nobody, keeps the WAL that a safekeeper still lacks (the streaming connection has no
-slot: a slot there would follow what is reported, and let go of what laggards need).
+A permanent physical slot that no connection uses keeps the WAL that a safekeeper still lacks. (The streaming connection
+has no slot: a slot there would follow the reported position, and release what laggards need.)
 """
 
 import os
@@ -33,7 +33,7 @@ from walsender_bridge.quorum.protocol.messages import ServerInfo
 from walsender_bridge.runtime.closing import Closing
 from walsender_bridge.runtime.sql import load
 
-#: For a command; VACUUM FULL of a catalog keeps its lock until the quorum has its COMMIT.
+#: For each command: VACUUM FULL of a catalog holds its lock until the quorum has its COMMIT.
 _LOCK_OPTION = "-c lock_timeout=5s"
 _UNITS = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
@@ -45,9 +45,9 @@ class PrimaryStream(ReplicationConnection):
     def connect(
         cls, dsn: str, *, application_name: str = "tuskline", replication: str = "database"
     ) -> Self:
-        """See `ReplicationConnection.connect`. The server has said who it is: before 15 a standby streams only then.
+        """See `ReplicationConnection.connect`. Has run IDENTIFY_SYSTEM: before 15 a standby streams only after it.
 
-        No command waits longer for a lock than `_LOCK_OPTION` says. Raises `UnavailableError` when the server runs, and a
+        No command waits longer for a lock than `_LOCK_OPTION` allows. Raises `UnavailableError` when the server runs, but a
         lock keeps sessions of the database from starting.
         """
         asked = f"{parameters(dsn).get('options') or ''} {_LOCK_OPTION}".strip()
@@ -63,9 +63,9 @@ class PrimaryStream(ReplicationConnection):
             if not _runs(dsn, application_name):
                 raise
             raise UnavailableError(
-                "the server runs, but no session of this database can start: most often, one of its catalogs is locked",
+                "the server runs, but no session of this database can start: most likely, one of its catalogs is locked",
                 where=error.where,
-                repair="it is tried again; in another database, such as template1, SELECT l.pid, a.query FROM pg_locks"
+                repair="the connection is retried; in another database, such as template1, SELECT l.pid, a.query FROM pg_locks"
                 " AS l JOIN pg_stat_activity AS a USING (pid) WHERE l.mode = 'AccessExclusiveLock' names the holder,"
                 " and SELECT pg_cancel_backend(pid) ends a VACUUM FULL or LOCK that waits for the quorum itself",
             ) from None
@@ -78,12 +78,12 @@ class PrimaryStream(ReplicationConnection):
 
     @property
     def plain(self) -> bool:
-        """Whether what goes over the socket is the protocol itself: no TLS, no GSSAPI."""
+        """Whether the protocol is sent unencrypted: no TLS, no GSSAPI."""
         return not self._pgconn.ssl_in_use and not self._pgconn.used_gssapi
 
     @property
     def pgconn(self) -> pq.abc.PGconn:
-        """The connection as libpq has it, for who takes it over."""
+        """The libpq connection, for its next owner."""
         return self._pgconn
 
     def dup(self) -> int:
@@ -91,7 +91,7 @@ class PrimaryStream(ReplicationConnection):
         return os.dup(self._pgconn.socket)
 
     def server_info(self) -> ServerInfo:
-        """Whose WAL it is."""
+        """The server's identity."""
         identity = self.identify()
         ((text,),) = self.command("SHOW wal_segment_size", timeout=ANSWER_SECONDS)
         digits = (text or "").rstrip("BkMG")
@@ -99,16 +99,16 @@ class PrimaryStream(ReplicationConnection):
         return ServerInfo(identity.system_id, self.server_version // 10000, size)
 
     def primary(self) -> Primary:
-        """Its timelines, and how far its WAL is flushed."""
+        """Its timelines and flush position."""
         identity = self.identify()
         history = self.history(identity.timeline)
         return Primary(Lineage(identity.timeline, history.ancestors), identity.flush_lsn)
 
     def hold_wal(self, slot: str) -> int:
-        """Make the slot that keeps WAL, unless it is there; the oldest WAL that is kept, an LSN.
+        """Create the slot that keeps WAL, unless it exists; returns the LSN of the oldest WAL kept.
 
-        One that the server has invalidated keeps nothing, and is replaced: whether the WAL that it kept is still needed
-        shows when it is compared (`StopReason.REMOVED`). Raises `SlotError` for a slot of that name that is none of ours, and what `command` raises.
+        An invalidated slot keeps nothing, and is replaced: the comparison shows whether the WAL that it kept is still needed
+        (`StopReason.REMOVED`). Raises `SlotError` for a foreign slot of that name, and what `command` raises.
         """
         asked = load("quorum/wal_slot").strip().rstrip(";").replace("%(slot)s", f"'{slot}'")
         rows = self.command(asked, timeout=ANSWER_SECONDS)
@@ -131,28 +131,29 @@ class PrimaryStream(ReplicationConnection):
         return int(restart)
 
     def start_physical(self, lsn: int, timeline: int) -> None:
-        """Have the WAL of `timeline` sent from `lsn` on, and wait for the answer.
+        """Start streaming the WAL of `timeline` from `lsn`, and wait for the answer.
 
-        Then only `receive`, `send`, `flush` make sense; what came with the answer makes nothing readable.
+        Afterwards only `receive`, `send` and `flush` may be used; data that arrived with the answer does not make the socket
+        readable.
         """
         self._ask(start_physical(lsn, timeline), ANSWER_SECONDS, copies=True)
 
 
 def _runs(dsn: str, application_name: str) -> bool:
-    """Whether the server answers a walsender of no database, which reads none of its catalogs."""
+    """Whether the server accepts a walsender without a database, which reads no catalogs of one."""
     try:
         with ReplicationConnection.connect(
             dsn, application_name=application_name, replication="true"
         ) as physical:
             physical.identify()
     except TusklineError:
-        # It does not, or pg_hba.conf or max_wal_senders leaves no room for another kind of connection.
+        # It does not, or pg_hba.conf or max_wal_senders excludes this kind of connection.
         return False
     return True
 
 
 class WalSlot(Closing):
-    """Moves the slot that keeps WAL, over one connection. Blocking: an errand's."""
+    """Advances the slot that keeps WAL, over one connection. Blocks: it runs in the blocking executor."""
 
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn = dsn
@@ -160,7 +161,7 @@ class WalSlot(Closing):
         self._connection: psycopg.Connection | None = None
 
     def advance(self, lsn: int) -> int:
-        """Let go of the WAL below `lsn`; `lsn`. Raises what `server_error` makes of the refusal."""
+        """Release the WAL below `lsn`; returns `lsn`. Raises the server's error, as `server_error` converts it."""
         try:
             if self._connection is None or self._connection.broken:
                 conninfo = pinned_conninfo(self._dsn, application_name="tuskline-wal-slot")

@@ -1,4 +1,4 @@
-"""The synchronous standby's end of the primary's stream: what is polled, what is reported, and when it counts as gone."""
+"""The synchronous standby's end of the primary's stream: polling, status updates, timeout."""
 
 import select
 import time
@@ -15,13 +15,13 @@ from walsender_bridge.runtime.closing import Closing
 
 #: Seconds between two reports to the primary when nothing changes.
 REPORT_SECONDS = 1.0
-#: Seconds of silence after which the primary is asked to answer, and after which it counts as gone.
+#: Seconds of silence after which the primary is asked to reply, and after which it counts as disconnected.
 ASK_SECONDS = 10.0
 SILENT_SECONDS = 30.0
 
 
 class PrimaryLink(Closing):
-    """See the module. It streams from `start` on; `commit_lsn` is what it reports."""
+    """See the module. It streams after `start`, and reports `commit_lsn`."""
 
     def __init__(self, connection: WalSource, poll: select.epoll) -> None:
         self.where = connection.where
@@ -35,20 +35,20 @@ class PrimaryLink(Closing):
         self._shutdown = ShutdownWatch()
 
     def start(self, lsn: int, timeline: int, last: int) -> None:
-        """Have the WAL sent from `lsn` on, of `timeline` and those after it up to `last`. Raises `ConnectionFailedError`."""
+        """Start streaming at `lsn`, over `timeline` and the later ones up to `last`. Raises `ConnectionFailedError`."""
         assert isinstance(self._connection, PrimaryStream), "there is a primary"
         self._stream = WalStream(self._connection, lsn, timeline, last)
         self._heard_at = time.monotonic()
         self._poll.register(self._stream, self._polled)
 
     def fileno(self) -> int:
-        """What is polled; -1 before `start`."""
+        """The descriptor to poll; -1 before `start`."""
         return -1 if self._stream is None else self._stream.fileno()
 
     def take(self, events: int, queue: WalQueue) -> None:
-        """Append what has arrived, and answer if the primary wants to hear from us.
+        """Append the WAL that has arrived, and send a status update if the primary requests a reply.
 
-        Raises what `pieces` raises, and `ConnectionFailedError` when the primary waits in vain for its shutdown.
+        Raises what `pieces` raises, and `ConnectionFailedError` when the primary's shutdown waits in vain.
         """
         stream = self._stream
         assert stream is not None
@@ -62,7 +62,7 @@ class PrimaryLink(Closing):
             self.report()
 
     def report(self, *, ask: bool = False) -> None:
-        """Tell the primary how far the quorum is, at once; `ask`: have it answer."""
+        """Send a status update with commit_lsn at once; `ask`: request a reply."""
         if self._stream is None:
             return
         now = time.time_ns()
@@ -73,19 +73,19 @@ class PrimaryLink(Closing):
         )
 
     def pass_feedback(self, feedback: HotStandbyFeedback) -> None:
-        """Tell the primary what the safekeepers' readers still see."""
+        """Send the hot standby feedback of the safekeepers' readers."""
         if self._stream is not None:
-            told = hot_standby_feedback(
+            message = hot_standby_feedback(
                 xmin=feedback.xmin,
                 xmin_epoch=feedback.xmin_epoch,
                 catalog_xmin=feedback.catalog_xmin,
                 catalog_xmin_epoch=feedback.catalog_xmin_epoch,
                 now_us=time.time_ns() // 1000,
             )
-            self._stream.send(told)
+            self._stream.send(message)
 
     def pause(self, paused: bool) -> None:
-        """Read no further, or go on; and send what the socket did not take. Cheap when nothing changes."""
+        """Pause or resume reading; and send what the socket did not take. Cheap when nothing changes."""
         if self._stream is None:
             return
         self._paused = paused
@@ -97,16 +97,16 @@ class PrimaryLink(Closing):
             self._poll.modify(self._stream, events)
 
     def tick(self, now: float) -> None:
-        """Report now and then. Raises `ConnectionFailedError` when the primary has been silent for too long."""
+        """Send periodic status updates. Raises `ConnectionFailedError` when the primary has been silent for too long."""
         if self._stream is None:
             return
         if self._paused:
             self._heard_at = now
         if now - self._heard_at > SILENT_SECONDS:
             raise ConnectionFailedError(
-                f"the primary has said nothing for {SILENT_SECONDS:.0f} s",
+                f"no message from the primary for {SILENT_SECONDS:.0f} s",
                 where=self.where,
-                repair="see whether it is stopped, or the network is cut; it is tried again",
+                repair="check whether the server is stopped, and the network; the connection is retried",
             )
         if now >= self._reported_at + REPORT_SECONDS:
             self.report(ask=now - self._heard_at > ASK_SECONDS)

@@ -1,4 +1,4 @@
-"""Where a proposer's WAL comes from when it is no primary: from a standby, or from the safekeepers alone."""
+"""The WAL source of a proposer without a primary: a standby, or the safekeepers alone."""
 
 from typing import Protocol
 
@@ -8,41 +8,41 @@ from walsender_bridge.quorum.protocol.messages import ServerInfo
 
 
 class WalSource(Protocol):
-    """What a session asks of its primary; see `primary.PrimaryStream`."""
+    """What a session needs of its primary; see `primary.PrimaryStream`."""
 
     where: str
 
     def server_info(self) -> ServerInfo:
-        """Whose WAL it is."""
+        """The server's identity."""
 
     def primary(self) -> Primary | None:
-        """Its timelines, and how far its WAL is flushed. None: there is none, the best safekeeper has the WAL."""
+        """Its timelines and flush position. None: there is no primary, and the best safekeeper has the WAL."""
 
     def hold_wal(self, slot: str) -> int | None:
-        """Keep WAL for laggards; the oldest that is kept. None: it keeps none for them."""
+        """Keep WAL for laggards; returns the oldest LSN kept. None: it keeps none for them."""
 
     def close(self) -> None:
         """End it."""
 
 
 class StandbyStream(PrimaryStream):
-    """A standby that passes on the WAL it has. No slot is made on it: it would hold WAL when all is over."""
+    """A standby that streams the WAL it has. No slot is created on it, as that would keep WAL after the failover."""
 
-    def hold_wal(self, slot: str) -> int | None:  # type: ignore[override]  # a primary's says where
+    def hold_wal(self, slot: str) -> int | None:  # type: ignore[override]  # a primary's returns an LSN
         """None: laggards read from the other safekeepers."""
         del slot
         return None
 
 
 class NoPrimary:
-    """For an election without a primary: its core does not stream."""
+    """Stands for the primary in an election without one: its core does not stream."""
 
     def __init__(self, server: ServerInfo) -> None:
         self.where = "the safekeepers"
         self._server = server
 
     def server_info(self) -> ServerInfo:
-        """Whose WAL the safekeepers hold."""
+        """The server whose WAL the safekeepers hold."""
         return self._server
 
     def primary(self) -> Primary | None:

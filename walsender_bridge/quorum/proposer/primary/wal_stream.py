@@ -1,13 +1,13 @@
-"""Physical WAL as it comes from a walsender, over the timelines of its server, without blocking.
+"""Streams physical WAL from a walsender, over the timelines of its server, without blocking.
 
-On a connection without TLS the socket is read directly: one `recv_into` for what has arrived, and WAL bytes are looked
-at where they lie. libpq would copy each message twice. It has logged in, and is idle from then on: its buffer is
-empty, since an answer ends with ReadyForQuery. With TLS (or GSSAPI) the bytes are libpq's, so it does the reading.
+On a connection without TLS the socket is read directly, with one `recv_into` and no copy of the WAL; libpq would copy
+each message twice. libpq has logged in and is idle from then on: its buffer is empty, since an answer ends with
+ReadyForQuery. With TLS (or GSSAPI) only libpq can read the bytes, so it does.
 
-A server that was promoted still sends the timelines before its own, each up to where it was left; then it says which
-one follows, and from where. So `pieces` go on across the switch (PostgreSQL docs, 53.4, START_REPLICATION).
+A server that was promoted still sends the timelines before its own, each up to its switch point; then it names the next
+timeline and its start. So `pieces` continue across the switch (PostgreSQL docs, 53.4, START_REPLICATION).
 
-Invariant: the pieces follow each other without a gap from the LSN that was asked for; anything else is a
+Invariant: the pieces follow each other without a gap from the requested LSN; anything else is a
 `MalformedMessageError`. Memory is one buffer.
 """
 
@@ -50,16 +50,16 @@ class CopyBothStream(Protocol):
         """Send the command that leads into CopyBoth mode."""
 
     def payloads(self) -> Iterator[memoryview]:
-        """The CopyData payloads that have arrived, each good until the next is asked for; never waits."""
+        """The CopyData payloads that have arrived, each valid until the next one is taken; never waits."""
 
     def next_timeline(self) -> tuple[int, int] | None:
-        """(timeline, LSN) that follow, once the copy has ended with them and a new one may be started."""
+        """The next (timeline, LSN), once the copy has ended with them and a new one may be started."""
 
     def send(self, payload: bytes) -> None:
         """Send one CopyData payload now, as far as the socket takes it."""
 
     def flush(self) -> bool:
-        """Send what is left; whether all is out."""
+        """Send the rest; returns whether everything is sent."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -126,11 +126,11 @@ class SocketCopy:
         except OSError as error:
             raise self._broken(str(error)) from None
         if not count:
-            raise self._broken("the server has closed it")
+            raise self._broken("the server closed the connection")
         self._end += count
 
     def _other(self, kind: int, body: memoryview) -> None:
-        """Everything but WAL: the copy begins, ends with the timeline, or the server has an error."""
+        """Handles all messages but WAL: the copy begins, ends with the timeline, or the server reports an error."""
         if kind == _COPY_BOTH:
             self._copying = True
         elif kind == _COPY_DONE:
@@ -150,7 +150,7 @@ class SocketCopy:
         elif kind == _COMPLETE and self._copying:
             raise self._broken("the server ended the stream")
         elif kind == _COPY_DATA:
-            raise MalformedMessageError("WAL that was not asked for", where=self._where)
+            raise MalformedMessageError("unrequested WAL", where=self._where)
 
     def next_timeline(self) -> tuple[int, int] | None:
         """See `CopyBothStream`."""
@@ -163,7 +163,7 @@ class SocketCopy:
 
     def _send(self, message: bytes) -> None:
         if self._out:
-            # A server that reads nothing hears the newest again and again; whole messages, and few.
+            # While the server does not read, only whole messages are queued, and few: later ones repeat the newest position.
             if len(self._out) < _MOST_MESSAGE:
                 self._out += message
             self.flush()
@@ -204,7 +204,7 @@ def _columns(row: memoryview) -> list[bytes]:
 
 
 def _switch(row: list[bytes], where: str) -> tuple[int, int]:
-    """What follows a timeline that has ended: (timeline, LSN)."""
+    """The successor of a timeline that has ended: (timeline, LSN)."""
     try:
         timeline, lsn = (column.decode("ascii") for column in row)
         return int(timeline), parse_lsn(lsn)
@@ -216,11 +216,10 @@ class WalStream(Closing):
     """See the module."""
 
     def __init__(self, connection: PrimaryStream, lsn: int, timeline: int, last: int) -> None:
-        """Asks for the WAL of `timeline` from `lsn` on, and does not wait. The connection is idle.
+        """Requests the WAL of `timeline` from `lsn` on, without waiting. The connection must be idle.
 
-        It goes on over the timelines up to `last`, and no further: a standby that is promoted goes on with WAL that is
-        not that of the term that reads it. The connection is this object's from now on. Raises
-        `ConnectionFailedError`.
+        It continues over the timelines up to `last`, and no further: a standby that is promoted continues with WAL that does
+        not belong to the term that reads it. Takes ownership of the connection. Raises `ConnectionFailedError`.
         """
         self._copy: CopyBothStream = (
             SocketCopy(connection) if connection.plain else LibpqCopy(connection)
@@ -230,16 +229,16 @@ class WalStream(Closing):
         self.lsn = lsn
         self.timeline = timeline
         self._last = last
-        #: The server wants to hear from us.
+        #: The server has requested a reply.
         self.asked = False
         self._copy.start(start_physical(lsn, timeline))
 
     def fileno(self) -> int:
-        """The socket, to be polled for reading, and for writing after a `flush` that was not all."""
+        """The socket, to be polled for reading, and for writing after an incomplete `flush`."""
         return self._copy.fileno()
 
     def pieces(self) -> Iterator[memoryview]:
-        """The WAL that has arrived; each piece is good until the next is asked for. Never waits.
+        """The WAL that has arrived; each piece is valid until the next one is taken. Never waits.
 
         Raises the server's error, `ConnectionFailedError`, `MalformedMessageError`.
         """
@@ -274,11 +273,11 @@ class WalStream(Closing):
         self._copy.start(start_physical(lsn, timeline))
 
     def send(self, payload: bytes) -> None:
-        """Tell the server something, at once. Raises `ConnectionFailedError`."""
+        """Send a message to the server at once. Raises `ConnectionFailedError`."""
         self._copy.send(payload)
 
     def flush(self) -> bool:
-        """Send what is left; whether all is out. Raises `ConnectionFailedError`."""
+        """Send the rest; returns whether everything is sent. Raises `ConnectionFailedError`."""
         return self._copy.flush()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Up to where a safekeeper's segments are in its archive: written by the archiver, read by the hot loop's horizon.
+"""The record of what is in a safekeeper's archive: written by the archiver, read for the hot loop's horizon.
 
-It may be lost or damaged: then nothing counts as archived, and the archive itself is asked, segment by segment.
+It may be lost or damaged: then nothing counts as archived, and the archive is checked segment by segment.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What is in the archive. `lsn`: every segment below is, 0: nothing is known.
+    """What is in the archive. `lsn`: every segment below is; 0: unknown.
 
-    Except `missing`: [begin, end) of what was removed here before the archive had it, and is not there. `mark`: which
-    archive that is, or that nothing was put into one yet (`mark`); empty in files of earlier versions.
+    Except `missing`: [begin, end) of WAL that was removed here before it was archived, and is not there. `mark`: the id of
+    that archive, or that nothing was archived yet (`mark.py`); empty in files of earlier versions.
     """
 
     lsn: int = 0
@@ -28,7 +28,7 @@ class Archived:
 
 
 def load(disk: Disk, url: str, *, mine: bool = False) -> Archived:
-    """What is in the archive at `url`. `mine`: the caller writes the file; a damaged one is kept aside."""
+    """What is in the archive at `url`. `mine`: the caller writes the file; a damaged one is renamed."""
     if NAME not in disk.names():
         return Archived()
     try:

@@ -1,8 +1,8 @@
-"""The mark of an archive: a small file in its folder by which it is told from another folder at the same URL.
+"""The mark of an archive: a small file that distinguishes it from another folder at the same URL.
 
-A disk that is not mounted leaves an empty folder at its place. What was archived into that would be hidden as soon as the
-disk is back, and missing in the archive, though nobody keeps that WAL any more. `{"format": 1, "archive": ID}`: the id is
-random, so that a mark which somebody makes there meanwhile is another one.
+A disk that is not mounted leaves an empty folder in its place. WAL archived into that would be hidden once the disk is
+back, and missing from the archive, although no safekeeper keeps it any longer. `{"format": 1, "archive": ID}`: the id is
+random, so a mark that is created there meanwhile is another one.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from fsspec import AbstractFileSystem
 
 NAME: Final = "tuskline-archive"
 FORMAT: Final = 1
-#: Instead of an id: nothing was put into an archive yet.
+#: Instead of an id: nothing was archived yet.
 NOTHING: Final = "nothing"
 
 
 def read(files: AbstractFileSystem, folder: str) -> str:
-    """The archive's id; empty: there is no mark, or none that was written whole. Raises `OSError`."""
+    """The archive's id; empty: there is no mark, or an incomplete one. Raises `OSError`."""
     try:
         record: Any = json.loads(files.cat_file(f"{folder}/{NAME}"))
     except (FileNotFoundError, ValueError):
@@ -30,9 +30,9 @@ def read(files: AbstractFileSystem, folder: str) -> str:
 
 
 def make(files: AbstractFileSystem, folder: str) -> str:
-    """Mark a folder that has no mark which can be read; its id. Raises `OSError`.
+    """Mark a folder that has no readable mark; returns its id. Raises `OSError`.
 
-    Of several that do so at once, the last one's mark stays. The others have put segments there, and take it over.
+    If several archivers do so at once, the last mark stays. The others have archived segments there, and adopt it.
     """
     path = f"{folder}/{NAME}"
     draft = f"{path}.{uuid.uuid4().hex}.tmp"
@@ -45,5 +45,5 @@ def make(files: AbstractFileSystem, folder: str) -> str:
         raise
     found = read(files, folder)
     if not found:
-        raise OSError(errno.EIO, "the archive's mark cannot be read back", path)
+        raise OSError(errno.EIO, "could not read back the archive's mark", path)
     return found

@@ -1,8 +1,8 @@
 """`python -m walsender_bridge.quorum.safekeeper.archive.process`: uploads one safekeeper's complete segments, beside its hot loop.
 
-An archive may be slow, or away for days: it is a process of its own, which only reads the segments. What the quorum
-has committed it takes from the control file, where it is a second old at most. The hot loop keeps what is not
-archived yet, up to a limit (`horizon`). An archive that holds something else ends the process: somebody has to look.
+An archive may be slow, or unreachable for days: so this is a process of its own, which only reads the segments. It takes
+`commit_lsn` from the control file, where it is at most a second old. The hot loop keeps WAL that is not archived yet, up
+to a limit (`horizon`). An archive with different content ends the process: an operator has to act.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from walsender_bridge.quorum.safekeeper.effects import ControlState
 from walsender_bridge.runtime import logs, status_file, supervisor
 from walsender_bridge.runtime.folder import FolderDisk
 
-#: Seconds between two looks when there is nothing to do, and after a failure.
-LOOK_SECONDS = 1.0
+#: Seconds between two polls when there is nothing to do, and after a failure.
+POLL_SECONDS = 1.0
 FAILED_SECONDS = 5.0
-#: Seconds between two questions for WAL that the archive lacked, or has otherwise.
+#: Seconds between two checks for WAL that the archive lacked, or had with other content.
 AGAIN_SECONDS = 60.0
 
 _log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 def run(
     place: Path, url: str, stop: threading.Event, tell: Callable[[TusklineError | None], None]
 ) -> None:
-    """Until `stop`; `tell` hears of each look why nothing could be archived. Raises `CorruptError`, `NotSupportedError`."""
+    """Run until `stop`; `tell` is called at each poll with the error, if any. Raises `CorruptError`, `NotSupportedError`."""
     archive: Archive | None = None
     again_at = 0.0
     while not stop.is_set():
@@ -46,16 +46,16 @@ def run(
                 continue
             if archive is not None and time.monotonic() >= again_at:
                 again_at = time.monotonic() + AGAIN_SECONDS
-                archive.look_again()
+                archive.rescan()
             tell(None)
-            stop.wait(LOOK_SECONDS)
+            stop.wait(POLL_SECONDS)
         except (UnavailableError, DivergedError, OSError) as error:
             found = _its_disk(error, place) if isinstance(error, OSError) else error
             _log.warning("the archive is behind", reason=found.what, repair=found.repair)
             tell(found)
-            # What is remembered is read again: it may have been removed on purpose.
+            # The record is read again: it may have been removed on purpose.
             archive = None
-            # An archive that holds something else was read to find that out.
+            # The archive was readable: its content differs.
             stop.wait(AGAIN_SECONDS if isinstance(error, DivergedError) else FAILED_SECONDS)
 
 
@@ -87,9 +87,9 @@ def _read(place: Path) -> ControlState | None:
 
 def _its_disk(error: OSError, place: Path) -> UnavailableError:
     return UnavailableError(
-        f"the safekeeper's files cannot be read: {error.strerror or error}",
+        f"could not read the safekeeper's files: {error.strerror or error}",
         where=str(error.filename or place),
-        repair="see whether its disk works; it is tried again",
+        repair="check its disk; the operation is retried",
     )
 
 
@@ -106,8 +106,10 @@ def main(arguments: list[str]) -> int:
         prog="python -m walsender_bridge.quorum.safekeeper.archive.process"
     )
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--archive", required=True, help="a folder: any URL that fsspec knows")
-    parser.add_argument("--status-file", type=Path, help="where to say how it is (JSON)")
+    parser.add_argument(
+        "--archive", required=True, help="upload to this folder: any URL that fsspec supports"
+    )
+    parser.add_argument("--status-file", type=Path, help="write the status to this file (JSON)")
     given = parser.parse_args(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

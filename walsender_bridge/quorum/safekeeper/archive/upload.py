@@ -1,21 +1,21 @@
-"""Upload of complete, committed segments and timeline histories to an archive, any URL that fsspec knows.
+"""Upload of complete, committed segments and timeline histories to an archive, any URL that fsspec supports.
 
 Each file is in the archive once, under PostgreSQL's own name, so a `restore_command` is a plain copy. It is written
-under a name of this uploader's own and moved, read back and compared by length and CRC-32C, and only then counted.
-A file that is there already is compared instead of written: the other safekeepers archive the same bytes, and so did
-this one before a crash. Another content under that name is never overwritten; it is another cluster's, or a lost
-history, and somebody has to look. Only a timeline's history that lacks the earliest timelines gives way to one that has them.
+under a temporary name of this uploader and renamed, read back and compared by length and CRC-32C, and only then counted.
+A file that already exists is compared instead of written: the other safekeepers archive the same bytes, and so did
+this one before a crash. A file with other content is never overwritten; it is another cluster's, or a lost history, and
+an operator has to act. Only a timeline's history that lacks the earliest timelines is replaced by one that has them.
 
-Only whole segments that end at or below `commit_lsn` are taken: what is not committed may still be cut off.
-`archived_lsn` holds the removal horizon (`horizon.horizon`); it is remembered in a file of its own, which may be
-lost: then the archive itself says what it has.
+Only complete segments that end at or below `commit_lsn` are uploaded: uncommitted WAL may still be truncated.
+`archived_lsn` holds back the removal horizon (`horizon.horizon`); it is recorded in a file of its own, which may be
+lost: then the archive itself is checked.
 
 `archived_lsn` retains at most `max_slot_wal_keep_size` of WAL. For WAL that was removed while the archive was down,
 the archive is checked, since another safekeeper may have put it there; ranges that it lacks are recorded
 (`archived_file.Archived.missing`) and checked again until they are there, so no gap goes unreported.
 
-Invariant: what counts as archived is in one archive. Before anything is written there, the archive has the mark that
-was remembered (`mark`), or the newest segment that counts. So a disk that is not mounted is no archive.
+Invariant: all WAL that counts as archived is in one archive. Before anything is written, the archive must have the
+recorded mark (`mark.py`), or the newest segment that counts. So an unmounted disk is never used as the archive.
 """
 
 import contextlib
@@ -44,16 +44,17 @@ from walsender_bridge.quorum.safekeeper.storage import checksums as segment_sums
 from walsender_bridge.quorum.safekeeper.storage.segments import PARTIAL, PIECE_BYTES
 from walsender_bridge.runtime.folder import Disk
 
-#: A history has a line for each failover of a cluster's life.
+#: A history has a line for each failover of the cluster.
 _LARGEST_HISTORY = 1 << 20
 
 
 class Archive:
     """See the module. `archived_lsn`: up to here every segment is in the archive.
 
-    `url`: a folder, such as `s3://bucket/wal` or `file:///mnt/archive`. `node`: who uploads, a part of the names
-    of unfinished files. `began_lsn`: below it there was no WAL ever. `options` go to fsspec. `wal` is the folder of the segments, which is only read: what is
-    complete and committed does not change, so this may run in a process of its own. `disk` keeps what was archived.
+    `url`: a folder, such as `s3://bucket/wal` or `file:///mnt/archive`. `node`: the uploader, a part of the names of
+    unfinished files. `began_lsn`: there never was any WAL below it. `options` go to fsspec. `wal` is the folder of the
+    segments, which is only read: complete and committed WAL does not change, so this may run in a process of its own.
+    `disk` keeps the record of what is archived.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Archive:
         self._files, self._folder = fsspec.core.url_to_fs(url, **(options or {}))
         self._archived = archived_file.load(disk, url, mine=True)
         if not self._archived.mark and 0 < self._archived.lsn == began_lsn:
-            # Earlier versions wrote down from where on they would archive, too.
+            # Earlier versions also recorded where archiving began.
             self._archived = replace(self._archived, mark=archive_mark.NOTHING)
 
     @property
@@ -85,14 +86,14 @@ class Archive:
 
     @property
     def missing(self) -> tuple[tuple[int, int], ...]:
-        """[begin, end) of what is below `archived_lsn` and not in the archive."""
+        """[begin, end) of WAL below `archived_lsn` that is not in the archive."""
         return self._archived.missing
 
     def step(self, commit_lsn: int) -> bool:
-        """Archive the next segment and, before it, its timeline's history; whether there was one.
+        """Archive the next segment and, before it, its timeline's history; returns whether there was one.
 
-        `commit_lsn`: of the quorum. Raises `UnavailableError` (the archive cannot be reached or written: try again)
-        `DivergedError` (it holds something else under that name), and `CorruptError` (what is here is damaged).
+        `commit_lsn`: of the quorum. Raises `UnavailableError` (the archive cannot be reached or written: retry),
+        `DivergedError` (it has other content under that name), and `CorruptError` (the local file is damaged).
         """
         self._close_gap()
         found = self._next(commit_lsn)
@@ -107,18 +108,18 @@ class Archive:
                 self._put(each)
         except OSError as error:
             raise UnavailableError(
-                f"the segment at {format_lsn(start)} cannot be archived: {error}",
+                f"could not archive the segment at {format_lsn(start)}: {error}",
                 where=self._url,
-                repair="see that the archive can be reached and has room; old WAL is kept until then, up to "
+                repair="check that the archive is reachable and has free space; old WAL is kept until then, up to "
                 "max_slot_wal_keep_size",
             ) from error
         self._remember(replace(self._archived, lsn=start + self._segment_bytes, mark=mark))
         return True
 
     def _marked(self) -> str:
-        """The id of the archive, which is the one that has what counts as archived; a new one is made, and marked.
+        """The id of the archive, verified to be the one that has the archived WAL; a new one is created, and marked.
 
-        Raises `UnavailableError` for another one, such as the place of a disk that is not mounted.
+        Raises `UnavailableError` for another one, such as the mount point of an unmounted disk.
         """
         try:
             found = archive_mark.read(self._files, self._folder)
@@ -130,8 +131,8 @@ class Archive:
                     f"this is not the archive that has the WAL up to {format_lsn(self.archived_lsn)}: it has neither its"
                     f" mark ({archive_mark.NAME}) nor the last segment",
                     where=self._url,
-                    repair="mount its disk, or correct [safekeepers] archive; if its files were taken away on purpose,"
-                    f" remove {self._disk}/{archived_file.NAME}, and archiving begins with the oldest WAL that is here",
+                    repair="mount its disk, or correct [safekeepers] archive; if its files were removed on purpose,"
+                    f" remove {self._disk}/{archived_file.NAME}: archiving then begins with the oldest WAL here",
                 )
             if not found:
                 self._files.makedirs(self._folder, exist_ok=True)
@@ -141,7 +142,7 @@ class Archive:
         return found
 
     def _has_newest(self) -> bool:
-        """Whether the last segment that counts is there; of an earlier version's archive any file will do."""
+        """Whether the last archived segment is there; for an earlier version's archive any file suffices."""
         if not self._archived.mark:
             with contextlib.suppress(FileNotFoundError):
                 return bool(self._files.ls(self._folder, detail=False))
@@ -153,15 +154,15 @@ class Archive:
 
     def _out_of_reach(self, error: OSError) -> UnavailableError:
         return UnavailableError(
-            f"the archive cannot be read: {error}",
+            f"could not read the archive: {error}",
             where=self._url,
-            repair="see that the archive can be reached",
+            repair="check that the archive is reachable",
         )
 
     def _close_gap(self) -> None:
-        """Ask the archive for what is not here any more and was not archived from here.
+        """Check the archive for WAL that is no longer here and was not archived from here.
 
-        That is counted from the oldest segment that is here at the first look, complete or not.
+        The gap ends at the oldest segment that is here at the first poll, complete or not.
         """
         names = {name.removesuffix(PARTIAL) for name in self._wal.names()}
         starts = [place[1] for each in names if (place := self._place(each))]
@@ -173,8 +174,8 @@ class Archive:
             gap = self._absent([(self.archived_lsn, oldest)])
             self._remember(replace(self._archived, lsn=oldest, missing=(*self.missing, *gap)))
 
-    def look_again(self) -> None:
-        """See that it is the archive, and ask for what was missing: it may be there by now. Raises `UnavailableError`."""
+    def rescan(self) -> None:
+        """Verify the archive, and check it again for missing WAL. Raises `UnavailableError`."""
         if self.archived_lsn:
             self._marked()
         missing = self._absent(self.missing)
@@ -186,7 +187,7 @@ class Archive:
         self._archived = archived
 
     def _absent(self, ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        """Those of the segments in these ranges that are not in the archive. Raises `UnavailableError`."""
+        """The segments in these ranges that are not in the archive. Raises `UnavailableError`."""
         size = self._segment_bytes
         starts = [at for begin, end in ranges for at in range(begin, end, size)]
         if not starts:
@@ -208,7 +209,7 @@ class Archive:
         return tuple(found)
 
     def _history(self) -> ServerTimelines:
-        """That of the newest timeline here."""
+        """The history of the newest timeline here."""
         names = self._wal.names()
         newest = max((place[0] for each in names if (place := self._place(each))), default=1)
         name = history_name(newest)
@@ -234,7 +235,7 @@ class Archive:
             at += len(piece)
 
     def _put(self, name: str) -> None:
-        """Have this file in the archive, whichever way."""
+        """Write the file to the archive, or verify that it is there."""
         expected = _summary(self._pieces(name))
         received = segment_sums.read(self._wal).get(name, expected[1])
         if received != expected[1]:
@@ -242,7 +243,7 @@ class Archive:
             raise CorruptError(
                 f"the segment is damaged: its CRC is {expected[1]:08X}, and {received:08X} when it was received",
                 where=f"{self._wal}/{name}",
-                repair="let the safekeeper join as a new member; see what happened to its disk",
+                repair="rejoin the safekeeper as a new member, and check its disk",
             )
         target = f"{self._folder}/{name}"
         if not self._files.exists(target) or self._knows_less(name, target):
@@ -252,14 +253,14 @@ class Archive:
                     for piece in self._pieces(name):
                         upload.write(piece)
             except OSError:
-                # It takes room there, and another safekeeper may have the segment there first.
+                # It takes space there, and another safekeeper may archive the segment first.
                 with contextlib.suppress(OSError):
                     self._files.rm_file(unfinished)
                 raise
             self._check_held(name)
             self._files.mv(unfinished, target)
         if isinstance(self._files, LocalFileSystem):
-            # Old WAL is removed once it is here: it has to be on that disk, and not in a cache.
+            # Local WAL is removed afterwards, so the file must be on the archive's disk, and not in a cache.
             for path in (target, self._folder):
                 descriptor = os.open(path, os.O_RDONLY)
                 try:
@@ -274,15 +275,15 @@ class Archive:
                 f"the archive's {name} is another file: {found[0]} bytes, CRC {found[1]:08X},"
                 f" and not {expected[0]}, {expected[1]:08X}",
                 where=self._url,
-                repair="see whose it is; give every cluster an archive of its own, and move a wrong file away",
+                repair="find out whose file it is; give every cluster an archive of its own, and move the wrong file away",
             )
 
     def _knows_less(self, name: str, target: str) -> bool:
-        """Whether the archive's history of a timeline does not reach as far back as the one that is here."""
+        """Whether the archive's history of a timeline does not reach as far back as the local one."""
         return _is_history(name) and says_more(self._text(name), self._stored(target))
 
     def _knows_more(self, name: str, target: str) -> bool:
-        """The reverse."""
+        """Whether the archive's history of a timeline reaches further back than the local one."""
         return _is_history(name) and says_more(self._stored(target), self._text(name))
 
     def _text(self, name: str) -> bytes:
@@ -293,9 +294,9 @@ class Archive:
             return bytes(stored.read(_LARGEST_HISTORY))
 
     def _check_held(self, name: str) -> None:
-        """What was read was that file: the hot loop renames one before it writes another over it."""
+        """Verify that the file that was read still has its name: the hot loop renames a file before it overwrites it."""
         if name not in self._wal.names():
-            raise FileNotFoundError(f"{name} has been removed meanwhile")
+            raise FileNotFoundError(f"{name} was removed while it was read")
 
 
 def _is_history(name: str) -> bool:

@@ -1,6 +1,6 @@
 """The CRC-32C of each complete segment, taken from the bytes as they were received, to detect later damage.
 
-    sums    "000000010000000000000003 1A2B3C4D" a line, in the folder of the segments; the last line of a name counts
+    sums    "000000010000000000000003 1A2B3C4D" per line, in the folder of the segments; the last line of a name counts
 
 It is computed over the bytes in memory, never over what is read back, so it does not cover up changes on the disk.
 Lines are appended without a sync: a lost line leaves a segment unverified, with no other effect. But a line never
@@ -17,12 +17,12 @@ _LARGEST = 64 << 20
 
 
 def read(disk: Disk) -> dict[str, int]:
-    """The sums by the segments' names. Raises `OSError`."""
+    """The checksums by the segments' names. Raises `OSError`."""
     return parse(disk.read(NAME, 0, _LARGEST)) if NAME in disk.names() else {}
 
 
 def parse(content: bytes) -> dict[str, int]:
-    """The sums that a file's content tells; what makes no sense is left out."""
+    """The checksums in a file's content; invalid lines are ignored."""
     found = {}
     for line in content.decode("ascii", "replace").splitlines():
         name, _, value = line.partition(" ")
@@ -33,7 +33,7 @@ def parse(content: bytes) -> dict[str, int]:
 
 
 class SegmentSums:
-    """The safekeeper's own, who alone writes them."""
+    """The checksums as the safekeeper, their only writer, keeps them."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -41,11 +41,11 @@ class SegmentSums:
         self._length = 0
 
     def get(self, name: str) -> int | None:
-        """Of one segment; None: it is not known."""
+        """The checksum of one segment; None: unknown."""
         return self._sums.get(name)
 
     def keep(self, names: set[str]) -> None:
-        """Begin with what is on disk, of these segments alone, durably. Raises `OSError`."""
+        """Load the file, and keep the lines of these segments only, durably. Raises `OSError`."""
         stored = read(self._disk)
         self._sums = {name: crc for name, crc in stored.items() if name in names}
         if stored != self._sums or NAME not in self._disk.names():
@@ -53,7 +53,7 @@ class SegmentSums:
         self._length = self._disk.size(NAME)
 
     def add(self, name: str, crc: int) -> None:
-        """A segment is complete. A disk without room for a line keeps nobody from going on."""
+        """Record a complete segment. A disk too full for a line is no error."""
         line = self._text({name: crc})
         with contextlib.suppress(OSError):
             file = self._disk.open(NAME, durable=False)

@@ -1,8 +1,8 @@
-"""What the WAL storage remembers beside the WAL itself: where it begins, a bound of its end, and a cut in progress.
+"""The WAL storage's positions besides the WAL itself: its beginning, a lower bound of its end, a pending truncation.
 
 `begin_lsn`: no WAL below it is held. `durable_lsn`: the WAL is durable at least up to here; it is written when the
-storage stops, starts, is cut, or loses old WAL, not with each write; `exact`: the WAL ends there. `cutting`: a cut at `durable_lsn` was begun; until it is done
-again to its end, nothing at or behind that position is WAL.
+storage stops or starts, truncates, or removes old WAL, not with each write; `exact`: the WAL ends there. `cutting`: a
+truncation at `durable_lsn` has begun; until it is repeated to its end, nothing at or behind that position is WAL.
 """
 
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class StoragePosition:
-    """See the module. LSNs; all 0: nothing was ever held."""
+    """See the module. LSNs; all 0: no WAL was ever held."""
 
     begin_lsn: int = 0
     durable_lsn: int = 0
@@ -32,7 +32,7 @@ def save(disk: Disk, position: StoragePosition) -> None:
 
 
 def read(disk: Disk) -> StoragePosition | None:
-    """What it says; None: there is none. Nothing is written. Raises `CorruptError` and `NotSupportedError`."""
+    """The file's content; None: there is no file. Nothing is written. Raises `CorruptError` and `NotSupportedError`."""
     if NAME not in disk.names():
         return None
     where = f"{disk}/{NAME}"
@@ -43,18 +43,18 @@ def read(disk: Disk) -> StoragePosition | None:
         raise NotSupportedError(error.what, where=where, repair=error.repair) from error
     except (CorruptError, TypeError) as error:
         raise CorruptError(
-            f"it is damaged ({error})",
+            f"the position file is damaged ({error})",
             where=where,
-            repair="let the safekeeper join as a new member; see what happened to its disk",
+            repair="rejoin the safekeeper as a new member, and check its disk",
         ) from error
 
 
 def load(disk: Disk) -> StoragePosition | None:
-    """The same, for the safekeeper whose it is: a damaged one is kept aside."""
+    """As `read`, for its own safekeeper: a damaged file is renamed."""
     try:
         return read(disk)
     except CorruptError as error:
         aside = record_file.keep_aside(disk, NAME)
         raise CorruptError(
-            f"{error.what}, and was kept as {aside}", where=error.where, repair=error.repair
+            f"{error.what}, and was renamed to {aside}", where=error.where, repair=error.repair
         ) from error

@@ -1,7 +1,7 @@
-"""The WAL of a safekeeper's folder, read by somebody else than the safekeeper, whether that runs or not. Nothing is written.
+"""Reads the WAL of a safekeeper's folder from another process, whether the safekeeper runs or not. Writes nothing.
 
-Invariant: bytes are handed out only from a file that still had its name after they were read: a segment is renamed
-before it is written over. What a running safekeeper cuts or removes meanwhile is seen as missing, never as other WAL.
+Invariant: bytes are returned only from a file that still had its name after they were read: a segment is renamed before
+it is overwritten. What a running safekeeper truncates or removes meanwhile appears as missing, never as other WAL.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,13 @@ from walsender_bridge.postgres.protocol.wal_page import (
 from walsender_bridge.quorum.safekeeper.storage.segments import PARTIAL
 
 _WINDOW = 1 << 20
-_LOOKS = 3
+_ATTEMPTS = 3
 
 
 class WalReader:
-    """See the module. `begin_lsn`, `end_lsn`: of the segments that lie there without a gap, up to the newest.
+    """See the module. `begin_lsn`, `end_lsn`: the contiguous segments up to the newest.
 
-    The end is that of the newest file: how much of that is WAL, others have to say. Raises `CorruptError` for a
-    segment of another size.
+    The end is that of the newest file, not of the WAL in it. Raises `CorruptError` for a segment of another size.
     """
 
     def __init__(self, folder: Path, segment_bytes: int) -> None:
@@ -32,10 +31,10 @@ class WalReader:
         self.segment_bytes = segment_bytes
         self._window: tuple[int, bytes] = (-1, b"")
         self._names: Mapping[int, str] = {}
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
-        """See which segments are there now."""
+    def refresh(self) -> None:
+        """List the segments that exist now."""
         found: dict[int, tuple[int, str]] = {}
         for path in self.folder.iterdir() if self.folder.exists() else ():
             place = parse_segment_name(path.name.removesuffix(PARTIAL), self.segment_bytes)
@@ -54,13 +53,13 @@ class WalReader:
         self.end_lsn = end + self.segment_bytes if self._names else 0
 
     def complete(self) -> dict[str, Path]:
-        """The segments that are durable whole, by name."""
+        """The completely durable segments, by name."""
         return {
             name: self.folder / name for name in self._names.values() if not name.endswith(PARTIAL)
         }
 
     def complete_to(self, lsn: int) -> int:
-        """Up to where the segments from that of `lsn` on are durable whole; `lsn`, if its own is not."""
+        """The end of the completely durable segments from that of `lsn` on; `lsn`, if its own is not."""
         start = segment_start(lsn, self.segment_bytes)
         while not self._names.get(start, PARTIAL).endswith(PARTIAL):
             start += self.segment_bytes
@@ -71,9 +70,9 @@ class WalReader:
         return self._names.get(segment_start(lsn, self.segment_bytes), "no segment")
 
     def read(self, lsn: int, length: int) -> bytes:
-        """Bytes of one segment, fewer at its end. Raises `TrimmedError` when it is not there, `CorruptError`."""
+        """Bytes of one segment, fewer at its end. Raises `TrimmedError` when it is missing, `CorruptError`."""
         start = segment_start(lsn, self.segment_bytes)
-        for _ in range(_LOOKS):
+        for _ in range(_ATTEMPTS):
             name = self._names.get(start)
             if name is None:
                 break
@@ -84,18 +83,18 @@ class WalReader:
                     data = file.read(min(length, start + self.segment_bytes - lsn))
                     if file.seek(0, 2) != self.segment_bytes:
                         raise CorruptError(
-                            f"it has {file.tell()} bytes, not {self.segment_bytes}",
+                            f"segment has {file.tell()} bytes, not {self.segment_bytes}",
                             where=str(path),
                         )
                 path.stat()
                 return data
             except FileNotFoundError:
                 # It became complete, or was removed.
-                self.look()
+                self.refresh()
         raise TrimmedError(f"WAL at {format_lsn(lsn)} is not here", where=str(self.folder))
 
     def page(self, lsn: int) -> bytes:
-        """The page at `lsn`, for `wire.wal_record`; empty where there is none."""
+        """The page at `lsn`, for `wire.wal_record`; empty if there is none."""
         base = lsn - lsn % _WINDOW
         if self._window[0] != base:
             try:

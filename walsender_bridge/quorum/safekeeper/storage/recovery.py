@@ -1,11 +1,11 @@
-"""Where a safekeeper's WAL begins and ends, as its folder tells after a crash (see `wal` for what holds)."""
+"""Recovery: finds the beginning and end of a safekeeper's WAL after a crash (guarantees: see `wal.py`)."""
 
 from functools import lru_cache
 
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat, segment_start
-from walsender_bridge.postgres.protocol.wal_record import Pages, RecordScan, walk_below
+from walsender_bridge.postgres.protocol.wal_record import Pages, RecordScan, scan_below
 from walsender_bridge.quorum.safekeeper.storage import position_file
 from walsender_bridge.quorum.safekeeper.storage.position_file import StoragePosition
 from walsender_bridge.quorum.safekeeper.storage.segments import PIECE_BYTES, SegmentFile, Segments
@@ -15,14 +15,14 @@ _WINDOW = 1 << 18
 
 
 def load(disk: Disk, segments: Segments) -> StoragePosition | None:
-    """See what is there; None: nothing, it is new. Raises `CorruptError` for WAL without its position file."""
+    """Load the position file; None: the storage is new. Raises `CorruptError` for WAL without a position file."""
     segments.load()
     position = position_file.load(disk)
     if position is None and segments.starts:
         raise CorruptError(
-            "there is WAL, and its position file is missing",
+            "there is WAL, but its position file is missing",
             where=f"{disk}/{position_file.NAME}",
-            repair="let the safekeeper join as a new member; see what happened to its disk",
+            repair="rejoin the safekeeper as a new member, and check its disk",
         )
     return position
 
@@ -30,7 +30,7 @@ def load(disk: Disk, segments: Segments) -> StoragePosition | None:
 def find_end(
     segments: Segments, wal_format: WalFormat, position: StoragePosition
 ) -> tuple[int, int]:
-    """Where the WAL begins and ends. Raises `CorruptError` when some of what was durable is not there."""
+    """The beginning and end of the WAL. Raises `CorruptError` when durable WAL is missing."""
     size = wal_format.segment_bytes
     known = position.durable_lsn
     while (file := segments.at(segment_start(known, size))) and file.complete:
@@ -38,9 +38,9 @@ def find_end(
     first = segment_start(known, size)
     if known > first and segments.at(first) is None:
         raise CorruptError(
-            f"the segment of {format_lsn(known)}, which was durable, is gone",
+            f"the segment at {format_lsn(known)}, which was durable, is missing",
             where=str(segments.disk),
-            repair="let the safekeeper join as a new member; see what happened to its disk",
+            repair="rejoin the safekeeper as a new member, and check its disk",
         )
     begin = first
     while begin > position.begin_lsn and segments.at(begin - size):
@@ -53,10 +53,10 @@ def find_end(
 
 
 def _write_again(segments: Segments, file: SegmentFile, offset: int) -> None:
-    """Make durable what is found in a segment from `offset` on, which is told to others. Raises `OSError`.
+    """Rewrite and sync what was found in a segment from `offset` on, before it is reported. Raises `OSError`.
 
-    A process that was killed may have left bytes in the page cache alone; after a write that failed they may be there
-    and count as clean, so that a sync alone says that all is well.
+    A killed process may have left bytes only in the page cache; after a failed write these may count as clean, so that a
+    sync alone would succeed without writing them.
     """
     disk = segments.disk
     opened = disk.open(file.name, durable=False)
@@ -83,19 +83,19 @@ def _pages(segments: Segments, size: int) -> Pages:
 
 
 def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int, *, exact: bool) -> int:
-    """The end of the last whole record, but not less than `known`, nor more if that is exact.
+    """The end of the last complete record, but not less than `known`, nor more if that is exact.
 
-    The walk starts at a record below `known`, so that the first record behind it has to name its predecessor:
-    older WAL in a recycled segment never does.
+    The scan starts at a record below `known`, so that the first record behind it has to name its predecessor: older WAL in a
+    recycled segment never does.
     """
     if known > begin:
-        walk = walk_below(pages, known - 1, known, wal_format, oldest=begin)
+        walk = scan_below(pages, known - 1, known, wal_format, oldest=begin)
         if walk is None:
             return known
         if not walk.ran_out:
             raise CorruptError(
                 f"WAL below {format_lsn(known)}, which was durable, is damaged: {walk.why}",
-                repair="let the safekeeper join as a new member; see what happened to its disk",
+                repair="rejoin the safekeeper as a new member, and check its disk",
             )
         start, previous = walk.end, walk.previous
     else:

@@ -1,19 +1,19 @@
-"""The segment files of a safekeeper's WAL: which there are, new ones, old ones, and the room they take.
+"""The segment files of a safekeeper's WAL: listing, creation, removal, and disk space.
 
     000000010000000000000003            complete: every byte of it is durable
     000000010000000000000004.partial    the current one; zeros, or older WAL, behind what was written
     00000002.history                    a timeline's history, as the server gave it
     spare-1                             zeroed ahead of time, or recycled: a removed segment with its old WAL
-    new-segment                         one that is being made; removed at the next start
+    new-segment                         one that is being created; removed at the next start
     segment-copy                        the current one's copy for a new timeline; removed at the next start
-    older-segment                       older WAL that is being received (`backfill.py`); removed at the next start
+    catch-up-segment                    older WAL that is being received (`backfill.py`); removed at the next start
 
-A complete name is given only when all of the segment is durable. Where two timelines have a file of one segment,
-the greater holds the WAL: it starts with a copy of the other's, up to where it branched off.
+A complete name is given only when all of the segment is durable. If two timelines have a file of one segment, the
+greater one's holds the WAL: it starts with a copy of the other's, up to the switch point.
 
-A recycled file holds old WAL of *other* LSNs, so every page header in it is wrong, and a record that was left in
-the middle of a page names a predecessor elsewhere (`wire.wal_record`). A segment that was cut off holds WAL of the
-*same* LSNs; those are the dangerous ones, so they are removed, never recycled.
+A recycled file holds old WAL of *other* LSNs, so every page header in it is wrong, and a record in the middle of a page
+names a predecessor elsewhere (`wire.wal_record`). A truncated segment holds WAL of the *same* LSNs, which a scan could
+mistake for valid, so it is removed, never recycled.
 """
 
 import errno
@@ -28,8 +28,8 @@ PARTIAL = ".partial"
 _SPARE = re.compile(r"spare-(\d+)")
 _MAKING = "new-segment"
 _COPYING = "segment-copy"
-RECEIVING = "older-segment"
-#: Zeros are written in pieces of this size, one between two looks at the network.
+RECEIVING = "catch-up-segment"
+#: Zeros are written in pieces of this size, one between two polls of the network.
 PIECE_BYTES = 1 << 20
 _ZEROS = bytes(PIECE_BYTES)
 #: The errors of a full disk.
@@ -38,10 +38,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
-    """How much room the WAL may take, in bytes.
+    """Limits of the WAL's disk space, in bytes.
 
-    `wal_bytes`: of all segment files together (None: no limit). `free_bytes`: what is to stay free on the file
-    system, so that the control file can still be written. `spares`: recycled segments that are kept.
+    `wal_bytes`: of all segment files together (None: no limit). `free_bytes`: kept free on the file system, so that the
+    control file can still be written. `spares`: the number of recycled segments kept.
     """
 
     wal_bytes: int | None = None
@@ -66,7 +66,7 @@ class SegmentFile:
 
 
 class Segments:
-    """See the module. `full` says why no WAL that needs a new segment is taken now; empty: it is."""
+    """See the module. `full`: why no WAL that needs a new segment is accepted now; empty: it is."""
 
     def __init__(self, disk: Disk, segment_bytes: int, limits: StorageLimits) -> None:
         self.disk = disk
@@ -80,7 +80,7 @@ class Segments:
         self._made = 0
 
     def load(self) -> None:
-        """See what is there. Raises `CorruptError` for a segment of another size."""
+        """List the files. Raises `CorruptError` for a segment of another size."""
         self._files.clear()
         self._spares.clear()
         for name in sorted(self.disk.names()):
@@ -95,9 +95,9 @@ class Segments:
             elif place := parse_segment_name(name.removesuffix(PARTIAL), self.segment_bytes):
                 if self.disk.size(name) != self.segment_bytes:
                     raise CorruptError(
-                        f"it has {self.disk.size(name)} bytes, not {self.segment_bytes}",
+                        f"segment has {self.disk.size(name)} bytes, not {self.segment_bytes}",
                         where=f"{self.disk}/{name}",
-                        repair="let the safekeeper join as a new member; see what happened to its disk",
+                        repair="rejoin the safekeeper as a new member, and check its disk",
                     )
                 self._add(SegmentFile(*place, not name.endswith(PARTIAL), self.segment_bytes))
 
@@ -111,11 +111,11 @@ class Segments:
 
     @property
     def starts(self) -> list[int]:
-        """Where the segments start that are here, in order."""
+        """The start LSNs of the segments, in order."""
         return sorted({start for start, _ in self._files})
 
     def all(self) -> list[SegmentFile]:
-        """Every file, older timelines' too, in the order of the WAL."""
+        """All files, including older timelines', in the order of the WAL."""
         return [self._files[key] for key in sorted(self._files)]
 
     @property
@@ -125,31 +125,31 @@ class Segments:
 
     # -- new ones -----------------------------------------------------------------------------------
 
-    def _check_room(self) -> None:
+    def _check_space(self) -> None:
         limit = self.limits.wal_bytes
         if limit is not None and self.used_bytes + self.segment_bytes > limit:
-            raise self._no_room(f"the WAL has {self.used_bytes} bytes, and may have {limit}")
+            raise self._disk_full(f"it has {self.used_bytes} bytes, and its limit is {limit}")
         free = self.disk.free_bytes()
         if free - self.segment_bytes < self.limits.free_bytes:
-            raise self._no_room(
-                f"{free} bytes are free, and {self.limits.free_bytes} are to stay so"
+            raise self._disk_full(
+                f"{free} bytes are free, and {self.limits.free_bytes} must remain free"
             )
 
-    def _no_room(self, why: str) -> DiskFullError:
+    def _disk_full(self, why: str) -> DiskFullError:
         self.full = why
         return DiskFullError(
-            f"no more WAL is taken: {why}",
+            f"no space for more WAL: {why}",
             where=str(self.disk),
-            repair="make room, or raise the limit; see what holds old WAL: a lagging safekeeper, a slot, the archive",
+            repair="free disk space, or raise the limit; check what retains old WAL: a lagging safekeeper, a slot, the archive",
         )
 
     def prepare(self) -> bool:
-        """Make one piece of the next spare; whether there is one. Raises `DiskFullError`."""
+        """Write one piece of the next spare; returns whether there is a complete one. Raises `DiskFullError`."""
         if self._spares:
             return True
         try:
             if self._making is None:
-                self._check_room()
+                self._check_space()
                 self._making, self._made = self.disk.create(_MAKING), 0
             self._making.write(_ZEROS, self._made)
             self._made += PIECE_BYTES
@@ -159,7 +159,7 @@ class Segments:
         except OSError as error:
             self._give_up_making()
             if error.errno in NO_ROOM:
-                raise self._no_room("the file system is full") from error
+                raise self._disk_full("the file system is full") from error
             raise
         self._making.close()
         self._making = None
@@ -171,22 +171,22 @@ class Segments:
         return True
 
     def _give_up_making(self) -> None:
-        """Give back the room that a half made segment takes."""
+        """Free the space of an unfinished segment."""
         if self._making is not None:
             self._making.close()
             self._making = None
             self.disk.remove(_MAKING)
 
     def take_spare(self) -> str:
-        """A file of the right size, which is the caller's to rename. Raises `DiskFullError`."""
+        """A file of the right size, for the caller to rename. Raises `DiskFullError`."""
         while not self.prepare():
             pass
         return self._spares.pop()
 
     def take_for_copy(self) -> str:
-        """The same, to copy WAL of the current segment into, under a name that the next start removes.
+        """As `take_spare`, to copy WAL of the current segment into, under a name that the next start removes.
 
-        As a spare it could outlive a crash: WAL that is cut off later would lie in it, at the LSNs of a new segment.
+        As a spare it could survive a crash: it would hold WAL that is truncated later, at the LSNs of a new segment.
         """
         self.disk.rename(self.take_spare(), _COPYING)
         self.disk.sync()
@@ -201,7 +201,7 @@ class Segments:
         return file
 
     def join(self, received: str, timeline: int, start: int) -> SegmentFile:
-        """Make a file, which is durable whole, the complete segment that starts there, durably."""
+        """Make a completely durable file the complete segment that starts there, durably."""
         file = SegmentFile(timeline, start, complete=True, segment_bytes=self.segment_bytes)
         self.disk.rename(received, file.name)
         self.disk.sync()
@@ -209,11 +209,11 @@ class Segments:
         return file
 
     def complete(self, file: SegmentFile) -> SegmentFile:
-        """All of it is durable: give it its complete name. The name is durable with the next sync."""
+        """Give a completely durable segment its complete name, which is durable with the next sync."""
         return self._rename(file, complete=True)
 
     def reopen(self, file: SegmentFile) -> SegmentFile:
-        """Make a complete segment a partial one again: it will be cut."""
+        """Make a complete segment a partial one again, to be truncated."""
         return self._rename(file, complete=False)
 
     def _rename(self, file: SegmentFile, *, complete: bool) -> SegmentFile:
@@ -227,7 +227,7 @@ class Segments:
     # -- old ones -----------------------------------------------------------------------------------
 
     def remove(self, file: SegmentFile, *, recycle: bool = False) -> None:
-        """Remove it, or keep it as a spare; only WAL that lies below the horizon may be kept so."""
+        """Remove it, or recycle it as a spare; only WAL below the horizon may be recycled."""
         del self._files[file.start, file.timeline]
         if recycle and len(self._spares) < self.limits.spares:
             self._counter += 1
@@ -239,14 +239,14 @@ class Segments:
         self.full = ""
 
     def drop_spares(self) -> None:
-        """Remove the spares: the WAL begins anew, perhaps below what a recycled one holds."""
+        """Remove the spares: a full resync may restart the WAL below what a recycled one holds."""
         self._give_up_making()
         for name in self._spares:
             self.disk.remove(name)
         self._spares.clear()
 
     def wipe(self, file: SegmentFile, lsn: int) -> None:
-        """Zero the file from `lsn` to its end, durably. What is zero already is not written."""
+        """Zero the file from `lsn` to its end, durably. Zeros are not rewritten."""
         opened = self.disk.open(file.name, durable=False)
         try:
             at = lsn - file.start

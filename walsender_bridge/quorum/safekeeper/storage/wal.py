@@ -1,27 +1,27 @@
-"""The WAL of a safekeeper on disk: written, made durable, cut, read, and found again after a crash.
+"""The WAL of a safekeeper on disk: writing, syncing, truncation, reading, and recovery after a crash.
 
-**What holds.** (1) `flush_lsn` is never more than what is durable. (2) Behind it the current segment holds nothing
-that a scan could take for WAL: zeros, or WAL of other LSNs in a recycled file. So after any crash the scan ends in
-what was written since, and never in what was cut off earlier. (3) A segment with a complete name is durable whole,
-and one whose end was told has that name, durably: behind a segment switch nothing else shows that the padding arrived.
+**Guarantees.** (1) `flush_lsn` is never beyond the durable WAL. (2) Behind it the current segment holds nothing that a
+scan could take for WAL: zeros, or WAL of other LSNs in a recycled file. So after any crash the scan ends in WAL written
+since, and never in WAL truncated earlier. (3) A segment with a complete name is completely durable, and one whose end was
+reported has that name, durably: after a segment switch nothing else shows that the padding arrived.
 
-**Writing.** Bytes are gathered in one page-aligned buffer (`room`, `advance`: a receiver reads straight into it) and
-`flush` is one durable write for each segment that they touch. It rewrites the last incomplete block and pads with
+**Writing.** Bytes are gathered in one page-aligned buffer (`buffer`, `advance`: a receiver reads straight into it) and
+`flush` is one durable write per segment touched. It rewrites the last incomplete block and pads with
 zeros to the next; a torn write leaves every byte of that block old or new, and the old ones are the same.
 
-**The end after a crash** is the end of the last whole record, or `durable_lsn` of the position file if that is
-more. Safekeepers hold ranges of bytes, and an acknowledgement may end inside a record; which bytes of an unfinished
-record were acknowledged and which of them a torn write left in part, nothing on disk tells without a second write
-for each acknowledgement. So the unfinished record is dropped and sent again: no less than `aligned(acknowledged)`
-is ever found, which is all that votes count and all that commits wait for (rule 9). After an orderly stop the end
-is exact, to the byte.
+**The end after a crash** is the end of the last complete record, or `durable_lsn` of the position file if that is
+greater. Safekeepers hold ranges of bytes, and an acknowledgement may end inside a record; which bytes of an unfinished
+record were acknowledged, and which of them a torn write left incomplete, is unknown without a second write for each
+acknowledgement. So the unfinished record is dropped and sent again: recovery never finds less than
+`aligned(acknowledged)`, which is all that votes count and all that commits wait for (rule 9). After an orderly stop the
+end is exact, to the byte.
 
-**Cutting** says first what it is about (`position_file`), removes later segments, zeroes the rest of this one, syncs,
-and then says that it is done; a crash on the way is finished at the next start, before anything is read. The caller
+**Truncation** first records its position (`position_file`), removes later segments, zeroes the rest of this one, syncs,
+and then records its completion; a crash on the way is completed at the next start, before anything is read. The caller
 writes the epoch history afterwards (rule 3).
 
-The driver calls from one thread. `OSError` from a write leaves the storage `failed`: what the disk then holds is
-known only to a new start.
+The driver calls from one thread. `OSError` from a write leaves the storage `failed`: only a restart can determine what
+the disk then holds.
 """
 
 import contextlib
@@ -58,10 +58,10 @@ _BUFFER_BYTES = 1 << 20
 
 
 class WalStorage:
-    """See the module. Made over a folder of its own; `open` it before anything else, `close` it to stop in order.
+    """See the module. It needs a folder of its own; `open` it before anything else, `close` it for an orderly stop.
 
-    `flush_lsn`: the durable end; `begin_lsn`: the oldest WAL held; both 0 until the first `reset`. `write_lsn`: the
-    end of what was given. `timeline`: of the last write, 0 before the first.
+    `flush_lsn`: the durable end; `begin_lsn`: the oldest WAL held; both 0 until the first `reset`. `write_lsn`: the end of
+    the WAL written. `timeline`: of the last write, 0 before the first.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class WalStorage:
         self.timeline = 0
         self.failed = ""
         self.sums = SegmentSums(disk)
-        #: Of the current segment, up to `flush_lsn`.
+        #: Checksum of the current segment, up to `flush_lsn`.
         self._sum = 0
         self._disk = disk
         self._size = wal_format.segment_bytes
@@ -84,13 +84,13 @@ class WalStorage:
         self._fill = 0
         self._current: SegmentFile | None = None
         self._file: File | None = None
-        # All that is held is the rest of one record: nothing on disk can tell its end.
+        # The log holds only the rest of one record, whose end cannot be determined from the disk.
         self._headless = True
 
     # -- start and stop -----------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Find what is there. Raises `CorruptError`, `NotSupportedError`, `OSError`."""
+        """Recover the WAL on disk. Raises `CorruptError`, `NotSupportedError`, `OSError`."""
         found = wal_recovery.load(self._disk, self.segments)
         if found is None:
             return
@@ -106,7 +106,7 @@ class WalStorage:
         self._resume()
 
     def close(self) -> None:
-        """Write what was given, as far as there is room, and remember the exact end. Raises `OSError`."""
+        """Write the buffer, as far as there is space, and record the exact end. Raises `OSError`."""
         if self.flush_lsn and not self.failed:
             with contextlib.suppress(DiskFullError):
                 self.flush()
@@ -117,7 +117,7 @@ class WalStorage:
         position_file.save(self._disk, StoragePosition(self.begin_lsn, lsn, cutting, exact))
 
     def _resume(self) -> None:
-        """Get ready to write behind `flush_lsn`."""
+        """Prepare for writing behind `flush_lsn`."""
         self._close_file()
         self._base = self.flush_lsn - self.flush_lsn % BLOCK_BYTES
         self._fill = self.flush_lsn - self._base
@@ -136,7 +136,7 @@ class WalStorage:
 
     @property
     def has_records(self) -> bool:
-        """Whether it holds the beginning of a record, so that not all of it is the rest of one."""
+        """Whether it holds the beginning of a record, rather than only the rest of one."""
         return not self._headless
 
     def _record_known(self) -> bool:
@@ -150,13 +150,13 @@ class WalStorage:
 
     @property
     def write_lsn(self) -> int:
-        """Where the next byte goes."""
+        """The position of the next byte."""
         return self._base + self._fill
 
-    def room(self, timeline: int) -> memoryview:
-        """Where the bytes from `write_lsn` on, of this timeline, may be put; then `advance`. Never empty.
+    def buffer(self, timeline: int) -> memoryview:
+        """A buffer for the bytes from `write_lsn` on, of this timeline; then call `advance`. Never empty.
 
-        Raises `DiskFullError`, `UnavailableError`, `OSError` when what it holds has to be written first.
+        Raises `DiskFullError`, `UnavailableError`, `OSError` when buffered WAL has to be written first.
         """
         if timeline != self.timeline or self._fill == _BUFFER_BYTES:
             self.flush()
@@ -164,39 +164,39 @@ class WalStorage:
         return self._buffer[self._fill :]
 
     def advance(self, length: int) -> None:
-        """So many bytes were put into `room`."""
+        """So many bytes were put into `buffer`."""
         self._fill += length
         assert self._fill <= _BUFFER_BYTES
 
     def write(self, lsn: int, data: bytes | memoryview, timeline: int) -> None:
-        """Take WAL bytes; they are durable after the next `flush`.
+        """Write WAL bytes; they are durable after the next `flush`.
 
-        Raises as `room`, in which case some, counted by `write_lsn`, may have been taken.
+        Raises as `buffer`, in which case some, counted by `write_lsn`, may have been taken.
         """
         assert lsn == self.write_lsn >= self.begin_lsn > 0, "WAL is written where it ends"
         taken = 0
         while taken < len(data):
-            room = self.room(timeline)
-            length = min(len(room), len(data) - taken)
-            room[:length] = data[taken : taken + length]
+            space = self.buffer(timeline)
+            length = min(len(space), len(data) - taken)
+            space[:length] = data[taken : taken + length]
             self._fill += length
             taken += length
 
     def drop_unflushed(self) -> None:
-        """Forget what was given and is not durable."""
+        """Drop written WAL that is not durable."""
         self._fill = self.flush_lsn - self._base
 
     def flush(self) -> int:
-        """Make all that was given durable; the durable end, which may be told.
+        """Make all written WAL durable; returns the durable end, which may be acknowledged.
 
-        Raises `DiskFullError` (nothing is lost: call it again once there is room), `UnavailableError` after an earlier
-        failure, and `OSError`.
+        Raises `DiskFullError` (nothing is lost: call it again once there is space), `UnavailableError` after an earlier failure,
+        and `OSError`.
         """
         if self.failed:
             raise UnavailableError(
-                f"the WAL cannot be written: {self.failed}",
+                f"could not write WAL: {self.failed}",
                 where=str(self._disk),
-                repair="see to the disk, and start the safekeeper again",
+                repair="check the disk, and restart the safekeeper",
             )
         if self.flush_lsn == self._base + self._fill:
             return self.flush_lsn
@@ -215,7 +215,7 @@ class WalStorage:
         return self.flush_lsn
 
     def _write_piece(self) -> None:
-        """Write what lies in one segment."""
+        """Write the buffered bytes of one segment."""
         start = segment_start(self._base, self._size)
         if self._current is None or self._current.start != start:
             self._enter(start)
@@ -239,7 +239,7 @@ class WalStorage:
             self._close_file(complete=True)
 
     def _sync_names(self) -> None:
-        """Where the end that is told is a segment's, its complete name is durable (else the next one's sync does it)."""
+        """Sync the complete name of a segment at whose end `flush_lsn` is (otherwise the next one's sync does)."""
         if self.flush_lsn % self._size == 0:
             self._disk.sync()
 
@@ -261,7 +261,7 @@ class WalStorage:
         self._file = self._current = None
 
     def _switch(self, timeline: int) -> None:
-        """Go on in another timeline: its segment starts with a copy of what is here of it."""
+        """Continue on another timeline: its segment starts with a copy of the current one's bytes."""
         if timeline == self.timeline:
             return
         start = segment_start(self.flush_lsn, self._size)
@@ -292,10 +292,9 @@ class WalStorage:
             target.close()
 
     def prepare(self) -> bool:
-        """Do a small part (at most 1 MiB) of making the next segment ahead of time; whether nothing is left to do.
+        """Do a small part (at most 1 MiB) of creating the next segment ahead of time; returns whether nothing is left to do.
 
-        For the driver's idle moments. That there is no room is told in `segments.full`; writes meet it when they
-        need the segment.
+        Called when the driver is idle. A full disk is reported in `segments.full`; writes fail when they need the segment.
         """
         if not self.flush_lsn or self.flush_lsn % self._size < self._size // 2:
             return True
@@ -304,7 +303,7 @@ class WalStorage:
         except DiskFullError:
             return True
 
-    # -- cutting and removing -----------------------------------------------------------------------
+    # -- truncation and removal ---------------------------------------------------------------------
 
     def truncate(self, lsn: int) -> None:
         """Drop the WAL from `lsn` on, on every timeline, so that no scan finds it again. Raises `OSError`."""
@@ -326,7 +325,7 @@ class WalStorage:
         self._resume()
 
     def _cut(self, begin: int, lsn: int) -> None:
-        """Leave nothing below `begin`, and nothing at or behind `lsn`."""
+        """Remove everything below `begin`, and at or behind `lsn`."""
         self._close_file()
         files = self.segments.all()
         whole = {f.name for f in files if f.complete and f.start + self._size <= lsn}
@@ -339,14 +338,14 @@ class WalStorage:
         self._disk.sync()
 
     def remove_below(self, horizon: int) -> int:
-        """Remove, or recycle, segments that lie wholly below the record at `horizon`; how many. Raises `OSError`.
+        """Remove, or recycle, segments entirely below the record at `horizon`; returns how many. Raises `OSError`.
 
-        The caller has taken the minimum of everything that still needs WAL (`horizon.horizon`).
+        The caller passes the minimum of everything that still needs WAL (`horizon.horizon`).
         """
         keep = segment_start(self.align(min(horizon, self.flush_lsn)), self._size)
         old = [file for file in self.segments.all() if file.start < keep]
         if old:
-            # The position may not lie in what goes; and what is left over by a crash goes at the next start.
+            # The recorded position must not be in removed WAL; what a crash leaves over is removed at the next start.
             self.begin_lsn = max(self.begin_lsn, keep)
             self._mark(self.flush_lsn)
             for file in old:
@@ -355,10 +354,10 @@ class WalStorage:
         return len(old)
 
     def join(self, received: str, timeline: int, crc: int) -> None:
-        """Have the WAL begin a segment earlier, with a file that is durable whole; `crc` is its sum. Raises `OSError`.
+        """Let the WAL begin a segment earlier, with a completely durable file; `crc` is its checksum. Raises `OSError`.
 
-        Its name is durable before the beginning is lowered: a crash between leaves a file below the beginning, which
-        the next start removes.
+        Its name is durable before the beginning is lowered: a crash in between leaves a file below the beginning, which the next
+        start removes.
         """
         begin = self.begin_lsn - self._size
         file = self.segments.join(received, timeline, begin)
@@ -379,7 +378,7 @@ class WalStorage:
         file = self.segments.at(start)
         if lsn < self.begin_lsn or file is None:
             raise TrimmedError(
-                f"WAL at {format_lsn(lsn)} is not held any more, only from {format_lsn(self.begin_lsn)} on",
+                f"WAL at {format_lsn(lsn)} has been removed; the oldest is at {format_lsn(self.begin_lsn)}",
                 where=str(self._disk),
             )
         stop = min(lsn + length, self.flush_lsn, start + self._size)
@@ -390,19 +389,19 @@ class WalStorage:
         return lambda lsn: self.read(lsn, PAGE_BYTES)
 
     def align(self, lsn: int) -> int:
-        """The end of the last whole record at or below `lsn` and `flush_lsn`. Raises `CorruptError`."""
+        """The end of the last complete record at or below `lsn` and `flush_lsn`. Raises `CorruptError`."""
         return aligned(self.pages(), min(lsn, self.flush_lsn), self.format, oldest=self.begin_lsn)
 
     # -- timeline histories -------------------------------------------------------------------------
 
     def save_history(self, timeline: int, content: bytes) -> None:
-        """Keep a timeline's history file, durably, unless the one that is there says more. Raises `OSError`."""
+        """Write a timeline's history file, durably, unless the existing one reaches further back. Raises `OSError`."""
         held = self.history(timeline)
         if held is None or not (held == content or says_more(held, content)):
             record_file.replace(self._disk, history_name(timeline), content)
 
     def history(self, timeline: int) -> bytes | None:
-        """The contents of a timeline's history file, if it is here."""
+        """The contents of a timeline's history file, if it exists."""
         name = history_name(timeline)
         if name not in self._disk.names():
             return None

@@ -1,10 +1,10 @@
-"""The primary's older WAL, for safekeepers that lack it and for comparisons, read beside the stream that commits need.
+"""Reads WAL that has left the queue from the primary, for laggards and comparisons, beside the stream of new WAL.
 
-Each safekeeper that reads has a connection of its own, on which the server sends ahead: the next range is there when
-it is asked for. Connecting is an errand; the bytes come through the loop's own epoll.
+Each safekeeper for which WAL is read has a connection of its own, on which the server sends ahead, so the next range has
+arrived when it is requested. The blocking executor opens it; the loop's own epoll serves it.
 
-Invariant: what waits here is at most `_AHEAD_BYTES` and one receive buffer for each reader: a connection is not polled
-while that much is held, so the server waits, not our memory.
+Invariant: a reader buffers at most `_AHEAD_BYTES` and one receive buffer: beyond that its connection is not polled, so
+the server waits and memory stays bounded.
 """
 
 import select
@@ -21,22 +21,22 @@ from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.primary.wal_stream import WalStream
 
-#: Seconds without a byte after which a range counts as not to be had.
+#: Seconds without a byte after which a range counts as unavailable.
 _PATIENCE_SECONDS = 30.0
-#: Seconds after which a reader that is asked for nothing is closed. While it holds a walsender back, a server that shuts
-#: down waits for that one before it ends any stream (WalSndWaitStopping), so nothing else tells of the shutdown.
+#: Seconds after which an idle reader is closed. While it holds a walsender back, a server that shuts down waits for that
+#: walsender before it ends any stream (WalSndWaitStopping), so the shutdown would go unnoticed.
 _IDLE_SECONDS = 2.0
 _AHEAD_BYTES = 2 << 20
-_NAME = "tuskline-older-wal"
+_NAME = "tuskline-catch-up"
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WalRange:
-    """The bytes of [begin_lsn, end_lsn), and who is told: `then` gets them, or b"" when they cannot be had.
+    """A request for the bytes of [begin_lsn, end_lsn): `then` gets them, or b"" when they are unavailable.
 
-    None when they never can be: the server has removed them.
+    None when the server has removed them.
     """
 
     begin_lsn: int
@@ -45,7 +45,7 @@ class WalRange:
 
 
 class _WalReader:
-    """One connection: the bytes of `[at, at + len(held))` are here."""
+    """One connection: the bytes of `[at, at + len(held))` are buffered."""
 
     def __init__(self) -> None:
         self.stream: WalStream | None = None
@@ -57,30 +57,30 @@ class _WalReader:
         self.since = time.monotonic()
 
 
-class OlderWal:
-    """See the module. `serve(descriptor)` when `poll` says that it is readable; `tick` now and then."""
+class PrimaryWalReader:
+    """See the module. Call `serve(descriptor)` when `poll` reports it readable, and `tick` periodically."""
 
     def __init__(
-        self, dsn: str, lineage: Lineage, errands: BlockingExecutor, poll: select.epoll
+        self, dsn: str, lineage: Lineage, executor: BlockingExecutor, poll: select.epoll
     ) -> None:
         self._dsn = dsn
         self._lineage = lineage
-        self._errands = errands
+        self._executor = executor
         self._poll = poll
         self._readers: dict[int, _WalReader] = {}
         self._by_fd: dict[int, _WalReader] = {}
-        #: The last reason of a failure: the same is not told again and again.
+        #: The reason of the last failure: it is logged once.
         self._told = ""
 
     def ask(self, peer: int, wanted: WalRange) -> None:
-        """Read a range for a safekeeper, after those that it was asked for before."""
+        """Read a range for a safekeeper, after the ranges requested for it before."""
         reader = self._readers.setdefault(peer, _WalReader())
         reader.wanted.append(wanted)
         reader.since = time.monotonic()
         self._go_on(reader)
 
     def owns(self, descriptor: int) -> bool:
-        """Whether it is one of these connections."""
+        """Whether the descriptor is one of these connections."""
         return descriptor in self._by_fd
 
     def serve(self, descriptor: int) -> None:
@@ -98,13 +98,13 @@ class OlderWal:
         self._go_on(reader)
 
     def tick(self) -> None:
-        """Give up what does not arrive, and what nobody wants."""
+        """Fail ranges that do not arrive, and close idle readers."""
         now = time.monotonic()
         for peer, reader in list(self._readers.items()):
             if reader.opening:
                 continue
             if reader.wanted and now - reader.since > _PATIENCE_SECONDS:
-                self._failed(reader, "it does not arrive")
+                self._failed(reader, "the server sends no data")
             elif not reader.wanted and now - reader.since > _IDLE_SECONDS:
                 self._forget(reader)
                 del self._readers[peer]
@@ -117,7 +117,7 @@ class OlderWal:
     # -- inside -------------------------------------------------------------------------------------
 
     def _go_on(self, reader: _WalReader) -> None:
-        """Hand over what is here; have the rest sent."""
+        """Deliver what has arrived; request the rest."""
         while reader.wanted and not reader.opening:
             wanted = reader.wanted[0]
             if reader.stream is None or not reader.at <= wanted.begin_lsn <= self._end(reader):
@@ -139,13 +139,13 @@ class OlderWal:
         return reader.at + len(reader.held)
 
     def _listen(self, reader: _WalReader) -> None:
-        """Poll it, unless enough is here."""
+        """Poll it, unless enough is buffered."""
         if reader.stream is None:
             return
-        room = bool(reader.wanted) or len(reader.held) < _AHEAD_BYTES
-        if room != reader.polled:
-            reader.polled = room
-            self._poll.modify(reader.stream, select.EPOLLIN if room else 0)
+        wants_more = bool(reader.wanted) or len(reader.held) < _AHEAD_BYTES
+        if wants_more != reader.polled:
+            reader.polled = wants_more
+            self._poll.modify(reader.stream, select.EPOLLIN if wants_more else 0)
 
     def _open(self, reader: _WalReader, lsn: int) -> None:
         self._forget(reader)
@@ -171,13 +171,13 @@ class OlderWal:
             self._poll.register(reader.stream, select.EPOLLIN)
             self._go_on(reader)
 
-        self._errands.ask(lambda: PrimaryStream.connect(self._dsn, application_name=_NAME), opened)
+        self._executor.ask(lambda: PrimaryStream.connect(self._dsn, application_name=_NAME), opened)
 
     def _failed(self, reader: _WalReader, reason: str, *, removed: bool = False) -> None:
-        """The range at hand cannot be had; those behind it are tried anew."""
+        """The current range is unavailable; the ones behind it are requested on a new connection."""
         if reason != self._told:
             self._told = reason
-            _log.warning("the primary's older WAL cannot be read", reason=reason)
+            _log.warning("could not read WAL from the primary", reason=reason)
         self._forget(reader)
         reader.since = time.monotonic()
         if reader.wanted:

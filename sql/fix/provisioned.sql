@@ -1,2 +1,2 @@
-INSERT INTO tuskline.made (slot, kind, name, privilege, grantee)
+INSERT INTO tuskline.provisioned (slot, kind, name, privilege, grantee)
 VALUES ({slot_value}, {kind_value}, {name_value}, {privilege_value}, {grantee_value}) ON CONFLICT DO NOTHING;

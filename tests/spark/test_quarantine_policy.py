@@ -1,4 +1,4 @@
-"""`[lake.on_unfit_value]` as a user meets it: by table, in a job that runs, in `table list` and in /metrics."""
+"""`[lake.on_unrepresentable_value]` as a user meets it: by table, in a job that runs, in `table list` and in /metrics."""
 
 import json
 import urllib.error
@@ -28,12 +28,12 @@ def flush(tuskline: Attached) -> None:
 
 
 def counts(tuskline: Attached, table: str) -> tuple[int, int, int]:
-    """Rows, unfit rows that wait, and those that were given up, as /metrics and `table list` both have them."""
+    """Rows, quarantined rows that wait, and those that were given up, as /metrics and `table list` both have them."""
     url = f"http://{tuskline.metrics_listen}/metrics"
     with urllib.request.urlopen(url, timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     served = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
-    names = ("rows", "unfit_rows", "skipped_rows")
+    names = ("rows", "quarantined_rows", "skipped_rows")
     found = [int(float(served[f'tuskline_lake_table_{n}{{table="{table}"}}'])) for n in names]
     (row,) = [each for each in tuskline.json("table", "list")["tables"] if each["table"] == table]
     assert [row[name] for name in names] == found
@@ -58,7 +58,9 @@ def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database
     source = {"dsn": database.dsn, "tables": tables}
     with Attached(tmp_path, {"shop": source}, lake=True, metrics=True) as tuskline:
         plain = tuskline.config.read_text()
-        tuskline.config.write_text(f'{plain}[lake.on_unfit_value]\n"{DOCS}" = "quarantine"\n')
+        tuskline.config.write_text(
+            f'{plain}[lake.on_unrepresentable_value]\n"{DOCS}" = "quarantine"\n'
+        )
         tuskline.json("init")
         tuskline.up()
 
@@ -79,7 +81,7 @@ def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database
         refused = tuskline.run("flush", "--timeout", "120", seconds=150)
         assert refused.returncode == Cause.TIMEOUT, refused.stderr
         assert f"{BILLS} (stale: " in refused.stderr
-        (word,) = tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+        (word,) = tuskline.json("status", code=Cause.UNAVAILABLE)["problems"]
         for part in (BILLS, "public.bills.price", "NaN", f"tuskline table resume {BILLS}"):
             assert part in word
         wait_for(lambda: ready(tuskline) == (503, [word]), 30, "/readyz says so too")
@@ -90,7 +92,9 @@ def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database
         assert "public.bills.price" in again.stderr
         # The way out that `status` names.
         assert tuskline.stop_up() == 0
-        tuskline.config.write_text(f'{plain}[lake.on_unfit_value]\ndefault = "quarantine"\n')
+        tuskline.config.write_text(
+            f'{plain}[lake.on_unrepresentable_value]\ndefault = "quarantine"\n'
+        )
         tuskline.up()
         done = tuskline.run("table", "resume", BILLS, "--wait", "--timeout", "120", seconds=150)
         assert done.returncode == 0, done.stderr + tuskline.logs()
