@@ -133,6 +133,8 @@ def flush(
     """
     dsns = {source.stream: source.dsn for source in sources}
     chain = open_chain(lake)
+    if chain.exists():
+        chain.identity()
     before = chain.head()
     patience = _Patience(timeout, parts)
     seen = _poll_sources(chain, sources)

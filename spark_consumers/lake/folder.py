@@ -11,7 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-from spark_consumers.lake.manifest.chain import local_root
+from spark_consumers.lake.manifest.chain import local_root, open_chain
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 #: Bytes below which nothing is begun: an epoch's files would fill the disk.
@@ -21,7 +21,7 @@ ROOM = 64 << 20
 def check(lake: str | Path) -> int:
     """Free bytes where the lake is, or will be; writes a file there and removes it.
 
-    Raises `LakeError`: not a folder, holds something else, read-only, full, a name that Spark does not read. `NotSupportedError` for a store.
+    Raises `LakeError`: not a folder, holds something else, read-only, full, a name that Spark does not read, a lake that belongs at another path. `NotSupportedError` for a store.
     """
     root = local_root(lake)
     where = str(root)
@@ -47,6 +47,9 @@ def check(lake: str | Path) -> int:
         raise _refused(error, where) from None
     if free < ROOM:
         raise _full(where, free)
+    chain = open_chain(lake)
+    if chain.exists():
+        chain.identity()
     return free
 
 

@@ -9,7 +9,7 @@ import pytest
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.takeover import DriverWait, Sign
 from tests.support.lake.drivers import Driver
-from tests.support.lake.explorer import begun, explore
+from tests.support.lake.explorer import begun, explore, with_links_given_up
 from tests.support.lake.mutants import NAMES, mutant, without_lease
 from tests.support.lake.store import ViolationError
 from tests.support.lake.supervised import Supervised
@@ -28,6 +28,21 @@ def test_31_the_explorer_finds_the_mutant(name: str) -> None:
     with mutant(name), pytest.raises(ViolationError) as found:
         explore()
     print(found.value)
+
+
+def test_31_terms_of_lost_links_that_are_used_again_lose_rows_or_stop_all() -> None:
+    found = set()
+    with mutant("the terms of links that were lost are used again"):
+        for lost in (1, 2, 3):
+            place, stopped = 0, True
+            while stopped:
+                try:
+                    stopped = with_links_given_up(place, lost)
+                except ViolationError as error:
+                    found.add(str(error).partition(":")[0].partition("\n")[0])
+                    stopped = place < 60
+                place += 1
+    assert {"rows are lost", "the newer driver gives way, and there is no other"} <= found
 
 
 def test_31_a_takeover_removes_what_a_dead_driver_left() -> None:

@@ -1,18 +1,20 @@
 """One table's files are damaged or gone: it is held by its name, and nothing is built on them; the others go on."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from spark_consumers import read
+from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, FencedError, TusklineError
 
 DOCS, PAIRS, BAG = (f"{STREAM}.public.{name}" for name in ("docs", "pairs", "bag"))
 
@@ -179,3 +181,68 @@ def test_a_writer_whose_lost_link_is_given_up_goes_on_from_what_is_left(pipeline
         running.join()
     assert pipeline.head().term > before.term
     assert_equal(database.dsn, read(pipeline.spark, pipeline.lake))
+
+
+def give_up_links_behind(pipeline, link):
+    """The links behind this one are lost, and an operator has the lake go on from it."""
+    for number in [n for n in open_chain(pipeline.lake).numbers() if n > link]:
+        (pipeline.lake / "_tuskline" / "epochs" / f"{number:020d}.json").unlink()
+    (pipeline.lake / "_tuskline" / "newest.json").unlink()
+
+
+def test_31_rows_that_come_after_lost_links_were_given_up_are_all_there(pipeline, database):
+    """The lost links are those of a takeover and of an epoch, whose names for files are the next writer's else."""
+    pipeline.flush()
+    pipeline.house.close()
+    before = pipeline.head().link
+    house = pipeline.lakehouse()
+    database.execute(
+        "INSERT INTO docs SELECT g, 'lost', 'b', g, 0 FROM generate_series(101, 110) g"
+    )
+    pipeline.flush(house)
+    house.close()
+    database.execute("INSERT INTO docs SELECT g, 'new', 'b', g, 0 FROM generate_series(201, 225) g")
+    give_up_links_behind(pipeline, before)
+    assert_equal(database.dsn, pipeline.flush(pipeline.lakehouse()))
+    assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
+
+
+def test_31_a_driver_takes_over_when_the_links_of_two_takeovers_are_given_up(pipeline, database):
+    pipeline.flush()
+    pipeline.house.close()
+    before = pipeline.head()
+    for _ in range(2):
+        house = pipeline.lakehouse()
+        house.run_once()
+        house.close()
+    term = pipeline.head().term
+    give_up_links_behind(pipeline, before.link)
+    database.execute("UPDATE docs SET n = n + 1")
+    assert_equal(database.dsn, pipeline.flush(pipeline.lakehouse()))
+    assert pipeline.head().term == term + 1
+
+
+def test_a_takeover_that_is_refused_without_a_rival_is_told_and_tried_less_often(
+    pipeline, monkeypatch
+):
+    pipeline.flush()
+    pipeline.house.close()
+    told: list[TusklineError | None] = []
+    tries: list[float] = []
+
+    def refused(*_):
+        tries.append(time.monotonic())
+        raise FencedError("term 3 may not write this table any more", where="table")
+
+    monkeypatch.setattr(IcebergFormat, "take_over", refused)
+    stop = threading.Event()
+    house = pipeline.lakehouse(failing=told.append)
+    running = threading.Thread(target=house.run, args=(stop,))
+    running.start()
+    try:
+        wait_for(lambda: len(tries) > 3, 60, "some attempts")
+    finally:
+        stop.set()
+        running.join()
+    assert "no other driver is at work: term 3 may not write" in str(told[-1])
+    assert tries[3] - tries[2] >= 0.8

@@ -699,6 +699,14 @@ def test_a_wrong_effect_of_a_lake_s_writer_is_named_by_its_invariant(name):
         takeover.check_invariants(*LAKE[name])
 
 
+def test_a_takeover_under_a_term_that_was_used_is_named_by_its_invariant():
+    used = takeover.Past(head=_link(4, 3), used_term=4)
+    takeover.check_invariants(takeover.Publish(_link(5, 5), _link(4, 3)), used)
+    for before in (_link(4, 3), None):
+        with pytest.raises(InvariantError, match="takeover_publishes_a_newer_term"):
+            takeover.check_invariants(takeover.Publish(_link(5, 4), before), used)
+
+
 def test_a_lake_s_writer_with_a_fault_removes_nothing():
     def faulty() -> Any:
         yield takeover.ReadHead()

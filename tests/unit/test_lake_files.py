@@ -20,7 +20,7 @@ from spark_consumers.lake.format.data_files import (
     write_table,
 )
 from spark_consumers.lake.format.table_format import ScanFile
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, UnavailableError
 
 TABLE = pa.table({"id": pa.array(range(1000))})
 STAGE = Stage(7, 2, 1)
@@ -82,6 +82,18 @@ def test_an_attempt_that_comes_late_leaves_the_file_that_is_in_use(tmp_path):
     assert write_table(str(path), TABLE) == first
     assert path.stat().st_ino == inode
     assert set(path.parent.iterdir()) == {path, sums_of(path)}
+
+
+@pytest.mark.parametrize("write", [write_table, write_partial])
+def test_a_file_of_the_same_name_with_other_rows_is_an_error(tmp_path, write):
+    path = tmp_path / "data" / f"{STAGE}.parquet"
+    write(str(path), TABLE)
+    there = path.read_bytes()
+    with pytest.raises(UnavailableError, match="another file has this name") as found:
+        write(str(path), TABLE.slice(1))
+    assert found.value.where == str(path)
+    assert path.read_bytes() == there
+    assert set(path.parent.iterdir()) <= {path, sums_of(path)}
 
 
 def test_37_files_have_their_names_only_when_they_are_durable(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from spark_consumers.lake import reader
+from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import sealed_json, takeover
 from spark_consumers.lake.manifest.chain import (
     COPIED,
@@ -361,7 +362,7 @@ def test_a_lost_newest_link_is_told_by_takeover_verify_and_read(chain, monkeypat
     told = r"link 3 \(epoch 9\) was published and is lost; .* link 2 \(epoch 9\)"
     site = LakeSite(chain, Mock())
     with pytest.raises(CorruptError, match=told):
-        takeover.carry_out(takeover.take_over(lambda _: pytest.fail("a link is made")), site.do)
+        takeover.carry_out(takeover.take_over(lambda *_: pytest.fail("a link is made")), site.do)
     assert re.search(told, str(verify(chain, print).errors[0]))
     monkeypatch.setattr(reader, "_PATIENCE", 0.2)
     with pytest.raises(CorruptError, match=told):
@@ -385,8 +386,57 @@ def test_the_way_out_of_a_lost_link_is_to_forget_it(chain):
     lost_link(chain, second).unlink()
     (chain.root / "_tuskline" / "newest.json").unlink()
     site = LakeSite(chain, Mock())
-    taken = takeover.carry_out(takeover.take_over(lambda _: one.next(1.0, term=2)), site.do)
+    taken = takeover.carry_out(
+        takeover.take_over(lambda _, term: one.next(1.0, term=term)), site.do
+    )
     assert taken.head.link == 2
+
+
+def test_31_a_writer_whose_link_was_lost_and_made_again_by_another_is_refused(chain):
+    one = first()
+    chain.publish(one, None)
+    lost = one.next(1.0)
+    chain.publish(lost, one)
+    lost_link(chain, lost).unlink()
+    (chain.root / "_tuskline" / "newest.json").unlink()
+    chain.publish(one.next(1.0, term=2), one)
+    (chain.root / "_tuskline" / "newest.json").unlink()
+    with pytest.raises(FencedError, match="term 1 has ended"):
+        chain.publish(lost.next(1.0, epoch=9), lost)
+    assert chain.numbers() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "tables/s/public/docs%t4-0a/metadata/v7.metadata.json",
+        "tables/s/public/docs%t1-0a/data/00000000000000000003-t4-a1.parquet",
+        "tables/s/public/docs%t1-0a/quarantine/.00000000000000000003-t4-a1-rows.parquet.0a.tmp",
+        "tables/s/public/docs%t4-0a/data/copy-t1-0.parquet",
+        "_tuskline/staging/00000000000000000003-t4-a1/0.arrow",
+    ],
+)
+def test_31_a_term_is_never_used_again_though_its_links_are_lost(chain, left):
+    one = first()
+    chain.publish(one, None)
+    (chain.root / left).parent.mkdir(parents=True)
+    (chain.root / left).write_text("{}")
+    site = LakeSite(chain, Mock(terms=lambda _: []))
+    taken = takeover.carry_out(
+        takeover.take_over(lambda _, term: one.next(1.0, term=term)), site.do
+    )
+    assert taken.head.term == 5
+
+
+def test_31_a_branch_in_a_table_shows_a_term_that_was_used(chain):
+    chain.publish(first(), None)
+    folder = chain.root / "tables/s/public/docs%t1-0a/metadata"
+    folder.mkdir(parents=True)
+    branch = {"tuskline_t7": {"snapshot-id": 1, "type": "branch"}}
+    record = {"snapshots": [{"snapshot-id": 1, "summary": {}}], "refs": branch}
+    (folder / "v2.metadata.json").write_text(json.dumps(record))
+    site = LakeSite(chain, Mock(terms=lambda path: IcebergFormat.terms(Mock(), path)))
+    assert site.do(takeover.ReadUsedTerm()) == 7
 
 
 def test_a_chain_that_is_gone_as_a_whole_is_not_begun_anew(chain):
@@ -395,7 +445,7 @@ def test_a_chain_that_is_gone_as_a_whole_is_not_begun_anew(chain):
     lost_link(chain, one).unlink()
     site = LakeSite(chain, Mock())
     with pytest.raises(CorruptError, match="remaining one is none"):
-        takeover.carry_out(takeover.take_over(lambda _: one), site.do)
+        takeover.carry_out(takeover.take_over(lambda *_: one), site.do)
 
 
 def test_a_link_that_is_lost_between_others_is_named(chain):

@@ -81,6 +81,18 @@ def remove(file: Path) -> None:
     sums_of(file).unlink(missing_ok=True)
 
 
+def remove_of(table: Path, file: Path) -> bool:
+    """Remove the file if it is one of the table in this folder, by whatever name; whether it is.
+
+    A table's metadata may name any file: of another lake, that this one is a copy of, or a user's own.
+    """
+    own = [(table / name).resolve() for name in ("data", "metadata")]
+    if not any(file.parent.resolve().is_relative_to(folder) for folder in own):
+        return False
+    remove(file)
+    return True
+
+
 def check(file: Path) -> bool:
     """Compare the whole file with its checksums; False if it has none.
 

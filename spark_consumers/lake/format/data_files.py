@@ -6,11 +6,13 @@ in its name names another stage for its table: that is how what a crash or a fai
 is told from data (`orphans`). Data files are synced before they are handed to a table.
 
 A file has its name only when it is whole (`whole_file`): Spark runs a task again that has failed, perhaps
-while an earlier attempt still runs somewhere, and all attempts write the same name. The first whole file keeps it.
+while an earlier attempt still runs somewhere, and all attempts write the same name. The first whole file keeps it; its
+bytes are those of every other attempt. A file of that name with other bytes is another writer's, and an error: what is
+known of the rows (how many, whose) is of the file that was to be written.
 """
 
-import contextlib
 import errno
+import filecmp
 import os
 import re
 import uuid
@@ -28,7 +30,7 @@ import structlog
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.manifest.table_version import TableVersion
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, UnavailableError
 
 _STAGE = re.compile(r"(\d{20})-t(\d+)-a(\d+)")
 _ROW_GROUP = 128 * 1024
@@ -104,7 +106,8 @@ def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
 
     If `durable`, it is synced before, and gets its checksums (`checksums`).
 
-    If another attempt of the same task has made the file meanwhile, that one stays: it may be in use.
+    If another attempt of the same task has made the file meanwhile, that one stays: it may be in use. Raises
+    `UnavailableError` if the name is another file's.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -115,8 +118,15 @@ def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
+        try:
             os.link(draft, target)
+        except FileExistsError:
+            if not filecmp.cmp(draft, target, shallow=False):
+                raise UnavailableError(
+                    "another file has this name, with other rows; it stays as it is",
+                    where=path,
+                    repair="the job tries again by itself, under another name",
+                ) from None
         if durable:
             checksums.seal(target)
     finally:

@@ -46,6 +46,7 @@ from spark_consumers.lake.format.iceberg_refs import (
     free_tag,
     is_epoch,
     of_users,
+    term_of,
     unpublished,
 )
 from spark_consumers.lake.format.iceberg_schema import (
@@ -347,9 +348,13 @@ class IcebergFormat:
             log.warning("snapshots do not expire: the table is damaged", error=str(error))
             self._tables.forget(path)
             return 0
-        for file in doomed:
-            checksums.remove(local(str(file)))
-        return len(doomed)
+        files = [local(str(file)) for file in doomed]
+        others = [str(file) for file in files if not checksums.remove_of(Path(path), file)]
+        if others:
+            log.warning(
+                "files of another folder stay", path=path, files=others[:10], count=len(others)
+            )
+        return len(files) - len(others)
 
     @of_table
     def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
@@ -366,6 +371,11 @@ class IcebergFormat:
             return table.operations().current().ref(branch_of(term)) is not None
 
         return takeover.carry_out(leaks.sweep(listed, is_ours, path), partial(self._do, path))
+
+    def terms(self, path: str) -> list[int]:
+        """The terms of the writers that have a branch in the table; [] for a folder without a table."""
+        found = [term_of(name, ref) for name, ref in refs_in(path).items()]
+        return [term for term in found if term is not None]
 
     def users_refs(self, path: str) -> list[str]:
         """Branches and tags that are not ours; [] for a folder without a table."""
@@ -435,7 +445,7 @@ class IcebergFormat:
             case takeover.ReadNamed(files):
                 return needed(self._spark, self._tables.current(path), files)
             case takeover.RemovePrepared(file):
-                return checksums.remove(Path(file))
+                return checksums.remove_of(Path(path), Path(file))
         raise AssertionError(f"{effect} is of the lake")
 
     def _link(self, path: str, number: int, metadata: Any) -> bool:

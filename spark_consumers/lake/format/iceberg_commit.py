@@ -1,5 +1,6 @@
 """Around the one step that commits to an Iceberg table: what is made durable before, what is garbage after."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,13 @@ def sync_snapshots(table: Any, metadata: Any) -> None:
 
 
 def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
-    """Those of these files that a snapshot of the table needs."""
+    """Those of these files, which are in the table's folder, that a snapshot of the table needs.
+
+    They are compared by their names, which no two have: the folder may have been written under another path.
+    """
     jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
     lists = jvm.org.apache.iceberg.ReachableFileUtil.manifestListLocations(table)
-    found = {str(local(str(location))) for location in lists} & files
+    found = _named(files, lists)
     path = str(local(str(table.location())))
     for folder, view, column in (
         (METADATA, "all_manifests", "path"),
@@ -51,11 +55,16 @@ def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
         asked = {file for file in files if Path(file).parent.name == folder}
         if asked - found:
             rows = spark.read.format("iceberg").load(f"{path}#{view}").select(column)
-            named = {str(local(row[0])) for row in rows.distinct().collect()}
+            named = {row[0] for row in rows.distinct().collect()}
             if len(named) < _least(table, view):
                 raise LakeError(f"its {view} are incomplete: no file is removed", where=path)
-            found |= named & asked
+            found |= _named(asked, named)
     return found
+
+
+def _named(files: Iterable[str], locations: Iterable[Any]) -> set[str]:
+    names = {local(str(location)).name for location in locations}
+    return {file for file in files if Path(file).name in names}
 
 
 def _least(table: Any, view: str) -> int:

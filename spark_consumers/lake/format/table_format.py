@@ -101,6 +101,9 @@ class TableFormat(Protocol):
     def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
         """Remove those of the listed files (`leaks.listed`) that the table does not need; how many."""
 
+    def terms(self, path: str) -> list[int]:
+        """The terms of the writers that it is or was written by, as far as it shows them."""
+
     def users_refs(self, path: str) -> list[str]:
         """References to its snapshots that users made: its folder stays while there is one."""
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from spark_consumers.lake.manifest import home
 from spark_consumers.lake.manifest.exclusive import create_exclusively
 from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
 from spark_consumers.lake.manifest.newest_record import NewestRecord
@@ -185,8 +186,8 @@ def local_root(lake: str | Path) -> Path:
 
 
 def open_chain(lake: str | Path) -> "Chain":
-    """The chain of the lake in folder `lake`. The folder need not exist yet."""
-    return Chain(local_root(lake))
+    """The chain of the lake in folder `lake`, by the lake's own path (`home`). The folder need not exist yet."""
+    return Chain(home.resolved(local_root(lake)))
 
 
 class Chain:
@@ -203,7 +204,7 @@ class Chain:
     def initialise(self, log_id: str, table_format: str) -> str:
         """Make this folder a lake of that change log, or find that it is one, of whatever log (`adopt`); the lake's UUID.
 
-        Raises `LakeError` if it holds another format.
+        Raises `LakeError` if it holds another format, or belongs at another path.
         """
         made = {
             "format_version": FORMAT_VERSION,
@@ -215,6 +216,7 @@ class Chain:
         where = self._state / "lake.json"
         # Whether we made it or found it, what counts is what is there.
         create_exclusively(where, dump(made))
+        home.record(self.root)
         found = load(where)
         if found.get("format") != table_format:
             raise LakeError(
@@ -230,13 +232,14 @@ class Chain:
         return (self._state / "lake.json").exists()
 
     def identity(self) -> dict[str, Any]:
-        """What `lake.json` says. Raises `LakeError` if this is no lake, `CorruptError`."""
+        """What `lake.json` says. Raises `LakeError` if this is no lake, or not where it belongs; `CorruptError`."""
         if not self.exists():
             raise LakeError(
                 "no lake in this folder",
                 where=str(self.root),
                 repair="specify the folder that `tuskline lake run` writes",
             )
+        home.check(self.root)
         return load(self._state / "lake.json")
 
     def numbers(self) -> list[int]:
@@ -356,7 +359,7 @@ class Chain:
         path = self._path(manifest.link)
         taken = not create_exclusively(path, dump(manifest.to_json()))
         newest = self.numbers()[-1]
-        retired = not self._path(head.link).exists() if head is not None else newest > manifest.link
+        retired = not self._follows(head) if head is not None else newest > manifest.link
         if retired and not taken:
             path.unlink()
         if taken or retired:
@@ -369,6 +372,14 @@ class Chain:
             )
 
         self._newest.record(manifest)
+
+    def _follows(self, head: Manifest) -> bool:
+        """Whether this link is there: not removed by retention, nor lost, and its number another writer's by now."""
+        try:
+            there = self._read(head.link)
+        except CorruptError:
+            return True
+        return there is not None and there.term == head.term
 
     def recorded_newest(self) -> PublishedLink | None:
         """The newest link that a writer has recorded, which may not be the newest. Raises `CorruptError`.

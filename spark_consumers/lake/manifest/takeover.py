@@ -6,6 +6,8 @@ effect for any time. What makes that harmless:
 
 - A term belongs to one takeover for ever: its link is created exclusively. A takeover that loses its link tries again
   only if the newest link has a *lower* term; otherwise a newer writer exists, and this one gives way (`retries`).
+  If the newest links are lost and given up, their terms are still in what their writers made: in the names of files and
+  folders, and in the tables' branches. The next term is greater than these, too (`next_term`).
 - Everything that a writer creates has its term in its name, and no name is used twice. A takeover removes what has a
   *lower* term and is in no link. Writers of lower terms cannot publish any more, so no later link can name it; what a
   newer writer creates has a higher term. It does not matter whether the writer was suspended before it acts.
@@ -74,6 +76,11 @@ class Leftover:
 @dataclass(frozen=True, slots=True)
 class ReadPublishedLink:
     """The newest link that a writer has recorded (`newest.PublishedLink`), or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUsedTerm:
+    """The greatest term in the names of files and folders and in the tables' branches; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,7 @@ class RemovePrepared:
 
 Effect = (
     ReadPublishedLink
+    | ReadUsedTerm
     | ReadHead
     | ReadLinks
     | Publish
@@ -190,16 +198,22 @@ def carry_out(steps: Steps[_T], do: Callable[[Effect], Any]) -> _T:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the effects so far were answered: the newest link, our own, the files that were asked about, those needed."""
+    """What the effects so far were answered.
+
+    The newest link, our own, the files that were asked about, those needed, and the greatest term that was used.
+    """
 
     head: Link | None = None
     ours: Link | None = None
     asked: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
+    used_term: int = 0
 
     def after(self, effect: Effect, answer: Any) -> "Past":
         """With one more effect, and its answer."""
         match effect:
+            case ReadUsedTerm():
+                return replace(self, used_term=answer)
             case ReadHead():
                 return replace(self, head=answer)
             case Publish(link) if answer is None:
@@ -230,10 +244,14 @@ def _describe(found: _Next) -> str:
 
 def _publishes_a_newer_term(found: _Next) -> bool:
     effect = found.effect
-    if not isinstance(effect, Publish) or effect.after is None:
+    if not isinstance(effect, Publish):
         return True
     link, after = effect.link, effect.after
-    return bool(link.term > after.term and link.link > after.link and link.epoch >= after.epoch)
+    if link.term <= found.past.used_term:
+        return False
+    return after is None or bool(
+        link.term > after.term and link.link > after.link and link.epoch >= after.epoch
+    )
 
 
 def _takes_under_its_own_term(found: _Next) -> bool:
@@ -301,7 +319,20 @@ def term_of(path: str) -> int:
     return int(next(filter(None, match.groups()))) if match else 0
 
 
+def greatest_term(names: Iterable[str]) -> int:
+    """The greatest term in these names; 0 if none has one."""
+    return max(map(term_of, names), default=0)
+
+
 # -- the chain --------------------------------------------------------------------------------------
+
+
+def next_term(newest: int, used: int) -> int:
+    """The term of a takeover, the newest link being of term `newest`, and `used` the greatest in what writers made.
+
+    Both are needed: links may be lost, and a writer may have made nothing but its link.
+    """
+    return max(newest, used) + 1
 
 
 def retries(term: int, newest: int) -> bool:
@@ -322,24 +353,26 @@ class Taken(Generic[_L]):
 
 
 def take_over(
-    propose: Callable[[_L | None], _L], ours: _L | None = None
+    propose: Callable[[_L | None, int], _L], ours: _L | None = None
 ) -> Generator[Effect, Any, Taken[_L]]:
     """Fence every earlier writer, in the chain first and then in each table.
 
-    `propose` makes the takeover's link after the head. `ours`: the link of this writer's last attempt, which failed
+    `propose` makes the takeover's link after the head, under this term. `ours`: the link of this writer's last attempt, which failed
     behind it; while nobody has taken over since, it is gone on from. Raises `FencedError` if a later writer came,
     `CorruptError` if links at the chain's end are lost: their numbers and terms may be another writer's still, and
     readers have seen their epochs.
     """
     while True:
         recorded = yield ReadPublishedLink()
+        # Before the head: the terms of a driver that takes over after our look at it would have us take the lake back.
+        used = yield ReadUsedTerm()
         before = yield ReadHead()
         if newest_link.is_lost(recorded, before):
             raise newest_link.lost(recorded, before, f"link {recorded.link}")
         if before is not None and ours is not None and before.term == ours.term:
             head = before
             break
-        head = propose(before)
+        head = propose(before, next_term(before.term if before is not None else 0, used))
         newest = yield Publish(head, before)
         if newest is None:
             break

@@ -32,6 +32,8 @@ class LakeSite:
         match effect:
             case takeover.ReadPublishedLink():
                 return self._chain.recorded_newest()
+            case takeover.ReadUsedTerm():
+                return self.used_term()
             case takeover.ReadHead():
                 return self._chain.head()
             case takeover.ReadLinks():
@@ -67,6 +69,18 @@ class LakeSite:
             log.info("takeover lost its link", term=link.term, link=link.link, newest=newest.term)
             return newest.term
         return None
+
+    def used_term(self) -> int:
+        """The greatest term in what writers have made: it is there still when the links that had it are lost."""
+        names = [path.name for path in self._chain.staging.glob("*")]
+        branches = [0]
+        for table in table_links.folders(self._chain.root):
+            # `unfit` is the name that earlier versions gave to `quarantine`.
+            places = ("data", "quarantine", "unfit")
+            files = (file.name for place in places for file in table.glob(f"{place}/*"))
+            names += [table.name, *files]
+            branches += self._format.terms(str(table))
+        return max(takeover.greatest_term(names), *branches)
 
     def left(self) -> Iterator[Leftover]:
         """What writers have made before it counts."""

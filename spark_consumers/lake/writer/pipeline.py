@@ -8,7 +8,7 @@ with growing pauses, for as long as no newer writer has come (`FencedError` ends
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +166,12 @@ class Lakehouse:
                         raise
                     # Overtaken before we had begun: the later driver is at work, and we wait.
                     log.info("takeover given up", reason=error.what)
+                    if (refused := self._refused(error)) is not None:
+                        self._failed(refused, pause)
+                    pause = _paused(stop, pause)
                 except Exception as error:
                     self._failed(error, pause)
-                    stop.wait(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    pause = _paused(stop, pause)
         finally:
             self.close()
 
@@ -329,6 +331,19 @@ class Lakehouse:
         self._waits_for = found
         return found is not None
 
+    def _refused(self, error: FencedError) -> TusklineError | None:
+        """Why there is no takeover; None if another driver is at work, which says how its rounds go."""
+        try:
+            if self._stands_by():
+                return None
+        except TusklineError as found:
+            return found
+        return UnavailableError(
+            f"the lake cannot be taken over, and no other driver is at work: {error.what}",
+            where=error.where,
+            repair="see that no other program writes the lake; the takeover is tried again by itself",
+        )
+
     def _take_over(self) -> _Writer:
         """Fence every earlier writer, in the chain first and then in each table."""
         status = self._log.status()
@@ -337,14 +352,15 @@ class Lakehouse:
         site = LakeSite(self._chain, self._format)
         clock = clock_after(self._takeover)
 
-        def propose(before: Manifest | None) -> Manifest:
+        def propose(before: Manifest | None, term: int) -> Manifest:
             nonlocal clock
             clock = clock_after(before)
             asked = adopt.wanted(self._chain, before, status.log_id)
             if before is None:
-                head = log_view.first_link(self._lake, status, clock.now())
+                first = log_view.first_link(self._lake, status, clock.now())
+                head = replace(first, term=term)
             else:
-                head = before.next(clock.now(), term=before.term + 1)
+                head = before.next(clock.now(), term=term)
             if asked:
                 head = self._with_another_log(head, asked)
             self._presence.claim(head.term)
@@ -458,3 +474,9 @@ class Lakehouse:
                 and self._chain.recorded_newest() is None
             ):
                 self._forget(self._writer)
+
+
+def _paused(stop: threading.Event, seconds: float) -> float:
+    """Pause, or until `stop`; how long the next pause is."""
+    stop.wait(seconds)
+    return min(2 * seconds, _LONGEST_PAUSE)

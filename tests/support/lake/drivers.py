@@ -59,12 +59,12 @@ class Driver:
             yield from self._epoch()
         yield from self._housekeeping()
 
-    def _propose(self, before: Link | None) -> Link:
+    def _propose(self, before: Link | None, term: int) -> Link:
         if self.began is None:
             self.began = before.term if before is not None else 0
         if before is None:
-            return Link(1, 0, 1)
-        return before.next(term=before.term + 1)
+            return Link(1, 0, term)
+        return before.next(term=term)
 
     def _run(self, steps, path: str = ""):
         """Production's steps: a pause before each effect."""
@@ -165,10 +165,10 @@ class Driver:
         """Write files and commit them to our branch; the snapshot."""
         assert self.head is not None
         term, snapshot = self.head.term, self.store.draw()
-        files = {f"data/{stage}-{snapshot}.parquet"}
-        self._quarantined: tuple[str, ...] = (f"quarantine/{stage}-{snapshot}.parquet",)
+        files = {f"data/{stage}.parquet"}
+        self._quarantined: tuple[str, ...] = (f"quarantine/{stage}-rows.parquet",)
         yield f"write data of {path}"
-        self.store.files.setdefault(path, set()).update(files, self._quarantined)
+        self.store.write(path, [*files, *self._quarantined])
         prepared = {f"metadata/{snapshot}-m0.avro", f"metadata/snap-{snapshot}.avro"}
 
         def change(found: Metadata) -> Metadata:

@@ -115,6 +115,31 @@ def with_loss(place: int) -> bool:
     return not ended
 
 
+def with_links_given_up(place: int, lost: int) -> bool:
+    """So many of the newest links are lost while a driver is stopped before this effect, and given up.
+
+    Another driver goes on from what is left and publishes an epoch; then the first goes on. Returns whether there was such
+    an effect.
+    """
+    run = begun()
+    for name in ("first again", "second"):
+        run.go(name, Driver(run.store, name, copies=0, epochs=0).steps())
+    steps = Driver(run.store, "older").steps()
+    ended = run.go("older", steps, place)
+    run.store.give_up(lost)
+    newer = Driver(run.store, "newer")
+    for name, each in (("newer", newer.steps()), *(() if ended else (("older", steps),))):
+        try:
+            run.go(name, each)
+        except CorruptError:
+            continue
+        except ViolationError as error:
+            run.violated(str(error))
+        if name == "newer" and run.store.head != newer.head:
+            run.violated("the newer driver gives way, and there is no other")
+    return not ended
+
+
 def interleave(older: int, newer: int, *, third: bool) -> tuple[Run, bool, bool]:
     """Stop an older and a newer driver before these effects, let a third live or none, let them go on.
 
@@ -142,12 +167,17 @@ def interleave(older: int, newer: int, *, third: bool) -> tuple[Run, bool, bool]
 
 def explore() -> int:
     """All pairs of places to stop at, all places of trouble and of a loss; how many. Raises `ViolationError`."""
-    trouble = lost = 0
+    trouble = lost = given_up = 0
     while with_loss(lost):
         lost += 1
+    for links in (1, 2, 3):
+        place = 0
+        while with_links_given_up(place, links):
+            place += 1
+        given_up += place
     while with_damage(trouble):
         trouble += 1
-    return lost + trouble + sum(_explore(third=third) for third in (True, False))
+    return lost + trouble + given_up + sum(_explore(third=third) for third in (True, False))
 
 
 def _explore(*, third: bool) -> int:

@@ -42,6 +42,24 @@ def _another_link(propose, ours=None):
     return (yield from _take_over(propose))
 
 
+def _used_read_late(propose, ours=None):
+    """Looks at the newest link first, and then at the terms in what writers made."""
+    late = 0
+    steps = _take_over(lambda before, term: propose(before, max(term, late + 1)), ours)
+    effect = next(steps)
+    try:
+        while True:
+            if isinstance(effect, takeover.ReadUsedTerm):
+                effect = steps.send(0)
+                continue
+            answer = yield effect
+            if isinstance(effect, takeover.ReadHead):
+                late = yield takeover.ReadUsedTerm()
+            effect = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
 def _asks_nobody(propose, ours=None):
     """Takes the newest link that is there for the newest that was."""
     steps = _take_over(propose, ours)
@@ -99,6 +117,8 @@ _MUTANTS = {
     "a lost link is always tried again": ("retries", lambda *_: True),
     "a takeover that was overtaken begins again": ("take_over", _tried_again),
     "one damaged table ends the takeover": ("take_over", _damage_ends_it),
+    "the terms of links that were lost are used again": ("next_term", lambda newest, _: newest + 1),
+    "what is left of lost terms is read after the head": ("take_over", _used_read_late),
     "each attempt at a takeover publishes a link": ("take_over", _another_link),
     "a lost link is not missed": ("take_over", _asks_nobody),
     "tables that have left are opened": ("take_over", _opens_what_left),

@@ -7,6 +7,7 @@ links are removed from the old end by age (`retire` keeps as many as it is told)
 `check` is called after each effect and raises `ViolationError`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from spark_consumers.lake.manifest import takeover
@@ -94,10 +95,10 @@ class Store:
             assert self.head is not None
             return self.head.term
         before = self.head
-        if before is not None and link.term < before.term:
-            raise ViolationError(f"the head goes back from term {before.term} to {link.term}")
         if self.told is not None and link.term < self.told.term:
             return self.told.term
+        if before is not None and link.term < before.term:
+            raise ViolationError(f"the head goes back from term {before.term} to {link.term}")
         if self.told is not None and (link.link <= self.told.link or link.epoch < self.told.epoch):
             raise ViolationError(f"{link} takes readers back behind {self.told}")
         self.links[link.link] = link
@@ -107,6 +108,26 @@ class Store:
     def lose(self) -> None:
         """The newest link is gone, and nobody has removed it."""
         del self.links[max(self.links)]
+
+    def give_up(self, lost: int) -> None:
+        """So many of the newest links are gone, all but one at most, and an operator has the lake go on from what is left."""
+        for _ in range(min(lost, len(self.links) - 1)):
+            self.lose()
+        self.told = None
+
+    def used_term(self) -> int:
+        """The greatest term in what writers have made; tables keep it when links are lost."""
+        branches = (term for table in self.tables.values() for term in table.branches)
+        files = (file for there in self.files.values() for file in there)
+        names = (*self.staging, *self.tables, *files)
+        return max((*branches, *map(takeover.term_of, names)), default=0)
+
+    def write(self, path: str, files: Iterable[str]) -> None:
+        """Write new files of a table. A name that is taken keeps the file that it has: with other rows."""
+        there = self.files.setdefault(path, set())
+        if used := there & set(files):
+            raise ViolationError(f"rows are lost: {path} has {sorted(used)} of another writer")
+        there.update(files)
 
     def create_table(self, path: str) -> bool:
         if path in self.tables:
@@ -177,6 +198,8 @@ class Store:
         match effect:
             case takeover.ReadPublishedLink():
                 return self.told
+            case takeover.ReadUsedTerm():
+                return self.used_term()
             case takeover.ReadHead():
                 return self.head
             case takeover.ReadLinks():

@@ -101,8 +101,8 @@ class Supervised:
     def _take_over(self, driver: _Driver, now: float) -> None:
         """An effect a step, so that a driver may be stopped in between."""
 
-        def propose(before: Link | None) -> Link:
-            link = Link(1, 0, 1) if before is None else before.next(term=before.term + 1)
+        def propose(before: Link | None, term: int) -> Link:
+            link = Link(1, 0, term) if before is None else before.next(term=term)
             driver.claim = link.term
             return link
 
