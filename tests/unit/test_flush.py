@@ -29,9 +29,9 @@ def flushed(monkeypatch, looks, **changes):
         return {"shop": Publication({name: Mock() for name in names}, frozenset())}
 
     monkeypatch.setattr(module, "open_chain", lambda _: Mock(head=lambda: head))
-    monkeypatch.setattr(module, "_look", look)
-    monkeypatch.setattr(module, "_LOOK_AT_SOURCES", 0.0)
-    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(module, "_poll_sources", look)
+    monkeypatch.setattr(module, "_POLL_SOURCES_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(module, "_written", lambda _: {})
     monkeypatch.setattr(module._Patience, "barrier", lambda *_: 41)
     monkeypatch.setattr(module._Patience, "epoch", lambda *_: SimpleNamespace(**{

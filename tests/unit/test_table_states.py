@@ -404,7 +404,7 @@ def test_a_request_is_finished_when_the_lake_shows_it():
 
 @pytest.mark.parametrize("kind", ["retry", "resume", "resync", "add"])
 def test_a_request_about_a_table_that_leaves_meanwhile_is_an_error_that_says_so(kind):
-    unfit = table(state="paused", unfit_rows=1, unfit_files=("f",))
+    unfit = table(state="paused", quarantined_rows=1, quarantine_files=("f",))
     request = Request("1", kind, (A,))
     start = head(tables={} if kind == "add" else {A: unfit, B: table()})
     made = ask(start, kind, A)

@@ -1,16 +1,15 @@
 """Whether the addresses and folders that a configuration names can all be had at once."""
 
+from ipaddress import ip_address
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from walsender_bridge.config.sections import split_address
 from walsender_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config
-
-_ANY_HOST: Final = frozenset({"0.0.0.0", "::", "*"})  # noqa: S104  # compared with, not listened on
 
 
 def check_places(config: "Config", where: str) -> None:
@@ -39,7 +38,15 @@ def check_places(config: "Config", where: str) -> None:
 
 def _same_port(address: str, other: str) -> bool:
     (host, port), (its_host, its_port) = split_address(address), split_address(other)
-    return port == its_port and (host == its_host or bool(_ANY_HOST & {host, its_host}))
+    return port == its_port and (host == its_host or _is_any(host) or _is_any(its_host))
+
+
+def _is_any(host: str) -> bool:
+    """Whether it stands for all addresses of the machine."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return host == "*"
 
 
 def _check_lake(config: "Config", folders: dict[str, Path], where: str) -> None:
