@@ -66,12 +66,12 @@ def test_flush_does_not_wait_for_a_change_that_is_not_published(
     source = sources.Source("shop", shop.dsn, "tuskline_shop")
     assert sources.read_publication(source).marked
     shop.execute("ALTER PUBLICATION tuskline_shop SET TABLE orders")
-    with pytest.raises(PublicationError, match=r"does not send tuskline\.flush") as caught:
+    with pytest.raises(PublicationError, match=r"does not publish tuskline\.flush") as caught:
         flush(str(tmp_path / "lake"), "grpc://127.0.0.1:1", [source])
-    assert caught.value.repair.startswith("tuskline init, which adds it")
+    assert caught.value.repair.startswith("run tuskline init, which adds it")
     with capture_logs() as told:
         sources.mark(source)
-    assert "does not send tuskline.flush" in told[0]["error"]
+    assert "does not publish tuskline.flush" in told[0]["error"]
     tuskline.json("init")
     assert sources.read_publication(source).marked
     tuskline.json("detach")
@@ -106,7 +106,7 @@ def test_detach_names_what_it_leaves_for_its_record_is_lost(tmp_path: Path, shop
     done = tuskline.run("detach")
     assert done.returncode == 0, done.stderr
     assert "as it should be" not in done.stderr
-    ways = [line.rpartition("uses it: ")[2] for line in done.stderr.splitlines()]
+    ways = [line.rpartition("used elsewhere: ")[2] for line in done.stderr.splitlines()]
     assert len(ways) == 2, done.stderr
     shop.execute(*ways)
     assert "nothing to do" in tuskline.run("detach").stderr

@@ -182,7 +182,7 @@ def no_identity(place: Place) -> Iterator[Section]:
 
 TRY, TAKE_BACK = ("init", "doctor"), ("init", "doctor", "detach")
 FOREIGN_SLOT = (Cause.SLOT, "not a permanent pgoutput slot", "another slot name")
-UNREAD = (Cause.CONFIG, "libpq", "postgresql://")
+UNREAD = (Cause.CONFIG, "invalid DSN", "postgresql://")
 CASES = {
     "nobody listens": Case(
         Cause.CONNECTION, "refused", "see that the server runs", dsn(port=1), TRY
