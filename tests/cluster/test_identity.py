@@ -80,7 +80,7 @@ def test_a_lost_replica_identity_is_named_with_its_repair_and_stops_nobody_else(
         report = tuskline.json("doctor", code=Cause.PUBLICATION)
         found = [each for each in report["findings"] if each["severity"] == "error"]
         assert {each["check"] for each in found} == {"replica identity"}
-        assert "for it is published" in found[0]["what"]
+        assert "it is published" in found[0]["what"]
         # The server's own word, and what it still takes, which still arrives.
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
             shop.execute("UPDATE orders SET pad = 'y'")

@@ -73,7 +73,7 @@ def test_every_way_to_stop_lets_it_start_again(make_server, mode):
     with server:
         server.stop(mode)
         assert not server.running
-        with pytest.raises(LocalServerError, match="does not run"):
+        with pytest.raises(LocalServerError, match="is not running"):
             _ = server.pid
         server.restart()
         with psycopg.connect(server.dsn()) as connection:

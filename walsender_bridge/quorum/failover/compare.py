@@ -78,13 +78,13 @@ def compare(
             raise TrimmedError(
                 f"the standby has removed its WAL below {format_lsn(end)}, which is to be compared: {error.what}",
                 where=where,
-                repair="choose another standby, or make this one anew from a base backup",
+                repair="choose another standby, or rebuild this one from a base backup",
             ) from None
     if held != _quorums(upstream, begin, end, timeline, check):
         raise DivergedError(
-            f"its WAL below {format_lsn(end)} is not what the safekeepers hold: it is a copy that went its own way",
+            f"the standby's WAL below {format_lsn(end)} differs from the safekeepers' WAL",
             where=where,
-            repair="choose another standby, or make this one anew from a base backup",
+            repair="choose another standby, or rebuild this one from a base backup",
         )
 
 
