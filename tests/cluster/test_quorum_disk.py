@@ -52,7 +52,7 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
         quorum.kill("safekeeper-2")  # nobody may remove what it lacks
         stuck = quorum.ask("SELECT pg_current_wal_insert_lsn()")[0][0]
         quorum.make_wal(30)
-        wait_for(lambda: "may have" in quorum.fault(0), 20, "its state says that it is full")
+        wait_for(lambda: "its limit is" in quorum.fault(0), 20, "its state says that it is full")
         own = quorum.folder / "safekeeper-0.json"
         wait_for(lambda: "no space for more WAL" in own.read_text(), 20, "its own file says so")
         assert len(wal_files(quorum, 0)) <= 12

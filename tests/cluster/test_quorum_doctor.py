@@ -50,7 +50,7 @@ def test_28_what_outvotes_the_proposer_or_hangs_is_refused_and_repaired_by_its_s
         stack.ask(statement)
     report = tuskline.json("doctor", "--fix-sql", code=Cause.SERVER_SETTING)
     errors = findings(report, "error")
-    assert "in the place of" in errors["synchronous_standby_names"][0]
+    assert "other standbys can acknowledge instead" in errors["synchronous_standby_names"][0]
     assert len(errors["synchronous_commit"]) == 2
     error = tuskline.error("quorum", "require", code=Cause.SERVER_SETTING)
     assert "remote_apply" in error["what"]
@@ -73,7 +73,10 @@ def test_2_two_standbys_of_one_name_beside_the_quorum_are_red(tmp_path, stack, r
     assert names(stack) == "near"
     named(stack, f"ANY 2 (near, {NAME})")
     report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
-    assert "in the place of" in findings(report, "error")["synchronous_standby_names"][0]
+    assert (
+        "other standbys can acknowledge instead"
+        in findings(report, "error")["synchronous_standby_names"][0]
+    )
     tuskline.json("quorum", "require", "--beside-standbys")
     assert names(stack) == f"FIRST 2 ({NAME}, near)"
     report = tuskline.json("doctor")
@@ -141,7 +144,7 @@ def test_a_server_that_waits_for_nobody_is_told(tmp_path, stack):
     stack.kill("safekeeper-0")
     hanging(stack, 1)
     report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
-    assert "which is not running" in findings(report, "error")["proposer"][0]
+    assert "no proposer is attached" in findings(report, "error")["proposer"][0]
     assert "does not answer" in findings(report, "warning")["safekeeper"][0]
     done = tuskline.run("down")
     assert "commits hang" in done.stderr

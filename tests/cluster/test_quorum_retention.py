@@ -76,7 +76,7 @@ def test_slots_and_archive_hold_wal_up_to_their_limit_and_what_is_lost_is_named(
     # Long before WAL is lost to it.
     wait_for(lambda: "WAL is not archived: " in words(), 40, "the archive's error is named")
     wait_for(lambda: "replication slot gone is lost" in words(), 40, "the slot is lost by name")
-    wait_for(lambda: "no more WAL is kept for it" in words(), 20, "the archive's outage is named")
+    wait_for(lambda: "WAL is no longer kept for it" in words(), 20, "the archive's outage is named")
     wait_for(lambda: "was removed before it was archived" in words(), 20, "and what it lacks")
     insert(server, 6)
     (one,) = quorum(tuskline)["safekeepers"]

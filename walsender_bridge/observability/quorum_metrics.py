@@ -26,7 +26,7 @@ def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
         "quorum_up", "1 while a majority of the safekeepers follows the proposer; 0: commits hang."
     )
     term = gauge("quorum_term", "Term of the proposer.")
-    epoch = gauge("quorum_epoch", "Election epoch that the proposer writes.")
+    epoch = gauge("quorum_election_epoch", "Election epoch that the proposer writes.")
     lsn = gauge("quorum_lsn_bytes", "WAL position of the quorum, in bytes.", "position")
     queue = gauge("quorum_queue_bytes", "Bytes of WAL in the proposer's memory.")
     generation = gauge("quorum_generation", "Generation of the current membership.")
@@ -36,7 +36,7 @@ def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
         quorum.add_metric([], float(seen.quorum))
         if "term" in proposer:
             term.add_metric([], proposer["term"])
-            epoch.add_metric([], proposer["epoch"])
+            epoch.add_metric([], proposer["election_epoch"])
             queue.add_metric([], proposer["queue_bytes"])
             generation.add_metric([], proposer["membership"]["generation"])
             for position in ("restart", "commit", "end"):
@@ -51,7 +51,9 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
         "safekeeper_lag_bytes", "Bytes of the proposer's WAL that the safekeeper lacks.", label
     )
     term = gauge("safekeeper_term", "Term of the proposer that the safekeeper voted for.", label)
-    epoch = gauge("safekeeper_epoch", "Last election epoch of the safekeeper's log.", label)
+    epoch = gauge(
+        "safekeeper_election_epoch", "Last election epoch of the safekeeper's log.", label
+    )
     lsn = gauge(
         "safekeeper_lsn_bytes", "WAL position of the safekeeper, in bytes.", label, "position"
     )

@@ -137,7 +137,4 @@ def removed(vcl: int) -> str:
 
 def other(vcl: int) -> str:
     """Message for a server whose WAL differs from the quorum's."""
-    return (
-        f"the WAL below {format_lsn(vcl)} is not what the safekeepers hold: this server is a copy that went its own "
-        "way"
-    )
+    return f"this server's WAL below {format_lsn(vcl)} differs from the safekeepers' WAL"
