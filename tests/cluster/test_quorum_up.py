@@ -235,8 +235,15 @@ def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back
     load = Load(server)
     try:
         wait_for(lambda: load.acknowledged, 30, "a commit returns")
-        receive(server, _reader_dsn(tuskline), tmp_path / "received")
-        reader = wait_for(lambda: _reader(tuskline), 60, "it reads")
+        started = [receive(server, (dsn := _reader_dsn(tuskline)), tmp_path / "received")]
+
+        def reads() -> Any:
+            # It is refused, and ends, until the WAL server has read its users again.
+            if started[-1].process.poll() is not None:
+                started.append(receive(server, dsn, tmp_path / "received"))
+            return _reader(tuskline)
+
+        reader = wait_for(reads, 60, "it reads")
         shutil.rmtree(folder.resolve())
         _heals(tuskline, load)
         assert before == {part: pids(tuskline, part) for part in before}, tuskline.logs()
