@@ -430,13 +430,13 @@ def test_a_source_whose_server_is_stopped_keeps_no_other_waiting(pipeline, datab
     usual = time.monotonic() - began
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        house._looks._asked_at = float("-inf")
+        house._poller._asked_at = float("-inf")
         database.execute("UPDATE docs SET title = 'goes on'")
         began = time.monotonic()
         house.run_once()
         # Connecting to the other alone would take its ten seconds.
         assert time.monotonic() - began < usual + 8
-        assert "other" in house._looks._asked
+        assert "other" in house._poller._asked
         assert_equal(database.dsn, pipeline.flush(house))
     finally:
         os.kill(server.pid, signal.SIGCONT)

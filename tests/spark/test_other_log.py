@@ -186,7 +186,7 @@ def test_a_driver_under_which_the_log_is_replaced_takes_the_new_one_on(pipeline)
     head_then = pipeline.head()
     adopt.request(pipeline.lake, "a third one")
     for _ in range(2):
-        with pytest.raises(LakeError, match=r"was asked to go on with a third one"):
+        with pytest.raises(LakeError, match=r"a request to continue with a third one is pending"):
             house.run_once(force=True)
     assert pipeline.head() == head_then
     asked = adopt.request(pipeline.lake, new)

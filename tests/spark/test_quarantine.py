@@ -299,7 +299,7 @@ def test_26_what_fits_by_now_is_in_the_table_after_a_retry(pipeline, database):
         # By an older version's file, in which these dates did not fit.
         path = pipeline.lake / version.path / file
         table = pq.read_table(path)
-        at = table.schema.get_field_index("unrepresentable due")
+        at = table.schema.get_field_index("unfit due")
         old = pa.array(["2024-07-01"] * len(table), pa.string())
         checksums.remove(path)
         pq.write_table(table.set_column(at, table.schema.field(at), old), path)

@@ -210,7 +210,7 @@ def test_a_column_that_comes_while_a_stream_runs_is_not_lost_in_silence(
     frame = reads.stream()
     newer = Table(1, "orders", (*ORDERS.columns, ("extra", TEXT, -1)))
     writer.commit([newer], [insert(newer, [2, "n", "e"])])
-    with pytest.raises(PySparkException, match=r"SchemaError.*does not know: extra"):
+    with pytest.raises(PySparkException, match=r"SchemaError.*does not have: extra"):
         Collector(frame, tmp_path).run(availableNow=True)
 
 

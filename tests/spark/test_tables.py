@@ -156,7 +156,7 @@ def test_19_what_was_trimmed_is_named_with_its_repair(pipeline, database):
 
     wait_for(all_live, 60, "the copies")
     told = {a["tables"].get(bag) for a in pipeline.head().answered.values()} - {None}
-    assert any("copied again: the log was trimmed" in str(answer) for answer in told)
+    assert any("copied again: the log is trimmed" in str(answer) for answer in told)
     assert pipeline.head().tables[docs].path != held.tables[docs].path
     assert_equal(database.dsn, pipeline.flush())
 
