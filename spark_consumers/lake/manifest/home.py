@@ -59,8 +59,14 @@ def home_of(root: Path) -> Path | None:
     file = root / _FILE
     try:
         return Path(load(file)["root"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return _of_tables(root)
+    except OSError as error:
+        raise LakeError(
+            f"the lake cannot be read: {error.strerror}",
+            where=str(file),
+            repair="name the folder that `tuskline lake run` writes, which this user must be able to read",
+        ) from None
     except (CorruptError, KeyError, TypeError) as error:
         what = error.what if isinstance(error, CorruptError) else f"lacks {error}"
         repair = "remove it: the lake's driver makes it again when it starts"
