@@ -45,7 +45,9 @@ def show(config: ConfigPath = DEFAULT_CONFIG, admin: Admin = None, as_json: AsJs
 
     wanted = needed_quorum(settings)
     with server.session(wanted, checked_admin(admin)) as connection:
-        Output(as_json=as_json).record(_shown(settings, server.facts(connection, wanted)))
+        Output(as_json=as_json).record(
+            _shown(settings, server.facts_and_pending(connection, wanted))
+        )
 
 
 @quorum_app.command()
@@ -85,7 +87,7 @@ def require(
         if release_record.in_force(settings.log.data_dir) is not None:
             decision = server.decision(connection, wanted, "require")
             release_record.write(settings.log.data_dir, decision)
-        found = _shown(settings, server.facts(connection, wanted))
+        found = _shown(settings, server.facts_and_pending(connection, wanted))
     output.record({"changed": changed, **found})
 
 
@@ -124,7 +126,7 @@ def release(
         # The decision is durable before it is carried out.
         written = release_record.write(settings.log.data_dir, before)
         changed = server.release_quorum(connection, wanted)
-        found = _shown(settings, server.facts(connection, wanted))
+        found = _shown(settings, server.facts_and_pending(connection, wanted))
     output.record({"changed": changed, "recorded": written.summary(), **found})
 
 

@@ -96,9 +96,7 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     """Why the lake does not continue, and which of its tables do not follow. `log_id`: of the log, if it answers."""
     if settings.lake is None:
         return
-    from spark_consumers.lake import folder
     from spark_consumers.lake.manifest.chain import open_chain
-    from spark_consumers.lake.writer import adopt
 
     uri = settings.lake.uri
     with suppress(TusklineError, OSError):
@@ -106,16 +104,23 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
         head = open_chain(uri).head()
         for each in table_problems.problems(head) if head is not None else ():
             yield _of_table(each)
-    errors = [None, lake_status.problem(settings.run_dir, uri)]
-    try:
-        errors[0] = None if log_id is None else adopt.trouble(uri, log_id)
-    except (TusklineError, OSError) as unreadable:
-        errors[0] = folder.why(unreadable, uri)
+    errors = (_of_another_log(uri, log_id), lake_status.problem(settings.run_dir, uri))
     reported: set[str] = set()
     for error in errors:
         if error is not None and error.what not in reported:
             reported.add(error.what)
             yield failed("lake", error.where or uri, error)
+
+
+def _of_another_log(uri: str, log_id: str | None) -> TusklineError | None:
+    """Why the lake cannot continue with this log; None if it can, or no log answers."""
+    from spark_consumers.lake import folder
+    from spark_consumers.lake.writer import adopt
+
+    try:
+        return None if log_id is None else adopt.trouble(uri, log_id)
+    except (TusklineError, OSError) as error:
+        return folder.why(error, uri)
 
 
 def _of_table(problem: table_problems.TableProblem) -> Finding:

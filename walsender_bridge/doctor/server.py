@@ -33,7 +33,7 @@ from walsender_bridge.own_schema.provisioned import ProvisionedRecord
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.provisioning.init import as_admin, copied, verifier, wanted_tables
-from walsender_bridge.provisioning.quorum import ConfiguredQuorum, facts, session
+from walsender_bridge.provisioning.quorum import ConfiguredQuorum, facts_and_pending, session
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.runtime.sql import load
 
@@ -97,7 +97,7 @@ def examine_quorum(
     findings = [*safekeepers.proposer(status, where)]
     try:
         with session(quorum, admin) as connection:
-            found = facts(connection, quorum)
+            found = facts_and_pending(connection, quorum)
             found |= _of_role(connection, quorum.source, admin)
             if not found.get("there", True):
                 rules = {**found, "hba": _rules(connection), "database": ""}

@@ -71,23 +71,34 @@ def session(quorum: ConfiguredQuorum, admin: str | None = None) -> Iterator[Conn
 
 
 def facts(connection: Connection, quorum: ConfiguredQuorum) -> dict[str, Any]:
-    """What the server says: sql/quorum/facts.sql; and `names_after_reload`, None where only a superuser may see it."""
+    """The server's answer to sql/quorum/facts.sql."""
     names = {"slot": quorum.slot, "name": quorum.name}
     with connection.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(load("quorum/facts").encode(), names).fetchone()
-        assert row is not None
-        found: dict[str, Any] = row[0]
-        found["names_after_reload"] = None
-        if found["role"]["superuser"]:
-            row = cursor.execute(
-                load("provisioning/setting_after_reload").encode(), {"name": SETTING}
-            ).fetchone()
-            found["names_after_reload"] = "" if row is None else row[0]
+    assert row is not None
+    found: dict[str, Any] = row[0]
+    return found
+
+
+def facts_and_pending(connection: Connection, quorum: ConfiguredQuorum) -> dict[str, Any]:
+    """`facts`, and `names_after_reload`, None where only a superuser may see it.
+
+    The server reads its configuration files for that: not for what is polled.
+    """
+    found = facts(connection, quorum)
+    found["names_after_reload"] = None
+    if found["role"]["superuser"]:
+        row = connection.execute(
+            load("provisioning/setting_after_reload").encode(), {"name": SETTING}
+        ).fetchone()
+        found["names_after_reload"] = "" if row is None else row[0]
     return found
 
 
 def will_change(found: dict[str, Any]) -> bool:
     """Whether a reload or restart would change what commits wait for: an ALTER SYSTEM that no reload has followed.
+
+    `found` is from `facts_and_pending`.
 
     A command that was killed between the two leaves it so. A value of the server's command line overrides the files:
     then it is no pending change, but `set_names` could not change it either.
@@ -272,7 +283,7 @@ def require_quorum(
     First a quorum has to answer within `timeout` seconds (0: this check is skipped, and commits may hang at once).
     Raises `ServerSettingError`, `DeadlineError` (no quorum answered: nothing is changed) and `PrivilegeError`.
     """
-    found = facts(connection, quorum)
+    found = facts_and_pending(connection, quorum)
     check(found, quorum)
     now = StandbyNames.parse(found["names"])
     wanted = now.joined_by(quorum.name)
@@ -335,7 +346,7 @@ def release_quorum(connection: Connection, quorum: ConfiguredQuorum) -> bool:
 
     `connection` is from `session`. The record of the previous setting is kept for `detach`.
     """
-    found = facts(connection, quorum)
+    found = facts_and_pending(connection, quorum)
     now = StandbyNames.parse(found["names"])
     left = now.left_by(quorum.name)
     if left == now and not will_change(found):

@@ -36,7 +36,7 @@ from spark_consumers.lake.manifest import home
 from spark_consumers.lake.manifest.exclusive import create_exclusively
 from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
 from spark_consumers.lake.manifest.newest_record import NewestRecord
-from spark_consumers.lake.manifest.sealed_json import FORMAT_VERSION, REPAIR, dump, load
+from spark_consumers.lake.manifest.sealed_json import FORMAT_VERSION, REPAIR, dump, load, unreadable
 from spark_consumers.lake.manifest.table_version import (
     COPIED,
     HELD,
@@ -249,11 +249,7 @@ class Chain:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise LakeError(
-                f"the lake cannot be read: {error.strerror}",
-                where=str(self._epochs),
-                repair="name the folder that `tuskline lake run` writes, which this user must be able to read",
-            ) from None
+            raise unreadable(self._epochs, error) from None
         return sorted(
             int(stem)
             for stem, _, ending in (name.partition(".") for name in names)

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from spark_consumers.lake.manifest.exclusive import create_exclusively
-from spark_consumers.lake.manifest.sealed_json import dump, load
+from spark_consumers.lake.manifest.sealed_json import dump, load, unreadable
 from walsender_bridge.errors import CorruptError, LakeError
 
 _FILE = "_tuskline/root.json"
@@ -62,11 +62,7 @@ def home_of(root: Path) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         return _of_tables(root)
     except OSError as error:
-        raise LakeError(
-            f"the lake cannot be read: {error.strerror}",
-            where=str(file),
-            repair="name the folder that `tuskline lake run` writes, which this user must be able to read",
-        ) from None
+        raise unreadable(file, error) from None
     except (CorruptError, KeyError, TypeError) as error:
         what = error.what if isinstance(error, CorruptError) else f"lacks {error}"
         repair = "remove it: the lake's driver makes it again when it starts"

@@ -9,7 +9,7 @@ from typing import Any
 
 import google_crc32c
 
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, LakeError
 
 #: 2 brought tables that do not follow, copies beside their tables, and answers to requests; 3 a checksum in each file;
 #: 4 the steady time in each link, and the shape of each table at its source; 5 the log that a link is of;
@@ -23,6 +23,15 @@ REPAIR = (
     "restore the file from a backup; or, if it is in _tuskline/epochs and there is no backup, move it away: its epoch is lost, "
     "and the lake goes on with the others"
 )
+
+
+def unreadable(where: Path, error: OSError) -> LakeError:
+    """A lake's file or folder that this user cannot read, or that is something else."""
+    return LakeError(
+        f"the lake cannot be read: {error.strerror}",
+        where=str(where),
+        repair="name the folder that `tuskline lake run` writes, which this user must be able to read",
+    )
 
 
 def dump(record: dict[str, Any]) -> bytes:
