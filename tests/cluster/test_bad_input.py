@@ -185,7 +185,7 @@ FOREIGN_SLOT = (Cause.SLOT, "not a permanent pgoutput slot", "another slot name"
 UNREAD = (Cause.CONFIG, "invalid DSN", "postgresql://")
 CASES = {
     "nobody listens": Case(
-        Cause.CONNECTION, "refused", "see that the server runs", dsn(port=1), TRY
+        Cause.CONNECTION, "refused", "check that the server is running", dsn(port=1), TRY
     ),
     "no such host": Case(
         Cause.CONNECTION,

@@ -15,8 +15,12 @@ from tests.support.waiting import wait_for
 
 def reattached(shop: Shop, cause: str, *sources: str) -> None:
     """The cause is named with the command; it is followed, and only these sources are copied again."""
-    wait_for(lambda: cause in shop.problems(), 90, cause)
-    assert "tuskline reattach shop" in shop.problems()
+
+    def is_named() -> bool:
+        problems = shop.problems()
+        return cause in problems and "tuskline reattach shop" in problems
+
+    wait_for(is_named, 90, cause)
     assert "tuskline reattach shop" in shop.doctor()
     before = shop.head()
     looked = shop.tuskline.json("reattach", "--dry-run")["reattached"]
