@@ -27,7 +27,7 @@ from slot_sync.resolver.transitions import (
 from slot_sync.session import BoundedSession
 from slot_sync.sessions import ACTION_SECONDS, Sessions
 from walsender_bridge.errors import ServerSettingError
-from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn, parse_lsn
 from walsender_bridge.runtime import fail_point
 
 #: Bytes of WAL that one step of an advance may decode beyond the end of the last one.
@@ -121,7 +121,7 @@ def _restore_mappings(session: BoundedSession, action: RestoreMappings) -> None:
         session.one("slot_sync/restore_mappings", {"name": action.name})
 
 
-def _positions(session: BoundedSession, name: str) -> tuple[int, int, int]:
+def _positions(session: BoundedSession, name: str) -> tuple[Lsn, Lsn, Lsn]:
     """The slot's restart_lsn and confirmed_flush_lsn, and the standby's replay position; 0 for a missing one."""
     found = session.one("slot_sync/positions", {"name": name}) or (None, None, None)
     restart, confirmed, replayed = (parse_lsn(each or "0/0") for each in found)

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, parse_lsn
 
 Row = Mapping[str, Any]
 
 
-def lsn(text: str | None) -> int | None:
+def lsn(text: str | None) -> Lsn | None:
     """A position; None for NULL."""
     return None if text is None else parse_lsn(text)
 
 
-def two_phase_at(row: Row) -> int | None:
+def two_phase_at(row: Row) -> Lsn | None:
     """Where two_phase of a slot began, of what shows it (the extension, or the view from 18 on); None: it is off.
 
     0: it was switched on with ALTER_REPLICATION_SLOT (18), which leaves it empty; then whatever is prepared is sent at

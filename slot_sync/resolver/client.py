@@ -15,6 +15,7 @@ tuskline with tuskline.wait_for_slots.
 """
 
 from slot_sync.resolver.observed import Confirmed, CopyRecord, LogicalSlot
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 WHY = "its client has confirmed WAL that the standby does not have on disk"
 REPAIR = (
@@ -35,6 +36,6 @@ def confirmed_so_far(
     return None if now is None else Confirmed(timeline, now)
 
 
-def is_ahead(confirmed: Confirmed | None, flush_lsn: int) -> bool:
+def is_ahead(confirmed: Confirmed | None, flush_lsn: Lsn) -> bool:
     """The client has confirmed WAL that a promotion of a standby with this flush position would lose."""
     return confirmed is not None and confirmed.lsn > flush_lsn

@@ -57,6 +57,7 @@ from slot_sync.resolver.observed import (
     SlotPosition,
 )
 from slot_sync.resolver.transitions import CopyState, Reason
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 #: Plugins known not to read any user_catalog_table while they decode.
 READ_NO_USER_CATALOG = frozenset({"pgoutput", "tuskline", "test_decoding"})
@@ -77,7 +78,7 @@ class SlotView:
     #: The current epoch, and its physical slot; `None`: nothing is held.
     key: FeedbackEpochKey | None
     physical: PhysicalSlot | None
-    replay_lsn: int
+    replay_lsn: Lsn
     #: The standby's server_version_num.
     version: int
     #: `ObservedStandby.idle_share` of the copy.

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
+
 #: A slot under such a name is being proven (`TEMPORARY_PREFIX` of the extension).
 TEMPORARY_PREFIX = "_tuskline_tmp_"
 
@@ -30,12 +32,12 @@ class LogicalSlot:
     plugin: str
     #: The name of its database on this server.
     database: str
-    restart_lsn: int | None
-    confirmed_flush_lsn: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
     catalog_xmin: int | None
     two_phase: bool = False
     #: Where two_phase began (14+); 0 where that is left empty (18), `None` where two_phase is off.
-    two_phase_at: int | None = None
+    two_phase_at: Lsn | None = None
     #: A temporary slot, dropped at the end of its session: ignored.
     temporary: bool = False
     #: PostgreSQL itself synchronizes it (17+).
@@ -56,7 +58,7 @@ class PhysicalSlot:
     """A physical slot of the primary, with the walsender that uses it, if one does."""
 
     name: str
-    restart_lsn: int | None
+    restart_lsn: Lsn | None
     xmin: int | None
     catalog_xmin: int | None
     #: Written by `mark`; removed with the slot, and survives a crash.
@@ -69,7 +71,7 @@ class PhysicalSlot:
     #: *standby's* clock.
     reply_time: int | None = None
     #: pg_stat_replication.flush_lsn of that walsender.
-    flush_lsn: int | None = None
+    flush_lsn: Lsn | None = None
     wal_status: str | None = None
     invalidation: str | None = None
 
@@ -89,7 +91,7 @@ class ObservedPrimary:
     version: int
     wal_level: str
     #: The end of its WAL, written or not: pg_current_wal_insert_lsn().
-    wal_lsn: int
+    wal_lsn: Lsn
     logical_slots: tuple[LogicalSlot, ...] = ()
     physical_slots: tuple[PhysicalSlot, ...] = ()
     #: The extension's functions exist; without them incarnation ids and `two_phase_at` are not known.
@@ -146,14 +148,14 @@ class SlotCopy:
     database: str | None
     #: persistent, ephemeral or temporary.
     persistency: str
-    restart_lsn: int | None
-    confirmed_flush_lsn: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
     catalog_xmin: int | None
     #: The value by which the server keeps rows, and which it sends upstream as feedback.
     effective_catalog_xmin: int | None
     active_pid: int | None = None
     two_phase: bool = False
-    two_phase_at: int | None = None
+    two_phase_at: Lsn | None = None
     #: Maintained by PostgreSQL's own slot synchronization (17+).
     synced: bool = False
     #: Whether PostgreSQL's own slot synchronization copies it to standbys after a promotion (17+).
@@ -213,9 +215,9 @@ class ObservedStandby:
     #: The server that it streams from; `None` if there is none, or it did not answer.
     upstream: Upstream | SafekeeperUpstream | None
     #: pg_last_wal_replay_lsn()
-    replay_lsn: int
+    replay_lsn: Lsn
     #: The WAL that it has on disk: pg_last_wal_receive_lsn(), at least `replay_lsn`.
-    flush_lsn: int
+    flush_lsn: Lsn
     #: Slots of every kind, under every name.
     slots: tuple[SlotCopy, ...] = ()
     #: The extension's library and functions exist. Without them only PostgreSQL's own copies are evaluated.
@@ -288,14 +290,14 @@ class Sighting:
     #: The standby's clock, just after the copy was seen there.
     clock: int
     #: The WAL that the standby had on disk then.
-    flush_lsn: int
+    flush_lsn: Lsn
 
 
 @dataclass(frozen=True)
 class Reserved:
     """A copy's position before it was ever advanced. Its catalog_xmin was chosen then, not by a decoder."""
 
-    restart_lsn: int
+    restart_lsn: Lsn
     catalog_xmin: int
 
 
@@ -303,7 +305,7 @@ class Reserved:
 class SlotPosition:
     """A position of a slot of the primary: a decoder that starts there needs no row deleted before `catalog_xmin`."""
 
-    confirmed_flush_lsn: int
+    confirmed_flush_lsn: Lsn
     catalog_xmin: int
 
 
@@ -312,7 +314,7 @@ class Confirmed:
     """A position that the client of a slot has confirmed, of this timeline of the primary."""
 
     timeline: int
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True)
@@ -320,7 +322,7 @@ class Incarnation:
     """One creation of a slot of the primary, and the lowest confirmed_flush_lsn at which it was seen."""
 
     incarnation_id: str
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ class Settled:
 
     datoid: int
     xmin: int
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
+
 
 class CopyState(StrEnum):
     """The state of one copy on one standby; see the table in `resolver.py`."""
@@ -144,10 +146,10 @@ class Reserve:
     temporary_name: str
     database: str
     plugin: str
-    restart_lsn: int
-    confirmed_flush_lsn: int
+    restart_lsn: Lsn
+    confirmed_flush_lsn: Lsn
     two_phase: bool
-    two_phase_at: int | None
+    two_phase_at: Lsn | None
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Advance:
 
     name: str
     database: str
-    to_lsn: int
+    to_lsn: Lsn
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,8 @@ class SetFields:
 
     name: str
     database: str
-    restart_lsn: int
-    confirmed_flush_lsn: int
+    restart_lsn: Lsn
+    confirmed_flush_lsn: Lsn
     catalog_xmin: int
     may_go_back: bool = False
 

@@ -18,6 +18,7 @@ from spark_consumers.decode.spans import Bools, Bytes, Int64s
 from spark_consumers.decode.split import malformed, split
 from spark_consumers.decode.tuple_scan import PADDING, numbers
 from walsender_bridge.change_log.entry import PartitionRow
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import (
     BEGIN,
     COMMIT,
@@ -51,7 +52,7 @@ _KNOWN[BEGIN] = True
 class Transaction:
     """A transaction that goes on in the next entry. Time: microseconds since the Unix epoch."""
 
-    commit_lsn: int
+    commit_lsn: Lsn
     commit_time: int
     xid: int
 

@@ -32,6 +32,7 @@ from walsender_bridge.errors import (
     UnknownStreamError,
 )
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime.sql import load
 
 #: Tables that an error names.
@@ -83,7 +84,7 @@ class _Patience:
         if error := self._parts.hopeless():
             raise error
 
-    def barrier(self, log: str, positions: Mapping[str, int]) -> int:
+    def barrier(self, log: str, positions: Mapping[str, Lsn]) -> int:
         """The version that holds the positions."""
         while True:
             try:
@@ -243,12 +244,12 @@ def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineEr
     )
 
 
-def _written(sources: Mapping[str, str]) -> dict[str, int]:
+def _written(sources: Mapping[str, str]) -> dict[str, Lsn]:
     """Where the WAL of each source was before a row was written to it."""
     return {stream: _write(stream, dsn) for stream, dsn in sources.items()}
 
 
-def _write(stream: str, dsn: str) -> int:
+def _write(stream: str, dsn: str) -> Lsn:
     try:
         with BoundedConnection.open(dsn) as connection:
             row = connection.execute(load("flush/position")).fetchone()

@@ -21,20 +21,28 @@ that were never used: what was read below it has no continuation, whatever else 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from walsender_bridge.change_log.client import CutPoint, LogStatus, ReplicaClient, StreamCut
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
+
+
+class TransactionEnd(NamedTuple):
+    """A transaction's end LSN and commit time (microseconds since 1970)."""
+
+    end_lsn: Lsn
+    commit_time: int
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryMark:
     """A position in a stream: its exclusive end offset, and the last transaction before it.
 
-    `end`: that transaction's end LSN and commit time (microseconds); None in positions of earlier formats.
+    `end`: that transaction's end; None in positions of earlier formats.
     """
 
     offset: int
-    end: tuple[int, int] | None = None
+    end: TransactionEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ def differs(
     if mark.offset > cut.end_offset:
         return f"stream {stream} ends at offset {cut.end_offset}, but was read up to {mark.offset}"
     if mark.offset == cut.end_offset:
-        return _other(stream, mark, (cut.last_end_lsn, cut.last_commit_time))
+        return _other(stream, mark, TransactionEnd(cut.last_end_lsn, cut.last_commit_time))
     if found is None:
         return None
     if found.first is None:
@@ -94,13 +102,14 @@ def differs(
         return None
     if found.before.end_offset != mark.offset:
         return f"no commit of stream {stream} ends at offset {mark.offset}, where one ended"
-    return _other(stream, mark, (found.before.last_end_lsn, found.before.last_commit_time))
+    end = TransactionEnd(found.before.last_end_lsn, found.before.last_commit_time)
+    return _other(stream, mark, end)
 
 
-def _other(stream: str, mark: HistoryMark, end: tuple[int, int]) -> str | None:
+def _other(stream: str, mark: HistoryMark, end: TransactionEnd) -> str | None:
     if mark.end is None or mark.end == end:
         return None
     return (
         f"another transaction of stream {stream} ends at offset {mark.offset}: it ends at "
-        f"{format_lsn(end[0])}, and the one that was read at {format_lsn(mark.end[0])}"
+        f"{format_lsn(end.end_lsn)}, and the one that was read at {format_lsn(mark.end.end_lsn)}"
     )

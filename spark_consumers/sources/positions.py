@@ -12,7 +12,13 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
-from spark_consumers.sources.history import HistoryMark, around, differs, was_reattached
+from spark_consumers.sources.history import (
+    HistoryMark,
+    TransactionEnd,
+    around,
+    differs,
+    was_reattached,
+)
 from spark_consumers.sources.tables import WantedTable
 from walsender_bridge.change_log.client import (
     CutPoint,
@@ -29,14 +35,14 @@ from walsender_bridge.runtime.closing import Closing
 class StreamOffsets:
     """A cut: `streams` maps each stream to its exclusive end offset.
 
-    `ends`: by stream, the end LSN and commit time (microseconds) of the last transaction before it, where they are
-    known (`history`); checkpoints of earlier versions have none.
+    `ends`: by stream, the end of the last transaction before it, where it is known (`history`); checkpoints of earlier
+    versions have none.
     """
 
     log_id: str
     version: int
     streams: Mapping[str, int] = field(default_factory=dict)
-    ends: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
+    ends: Mapping[str, TransactionEnd] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The form in which Spark keeps it in a checkpoint."""
@@ -49,7 +55,10 @@ class StreamOffsets:
         """A position from a checkpoint. Raises `ConfigError`."""
         try:
             streams = {str(name): int(end) for name, end in record["streams"].items()}
-            ends = {str(s): (int(end[0]), int(end[1])) for s, end in record.get("ends", {}).items()}
+            ends = {
+                str(s): TransactionEnd(int(end[0]), int(end[1]))
+                for s, end in record.get("ends", {}).items()
+            }
             return cls(str(record["log_id"]), int(record["version"]), streams, ends)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise ConfigError(
@@ -114,7 +123,10 @@ class LogReader(Closing):
     def newest(self, status: LogStatus) -> StreamOffsets:
         """Everything up to the newest version."""
         ends = {name: cut.end_offset for name, cut in status.streams.items()}
-        last = {n: (cut.last_end_lsn, cut.last_commit_time) for n, cut in status.streams.items()}
+        last = {
+            name: TransactionEnd(cut.last_end_lsn, cut.last_commit_time)
+            for name, cut in status.streams.items()
+        }
         return StreamOffsets(status.log_id, status.version, ends, last)
 
     def oldest(self, status: LogStatus) -> StreamOffsets:
@@ -259,8 +271,8 @@ class LogReader(Closing):
         return found
 
 
-def _end(point: CutPoint) -> tuple[int, int]:
-    return point.last_end_lsn, point.last_commit_time
+def _end(point: CutPoint) -> TransactionEnd:
+    return TransactionEnd(point.last_end_lsn, point.last_commit_time)
 
 
 def choose(

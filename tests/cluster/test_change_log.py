@@ -32,6 +32,7 @@ from walsender_bridge.errors import (
     UnknownStreamError,
     UsageError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STREAM = "shop"
@@ -168,7 +169,7 @@ def open_writer(processes: Processes, make: EntryMaker, stream: str = STREAM) ->
 
 def send(writer: AppendWriter, *entries: bytes) -> int:
     """Append, and wait for the acknowledgement; the durable end."""
-    writer.send(entries, schemas=list(SCHEMAS.values()), confirm_to=(1, 1))
+    writer.send(entries, schemas=list(SCHEMAS.values()), confirm_to=WalPosition(1, 1))
     ack = writer.next_ack(PATIENCE)
     assert ack is not None
     return ack.durable_end_offset

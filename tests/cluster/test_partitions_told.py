@@ -13,7 +13,7 @@ from tests.support.servers import each_major
 from walsender_bridge.capture import core, events
 from walsender_bridge.change_log.client import LogEntry
 from walsender_bridge.change_log.entry import schema_hash
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, WalPosition
 
 NAME = "shop.public.t"
 SETUP = (
@@ -113,7 +113,12 @@ def followed(table: TableVersion, seen: Publication) -> TableVersion:
 def batches(messages: list[bytes]) -> list[ChangeBatch]:
     """What capture and the decoder make of the messages of a slot."""
     state = core.CaptureState(
-        timeline=1, logged_lsn=0, committed_lsn=0, previous_crc=0, confirmed=(1, 0), now=0.0
+        timeline=1,
+        logged_lsn=0,
+        committed_lsn=0,
+        previous_crc=0,
+        confirmed=WalPosition(1, 0),
+        now=0.0,
     )
     effects = core.step(state, events.CaptureTick(0.0, MAX_LSN))
     effects += core.step(

@@ -31,6 +31,7 @@ from walsender_bridge.change_log.repository.core import (
 from walsender_bridge.change_log.repository.stream_faults import StreamFaults
 from walsender_bridge.change_log.restart import build_restart
 from walsender_bridge.errors import InvalidReplicaError, TusklineError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 STREAMS = ("a", "b")
 FOREVER = 2**62
@@ -271,7 +272,7 @@ class Writer:
         self._take_over()
         entry_of = build_restart(self.crc)
         self.open = False
-        host.append(self.session, [entry_of], [], (1, 0x10), 0, 7)
+        host.append(self.session, [entry_of], [], WalPosition(1, 0x10), 0, 7)
         self.acknowledged[self.end] = entry_of
 
     def _take_over(self) -> None:

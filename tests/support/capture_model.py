@@ -17,10 +17,12 @@ from walsender_bridge.capture import core, events
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log import entry
 from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH
 
 TABLES = (16385, 16390, 16400)
 MOOD = 16500
+FIRST_CONFIRMED = WalPosition(1, 0x1000)
 
 
 def xlog(message: bytes, lsn: int = 0) -> bytes:
@@ -386,7 +388,7 @@ class Sender:
 class Replica:
     """The log's only replica, with the repository that commits it."""
 
-    confirmed_to: tuple[int, int] = (1, 0x1000)
+    confirmed_to: WalPosition = FIRST_CONFIRMED
     entries: list[bytes] = field(default_factory=list)
     committed: int = 0
     gate: int = 0
@@ -403,7 +405,7 @@ class Replica:
             self.entries.append(data)
         self.gate = max(self.gate, batch.gate_lsn)
         if batch.confirm_to is not None:
-            assert batch.confirm_to[1] > self.confirmed_to[1]
+            assert batch.confirm_to.lsn > self.confirmed_to.lsn
             self.confirmed_to = batch.confirm_to
 
     def check_schemas(self, data: bytes) -> None:
@@ -463,7 +465,7 @@ class Replica:
             confirmed=self.confirmed_to,
             now=now,
             overlap=Overlap.of(
-                self.last_end_lsn, self.last_commit_time, self.confirmed_to[1], slot_confirmed
+                self.last_end_lsn, self.last_commit_time, self.confirmed_to.lsn, slot_confirmed
             ),
         )
 

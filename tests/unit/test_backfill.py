@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.support.wal import MIB, SMALL, Wal
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer.catch_up.core import CatchUp as Feed
 from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
@@ -264,7 +265,7 @@ def streaming() -> Streaming:
 
 @pytest.fixture
 def feed(streaming: Streaming) -> Feed:
-    made = Feed(e.Lineage(2, ((1, 2 * MIB + 5),)), MIB)
+    made = Feed(e.Lineage(2, (WalPosition(1, 2 * MIB + 5),)), MIB)
     assert [each.peer for each in made.tick(streaming, 5)] == [0, 1, 2]
     return made
 

@@ -21,7 +21,7 @@ from walsender_bridge.capture.events import (
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log import entry
 from walsender_bridge.errors import DivergedError, MalformedMessageError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, WalPosition
 
 T = 16385
 
@@ -32,7 +32,7 @@ def new_state(**changes: object) -> CaptureState:
         "logged_lsn": 0,
         "committed_lsn": 0,
         "previous_crc": 0,
-        "confirmed": (1, 100),
+        "confirmed": WalPosition(1, 100),
         "now": 0.0,
     }
     state = CaptureState(**{**values, **changes})  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def test_tables_that_are_truncated_together_are_no_partitions() -> None:
 
 
 def test_28_what_the_log_has_is_skipped_and_its_schemas_are_followed() -> None:
-    state = new_state(logged_lsn=1048, committed_lsn=1048, confirmed=(1, 1000))
+    state = new_state(logged_lsn=1048, committed_lsn=1048, confirmed=WalPosition(1, 1000))
     effects = step(
         state, CopyDataReceived(0.0, [*one(1000), *payloads(*pg.transaction(1048, 8, rows(1)))])
     )
@@ -291,17 +291,17 @@ def test_the_server_hears_of_a_position_only_when_the_replica_has_recorded_it() 
     effects = step(state, CaptureTick(0.03, MAX_LSN))
     assert appends(effects)[0].confirm_to is None
     # Durable, not committed: nothing to confirm, and the next question is due soon.
-    effects = step(state, Acknowledged(0.04, 1048, 0, (1, 100)))
+    effects = step(state, Acknowledged(0.04, 1048, 0, WalPosition(1, 100)))
     assert not effects
     assert state.deadline == pytest.approx(0.13)
     effects = step(state, CaptureTick(0.14, MAX_LSN))
     assert appends(effects) == [AppendToReplica((), (), None, MAX_LSN)]
     # Committed: it is written down, and only then reported.
-    effects = step(state, Acknowledged(0.15, 1048, 1048, (1, 100)))
+    effects = step(state, Acknowledged(0.15, 1048, 1048, WalPosition(1, 100)))
     effects += step(state, CaptureTick(0.25, MAX_LSN))
     assert appends(effects)[0].confirm_to == (1, 1048)
     assert all(report.flush == 100 for report in reports(effects))
-    effects = step(state, Acknowledged(0.26, 1048, 1048, (1, 1048)))
+    effects = step(state, Acknowledged(0.26, 1048, 1048, WalPosition(1, 1048)))
     assert effects == [StandbyStatusUpdate(1048, 1048)]
 
 
@@ -312,14 +312,14 @@ def test_the_gate_holds_from_a_sessions_first_append_on() -> None:
         logged_lsn=0,
         committed_lsn=0,
         previous_crc=0,
-        confirmed=(1, 100),
+        confirmed=WalPosition(1, 100),
         now=0.0,
         gate=1500,
     )
     found = appends(step(state, CopyDataReceived(0.03, [*one(1000), *one(2000)])))
     found += appends(step(state, CopyDataReceived(0.06, [keepalive(9000)])))
     assert [append.gate_lsn for append in found] == [1500]
-    step(state, Acknowledged(0.07, 2048, 2048, (1, 100)))
+    step(state, Acknowledged(0.07, 2048, 2048, WalPosition(1, 100)))
     idle = appends(step(state, CopyDataReceived(0.5, [keepalive(9000)])))
     assert idle[0].gate_lsn == 1500
     assert idle[0].confirm_to == (1, 2048)
@@ -340,7 +340,7 @@ def test_a_gate_that_opens_is_passed_on_at_once_and_only_for_what_waits() -> Non
 
 
 def _durable(now: float, lsn: int, committed: int = 0) -> Acknowledged:
-    return Acknowledged(now, lsn, committed, (1, 100))
+    return Acknowledged(now, lsn, committed, WalPosition(1, 100))
 
 
 def test_a_closed_gate_stops_the_reading_at_the_limit_and_reports_go_on() -> None:
@@ -379,7 +379,7 @@ def test_33_what_is_durable_but_not_committed_is_never_confirmed() -> None:
         now += 0.11
         for append in appends(step(state, CaptureTick(now, MAX_LSN))):
             assert append.confirm_to is None
-            step(state, Acknowledged(now, 1048, 0, (1, 100)))
+            step(state, Acknowledged(now, 1048, 0, WalPosition(1, 100)))
     assert state.confirmed == (1, 100)
 
 
@@ -401,7 +401,7 @@ def test_a_keepalive_counts_only_when_nothing_waits(waiting: str) -> None:
     for now in (0.01, 1.2, 2.4):
         for append in appends(step(state, CaptureTick(now, MAX_LSN))):
             assert append.confirm_to is None
-            step(state, Acknowledged(now, state.logged_lsn, 0, (1, 100)))
+            step(state, Acknowledged(now, state.logged_lsn, 0, WalPosition(1, 100)))
 
 
 def test_a_keepalive_inside_a_transaction_does_not_confirm_it() -> None:
@@ -447,7 +447,7 @@ def overlapping(slot_lsn: int, *, confirmed_to: int = 1048) -> CaptureState:
     """A session whose log ends with the transaction 1000 to 1048, with a slot at `slot_lsn`."""
     overlap = Overlap.of(1048, pg.START_TIME, confirmed_to, slot_lsn)
     return new_state(
-        logged_lsn=1048, committed_lsn=1048, confirmed=(1, confirmed_to), overlap=overlap
+        logged_lsn=1048, committed_lsn=1048, confirmed=WalPosition(1, confirmed_to), overlap=overlap
     )
 
 
@@ -562,7 +562,7 @@ def test_28_a_resend_from_any_point_leaves_each_transaction_once(
             pg.transaction(1000 * (i + 1), i, rows(count, width))
             for i, (count, width) in enumerate(shapes)
         ]
-        replica = Replica(confirmed_to=(1, 100), gate=MAX_LSN)
+        replica = Replica(confirmed_to=WalPosition(1, 100), gate=MAX_LSN)
         for _ in range(3):
             # The connection breaks after any number of messages, and everything is sent again.
             replica.open_writer(seal=False)

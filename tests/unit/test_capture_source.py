@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from walsender_bridge.capture.source import Fork, LogPosition, evaluate
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
-LOG = LogPosition(timeline=2, last_end_lsn=900, confirmed_to=(2, 800))
+LOG = LogPosition(timeline=2, last_end_lsn=900, confirmed_to=WalPosition(2, 800))
 IDENTITY = SystemIdentity(system_id=1, timeline=3, flush_lsn=2000, database="db")
-HISTORY = ServerTimelines(3, ((1, 500), (2, 1000)))
+HISTORY = ServerTimelines(3, (WalPosition(1, 500), WalPosition(2, 1000)))
 
 
 def test_a_slot_behind_its_log_on_the_same_history_goes_on() -> None:
@@ -18,7 +19,7 @@ def test_a_slot_behind_its_log_on_the_same_history_goes_on() -> None:
 
 
 def test_an_idle_log_may_be_confirmed_past_its_last_transaction() -> None:
-    assert evaluate(LogPosition(1, 400, (2, 990)), 990, IDENTITY, HISTORY) is None
+    assert evaluate(LogPosition(1, 400, WalPosition(2, 990)), 990, IDENTITY, HISTORY) is None
 
 
 def test_a_new_log_takes_any_slot_and_none() -> None:
@@ -29,7 +30,7 @@ def test_a_new_log_takes_any_slot_and_none() -> None:
 
 def test_29_another_cluster_is_refused_wherever_it_stands() -> None:
     # Further ahead on the same timeline, with an older slot of that name: no position is wrong.
-    log = LogPosition(timeline=2, last_end_lsn=900, confirmed_to=(2, 800), system_id=7)
+    log = LogPosition(timeline=2, last_end_lsn=900, confirmed_to=WalPosition(2, 800), system_id=7)
     assert evaluate(log, 800, replace(IDENTITY, system_id=7), HISTORY) is None
     fork = evaluate(log, 800, IDENTITY, HISTORY)
     assert fork is not None
@@ -48,13 +49,27 @@ def test_a_log_that_does_not_know_its_cluster_yet_takes_the_servers() -> None:
         (LOG, None, 2000, HISTORY, (2, 800), "gone"),
         (LOG, 801, 2000, HISTORY, (2, 800), "recreated or moved"),
         # A failover that lost the end of the log, and one that lost more.
-        (LOG, 700, 2000, ServerTimelines(3, ((1, 500), (2, 850))), (2, 850), "left at"),
-        (LOG, 700, 2000, ServerTimelines(3, ((1, 500), (2, 750))), (2, 750), "left at"),
+        (
+            LOG,
+            700,
+            2000,
+            ServerTimelines(3, (WalPosition(1, 500), WalPosition(2, 850))),
+            (2, 850),
+            "left at",
+        ),
+        (
+            LOG,
+            700,
+            2000,
+            ServerTimelines(3, (WalPosition(1, 500), WalPosition(2, 750))),
+            (2, 750),
+            "left at",
+        ),
         # Another server: never on that timeline.
         (LOG, 700, 2000, ServerTimelines(1), (2, 0), "never"),
         # Restored from an old copy: the same timeline, but behind the log.
-        (LogPosition(3, 900, (3, 800)), 700, 850, HISTORY, (3, 850), "restored"),
-        (LogPosition(3, 600, (3, 900)), 700, 850, HISTORY, (3, 850), "restored"),
+        (LogPosition(3, 900, WalPosition(3, 800)), 700, 850, HISTORY, (3, 850), "restored"),
+        (LogPosition(3, 600, WalPosition(3, 900)), 700, 850, HISTORY, (3, 850), "restored"),
         # Entries without a word on what the slot was confirmed to.
         (LogPosition(3, 900, None), 700, 2000, HISTORY, (3, 0), "confirmed"),
     ],

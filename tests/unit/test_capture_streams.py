@@ -15,7 +15,7 @@ from walsender_bridge.capture import core, events
 from walsender_bridge.capture.spool import core as spool
 from walsender_bridge.change_log import entry
 from walsender_bridge.errors import CorruptError, DivergedError, MalformedMessageError, SpoolError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, WalPosition
 
 T, U = 16385, 16390
 COMMIT = 1000
@@ -42,11 +42,18 @@ class Session:
 
     state: core.CaptureState = field(
         default_factory=lambda: core.CaptureState(
-            timeline=1, logged_lsn=0, committed_lsn=0, previous_crc=0, confirmed=(1, 100), now=0.0
+            timeline=1,
+            logged_lsn=0,
+            committed_lsn=0,
+            previous_crc=0,
+            confirmed=WalPosition(1, 100),
+            now=0.0,
         )
     )
     files: dict[int, bytes] = field(default_factory=dict)
-    replica: Replica = field(default_factory=lambda: Replica(confirmed_to=(1, 100), gate=MAX_LSN))
+    replica: Replica = field(
+        default_factory=lambda: Replica(confirmed_to=WalPosition(1, 100), gate=MAX_LSN)
+    )
     #: How many messages of a spool file are given back at a time.
     portion: int = 3
     reports: int = 0
@@ -162,7 +169,12 @@ def test_what_follows_a_commit_waits_for_the_replay() -> None:
 
 def test_28_a_streamed_transaction_that_the_log_has_is_skipped() -> None:
     state = core.CaptureState(
-        timeline=1, logged_lsn=END, committed_lsn=END, previous_crc=0, confirmed=(1, 100), now=0.0
+        timeline=1,
+        logged_lsn=END,
+        committed_lsn=END,
+        previous_crc=0,
+        confirmed=WalPosition(1, 100),
+        now=0.0,
     )
     session = Session(state)
     session.receive(*block(7, *described(7), (7, row(0))), pg.stream_commit(7, COMMIT, END))
@@ -175,7 +187,12 @@ def test_28_a_streamed_transaction_that_the_log_has_is_skipped() -> None:
 
 def test_a_streamed_transaction_that_does_not_follow_the_log_is_a_divergence() -> None:
     state = core.CaptureState(
-        timeline=1, logged_lsn=END, committed_lsn=END, previous_crc=0, confirmed=(1, 100), now=0.0
+        timeline=1,
+        logged_lsn=END,
+        committed_lsn=END,
+        previous_crc=0,
+        confirmed=WalPosition(1, 100),
+        now=0.0,
     )
     with pytest.raises(DivergedError):
         Session(state).receive(

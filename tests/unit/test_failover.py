@@ -11,6 +11,7 @@ from walsender_bridge.errors import (
     ServerSettingError,
     TrimmedError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.quorum.failover.compare import compared_range
 from walsender_bridge.quorum.failover.plan import (
     FailoverQuorum,
@@ -29,7 +30,7 @@ STANDBY = PromotionCandidate(in_recovery=True, lineage=Lineage(1), end_lsn=200, 
 READY = replace(STANDBY, guarded=True, follows=True)
 VCL = FailoverQuorum(timeline=1, fenced=1, vcl=200, equal_to=200, committed=200)
 PRIMARY = PromotionCandidate(
-    in_recovery=False, lineage=Lineage(2, ((1, 200),)), end_lsn=300, replay_lsn=200
+    in_recovery=False, lineage=Lineage(2, (WalPosition(1, 200),)), end_lsn=300, replay_lsn=200
 )
 
 
@@ -42,7 +43,7 @@ def test_16_a_standby_at_vcl_is_promoted_and_one_below_is_not() -> None:
 def test_16_a_log_that_has_changed_its_timeline_can_be_failed_over_again() -> None:
     log = History((HistoryEntry(1, 100, 1), HistoryEntry(3, 200, 1), HistoryEntry(3, 240, 2)))
     origin = lineage.of_log(log, 300)
-    assert origin == Lineage(2, ((1, 240),))
+    assert origin == Lineage(2, (WalPosition(1, 240),))
     assert lineage.successors(log, 300, 4, origin) == (HistoryEntry(4, 300, 2),)
     # What does not count says nothing: the log ends before the switch.
     assert lineage.successors(log, 220, 4, lineage.of_log(log, 220)) == (HistoryEntry(4, 220, 1),)

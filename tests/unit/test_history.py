@@ -6,12 +6,18 @@ from spark_consumers.lake.epoch import rolled_back
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
 from spark_consumers.lake.manifest.table_version import HELD, LEFT, LIVE, PAUSED, RESUMING, STALE
 from spark_consumers.lake.tables import states
-from spark_consumers.sources.history import Around, HistoryMark, differs, was_reattached
+from spark_consumers.sources.history import (
+    Around,
+    HistoryMark,
+    TransactionEnd,
+    differs,
+    was_reattached,
+)
 from spark_consumers.sources.positions import StreamOffsets
 from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
 from walsender_bridge.errors import ConfigError, DivergedError
 
-MARK = HistoryMark(20, (200, 2_000))
+MARK = HistoryMark(20, TransactionEnd(200, 2_000))
 BEFORE, FIRST = CutPoint(7, 20, 0, 200, 2_000), CutPoint(9, 25, 0, 250, 2_500)
 
 
@@ -58,7 +64,7 @@ def test_a_position_fits_a_log_or_not(
 
 
 def test_a_checkpoint_keeps_what_tells_histories_apart_and_an_older_one_is_read() -> None:
-    position = StreamOffsets("log", 8, {"a": 20}, {"a": (200, 2_000)})
+    position = StreamOffsets("log", 8, {"a": 20}, {"a": TransactionEnd(200, 2_000)})
     record = position.to_json()
     read = StreamOffsets.from_json(record)
     assert (read, read.ends) == (position, {"a": (200, 2_000)})

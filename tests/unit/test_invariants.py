@@ -54,7 +54,7 @@ from walsender_bridge.change_log.repository import invariants as of_repository
 from walsender_bridge.change_log.repository.core import Repository, RepositoryTick, TermGiven
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.errors import Cause, InvariantError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, WalPosition
 from walsender_bridge.postgres.protocol.replication import SystemIdentity
 from walsender_bridge.quorum.failover import invariants as of_failover
 from walsender_bridge.quorum.failover import plan
@@ -438,19 +438,19 @@ def test_a_repository_with_a_fault_writes_neither_this_record_nor_a_later_one(
 
 def _capturing() -> Capturing:
     """A session that has received and logged up to 2000, of which 1500 are committed and confirmed."""
-    state = new_state(logged_lsn=2000, committed_lsn=1500, confirmed=(1, 1500))
+    state = new_state(logged_lsn=2000, committed_lsn=1500, confirmed=WalPosition(1, 1500))
     state.in_flight.append((10, 0.0))
     state.in_flight_bytes = 10
     return state
 
 
 def _another_history(state: Capturing) -> None:
-    state.overlap.done, state.confirming = False, (1, 1400)
+    state.overlap.done, state.confirming = False, WalPosition(1, 1400)
 
 
 CAPTURE: dict[str, Callable[[Capturing], None]] = {
-    "confirmed_never_goes_back": _sets(confirmed=(1, 1499)),
-    "confirm_only_what_is_committed": _sets(confirming=(1, 1501)),
+    "confirmed_never_goes_back": _sets(confirmed=WalPosition(1, 1499)),
+    "confirm_only_what_is_committed": _sets(confirming=WalPosition(1, 1501)),
     "confirm_only_the_same_history": _another_history,
     "committed_lsn_never_goes_back": _sets(committed_lsn=1499),
     "received_lsn_never_goes_back": _sets(received_lsn=1999, logged_lsn=1999),
@@ -478,8 +478,11 @@ def test_capture_with_a_fault_stops_and_appends_and_reports_nothing(tmp_path, mo
     done: list[object] = []
 
     def faulty(state: Capturing, event: object) -> list[object]:
-        state.confirmed = (1, 1)
-        return [AppendToReplica((b"entry",), (), (1, 2000), 0), StandbyStatusUpdate(2000, 2000)]
+        state.confirmed = WalPosition(1, 1)
+        return [
+            AppendToReplica((b"entry",), (), WalPosition(1, 2000), 0),
+            StandbyStatusUpdate(2000, 2000),
+        ]
 
     def session() -> None:
         read, write = os.pipe()

@@ -29,6 +29,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UsageError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 SEGMENT = 1 << 20
 FOREVER = 2**62
@@ -335,7 +336,7 @@ def test_a_store_of_the_first_format_is_opened_and_adopts_the_next_writers_clust
     log.restart()
     assert log.host.status().system_id is None
     session, _ = log.host.open_writer(log.host.status().term + 1)
-    log.host.append(session, [], [], (1, 0x9000), 0, 77)
+    log.host.append(session, [], [], WalPosition(1, 0x9000), 0, 77)
     log.restart()
     assert log.host.status().system_id == 77
 

@@ -16,11 +16,12 @@ from walsender_bridge.config import load_config
 from walsender_bridge.doctor import stream
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, DivergedError, PublicationError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
 SOURCE = CaptureSource("shop", "host=db.example", "tuskline_shop", "tuskline_shop")
 REATTACH = "tuskline reattach shop"
-LOG = LogPosition(1, 0x900, (1, 0x800), system_id=7)
+LOG = LogPosition(1, 0x900, WalPosition(1, 0x800), system_id=7)
 SERVER = stream.WalsenderIdentity(SystemIdentity(7, 1, 0x2000, "shop"), ServerTimelines(1))
 SLOT: dict[str, Any] = {
     "slot_name": "tuskline_shop",

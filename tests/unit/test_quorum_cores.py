@@ -9,6 +9,7 @@ from tests.support.quorum.claims import BASE
 from tests.support.quorum.explorer import INFO, Cluster, Scope, State
 from tests.support.quorum.mutants import mutant
 from tests.support.quorum.nodes import copied
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.quorum.proposer.core import Proposer
 from walsender_bridge.quorum.proposer.effects import (
     ClosePeer,
@@ -438,7 +439,7 @@ def proposer(flush_lsn: int = 300) -> Proposer:
 
 def test_17_bytes_are_compared_on_one_timeline() -> None:
     history = EPOCH_1.succeeded(190, [HistoryEntry(2, 190, 2)])
-    core = Proposer(22, INFO, Primary(Lineage(2, ((1, 190),)), 300), MEMBERS, 3)
+    core = Proposer(22, INFO, Primary(Lineage(2, (WalPosition(1, 190),)), 300), MEMBERS, 3)
     for peer in range(3):
         core.step(PeerConnected(peer))
         core.step(PeerReceived(peer, held(peer + 1, 2, timeline=2)))
@@ -507,7 +508,7 @@ def test_a_promoted_server_may_lack_the_segment_that_ends_with_vcl(
     timeline: int, phase: str
 ) -> None:
     """Its first checkpoint removes it; on the quorum's own timeline the slot keeps it."""
-    lineage = Lineage(2, ((1, 208),)) if timeline == 2 else Lineage(1)
+    lineage = Lineage(2, (WalPosition(1, 208),)) if timeline == 2 else Lineage(1)
     core = Proposer(22, INFO, Primary(lineage, 300), MEMBERS, 3)
     for peer in (0, 1):
         core.step(PeerConnected(peer))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from walsender_bridge.errors import MalformedMessageError, NotSupportedError, TusklineError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.quorum.protocol import frames
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import MAX_MEMBERS, Configuration
@@ -51,7 +52,7 @@ ALL: list[m.Message] = [
     m.VoteReply(ID, 100, 90, 80, 16, HISTORY, JOINT),
     m.Elected(5, 100, 90, True, HISTORY, ONE),
     m.Elected(5, 100, 90, False, History(), Configuration()),
-    m.Elected(5, 100, 90, True, HISTORY, JOINT, ((1, 16), (2, 48))),
+    m.Elected(5, 100, 90, True, HISTORY, JOINT, (WalPosition(1, 16), WalPosition(2, 48))),
     m.AppendAck(5, 1, 2, m.HotStandbyFeedback(700, 1, 600, 1)),
     m.Fetch(5, 10, 20),
     m.Fetched(5, 10, 10),

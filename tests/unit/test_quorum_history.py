@@ -3,6 +3,7 @@
 import pytest
 
 from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedError, UsageError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.proposer.lineage import successors
 from walsender_bridge.quorum.protocol.configuration import Configuration, newest
@@ -167,22 +168,22 @@ LOG = log((1, 10))
 
 
 def test_16_a_promotion_at_vcl_works() -> None:
-    assert successors(LOG, 50, 7, Lineage(2, ((1, 50),))) == (
+    assert successors(LOG, 50, 7, Lineage(2, (WalPosition(1, 50),))) == (
         HistoryEntry(7, 50, 1),
         HistoryEntry(7, 50, 2),
     )
-    assert LOG.succeeded(50, successors(LOG, 50, 7, Lineage(2, ((1, 50),)))) == log(
+    assert LOG.succeeded(50, successors(LOG, 50, 7, Lineage(2, (WalPosition(1, 50),)))) == log(
         (1, 10), (7, 50, 2)
     )
 
 
 def test_16_a_promotion_below_vcl_is_refused() -> None:
     with pytest.raises(DivergedError, match="left timeline 1 at 0/31"):
-        successors(LOG, 50, 7, Lineage(2, ((1, 49),)))
+        successors(LOG, 50, 7, Lineage(2, (WalPosition(1, 49),)))
 
 
 def test_16_what_a_standby_had_beyond_vcl_is_proposed_on_the_old_timeline() -> None:
-    entries = successors(LOG, 50, 7, Lineage(3, ((1, 60), (2, 80))))
+    entries = successors(LOG, 50, 7, Lineage(3, (WalPosition(1, 60), WalPosition(2, 80))))
     assert entries == (HistoryEntry(7, 50, 1), HistoryEntry(7, 60, 2), HistoryEntry(7, 80, 3))
 
 
@@ -193,4 +194,4 @@ def test_15_a_server_on_a_timeline_that_was_left_is_refused() -> None:
 
 def test_a_timeline_that_was_left_elsewhere_is_refused() -> None:
     with pytest.raises(DivergedError, match="this server did not"):
-        successors(log((1, 10), (2, 40, 2)), 50, 7, Lineage(2, ((1, 30),)))
+        successors(log((1, 10), (2, 40, 2)), 50, 7, Lineage(2, (WalPosition(1, 30),)))

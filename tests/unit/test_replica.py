@@ -29,6 +29,7 @@ from walsender_bridge.errors import (
     InvalidReplicaError,
     MalformedMessageError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 
 def new_replica(term: int = 1) -> Replica:
@@ -138,7 +139,7 @@ def test_a_crash_keeps_the_tail_and_it_is_reported_again() -> None:
 def test_an_append_is_its_schemas_its_entries_and_what_the_writer_knows() -> None:
     make, replica = EntryMaker(), new_replica()
     entries = [make.whole(), make.whole()]
-    effects = replica.append(entries, [SCHEMAS[ACCOUNTS]], (1, 77))
+    effects = replica.append(entries, [SCHEMAS[ACCOUNTS]], WalPosition(1, 77))
     kinds = [type(effect) for effect in effects]
     assert kinds == [PutSchema, PutEntry, PutEntry, PutDurable]
     assert [e.offset for e in effects if isinstance(e, PutEntry)] == [1, 2]
@@ -148,9 +149,9 @@ def test_an_append_is_its_schemas_its_entries_and_what_the_writer_knows() -> Non
 
 def test_a_heartbeat_that_says_nothing_new_writes_nothing() -> None:
     replica = new_replica()
-    assert replica.append([], [], (1, 50)) != []
-    assert replica.append([], [], (1, 50)) == []
-    assert replica.append([], [], (1, 40), 5) == []  # confirmed_to never goes back
+    assert replica.append([], [], WalPosition(1, 50)) != []
+    assert replica.append([], [], WalPosition(1, 50)) == []
+    assert replica.append([], [], WalPosition(1, 40), 5) == []  # confirmed_to never goes back
     assert replica.status().confirmed_to == (1, 50)
 
 
@@ -158,13 +159,13 @@ def test_the_first_cluster_that_a_writer_names_stays() -> None:
     replica = new_replica()
     assert replica.status().system_id is None
     # What was there already does not make it a heartbeat without news.
-    replica.append([], [], (1, 50))
-    assert replica.append([], [], (1, 50), system_id=7) == [PutDurable(replica.durable)]
-    assert replica.append([], [], (1, 50)) == []
+    replica.append([], [], WalPosition(1, 50))
+    assert replica.append([], [], WalPosition(1, 50), system_id=7) == [PutDurable(replica.durable)]
+    assert replica.append([], [], WalPosition(1, 50)) == []
     assert replica.status().system_id == 7
     before = replica.durable
     with pytest.raises(DivergedError, match="system identifier 7, not 8"):
-        replica.append([], [], (1, 60), system_id=8)
+        replica.append([], [], WalPosition(1, 60), system_id=8)
     assert replica.durable == before
 
 

@@ -26,7 +26,7 @@ from walsender_bridge.postgres.client.replication_connection import (
     pinned_conninfo,
 )
 from walsender_bridge.postgres.protocol import replication
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, WalPosition
 from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH
 from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
@@ -99,7 +99,7 @@ HISTORY = "1\t0/3000000\tno recovery target specified\n\n2\t0/5000060\tbefore 20
 
 def test_a_history_says_which_wal_is_the_servers() -> None:
     history = replication.parse_history(3, HISTORY)
-    assert history == ServerTimelines(3, ((1, 0x3000000), (2, 0x5000060)))
+    assert history == ServerTimelines(3, (WalPosition(1, 0x3000000), WalPosition(2, 0x5000060)))
     assert history.contains(1, 0x3000000)
     assert not history.contains(1, 0x3000001)
     assert history.contains(2, 0x5000060)

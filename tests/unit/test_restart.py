@@ -26,8 +26,10 @@ from walsender_bridge.errors import (
     InvalidReplicaError,
     MalformedMessageError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 CLUSTER, OTHER = 7_001, 7_002
+CONFIRMED = WalPosition(1, 0x100)
 
 
 class Stream:
@@ -52,14 +54,14 @@ class Stream:
     def append(
         self,
         *entries: bytes,
-        confirm_to: tuple[int, int] | None = None,
+        confirm_to: WalPosition | None = None,
         gate: int = 2**64 - 1,
         system_id: int | None = None,
     ) -> None:
         schemas = list(SCHEMAS.values())
         self.host.append(self.session, entries, schemas, confirm_to, gate, system_id)
 
-    def restart(self, confirm_to: tuple[int, int] = (1, 0x100), system_id: int = OTHER) -> None:
+    def restart(self, confirm_to: WalPosition = CONFIRMED, system_id: int = OTHER) -> None:
         self.append(
             build_restart(self.make.crc), confirm_to=confirm_to, gate=0, system_id=system_id
         )
@@ -78,7 +80,11 @@ class Stream:
 def stream(tmp_path: Path):
     made = Stream(tmp_path)
     made.append(
-        made.make.whole(), made.make.whole(), confirm_to=(3, 0x900), system_id=CLUSTER, gate=2**63
+        made.make.whole(),
+        made.make.whole(),
+        confirm_to=WalPosition(3, 0x900),
+        system_id=CLUSTER,
+        gate=2**63,
     )
     made.commit()
     yield made
@@ -132,7 +138,7 @@ def test_what_it_says_survives_a_crash_before_and_after_its_commit(stream: Strea
     assert report.position.history_start == 4
     assert load(ReplicaReport, report_to_json(report)) == report
     # As another one behind it.
-    stream.restart(confirm_to=(1, 0x50), system_id=CLUSTER)
+    stream.restart(confirm_to=WalPosition(1, 0x50), system_id=CLUSTER)
     assert stream.commit().position.history_start == 5
 
 
@@ -166,9 +172,9 @@ def test_a_wrong_one_changes_nothing(stream: Stream) -> None:
             stream.append(entry, **words)
     following = replace_crc(stream.make, read_header(entry).crc)
     with pytest.raises(MalformedMessageError, match="comes alone"):
-        stream.append(entry, following.whole(), confirm_to=(1, 1), system_id=OTHER)
+        stream.append(entry, following.whole(), confirm_to=WalPosition(1, 1), system_id=OTHER)
     with pytest.raises(CorruptError):
-        stream.append(build_restart(1), confirm_to=(1, 1), system_id=OTHER)
+        stream.append(build_restart(1), confirm_to=WalPosition(1, 1), system_id=OTHER)
     assert stream.host.status() == before
     # What nobody has seen would have no continuation.
     stream.append(stream.make.whole())

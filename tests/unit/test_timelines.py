@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.wal_page import WalFormat
 from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.timelines import history_file
@@ -13,7 +14,7 @@ ALL = History((HistoryEntry(1, 50, 1), HistoryEntry(1, 0x100, 2), HistoryEntry(2
 
 
 def test_16_what_the_server_has_left_is_told_though_the_log_began_later() -> None:
-    ancestors = (1, 0x100), (2, 0x200)
+    ancestors = WalPosition(1, 0x100), WalPosition(2, 0x200)
     for history in (ALL, History(ALL.entries[1:]), History(ALL.entries[2:])):
         assert history_file(history, ancestors) == (3, FIRST + SECOND)
     assert history_file(History(ALL.entries[2:])) is None
@@ -21,8 +22,8 @@ def test_16_what_the_server_has_left_is_told_though_the_log_began_later() -> Non
 
 
 def test_16_what_another_server_has_left_is_not() -> None:
-    assert history_file(ALL, ((1, 0x100), (2, 0x201))) == (3, FIRST + SECOND)
-    assert history_file(History(ALL.entries[:1]), ((1, 0x100),)) is None
+    assert history_file(ALL, (WalPosition(1, 0x100), WalPosition(2, 0x201))) == (3, FIRST + SECOND)
+    assert history_file(History(ALL.entries[:1]), (WalPosition(1, 0x100),)) is None
 
 
 def test_16_a_history_that_was_cut_off_does_not_replace_the_whole_one(tmp_path: Path) -> None:

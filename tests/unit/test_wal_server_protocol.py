@@ -15,6 +15,7 @@ from walsender_bridge.postgres.protocol.frontend import (
     Message,
     Startup,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.postgres.protocol.replication_command import (
     CreateSlot,
@@ -253,7 +254,7 @@ def test_13_nothing_is_sent_past_flush_or_commit() -> None:
 
 
 def test_13_a_timeline_that_was_left_ends_with_the_next_one() -> None:
-    after = at(900, history=ServerTimelines(2, ((1, 500),)))
+    after = at(900, history=ServerTimelines(2, (WalPosition(1, 500),)))
     stream = ReaderStream(at(400), 100, 1, now=0.0)
     stream.sent(400)
     assert stream.next(after, 0.0, 0) == SendRange(400, 500)
@@ -281,7 +282,7 @@ def test_a_reader_may_end_the_stream_itself() -> None:
 
 
 def test_13_a_start_exactly_where_the_timeline_was_left_has_no_stream() -> None:
-    history = ServerTimelines(3, ((1, 500), (2, 800)))
+    history = ServerTimelines(3, (WalPosition(1, 500), WalPosition(2, 800)))
     assert not ReaderStream(at(900, history=history), 500, 1, now=0.0).opens
     assert ReaderStream(at(900, history=history), 499, 1, now=0.0).opens
     for lsn, timeline, said in [(501, 1, "forked"), (0, 4, "not in this server's history")]:
@@ -295,7 +296,7 @@ def test_13_a_start_exactly_where_the_timeline_was_left_has_no_stream() -> None:
 def test_a_fork_below_what_was_sent_ends_the_stream_too() -> None:
     stream = ReaderStream(at(400), 100, 0, now=0.0)
     stream.sent(400)
-    after = at(400, history=ServerTimelines(2, ((1, 390),)))
+    after = at(400, history=ServerTimelines(2, (WalPosition(1, 390),)))
     assert stream.next(after, 0.0, 0) == Write(backend.COPY_DONE)
 
 

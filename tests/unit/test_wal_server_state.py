@@ -13,6 +13,7 @@ import pytest
 
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol.backend import SqlErrorReply
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.postgres.protocol.wal_page import segment_name
 from walsender_bridge.quorum.protocol import shared_page
@@ -244,7 +245,7 @@ def test_a_chunk_ends_with_its_segment_and_with_its_timeline(folder: Folder) -> 
     for number in (1, 2, 3):
         folder.segment(1, number)
     fork = 2 * MIB + 5000
-    history = ServerTimelines(2, ((1, fork),))
+    history = ServerTimelines(2, (WalPosition(1, fork),))
     assert folder.read(2 * MIB - 10, 100, 1, history) == b"\1" * 10
     # The newer timeline has no file yet: the older one's counts as far as it belongs to both.
     assert folder.read(fork - 10, 100, 1, history) == b"\1" * 10
@@ -286,7 +287,7 @@ def test_a_history_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="timeline 3 is missing"):
         folder.history(3)
     (tmp_path / "00000003.history").write_text("1\t0/500\tno recovery target\n2\t0/900\twhy\n")
-    assert folder.history(3) == ServerTimelines(3, ((1, 0x500), (2, 0x900)))
+    assert folder.history(3) == ServerTimelines(3, (WalPosition(1, 0x500), WalPosition(2, 0x900)))
 
 
 # -- slots ------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from walsender_bridge.capture.replay import Replay
 from walsender_bridge.capture.spool.core import Streams
 from walsender_bridge.errors import DivergedError, MalformedMessageError
 from walsender_bridge.postgres.protocol import pgoutput
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition, format_lsn
 from walsender_bridge.postgres.protocol.replication import (
     KEEPALIVE,
     XLOG_DATA,
@@ -102,24 +102,24 @@ class CaptureState(Entries):
     `confirmed` is the durable `confirm_to`.
     """
 
-    committed_lsn: int
-    confirmed: tuple[int, int]
+    committed_lsn: Lsn
+    confirmed: WalPosition
 
-    gate: int = MAX_LSN
+    gate: Lsn = MAX_LSN
     #: Bytes of WAL that the log may hold uncommitted: transactions behind the gate are on the log's disk up to this limit.
     max_uncommitted_bytes: int = MAX_UNCOMMITTED_BYTES
     overlap: Overlap = field(default_factory=Overlap)
-    durable_lsn: int = 0
+    durable_lsn: Lsn = 0
     #: Between `received_lsn` and this LSN no transaction with changes commits.
-    idle_lsn: int = 0
-    confirming: tuple[int, int] = field(init=False)
+    idle_lsn: Lsn = 0
+    confirming: WalPosition = field(init=False)
     #: The gate position last sent to the replica.
-    reported_gate: int = field(init=False)
+    reported_gate: Lsn = field(init=False)
     #: The server has requested a reply: the next heartbeat is due early.
     reply_requested: bool = False
 
     mode: int = _OUTSIDE
-    final_lsn: int = 0
+    final_lsn: Lsn = 0
     begin: bytes = b""
 
     #: Bytes of each unacknowledged append, oldest first, and when it was sent.
@@ -145,7 +145,7 @@ class CaptureState(Entries):
     @property
     def reading(self) -> bool:
         """Whether the walsender's socket may be read."""
-        uncommitted = self.logged_lsn - max(self.committed_lsn, self.confirmed[1])
+        uncommitted = self.logged_lsn - max(self.committed_lsn, self.confirmed.lsn)
         return (
             self.in_flight_bytes < IN_FLIGHT_BYTES
             and self.replay is None
@@ -376,13 +376,13 @@ def _acknowledge(state: CaptureState, event: Acknowledged, effects: list[Effect]
     state.in_flight_bytes -= size
     state.durable_lsn = max(state.durable_lsn, event.durable_lsn)
     state.committed_lsn = max(state.committed_lsn, event.committed_lsn)
-    if event.confirmed_to is not None and event.confirmed_to[1] > state.confirmed[1]:
+    if event.confirmed_to is not None and event.confirmed_to.lsn > state.confirmed.lsn:
         state.confirmed = event.confirmed_to
         state.reply_requested = False
         _report(state, effects)
 
 
-def _confirmable(state: CaptureState) -> int:
+def _confirmable(state: CaptureState) -> Lsn:
     """The LSN up to which the log has committed everything."""
     if not state.overlap.done:
         return 0
@@ -394,7 +394,7 @@ def _confirmable(state: CaptureState) -> int:
 
 
 def _heartbeat_seconds(state: CaptureState) -> float:
-    busy = state.reply_requested or state.logged_lsn > state.confirmed[1]
+    busy = state.reply_requested or state.logged_lsn > state.confirmed.lsn
     return BUSY_HEARTBEAT_SECONDS if busy else IDLE_HEARTBEAT_SECONDS
 
 
@@ -412,8 +412,8 @@ def _append(state: CaptureState, effects: list[Effect]) -> None:
             return
     confirm_to = None
     confirmable = _confirmable(state)
-    if confirmable > state.confirming[1]:
-        confirm_to = state.confirming = (state.timeline, confirmable)
+    if confirmable > state.confirming.lsn:
+        confirm_to = state.confirming = WalPosition(state.timeline, confirmable)
     # The position that the server waits for may need one more round trip, if it can be confirmed at all.
     state.reply_requested = confirm_to is not None
     entries, schemas = tuple(state.new_entries), tuple(state.new_schemas)
@@ -430,7 +430,7 @@ def _append(state: CaptureState, effects: list[Effect]) -> None:
 def _report(state: CaptureState, effects: list[Effect]) -> None:
     if effects and isinstance(effects[-1], StandbyStatusUpdate):
         effects.pop()
-    flush = state.overlap.confirmable(state.confirmed[1])
+    flush = state.overlap.confirmable(state.confirmed.lsn)
     effects.append(StandbyStatusUpdate(max(state.durable_lsn, flush), flush))
     state.reported_at = state.now
 
@@ -441,7 +441,7 @@ def _fault(what: str, data: bytes) -> MalformedMessageError:
     return MalformedMessageError(f"{what} (at {lsn}, starts {head})", where="walsender")
 
 
-def _not_in_order(state: CaptureState, commit_lsn: int, end_lsn: int) -> DivergedError:
+def _not_in_order(state: CaptureState, commit_lsn: Lsn, end_lsn: Lsn) -> DivergedError:
     return DivergedError(
         f"a transaction whose commit record is {format_lsn(commit_lsn)} to {format_lsn(end_lsn)} does"
         f" not follow the log, which ends at {format_lsn(state.received_lsn)}",

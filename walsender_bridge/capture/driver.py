@@ -235,7 +235,7 @@ class Capture:
                 source=own.name,
                 slot=own.slot,
                 term=writer.term,
-                lsn=format_lsn(state.confirmed[1]),
+                lsn=format_lsn(state.confirmed.lsn),
                 in_progress=streaming,
             )
             wal_end = WalEnd(connection, own.where)

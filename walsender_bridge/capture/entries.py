@@ -17,6 +17,7 @@ from walsender_bridge.change_log.entry import (
     schema_record,
 )
 from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 #: Bytes of an entry's messages (with their length prefixes) at which it is cut.
 ENTRY_BYTES: Final = 1 << 20
@@ -35,13 +36,13 @@ class Entries:
     """
 
     timeline: int
-    logged_lsn: int
+    logged_lsn: Lsn
     previous_crc: int
     #: Monotonic seconds.
     now: float
 
     #: End LSN of the last transaction that was received completely.
-    received_lsn: int = field(init=False)
+    received_lsn: Lsn = field(init=False)
     buffer: list[bytes] = field(default_factory=list)
     #: Bytes of the buffer, prefixes included. A loop that fills the buffer keeps this in a local variable
     #: (`buffered`) and stores it back before calling a method that cuts.
@@ -76,7 +77,7 @@ class Entries:
             self.cut()
         return self.buffer_bytes
 
-    def end_transaction(self, end_lsn: int, buffered: int) -> None:
+    def end_transaction(self, end_lsn: Lsn, buffered: int) -> None:
         """Note that the buffer, of `buffered` bytes, ends with a complete transaction."""
         self.received_lsn = end_lsn
         self.whole, self.whole_bytes = len(self.buffer), buffered

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
+
 
 @dataclass(frozen=True, slots=True)
 class CopyDataReceived:
@@ -25,9 +27,9 @@ class Acknowledged:
     """The replica's acknowledgement of the oldest `AppendToReplica` in flight. LSNs are end LSNs."""
 
     now: float
-    durable_lsn: int
-    committed_lsn: int
-    confirmed_to: tuple[int, int] | None
+    durable_lsn: Lsn
+    committed_lsn: Lsn
+    confirmed_to: WalPosition | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class CaptureTick:
     """Time has passed; `gate` is the commit gate's position."""
 
     now: float
-    gate: int
+    gate: Lsn
 
 
 Event = CopyDataReceived | Replayed | Acknowledged | CaptureTick
@@ -45,21 +47,21 @@ Event = CopyDataReceived | Replayed | Acknowledged | CaptureTick
 class AppendToReplica:
     """Send the replica one batch: schema records, then entries.
 
-    An empty batch is a heartbeat: it asks for the committed position. `confirm_to` is (timeline, LSN) to make durable.
+    An empty batch is a heartbeat: it asks for the committed position. `confirm_to` is the position to make durable.
     """
 
     entries: tuple[bytes, ...]
     schemas: tuple[bytes, ...]
-    confirm_to: tuple[int, int] | None
-    gate_lsn: int
+    confirm_to: WalPosition | None
+    gate_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
     """Send a status update: `write` is durable in the log, `flush` is the position to confirm the slot to."""
 
-    write: int
-    flush: int
+    write: Lsn
+    flush: Lsn
 
 
 @dataclass(frozen=True, slots=True)

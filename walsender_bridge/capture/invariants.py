@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from walsender_bridge.capture.core import CaptureState
 from walsender_bridge.capture.events import CopyDataReceived, Event, Replayed
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
 
@@ -16,10 +16,10 @@ from walsender_bridge.runtime.invariants import Invariant
 class Checked(NamedTuple):
     """The state at the last check, with which the next one compares."""
 
-    confirmed: tuple[int, int]
-    confirming: tuple[int, int]
-    committed_lsn: int
-    received_lsn: int
+    confirmed: WalPosition
+    confirming: WalPosition
+    committed_lsn: Lsn
+    received_lsn: Lsn
 
 
 class _Step(NamedTuple):
@@ -47,7 +47,7 @@ def _describe(step: _Step) -> str:
     state = step.state
     lsns = "received_lsn", "logged_lsn", "committed_lsn", "durable_lsn", "idle_lsn"
     positions = [f"{name} {format_lsn(max(getattr(state, name), 0))}" for name in lsns]
-    confirmed = format_lsn(state.confirmed[1]), format_lsn(state.confirming[1])
+    confirmed = format_lsn(state.confirmed.lsn), format_lsn(state.confirming.lsn)
     return (
         f"{', '.join(positions)}, confirmed {confirmed[0]}, confirming {confirmed[1]}, {len(state.in_flight)} appends of"
         f" {state.in_flight_bytes} bytes in flight"
@@ -59,7 +59,7 @@ def _confirms_what_is_committed(step: _Step) -> bool:
     state = step.state
     if state.confirming == step.before.confirming:
         return True
-    return state.confirming[1] <= max(state.committed_lsn, state.idle_lsn)
+    return state.confirming.lsn <= max(state.committed_lsn, state.idle_lsn)
 
 
 def _whole_within_buffer(step: _Step) -> bool:
@@ -71,7 +71,7 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     Invariant(
         "confirmed_never_goes_back",
         "never early: a slot only moves forward",
-        lambda step: step.state.confirmed[1] >= step.before.confirmed[1],
+        lambda step: step.state.confirmed.lsn >= step.before.confirmed.lsn,
     ),
     Invariant(
         "confirm_only_what_is_committed",

@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from typing import Self
 
 from walsender_bridge.errors import DivergedError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 
 
 @dataclass(slots=True)
@@ -36,10 +36,10 @@ class Overlap:
     `done`: the verification is complete.
     """
 
-    end_lsn: int = 0
+    end_lsn: Lsn = 0
     commit_time: int = 0
-    reach: int = 0
-    slot_lsn: int = 0
+    reach: Lsn = 0
+    slot_lsn: Lsn = 0
     seen: bool = field(init=False)
     done: bool = field(init=False)
 
@@ -48,15 +48,15 @@ class Overlap:
         self.done = self.slot_lsn >= self.reach
 
     @classmethod
-    def of(cls, end_lsn: int, commit_time: int, confirmed_to: int, slot_lsn: int) -> Self:
+    def of(cls, end_lsn: Lsn, commit_time: int, confirmed_to: Lsn, slot_lsn: Lsn) -> Self:
         """The overlap to verify for a session that starts at `slot_lsn`."""
         return cls(end_lsn, commit_time, max(end_lsn, confirmed_to), slot_lsn)
 
-    def confirmable(self, lsn: int) -> int:
+    def confirmable(self, lsn: Lsn) -> Lsn:
         """Return `lsn` if the slot may be confirmed to it already, otherwise the slot's position."""
         return lsn if self.done else min(lsn, self.slot_lsn)
 
-    def skipped(self, end_lsn: int, commit_time: int) -> None:
+    def skipped(self, end_lsn: Lsn, commit_time: int) -> None:
         """Verify a transaction at or below the log's end. Raises `DivergedError` if the log has a different one there."""
         if end_lsn != self.end_lsn:
             return
@@ -65,7 +65,7 @@ class Overlap:
         self.seen = True
         self.done = self.end_lsn >= self.reach
 
-    def passed(self, lsn: int) -> None:
+    def passed(self, lsn: Lsn) -> None:
         """Note that everything that ends at or before `lsn` has been sent. Raises `DivergedError`."""
         if self.done:
             return
@@ -73,7 +73,7 @@ class Overlap:
             raise self._diverged(f"the server reached {format_lsn(lsn)} without sending it")
         self.done = lsn >= self.reach
 
-    def taken(self, final_lsn: int) -> None:
+    def taken(self, final_lsn: Lsn) -> None:
         """Check a transaction with changes that the log does not have; its commit record starts at `final_lsn`.
 
         Raises `DivergedError` if the log should have it.

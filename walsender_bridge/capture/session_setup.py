@@ -25,7 +25,7 @@ from walsender_bridge.capture.spool.core import Streams
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
 from walsender_bridge.errors import DivergedError, UnavailableError
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
 #: Seconds that the log server has to answer a request.
@@ -67,7 +67,7 @@ class SessionSetup:
     check: Callable[[], object]
 
     def join(
-        self, slot_confirmed: int | None, *, spool_limit: int, max_uncommitted_bytes: int
+        self, slot_confirmed: Lsn | None, *, spool_limit: int, max_uncommitted_bytes: int
     ) -> Joined:
         """Become the writer and continue from the slot; for a new stream, create the slot.
 
@@ -104,7 +104,7 @@ class SessionSetup:
     @staticmethod
     def _fork(
         writer: AppendWriter,
-        slot_confirmed: int | None,
+        slot_confirmed: Lsn | None,
         identity: SystemIdentity,
         history: ServerTimelines,
     ) -> Fork | None:
@@ -118,7 +118,7 @@ class SessionSetup:
         self,
         writer: AppendWriter,
         fork: Fork,
-        slot_confirmed: int | None,
+        slot_confirmed: Lsn | None,
         identity: SystemIdentity,
         history: ServerTimelines,
     ) -> bool:
@@ -147,7 +147,7 @@ class SessionSetup:
     def _state(
         self,
         writer: AppendWriter,
-        slot_confirmed: int | None,
+        slot_confirmed: Lsn | None,
         identity: SystemIdentity,
         *,
         spool_limit: int,
@@ -159,7 +159,7 @@ class SessionSetup:
             if slot_confirmed is None:
                 # Waits for running transactions to end, without a limit.
                 slot_confirmed = self.walsender.create_slot(self.source.slot, check=self.check)
-            confirmed = (identity.timeline, slot_confirmed)
+            confirmed = WalPosition(identity.timeline, slot_confirmed)
         if status.confirmed_to is None or status.system_id is None:
             # A new stream, or one from before identifiers were recorded, which adopts this server's.
             self._record(writer, confirmed, identity.system_id)
@@ -173,14 +173,14 @@ class SessionSetup:
             # Nothing passes the gate before its first poll.
             gate=0,
             overlap=Overlap.of(
-                status.last_end_lsn, status.last_commit_time, confirmed[1], slot_confirmed or 0
+                status.last_end_lsn, status.last_commit_time, confirmed.lsn, slot_confirmed or 0
             ),
             streams=Streams(spool_limit),
             max_uncommitted_bytes=max_uncommitted_bytes,
         )
 
     @staticmethod
-    def _record(writer: AppendWriter, confirmed: tuple[int, int], system_id: int) -> None:
+    def _record(writer: AppendWriter, confirmed: WalPosition, system_id: int) -> None:
         """Record durably where the stream starts, and on which cluster, before streaming begins."""
         writer.send([], confirm_to=confirmed, gate_lsn=0, system_id=system_id)
         ack = writer.next_ack(ANSWER_SECONDS)
@@ -189,7 +189,7 @@ class SessionSetup:
                 "the log server did not record where the stream starts", where=writer.address
             )
 
-    def _listed(self, timeline: int, lsn: int) -> list[str]:
+    def _listed(self, timeline: int, lsn: Lsn) -> list[str]:
         """The log's first transactions behind this point, one line each."""
         found = self.replica.list_transactions_after(
             self.source.name, timeline, lsn, limit=LISTED + 1

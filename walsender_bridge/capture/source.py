@@ -36,7 +36,7 @@ from walsender_bridge.own_schema import own_tables
 from walsender_bridge.own_schema.provisioned import ProvisionedObject, ProvisionedRecord
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.postgres.client.replication_connection import describe, pinned_conninfo
-from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn, parse_lsn
 from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 from walsender_bridge.runtime.sql import load
@@ -74,8 +74,8 @@ class LogPosition:
     """
 
     timeline: int
-    last_end_lsn: int
-    confirmed_to: tuple[int, int] | None
+    last_end_lsn: Lsn
+    confirmed_to: WalPosition | None
     system_id: int | None = None
 
     @property
@@ -90,11 +90,11 @@ class Fork:
 
     reason: str
     timeline: int
-    lsn: int
+    lsn: Lsn
 
 
 def evaluate(
-    log: LogPosition, slot_confirmed: int | None, identity: SystemIdentity, history: ServerTimelines
+    log: LogPosition, slot_confirmed: Lsn | None, identity: SystemIdentity, history: ServerTimelines
 ) -> Fork | None:
     """None if the slot continues the log; `slot_confirmed` is None when there is no such slot."""
     if log.system_id not in {None, identity.system_id}:
@@ -105,7 +105,7 @@ def evaluate(
             return Fork(reason, log.timeline, 0)
         return None
     timeline, confirmed = log.confirmed_to
-    for own_timeline, lsn in (log.confirmed_to, (log.timeline, log.last_end_lsn)):
+    for own_timeline, lsn in (log.confirmed_to, WalPosition(log.timeline, log.last_end_lsn)):
         if lsn and not history.contains(own_timeline, lsn):
             end = history.end_of(own_timeline) or 0
             return Fork(
@@ -146,7 +146,7 @@ def gone(log: LogPosition) -> str:
     """The message for a slot that no longer exists."""
     confirmed = log.confirmed_to
     return "the slot is gone" + (
-        f"; the log was confirmed to {format_lsn(confirmed[1])}" if confirmed else ""
+        f"; the log was confirmed to {format_lsn(confirmed.lsn)}" if confirmed else ""
     )
 
 
@@ -309,7 +309,7 @@ def has_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> bool
     return slot is not None and slot["database"] == connection.info.dbname
 
 
-def slot_position(connection: psycopg.Connection[Any], source: CaptureSource) -> int | None:
+def slot_position(connection: psycopg.Connection[Any], source: CaptureSource) -> Lsn | None:
     """The slot's `confirmed_flush_lsn`, or None if there is no slot.
 
     Raises `SlotError` if capture cannot use the slot, `LostSlotError` if it was invalidated, `SlotInUseError` if it is

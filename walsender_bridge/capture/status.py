@@ -24,6 +24,7 @@ from psycopg import pq
 from walsender_bridge.capture.core import CaptureState
 from walsender_bridge.capture.source import LogPosition
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 from walsender_bridge.runtime import status_file
 from walsender_bridge.runtime.sql import load
 
@@ -63,7 +64,7 @@ class StatusFile:
     def begin(self, log: LogPosition | None) -> None:
         """Record the log's position when a session starts; None if the stream is empty."""
         log = log or LogPosition(0, 0, None)
-        timeline, confirmed = log.confirmed_to or (log.timeline, 0)
+        timeline, confirmed = log.confirmed_to or WalPosition(log.timeline, 0)
         self._write(
             system_id=log.system_id,
             behind=False,
@@ -79,14 +80,14 @@ class StatusFile:
     def progress(
         self,
         session: CaptureState,
-        server_lsn: int,
+        server_lsn: Lsn,
         gate: dict[str, Any] | None,
         *,
         behind: bool,
         silent: float = 0.0,
     ) -> None:
         """Record the positions and the gate of a streaming session. `behind`: it continues. `silent`: seconds."""
-        confirmed = session.confirmed[1]
+        confirmed = session.confirmed.lsn
         server_lsn = max(server_lsn, session.received_lsn, session.idle_lsn)
         self._write(
             timeline=session.timeline,

@@ -8,6 +8,7 @@ from typing import Any
 from walsender_bridge.capture.source import LogPosition
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime import status_file
 
 #: Seconds that the log has to answer before capture's status file is used instead.
@@ -49,5 +50,5 @@ def of_file(written: Mapping[str, Any]) -> KnownPosition | None:
     if not confirmed:
         return None
     committed, system_id = written.get("committed_lsn") or 0, written.get("system_id")
-    position = LogPosition(timeline, committed, (timeline, confirmed), system_id)
+    position = LogPosition(timeline, committed, WalPosition(timeline, confirmed), system_id)
     return KnownPosition(position, behind=bool(written.get("behind", True)))

@@ -38,7 +38,7 @@ from walsender_bridge.change_log.protocol import (
     StreamCut,
 )
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
 from walsender_bridge.runtime.closing import Closing
 
 __all__ = [
@@ -114,7 +114,7 @@ class LogClient(_Client):
         """Obtain a term for a new writer of the stream, greater than any issued before."""
         return protocol.number(self._call("writer_term", stream=stream), "term")
 
-    def barrier(self, positions: Mapping[str, int], timeout: float) -> int:
+    def barrier(self, positions: Mapping[str, Lsn], timeout: float) -> int:
         """Wait until each stream is committed up to its position (an end LSN), then force a version.
 
         Returns that version once it can be read. Concurrent barriers share one version. Raises
@@ -256,8 +256,8 @@ class ReplicaClient(_Client):
         return None if cut is None else CutPoint(*cut)
 
     def list_transactions_after(
-        self, stream: str, timeline: int, lsn: int, limit: int = 100
-    ) -> list[tuple[int, int, int]]:
+        self, stream: str, timeline: int, lsn: Lsn, limit: int = 100
+    ) -> list[tuple[Lsn, int, int]]:
         """(end LSN, xid, commit time) of transactions beyond `lsn` on this timeline or a later one.
 
         Includes those not committed in the log; oldest first.
@@ -311,13 +311,13 @@ class AppendWriter(Closing):
         entries: Sequence[bytes],
         *,
         schemas: Sequence[bytes] = (),
-        confirm_to: tuple[int, int] | None = None,
-        gate_lsn: int = MAX_LSN,
+        confirm_to: WalPosition | None = None,
+        gate_lsn: Lsn = MAX_LSN,
         system_id: int | None = None,
     ) -> None:
         """Append the entries, in one durable step with their schemas; each call is acknowledged once.
 
-        `confirm_to`: (timeline, LSN) to record before the slot is confirmed. `gate_lsn`: transactions that end
+        `confirm_to`: the position to record before the slot is confirmed. `gate_lsn`: transactions that end
         above it must not be committed yet. `system_id`: of the cluster, recorded permanently. Without
         entries, this is a heartbeat. Does not wait for the log server.
         """

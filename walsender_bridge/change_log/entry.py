@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from walsender_bridge.errors import CorruptError, MalformedMessageError, NotSupportedError
 from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 MAGIC = b"TLE1"
 #: Without partitions, and with them.
@@ -118,8 +119,8 @@ class EntryHeader:
     codec: Codec
     flags: int
     timeline: int
-    first_end_lsn: int
-    last_end_lsn: int
+    first_end_lsn: Lsn
+    last_end_lsn: Lsn
     first_commit_time: int
     last_commit_time: int
     min_xid: int

@@ -26,6 +26,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     from_wire,
 )
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 
 VERSION = 1
 #: Bytes of an action's body, which contains names, numbers and hashes only.
@@ -103,7 +104,7 @@ class Position:
     """
 
     end_offset: int = 1
-    end_lsn: int = 0
+    end_lsn: Lsn = 0
     commit_time: int = 0
     latest_time: int = 0
     timeline: int = 0
@@ -142,7 +143,7 @@ class ReplicaStatus:
     Offsets are local. `low_offset`: the first one retained. `end_offset`: the next to be written.
     `committed_end`: the next to be committed. `last_end_lsn`, `last_crc`, `last_timeline`: at the end of
     what is written, committed or not; `last_commit_time` (microseconds): of its last transaction.
-    `confirmed_to`: (timeline, LSN) up to which the slot may have been confirmed. `bytes_total`: of all
+    `confirmed_to`: the position up to which the slot may have been confirmed. `bytes_total`: of all
     committed entries since the first. `system_id`: of the cluster that the transactions are from; None
     if no writer has sent it yet.
     """
@@ -155,12 +156,12 @@ class ReplicaStatus:
     end_offset: int
     committed_end: int
     version: int
-    last_end_lsn: int
+    last_end_lsn: Lsn
     last_crc: int
     last_timeline: int
     last_commit_time: int
-    committed_end_lsn: int
-    confirmed_to: tuple[int, int] | None
+    committed_end_lsn: Lsn
+    confirmed_to: WalPosition | None
     bytes_total: int
     system_id: int | None
 
@@ -170,10 +171,10 @@ class Ack:
     """The acknowledgement of an append: the durable and the committed position. Ends are exclusive local offsets."""
 
     durable_end_offset: int
-    durable_last_end_lsn: int
+    durable_last_end_lsn: Lsn
     committed_end_offset: int
-    committed_end_lsn: int
-    confirmed_to: tuple[int, int] | None
+    committed_end_lsn: Lsn
+    confirmed_to: WalPosition | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class StreamCut:
     address: str
     end_offset: int
     global_end: int
-    last_end_lsn: int
+    last_end_lsn: Lsn
     last_commit_time: int
     timeline: int
     low_offset: int
@@ -219,7 +220,7 @@ class CutPoint:
     version: int
     end_offset: int
     bytes_total: int
-    last_end_lsn: int
+    last_end_lsn: Lsn
     last_commit_time: int
 
 
@@ -308,7 +309,7 @@ def load(kind: type[_T], record: Mapping[str, Any]) -> _T:
             if type(value) is not field.type:
                 raise MalformedMessageError(f"{kind.__name__}.{field.name} is {value!r:.60}")
         elif field.name == "confirmed_to" and value is not None:
-            value = (int(value[0]), int(value[1]))
+            value = WalPosition(int(value[0]), int(value[1]))
         elif field.name == "system_id" and value is not None:
             value = int(value)
         elif field.name == "streams":

@@ -18,6 +18,7 @@ from walsender_bridge.change_log.entry import Codec, EntryHeader, EntryKind, bui
 from walsender_bridge.change_log.protocol import Position
 from walsender_bridge.change_log.replica.disk import Tail
 from walsender_bridge.errors import InvalidReplicaError, MalformedMessageError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 
 def build_restart(previous_crc: int) -> bytes:
@@ -36,7 +37,7 @@ def is_restart(
     headers: Sequence[EntryHeader],
     tail: Tail,
     committed_end: int,
-    confirm_to: tuple[int, int] | None,
+    confirm_to: WalPosition | None,
     system_id: int | None,
 ) -> bool:
     """Whether these entries, to be appended behind `tail`, are a RESTART. Raises `MalformedMessageError` for a wrong one."""

@@ -11,7 +11,7 @@ from walsender_bridge.capture.stream_record import KnownPosition
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
-from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, parse_lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
 CHECK: Final = "stream"
@@ -52,7 +52,7 @@ def evaluate(
         yield _diverged(CHECK, where, what, reattach(source))
 
 
-def _confirmed(slot: Facts | None, known: KnownPosition) -> int | None:
+def _confirmed(slot: Facts | None, known: KnownPosition) -> Lsn | None:
     """The position to compare; 0 for a slot in use, which advances, and for a lost slot, which is reported as such."""
     if slot is None:
         return None

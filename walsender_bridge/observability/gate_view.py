@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 
 #: Seconds after which it is a problem that transactions wait and none passes.
 STUCK: Final = 5.0
@@ -32,7 +32,7 @@ def problems(source: str, gate: dict[str, Any] | None, now: float) -> Iterator[s
             )
 
 
-def rows(source: str, gate: dict[str, Any] | None, server_lsn: int) -> list[dict[str, Any]]:
+def rows(source: str, gate: dict[str, Any] | None, server_lsn: Lsn) -> list[dict[str, Any]]:
     """A row for each candidate, and for the safekeepers. `server_lsn`: the server's flush LSN, 0 if unknown."""
     if not gate:
         return []

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import (
 
 from walsender_bridge.observability.metric_family import add_known, counter, gauge
 from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
-from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, parse_lsn
 from walsender_bridge.quorum.safekeeper.status import WRITE_SECONDS
 
 _STATES = ("streaming", "catching up", "silent", "joining", "rebuild", "away", "full")
@@ -98,5 +98,5 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
     yield from (state, lag, catch_up, term, epoch, lsn, wal, free, readers, slots, removed, writes)
 
 
-def _lsn(text: str | None) -> int | None:
+def _lsn(text: str | None) -> Lsn | None:
     return None if text is None else parse_lsn(text)

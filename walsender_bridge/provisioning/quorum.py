@@ -30,7 +30,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.own_schema.login import login_of
 from walsender_bridge.own_schema.provisioned import QUORUM, ProvisionedObject, ProvisionedRecord
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.provisioning import stats_grant
 from walsender_bridge.provisioning.init import as_admin
@@ -127,7 +127,7 @@ def decision(
     )
 
 
-def _text(lsn: int | None) -> str | None:
+def _text(lsn: Lsn | None) -> str | None:
     return None if lsn is None else format_lsn(lsn)
 
 

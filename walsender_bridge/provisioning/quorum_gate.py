@@ -25,7 +25,7 @@ from walsender_bridge.errors import (
     PrivilegeError,
     UnavailableError,
 )
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.provisioning.quorum import ConfiguredQuorum, crowded, facts, session
 
@@ -41,8 +41,8 @@ class QuorumGateState:
     attached. `reason`: why the gate is closed; empty if open. `crowded`: other standbys that can acknowledge; empty if none.
     """
 
-    wanted: int | None
-    reached: int | None
+    wanted: Lsn | None
+    reached: Lsn | None
     required: bool
     waiting: int
     proposers: int
@@ -67,7 +67,7 @@ class QuorumGate:
     def __init__(self, connection: psycopg.Connection[Any], quorum: ConfiguredQuorum) -> None:
         self._connection = connection
         self._quorum = quorum
-        self._wanted: int | None = None
+        self._wanted: Lsn | None = None
         self._passed = False
 
     def poll(self) -> QuorumGateState:

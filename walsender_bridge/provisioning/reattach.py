@@ -33,6 +33,7 @@ from walsender_bridge.errors import (
 from walsender_bridge.own_schema.provisioned import ProvisionedRecord
 from walsender_bridge.postgres.client.hosts import same_server
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 from walsender_bridge.provisioning.detach import drop_slot
 from walsender_bridge.provisioning.init import as_admin, init
@@ -90,7 +91,7 @@ def reattach(source: CaptureSource, log: LogClient, admin: str | None = None) ->
         )
     for attempt in range(_ATTEMPTS):
         try:
-            _restart(source, log, (identity.timeline, confirmed), identity.system_id)
+            _restart(source, log, WalPosition(identity.timeline, confirmed), identity.system_id)
         except FencedError:
             # Capture retries every few seconds, as a new writer each time.
             if attempt == _ATTEMPTS - 1:
@@ -126,7 +127,7 @@ def _drop_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> No
 
 
 def _restart(
-    source: CaptureSource, log: LogClient, confirm_to: tuple[int, int], system_id: int
+    source: CaptureSource, log: LogClient, confirm_to: WalPosition, system_id: int
 ) -> None:
     """Append the RESTART entry behind what is committed, and wait for its commit."""
     name = source.name

@@ -31,6 +31,7 @@ from spark_consumers.fold.multiset import MultisetFold, fold_multiset
 from spark_consumers.lake.format.data_files import read_data, write_table
 from spark_consumers.lake.manifest.table_version import TableVersion
 from walsender_bridge.errors import CorruptError, UnsupportedValueError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
     from spark_consumers.lake.epoch.stage import Target
@@ -224,7 +225,7 @@ class QuarantineOfCopy:
     name: str
     prefix: str
     columns: pa.Schema
-    lsn: int
+    lsn: Lsn
 
     def split(
         self, batches: Iterator[pa.RecordBatch], found: list[pa.Table]

@@ -27,7 +27,13 @@ from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableV
 from spark_consumers.lake.manifest.table_version import LEFT, LIVE, PAUSED, RESUMING
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.states import stream_of
-from spark_consumers.sources.history import Around, HistoryMark, differs, was_reattached
+from spark_consumers.sources.history import (
+    Around,
+    HistoryMark,
+    TransactionEnd,
+    differs,
+    was_reattached,
+)
 from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import DivergedError
 
@@ -41,7 +47,7 @@ WAYS_OUT = (
 
 def mark_of(position: StreamPosition) -> HistoryMark:
     """The lake's cut of a stream."""
-    return HistoryMark(position.offset, (position.lsn, position.commit_time))
+    return HistoryMark(position.offset, TransactionEnd(position.lsn, position.commit_time))
 
 
 def why_apart(
@@ -69,7 +75,7 @@ def mark_of_copy(copy: TableVersion) -> tuple[int, HistoryMark] | None:
     if len(copy.mark) != 4:
         return None
     version, offset, lsn, commit_time = copy.mark
-    return version, HistoryMark(offset, (lsn, commit_time))
+    return version, HistoryMark(offset, TransactionEnd(lsn, commit_time))
 
 
 def hold(head: Manifest, apart: Mapping[str, str], *, holds: bool) -> Manifest:

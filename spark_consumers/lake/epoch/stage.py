@@ -42,6 +42,7 @@ from spark_consumers.lake.tables.schema_match import (
 )
 from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.errors import CorruptError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import fail_point
 
 #: Changes of one table that are held unfolded.
@@ -68,7 +69,7 @@ class Target:
     columns: pa.Schema
     file_schema: pa.Schema
     key: tuple[str, ...]
-    start_lsn: int
+    start_lsn: Lsn
     relation_id: int
     layouts: tuple[Layout, ...] = ()
     partitions: Mapping[int, int] = field(default_factory=dict)

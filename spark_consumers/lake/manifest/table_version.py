@@ -17,6 +17,8 @@ A copy that is not shown yet has the state `copied`; it stands beside the table,
 from dataclasses import dataclass
 from typing import Any, Self
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
+
 LIVE = "live"
 COPIED = "copied"
 LEFT = "left"
@@ -45,7 +47,7 @@ class StreamPosition:
     """
 
     timeline: int
-    lsn: int
+    lsn: Lsn
     commit_time: int
     offset: int
 
@@ -77,7 +79,7 @@ class TableVersion:
     schema_hash: str
     key: tuple[str, ...]
     text_columns: tuple[str, ...]
-    start_lsn: int
+    start_lsn: Lsn
     offset: int
     rows: int
     relation_id: int

@@ -22,6 +22,7 @@ from spark_consumers.lake.tables.shape import (
 )
 from spark_consumers.lake.tables.states import stream_of
 from walsender_bridge.change_log.entry import NAMED_OTHERWISE
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 
 def compare(
@@ -62,7 +63,7 @@ def followed_by(table: TableVersion, now: Shape, publication: Publication) -> Ta
     return replace(table, shape=now.dump())
 
 
-def partitions(table: TableVersion) -> dict[int, int]:
+def partitions(table: TableVersion) -> dict[int, Lsn]:
     """The partitions that are known of a table, and before which LSN none of their changes was committed."""
     parts = Shape.load(table.shape).parts if table.shape else ()
     return {part.oid: part.empty_at for part in parts}

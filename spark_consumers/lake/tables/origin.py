@@ -19,7 +19,7 @@ from enum import Enum, auto
 from spark_consumers.lake.manifest.table_version import TableVersion
 from walsender_bridge.change_log.client import StreamCut
 from walsender_bridge.errors import DivergedError, UnavailableError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 
 
 class Joins(Enum):
@@ -30,7 +30,7 @@ class Joins(Enum):
     NEVER = auto()
 
 
-def joins(copy: TableVersion, timeline: int, lsn: int) -> Joins:
+def joins(copy: TableVersion, timeline: int, lsn: Lsn) -> Joins:
     """Whether the changes behind this cut (timeline and end LSN of its last transaction) continue the copy."""
     if timeline > copy.timeline:
         return Joins.NEVER
@@ -43,7 +43,7 @@ class Origin:
 
     system_id: int
     timeline: int
-    lsn: int
+    lsn: Lsn
 
 
 def check(origin: Origin, stream: str, system_id: int | None, cut: StreamCut) -> None:

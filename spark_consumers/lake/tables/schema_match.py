@@ -15,6 +15,7 @@ from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.decode.types import arrow_schema
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.table_version import Column
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import INSERT, Relation
 
 #: Names of Iceberg's own columns: Spark reads no table that has one of them.
@@ -66,7 +67,7 @@ def columns_of(relation: Relation) -> tuple[Column, ...]:
     return tuple((c.name, c.type_oid, c.typmod) for c in relation.columns)
 
 
-def without_copied(batch: ChangeBatch, start_lsn: int) -> ChangeBatch:
+def without_copied(batch: ChangeBatch, start_lsn: Lsn) -> ChangeBatch:
     """The batch without the changes that a copy at that LSN has."""
     if not len(batch) or batch.commit_lsn[-1] < start_lsn:
         return _rows(batch, np.zeros(len(batch), np.bool_))
@@ -132,7 +133,7 @@ def mismatch(
     return None if columns_of(relation) == here.columns else ""
 
 
-def unexpected(batch: ChangeBatch, known: Mapping[int, int]) -> set[int]:
+def unexpected(batch: ChangeBatch, known: Mapping[int, Lsn]) -> set[int]:
     """The partitions with changes in this batch that are not known, or had one before the LSN that is told of them."""
     found = set()
     for offset, number, oid in batch.partitions:

@@ -16,6 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
+
 #: The operations that a publication must send.
 OPERATIONS = ("insert", "update", "delete", "truncate")
 #: Fields that no later shape is compared with, and that are not kept.
@@ -41,7 +43,7 @@ class Partition:
     name: str
     identity: tuple[str, ...] | None = None
     born_here: bool = False
-    empty_at: int = 0
+    empty_at: Lsn = 0
     unlogged: str = ""
 
 
@@ -143,7 +145,7 @@ class Publication:
 
     shapes: Mapping[str, Shape]
     empty: frozenset[int]
-    lsn: int = 0
+    lsn: Lsn = 0
     marked: bool = True
     updates: bool = True
 
@@ -214,7 +216,7 @@ def _born_here(before: Shape, part: Partition) -> bool:
     return part.born_here and part.parent in before.relations
 
 
-def followed(before: Shape, now: Shape, lsn: int) -> Shape:
+def followed(before: Shape, now: Shape, lsn: Lsn) -> Shape:
     """The shape of a table that was `before`, has lost nothing, and is `now`, as a look at this LSN has seen it."""
     empty_at = {part.oid: part.empty_at for part in before.parts}
     new = _new_parts(before, now)

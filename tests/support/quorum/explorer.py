@@ -35,6 +35,7 @@ from tests.support.quorum.nodes import (
     SafekeeperPart,
     copied,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.quorum.proposer import effects as pe
 from walsender_bridge.quorum.proposer import invariants as proposer_invariants
 from walsender_bridge.quorum.proposer.core import Proposer
@@ -158,7 +159,7 @@ class Cluster:
 
     def start(self, state: State, number: int) -> None:
         timeline, fork, end = self.scope.starts[number]
-        switches = ((1, fork),) if timeline > 1 else ()
+        switches = (WalPosition(1, fork),) if timeline > 1 else ()
         primary = pe.Primary(pe.Lineage(timeline, switches), end)
         core = Proposer(
             100 + number,

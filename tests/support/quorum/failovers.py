@@ -74,7 +74,7 @@ class Standby:
     def __init__(self, world: FailoverWorld, server: Server) -> None:
         self.world = world
         self.origin = server
-        first = max([server.begin, *(switch for _, switch in server.switches)])
+        first = max([server.begin, *(switch.lsn for switch in server.switches)])
         end = world.choose.randint(max(first, server.flush_lsn - 60), server.flush_lsn)
         self.server = self._holding({at: c for at, c in server.cells.items() if at < end})
         self.in_recovery, self.guarded, self.follows, self.replayed = True, False, False, 0

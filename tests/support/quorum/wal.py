@@ -6,6 +6,8 @@ proposer left there: that is what makes truncation necessary.
 
 import random
 
+from walsender_bridge.postgres.protocol.lsn import WalPosition
+
 BYTES = 64
 
 
@@ -148,7 +150,7 @@ class Server:
         choose: random.Random,
         start: int,
         timeline: int = 1,
-        switches: tuple[tuple[int, int], ...] = (),
+        switches: tuple[WalPosition, ...] = (),
         cells: dict[int, int] | None = None,
     ) -> None:
         self.records = records
@@ -192,5 +194,5 @@ class Server:
         """A standby that holds `cells` becomes a primary at the end of its last complete record."""
         switch = self.records.aligned(cells, min(cells, default=end), end)
         kept = {at: cell for at, cell in cells.items() if at < switch}
-        switches = (*self.switches, (self.timeline, switch))
+        switches = (*self.switches, WalPosition(self.timeline, switch))
         return Server(self.records, self.choose, switch, timeline, switches, kept)

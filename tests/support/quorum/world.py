@@ -592,7 +592,7 @@ class World:
     def _fault_clone(self) -> bool:
         """A copy of the server that lacks something committed, and has written WAL of its own since, attaches itself."""
         server, end = self.server, self.checks.end
-        first = max([server.begin, *(switch for _, switch in server.switches)])
+        first = max([server.begin, *(switch.lsn for switch in server.switches)])
         if end <= first:
             return False
         fork = server.aligned(self.choose.randint(max(first, end - 30), end - 1))
@@ -612,7 +612,7 @@ class World:
     def _fault_promote(self) -> None:
         """A standby that follows the server directly is promoted wherever it is."""
         server = self.server
-        first = max([server.begin, *(switch for _, switch in server.switches)])
+        first = max([server.begin, *(switch.lsn for switch in server.switches)])
         end = self.choose.randint(max(first, server.flush_lsn - 30), server.flush_lsn)
         self._switch_to(server.promoted(server.cells, end, self._timeline()))
 

@@ -44,7 +44,7 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from walsender_bridge.capture.gate.slots import GateSlot, away, flushed_by, itself
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 
 #: Bytes of WAL by which a candidate may trail the position shown and be counted again: a segment, about a second's work.
 REJOIN_BYTES: Final = 16 << 20
@@ -100,10 +100,10 @@ class ObservedServer:
 
     now: float
     timeline: int
-    flush_lsn: int
+    flush_lsn: Lsn
     slots: Mapping[str, GateSlot]
     was: str = ""
-    quorum: int | None = None
+    quorum: Lsn | None = None
     quorum_why: str = ""
 
 
@@ -114,7 +114,7 @@ class Decided:
     decision: GateDecision
     candidate: str
     timeline: int
-    position: int
+    position: Lsn
     why: str
 
 
@@ -122,7 +122,7 @@ class Decided:
 class Pass:
     """Transactions that end at or below `lsn` may be shown."""
 
-    lsn: int
+    lsn: Lsn
 
 
 Effect = Decided | Pass
@@ -137,7 +137,7 @@ class GateCandidate:
 
     slot: str
     standing: Standing = Standing.COUNTED
-    flush_lsn: int = 0
+    flush_lsn: Lsn = 0
     streams: bool = False
     streamed: bool = False
     away: str = ""
@@ -159,12 +159,12 @@ class GateState:
 
     rule: Rule
     timeline: int = 0
-    shown: int = 0
+    shown: Lsn = 0
     standings: Mapping[str, Standing] = field(default_factory=dict)
     #: Candidates that are known to have streamed from the server on this timeline.
     streamed: Collection[str] = ()
-    position: int = 0
-    quorum: int = 0
+    position: Lsn = 0
+    quorum: Lsn = 0
     quorum_why: str = ""
     #: Set if the server is on an older timeline than one seen before: nothing of it is shown.
     left_behind: str = ""
@@ -195,7 +195,7 @@ class GateState:
         standings = {each.standing for each in self.candidates.values()}
         return self.rule.members and Standing.PROMOTED not in standings
 
-    def holding(self, wanted: int) -> list[str]:
+    def holding(self, wanted: Lsn) -> list[str]:
         """Why transactions up to `wanted` are not shown yet: a reason for each unmet condition; empty if they may be shown."""
         if self.position >= wanted:
             return []
@@ -308,7 +308,7 @@ def _degrade(state: GateState, now: float) -> list[Effect]:
     return effects
 
 
-def _reached(state: GateState, flush_lsn: int) -> int:
+def _reached(state: GateState, flush_lsn: Lsn) -> Lsn:
     """The LSN that the quorum and the required number of candidates have; at most the end of the server's durable WAL."""
     position = flush_lsn
     if state.rule.safekeepers:

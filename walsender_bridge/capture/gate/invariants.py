@@ -6,7 +6,7 @@ They are checked after each step, before its decisions are recorded and before t
 from typing import NamedTuple
 
 from walsender_bridge.capture.gate.core import GateState, ObservedServer, Standing
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
 
@@ -15,8 +15,8 @@ class Checked(NamedTuple):
     """The state before a step."""
 
     timeline: int
-    position: int
-    shown: int
+    position: Lsn
+    shown: Lsn
 
 
 class _Step(NamedTuple):

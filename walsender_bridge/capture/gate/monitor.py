@@ -27,7 +27,7 @@ from walsender_bridge.capture.gate.record import GateRecord
 from walsender_bridge.capture.gate.slots import GateSlot, Sender
 from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, format_lsn
 from walsender_bridge.postgres.protocol.replication import SystemIdentity
 from walsender_bridge.runtime.commit_page import CommitPageReader
 from walsender_bridge.runtime.sql import load
@@ -44,10 +44,10 @@ _log = structlog.get_logger(__name__)
 class Watch(Protocol):
     """The gate of a session, for its poll loop. No call blocks."""
 
-    def position(self) -> int:
+    def position(self) -> Lsn:
         """The LSN up to which transactions may be shown, possibly late. Raises the error that ended the watch."""
 
-    def want(self, lsn: int) -> None:
+    def want(self, lsn: Lsn) -> None:
         """Note that the log has a transaction that ends here."""
 
     def status(self) -> dict[str, Any] | None:
@@ -62,7 +62,7 @@ class GateMonitor(Protocol):
         """Whether there are failover candidates."""
 
     def watch(
-        self, here: CaptureSource, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+        self, here: CaptureSource, identity: SystemIdentity, shown: Lsn, wake: Callable[[], None]
     ) -> AbstractContextManager[Watch]:
         """`here`: the source, with a DSN of the one server that the session streams from, which is `identity`.
 
@@ -93,10 +93,10 @@ def _sender(found: dict[str, Any] | None, may_see: bool) -> Sender | None:
 class _Open:
     """A gate that is always open."""
 
-    def position(self) -> int:
+    def position(self) -> Lsn:
         return MAX_LSN
 
-    def want(self, lsn: int) -> None:
+    def want(self, lsn: Lsn) -> None:
         del lsn
 
     def status(self) -> None:
@@ -110,7 +110,7 @@ class OpenGate:
 
     @contextmanager
     def watch(
-        self, here: CaptureSource, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+        self, here: CaptureSource, identity: SystemIdentity, shown: Lsn, wake: Callable[[], None]
     ) -> Iterator[Watch]:
         """A watch that is open."""
         del here, identity, shown, wake
@@ -135,7 +135,7 @@ class ServerGate:
 
     @contextmanager
     def watch(
-        self, here: CaptureSource, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+        self, here: CaptureSource, identity: SystemIdentity, shown: Lsn, wake: Callable[[], None]
     ) -> Iterator[Watch]:
         """A watch that has polled once. Raises connection errors, and `CorruptError` for the record."""
         with closing(_ServerWatch(self, here, identity, shown, wake)) as watch:
@@ -149,7 +149,7 @@ class _ServerWatch:
         gate: ServerGate,
         here: CaptureSource,
         identity: SystemIdentity,
-        shown: int,
+        shown: Lsn,
         wake: Callable[[], None],
     ) -> None:
         self._gate = gate
@@ -190,12 +190,12 @@ class _ServerWatch:
         # A thread blocked by a hung server ends by itself within its connection's time limit.
         self._thread.join(1.0)
 
-    def position(self) -> int:
+    def position(self) -> Lsn:
         if self._error is not None:
             raise self._error
         return self._position
 
-    def want(self, lsn: int) -> None:
+    def want(self, lsn: Lsn) -> None:
         if lsn <= self._wanted:
             return
         with self._changed:
@@ -293,13 +293,13 @@ class _ServerWatch:
             quorum_why=why,
         )
 
-    def _quorum(self) -> tuple[int | None, str]:
+    def _quorum(self) -> tuple[Lsn | None, str]:
         """The LSN that a quorum of safekeepers has of this timeline, from its proposer, or why it is unknown."""
         if not self._gate.rule.safekeepers or self._page is None:
             return None, ""
         return self._page.committed(self._identity.system_id, self._identity.timeline)
 
-    def _to_json(self, position: int) -> dict[str, Any]:
+    def _to_json(self, position: Lsn) -> dict[str, Any]:
         state = self._state
         return {
             "open": state.open,

@@ -15,7 +15,7 @@ A member that has streamed from this server on this timeline is not the server, 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Sender:
     """
 
     state: str | None
-    sent_lsn: int | None = None
-    flush_lsn: int | None = None
+    sent_lsn: Lsn | None = None
+    flush_lsn: Lsn | None = None
     replays: bool = False
 
 
@@ -35,13 +35,13 @@ class Sender:
 class GateSlot:
     """A slot of that name on the server. `restart_lsn` None: it has never been used. `sender` None: it is not in use."""
 
-    restart_lsn: int | None
+    restart_lsn: Lsn | None
     sender: Sender | None = None
     physical: bool = True
     lost: bool = False
 
 
-def flushed_by(slot: GateSlot) -> int | None:
+def flushed_by(slot: GateSlot) -> Lsn | None:
     """The flush position of the slot's standby, which streams (see `away`); None while it catches up."""
     if slot.sender is None or slot.sender.state != "streaming":
         return None

@@ -57,7 +57,7 @@ from walsender_bridge.errors import (
     MalformedMessageError,
 )
 from walsender_bridge.postgres.protocol import pgoutput
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
 
 
 class ReplicaState(StrEnum):
@@ -251,8 +251,8 @@ class Replica:
         self,
         entries: Sequence[bytes],
         schemas: Sequence[bytes] = (),
-        confirm_to: tuple[int, int] | None = None,
-        gate_lsn: int = MAX_LSN,
+        confirm_to: WalPosition | None = None,
+        gate_lsn: Lsn = MAX_LSN,
         system_id: int | None = None,
     ) -> list[Effect]:
         """Append entries with the schemas that they are the first to need, and the writer's positions.

@@ -11,7 +11,7 @@ from enum import StrEnum
 from walsender_bridge.change_log.entry import EntryHeader, EntryKind
 from walsender_bridge.change_log.protocol import START, CommitContext, Position
 from walsender_bridge.errors import MalformedMessageError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition, format_lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Durable:
     low_offset: int = 1
     context: CommitContext | None = None
     position: Position = START
-    confirmed_to: tuple[int, int] | None = None
-    gate_lsn: int = MAX_LSN
+    confirmed_to: WalPosition | None = None
+    gate_lsn: Lsn = MAX_LSN
     sealed_at: int | None = None
     taken_at: int = 0
     system_id: int | None = None

@@ -46,6 +46,7 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 from walsender_bridge.runtime import fail_point
 
 #: Seconds that an empty commit may wait for another write.
@@ -207,8 +208,8 @@ class HostedReplica:
         session: int,
         entries: Sequence[bytes],
         schemas: Sequence[bytes],
-        confirm_to: tuple[int, int] | None,
-        gate_lsn: int,
+        confirm_to: WalPosition | None,
+        gate_lsn: Lsn,
         system_id: int | None = None,
     ) -> Ack:
         """See `Replica.append`; durable when it returns."""
@@ -417,7 +418,7 @@ class HostedReplica:
             row = self._store.last_commit_where(lambda r: r.context.version < version)
         return None if row is None else cut_point(row)
 
-    def transactions_after(self, timeline: int, lsn: int, limit: int) -> list[tuple[int, int, int]]:
+    def transactions_after(self, timeline: int, lsn: Lsn, limit: int) -> list[tuple[Lsn, int, int]]:
         """(end LSN, xid, commit time) of transactions of the present history beyond `lsn`, committed in the log or not."""
         with self._lock:
             core = self._healthy()
@@ -437,7 +438,7 @@ class HostedReplica:
             )
             return [*islice(found, limit)]
 
-    def _transactions(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    def _transactions(self, start: int, stop: int) -> Iterator[tuple[int, Lsn, int, int]]:
         """(timeline, end LSN, xid, commit time) of those that end in [start, stop)."""
         xid = 0
         for data in self._store.scan(start, stop):

@@ -37,6 +37,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime import listening
 from walsender_bridge.runtime.private_folder import private_folder
 
@@ -348,7 +349,7 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
                     session,
                     [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_ENTRY],
                     [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_SCHEMA],
-                    None if confirm is None else (int(confirm[0]), int(confirm[1])),
+                    None if confirm is None else WalPosition(int(confirm[0]), int(confirm[1])),
                     number(metadata, "gate_lsn"),
                     None if metadata.get("system_id") is None else number(metadata, "system_id"),
                 )

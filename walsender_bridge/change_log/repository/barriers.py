@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from walsender_bridge.errors import UnavailableError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 #: Concurrent barriers: far more than there are consumers, far fewer than a process can have threads.
 MOST_BARRIERS: Final = 256
@@ -25,7 +26,7 @@ URGENT_SECONDS: Final = 10.0
 class Barrier:
     """`positions`: end LSNs by stream; `since`: when it arrived, in seconds."""
 
-    positions: dict[str, int]
+    positions: dict[str, Lsn]
     since: float
     #: The version that was forced for it; 0: its positions are not committed yet.
     version: int = 0
@@ -50,7 +51,7 @@ class Barriers:
         self.waiting: list[Barrier] = []
         self._clock = clock
 
-    def add(self, positions: dict[str, int]) -> Barrier:
+    def add(self, positions: dict[str, Lsn]) -> Barrier:
         """Add a barrier. Raises `UnavailableError` if there are too many."""
         if len(self.waiting) >= MOST_BARRIERS:
             raise UnavailableError(

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from walsender_bridge.change_log.protocol import START, CommitContext, Position, ReplicaReport, load
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 # -- records ----------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class RepositoryTick:
 
     now: float
     reports: tuple[ReplicaReport, ...]
-    barriers: tuple[dict[str, int], ...] = ()
+    barriers: tuple[dict[str, Lsn], ...] = ()
     issue: bool = True
 
 
@@ -293,11 +294,11 @@ class Repository:
         return ready
 
     def _forced(
-        self, barriers: Sequence[Mapping[str, int]], ready: Mapping[str, ReplicaReport]
+        self, barriers: Sequence[Mapping[str, Lsn]], ready: Mapping[str, ReplicaReport]
     ) -> bool:
         """Whether all positions of some barrier are committed, including this step's commits."""
 
-        def reached(name: str, lsn: int) -> bool:
+        def reached(name: str, lsn: Lsn) -> bool:
             if name not in self.streams:
                 return False
             last = ready[name].position if name in ready else self.streams[name].last.position
@@ -349,7 +350,7 @@ class Repository:
 
     # -- queries ------------------------------------------------------------------------------------
 
-    def satisfied(self, barrier: Mapping[str, int]) -> bool:
+    def satisfied(self, barrier: Mapping[str, Lsn]) -> bool:
         """Whether all positions of the barrier are committed."""
         return self._forced([barrier], {})
 

@@ -14,6 +14,7 @@ import google_crc32c
 from walsender_bridge.change_log.protocol import CommitContext, Position
 from walsender_bridge.change_log.replica.disk import Durable, IndexRow
 from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime.checksummed_json import crc_of
 
 #: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums, format 3 did not
@@ -100,7 +101,7 @@ def unpack_state(value: bytes, where: Path) -> Durable:
                 **record,
                 context=context and CommitContext(*context),
                 position=Position(*position),
-                confirmed_to=confirmed and (int(confirmed[0]), int(confirmed[1])),
+                confirmed_to=confirmed and WalPosition(int(confirmed[0]), int(confirmed[1])),
             )
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CorruptError(f"the replica's record is damaged: {error}", where=str(where)) from error

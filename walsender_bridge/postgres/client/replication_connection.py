@@ -30,7 +30,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.postgres.client.dsn import parameters
 from walsender_bridge.postgres.protocol import replication
-from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, parse_lsn
 from walsender_bridge.postgres.protocol.refusals import (
     connection_error,
     left_out,
@@ -179,7 +179,7 @@ class ReplicationConnection(Closing):
         *,
         timeout: float | None = None,
         check: Callable[[], object] | None = None,
-    ) -> int:
+    ) -> Lsn:
         """Create a permanent logical slot; returns its consistent point, an LSN.
 
         The server waits until all running transactions have ended. Meanwhile `check` is called every few
@@ -198,7 +198,7 @@ class ReplicationConnection(Closing):
 
     def create_temporary_slot_with_snapshot(
         self, *, timeout: float | None = None
-    ) -> tuple[int, str]:
+    ) -> tuple[Lsn, str]:
         """Export a snapshot: (consistent point, name for `SET TRANSACTION SNAPSHOT`).
 
         The snapshot holds exactly the transactions whose commit record starts below the consistent
@@ -218,7 +218,7 @@ class ReplicationConnection(Closing):
         publications: Sequence[str],
         *,
         streaming: bool = False,
-        start_lsn: int = 0,
+        start_lsn: Lsn = 0,
         timeout: float = 60.0,
     ) -> None:
         """Start the stream; from here on only `receive`, `send` and `flush` make sense.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH
 
 #: OIDs of column types.
@@ -111,14 +112,14 @@ def row(columns: Sequence[tuple[str, int]], values: Sequence[str | int | bytes |
     return message(b"T", count + described) + message(b"D", count + cells)
 
 
-def keepalive(wal_end: int, now_us: int, *, reply: bool) -> bytes:
+def keepalive(wal_end: Lsn, now_us: int, *, reply: bool) -> bytes:
     """A primary keepalive message in its `CopyData`."""
     return _KEEPALIVE.pack(
         ord("d"), 4 + _KEEPALIVE.size - 5, b"k", wal_end, now_us - POSTGRES_EPOCH, reply
     )
 
 
-def put_xlog_header(buffer: bytearray, size: int, lsn: int, wal_end: int, now_us: int) -> None:
+def put_xlog_header(buffer: bytearray, size: int, lsn: Lsn, wal_end: Lsn, now_us: int) -> None:
     """Write the head of `size` bytes of WAL at `lsn` into the first `XLOG_HEADER` bytes of `buffer`."""
     length = 4 + _XLOG.size - 5 + size
     _XLOG.pack_into(buffer, 0, ord("d"), length, b"w", lsn, wal_end, now_us - POSTGRES_EPOCH)

@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass, field
 
 from walsender_bridge.errors import MalformedMessageError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 
 # Kinds, as the first byte of a message.
@@ -54,7 +55,7 @@ _COLUMN_TAIL = struct.Struct(">Ii")
 class Begin:
     """Start of a transaction. `final_lsn` is where its commit record *starts*."""
 
-    final_lsn: int
+    final_lsn: Lsn
     commit_time: int
     xid: int
 
@@ -63,8 +64,8 @@ class Begin:
 class Commit:
     """End of a transaction. `end_lsn`, where its commit record ends, is its position everywhere."""
 
-    commit_lsn: int
-    end_lsn: int
+    commit_lsn: Lsn
+    end_lsn: Lsn
     commit_time: int
 
 
@@ -97,7 +98,7 @@ class LogicalMessage:
     """A message written by `pg_logical_emit_message`; `end_lsn` is the end of its record."""
 
     transactional: bool
-    end_lsn: int
+    end_lsn: Lsn
     prefix: str
     content: bytes
 

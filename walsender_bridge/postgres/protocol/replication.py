@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from walsender_bridge.errors import MalformedMessageError, UsageError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition, format_lsn, parse_lsn
 from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH
 
 #: First bytes of the CopyData payloads that a walsender sends.
@@ -39,8 +39,8 @@ _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)(\s.*)?")
 class XLogData:
     """The head of an `XLogData`: where its data starts, the server's end of WAL, when it was sent."""
 
-    start_lsn: int
-    wal_end: int
+    start_lsn: Lsn
+    wal_end: Lsn
     sent_at: int
 
 
@@ -48,7 +48,7 @@ class XLogData:
 class Keepalive:
     """A keepalive. All transactions that commit at or before `wal_end` have been sent before it."""
 
-    wal_end: int
+    wal_end: Lsn
     sent_at: int
     reply_requested: bool
 
@@ -59,7 +59,7 @@ class SystemIdentity:
 
     system_id: int
     timeline: int
-    flush_lsn: int
+    flush_lsn: Lsn
     database: str
 
 
@@ -68,15 +68,15 @@ class ServerTimelines:
     """A server's timelines: the current one, and the switch point (exclusive end) of each ancestor."""
 
     timeline: int
-    ancestors: tuple[tuple[int, int], ...] = ()
+    ancestors: tuple[WalPosition, ...] = ()
 
-    def end_of(self, timeline: int) -> int | None:
+    def end_of(self, timeline: int) -> Lsn | None:
         """The LSN up to which `timeline` belongs to this history; None if no part of it does."""
         if timeline == self.timeline:
             return MAX_LSN
-        return next((end for ancestor, end in self.ancestors if ancestor == timeline), None)
+        return next((left.lsn for left in self.ancestors if left.timeline == timeline), None)
 
-    def contains(self, timeline: int, lsn: int) -> bool:
+    def contains(self, timeline: int, lsn: Lsn) -> bool:
         """Whether the WAL of `timeline` before `lsn` is WAL of this server."""
         end = self.end_of(timeline)
         return end is not None and lsn <= end
@@ -98,7 +98,7 @@ def parse_keepalive(data: bytes) -> Keepalive:
     return Keepalive(end, time + POSTGRES_EPOCH, bool(reply))
 
 
-def status_update(*, write: int, flush: int, apply: int, now_us: int, reply: bool = False) -> bytes:
+def status_update(*, write: Lsn, flush: Lsn, apply: Lsn, now_us: int, reply: bool = False) -> bytes:
     """A standby status update. For a logical slot `flush` is the position to confirm."""
     return _STATUS.pack(b"r", write, flush, apply, now_us - POSTGRES_EPOCH, reply)
 
@@ -164,7 +164,7 @@ def start_logical(
     *,
     server_version: int = 0,
     streaming: bool = False,
-    start_lsn: int = 0,
+    start_lsn: Lsn = 0,
 ) -> str:
     """`START_REPLICATION ... LOGICAL` for pgoutput, with the newest protocol version that the server supports.
 
@@ -186,7 +186,7 @@ def start_logical(
     return f"START_REPLICATION SLOT {quote_slot(slot)} LOGICAL {format_lsn(start_lsn)} ({options})"
 
 
-def start_physical(lsn: int, timeline: int) -> str:
+def start_physical(lsn: Lsn, timeline: int) -> str:
     """`START_REPLICATION ... PHYSICAL`, without a slot."""
     return f"START_REPLICATION PHYSICAL {format_lsn(lsn)} TIMELINE {timeline:d}"
 
@@ -205,7 +205,7 @@ def parse_history(timeline: int, text: str) -> ServerTimelines:
 
     Raises `MalformedMessageError`, also for timelines that do not grow.
     """
-    ancestors: list[tuple[int, int]] = []
+    ancestors: list[WalPosition] = []
     for line in text.splitlines():
         content = line.partition("#")[0].strip()
         if not content:
@@ -215,8 +215,8 @@ def parse_history(timeline: int, text: str) -> ServerTimelines:
             raise MalformedMessageError(
                 f"{line[:60]!r} is not a line of a timeline history", where="walsender"
             )
-        ancestors.append((int(match[1]), parse_lsn(match[2])))
-    order = [number for number, _ in ancestors] + [timeline]
+        ancestors.append(WalPosition(int(match[1]), parse_lsn(match[2])))
+    order = [ancestor.timeline for ancestor in ancestors] + [timeline]
     if any(later <= earlier for earlier, later in itertools.pairwise(order)):
         raise MalformedMessageError(f"timelines {order} do not grow", where="walsender")
     return ServerTimelines(timeline, tuple(ancestors))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from walsender_bridge.postgres.protocol.backend import SqlErrorReply
-from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, parse_lsn
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -78,7 +78,7 @@ class StartReplication:
     """`START_REPLICATION [SLOT slot] [PHYSICAL] lsn [TIMELINE timeline]`; timeline 0: the server's own."""
 
     slot: str | None
-    lsn: int
+    lsn: Lsn
     timeline: int = 0
 
 
@@ -186,7 +186,7 @@ class _CommandReader:
             )
         return name
 
-    def lsn(self) -> int:
+    def lsn(self) -> Lsn:
         token = self._next("lsn")
         if token is None:
             raise self._fault()

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 
 from walsender_bridge.errors import CorruptError, NotSupportedError, UsageError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 
 PAGE_BYTES = 8192
 SHORT_HEADER = 24
@@ -84,7 +84,7 @@ class PageHeader:
     major: int
     info: int
     timeline: int
-    lsn: int
+    lsn: Lsn
     remaining: int
     system_id: int | None = None
     segment_bytes: int | None = None
@@ -104,22 +104,22 @@ def check_segment_bytes(size: int) -> None:
         )
 
 
-def align(lsn: int) -> int:
+def align(lsn: Lsn) -> Lsn:
     """The first position at or behind `lsn` where a record may start."""
     return -(-lsn // ALIGNMENT) * ALIGNMENT
 
 
-def page_start(lsn: int) -> int:
+def page_start(lsn: Lsn) -> Lsn:
     """The LSN of the page in which the byte at `lsn` lies."""
     return lsn - lsn % PAGE_BYTES
 
 
-def header_size(page_lsn: int, segment_bytes: int) -> int:
+def header_size(page_lsn: Lsn, segment_bytes: int) -> int:
     """Bytes of the header that the page at this LSN has."""
     return SHORT_HEADER if page_lsn % segment_bytes else LONG_HEADER
 
 
-def parse_page_header(data: bytes | memoryview, lsn: int, expected: WalFormat) -> PageHeader:
+def parse_page_header(data: bytes | memoryview, lsn: Lsn, expected: WalFormat) -> PageHeader:
     """The header at the start of `data`, the page at `lsn`, checked against what it has to be.
 
     Raises `CorruptError` for a page that is not this one, or not of this WAL.
@@ -177,26 +177,26 @@ def identify(first_page: bytes | memoryview) -> PageHeader:
 # -- segments ------------------------------------------------------------------------------------------------
 
 
-def segment_start(lsn: int, segment_bytes: int) -> int:
+def segment_start(lsn: Lsn, segment_bytes: int) -> Lsn:
     """The LSN of the segment in which the byte at `lsn` lies."""
     return lsn - lsn % segment_bytes
 
 
-def segment_name(timeline: int, lsn: int, segment_bytes: int) -> str:
+def segment_name(timeline: int, lsn: Lsn, segment_bytes: int) -> str:
     """The file name of the segment in which the byte at `lsn` lies."""
     number = lsn // segment_bytes
     per_id = (1 << 32) // segment_bytes
     return f"{timeline:08X}{number // per_id:08X}{number % per_id:08X}"
 
 
-def parse_segment_name(name: str, segment_bytes: int) -> tuple[int, int] | None:
+def parse_segment_name(name: str, segment_bytes: int) -> WalPosition | None:
     """The timeline and first LSN that a segment's name tells; None: it is no such name."""
     match = _SEGMENT_NAME.fullmatch(name)
     if match is None:
         return None
     timeline, high, low = (int(part, 16) for part in match.groups())
     lsn = (high << 32) + low * segment_bytes
-    return (timeline, lsn) if timeline and low < (1 << 32) // segment_bytes else None
+    return WalPosition(timeline, lsn) if timeline and low < (1 << 32) // segment_bytes else None
 
 
 def history_name(timeline: int) -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import google_crc32c
 
 from walsender_bridge.errors import CorruptError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import (
     CONTINUES,
     OVERWRITES,
@@ -39,7 +39,7 @@ from walsender_bridge.postgres.protocol.wal_page import (
 )
 
 #: `page(lsn)`: the page at this LSN, up to where the WAL ends; empty where there is none. It may raise.
-Pages = Callable[[int], bytes | memoryview]
+Pages = Callable[[Lsn], bytes | memoryview]
 
 RECORD_HEADER = 24
 #: PostgreSQL's reader cannot allocate more (`MaxAllocSize`), so it never writes more.
@@ -59,11 +59,11 @@ class WalRecord:
     `resource_manager` and `info` say what it is (`rmgrlist.h`).
     """
 
-    start: int
-    end: int
+    start: Lsn
+    end: Lsn
     length: int
     xid: int
-    previous: int
+    previous: Lsn
     resource_manager: int
     info: int
 
@@ -84,7 +84,7 @@ class _RanOut(_Stop):
 class _Overwritten(Exception):
     """The record was given up by the server; the next begins on the page at `lsn`."""
 
-    def __init__(self, lsn: int) -> None:
+    def __init__(self, lsn: Lsn) -> None:
         super().__init__(lsn)
         self.lsn = lsn
 
@@ -102,11 +102,11 @@ class RecordScan:
     def __init__(
         self,
         pages: Pages,
-        start: int,
+        start: Lsn,
         expected: WalFormat,
         *,
-        stop: int | None = None,
-        previous: int | None = None,
+        stop: Lsn | None = None,
+        previous: Lsn | None = None,
     ) -> None:
         self.end = start
         self.previous = previous
@@ -139,7 +139,7 @@ class RecordScan:
                 self.why, self.ran_out = "the segment's padding is not whole", True
                 return
 
-    def _load(self, lsn: int) -> None:
+    def _load(self, lsn: Lsn) -> None:
         """Make the page at `lsn` the current one."""
         if lsn == self._page_lsn:
             return
@@ -159,7 +159,7 @@ class RecordScan:
         self._timeline = header.timeline
         self._page_lsn, self._page, self._header = lsn, data, header
 
-    def _record(self, position: int) -> WalRecord:
+    def _record(self, position: Lsn) -> WalRecord:
         """The whole record that starts at this position."""
         page_lsn = page_start(position)
         self._load(page_lsn)
@@ -190,7 +190,7 @@ class RecordScan:
                 return WalRecord(start, boundary, length, xid, previous, resource_manager, info)
         return record
 
-    def _read(self, start: int, offset: int, length: int) -> tuple[bytes, int, int]:
+    def _read(self, start: Lsn, offset: int, length: int) -> tuple[bytes, int, Lsn]:
         """The record's header, the CRC of what follows it, and its end."""
         page = self._page
         if offset + length <= len(page):
@@ -221,8 +221,8 @@ class RecordScan:
 
 
 def record_start_before(
-    pages: Pages, position: int, expected: WalFormat, *, oldest: int
-) -> int | None:
+    pages: Pages, position: Lsn, expected: WalFormat, *, oldest: Lsn
+) -> Lsn | None:
     """The last position at or below `position` that a page header names as the start of a record.
 
     Looks back from page to page, at most as far as one record reaches, and not below `oldest`, the page boundary
@@ -253,7 +253,7 @@ def record_start_before(
 
 
 def scan_below(
-    pages: Pages, position: int, stop: int, expected: WalFormat, *, oldest: int
+    pages: Pages, position: Lsn, stop: Lsn, expected: WalFormat, *, oldest: Lsn
 ) -> RecordScan | None:
     """An exhausted scan from a record at or below `position` to `stop`; None if no record starts there.
 
@@ -271,7 +271,7 @@ def scan_below(
     return scan
 
 
-def aligned(pages: Pages, position: int, expected: WalFormat, *, oldest: int) -> int:
+def aligned(pages: Pages, position: Lsn, expected: WalFormat, *, oldest: Lsn) -> Lsn:
     """The end of the last whole record at or below `position`, or `oldest` when none ends between them.
 
     The WAL from `oldest` to `position` has been received whole. A few pages are read, more only below a long

@@ -26,7 +26,7 @@ from walsender_bridge.errors import (
     UnavailableError,
 )
 from walsender_bridge.postgres.client.hosts import each_host
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.failover.plan import PromotionCandidate
 from walsender_bridge.quorum.proposer.catch_up.wal_range import read_range
 from walsender_bridge.quorum.proposer.primary.wal_source import StandbyStream
@@ -36,11 +36,11 @@ _log = structlog.get_logger(__name__)
 
 def compared_range(
     candidate: PromotionCandidate,
-    vcl: int,
-    held_from: int,
+    vcl: Lsn,
+    held_from: Lsn,
     compare_bytes: int,
     segment_size: int,
-) -> tuple[int, int]:
+) -> tuple[Lsn, Lsn]:
     """[begin, end) of the WAL to compare; empty: there is none. `held_from`: where the oldest WAL of a voter begins.
 
     Raises `TrimmedError` if the candidate ends below that, and has nothing else to get the WAL from.
@@ -54,12 +54,12 @@ def compared_range(
         )
     segment = (end - 1) - (end - 1) % segment_size
     # A server sends one timeline at a time.
-    left = [lsn for _, lsn in candidate.lineage.switches if lsn < end]
+    left = [switch.lsn for switch in candidate.lineage.switches if switch.lsn < end]
     return min(end, max([end - compare_bytes, segment, held_from, *left])), end
 
 
 def compare(
-    dsn: str, upstream: str, begin: int, end: int, timeline: int, check: Callable[[], None]
+    dsn: str, upstream: str, begin: Lsn, end: Lsn, timeline: int, check: Callable[[], None]
 ) -> None:
     """Compare [begin, end) of the candidate at `dsn` with what a WAL server of `upstream` has.
 
@@ -89,7 +89,7 @@ def compare(
 
 
 def _quorums(
-    upstream: str, begin: int, end: int, timeline: int, check: Callable[[], None]
+    upstream: str, begin: Lsn, end: Lsn, timeline: int, check: Callable[[], None]
 ) -> bytes:
     """The range, from the first WAL server that has it.
 

@@ -28,7 +28,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     ServerSettingError,
 )
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.quorum.proposer.effects import Lineage
 
 
@@ -58,8 +58,8 @@ class PromotionCandidate:
 
     in_recovery: bool
     lineage: Lineage
-    end_lsn: int
-    replay_lsn: int
+    end_lsn: Lsn
+    replay_lsn: Lsn
     guarded: bool = False
     follows: bool | None = False
     restores: bool = False
@@ -76,9 +76,9 @@ class FailoverQuorum:
 
     timeline: int
     fenced: int = 0
-    vcl: int | None = None
-    equal_to: int | None = None
-    committed: int | None = None
+    vcl: Lsn | None = None
+    equal_to: Lsn | None = None
+    committed: Lsn | None = None
 
 
 def next_step(
@@ -166,7 +166,7 @@ def after(
             return replace(candidate, replay_lsn=candidate.end_lsn), quorum
         case FailoverStep.PROMOTE:
             old = candidate.lineage
-            switches = (*old.switches, (old.timeline, candidate.end_lsn))
+            switches = (*old.switches, WalPosition(old.timeline, candidate.end_lsn))
             lineage = Lineage(quorum.timeline + 1, switches)
             return replace(candidate, in_recovery=False, lineage=lineage), quorum
         case FailoverStep.ATTACH:
@@ -178,7 +178,7 @@ def after(
 def plan(
     candidate: PromotionCandidate,
     quorum: FailoverQuorum,
-    expected_vcl: int,
+    expected_vcl: Lsn,
     *,
     trusts_restore: bool = False,
 ) -> list[FailoverStep]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from walsender_bridge.errors import DeadlineError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer.core import Phase
 from walsender_bridge.quorum.proposer.driver import ProposerSession
 
@@ -30,7 +31,7 @@ class LeaderTerm:
         self._thread = threading.Thread(target=self._run, name="leader term", daemon=True)
         self._thread.start()
 
-    def _told(self, commit_lsn: int, _: Phase) -> None:
+    def _told(self, commit_lsn: Lsn, _: Phase) -> None:
         self.commit_lsn = commit_lsn
         if self._closing:
             # On the session's own thread: called from another one, it may have ended and its descriptors been reused.
@@ -49,12 +50,12 @@ class LeaderTerm:
         return streaming is not None and streaming.established
 
     @property
-    def vcl(self) -> int:
+    def vcl(self) -> Lsn:
         """Start of this term's election epoch: all WAL that may be committed lies below."""
         return self._session.core.vcl
 
     @property
-    def begin_lsn(self) -> int | None:
+    def begin_lsn(self) -> Lsn | None:
         """Where the oldest WAL begins that a voter holds; None: none that holds any is connected."""
         # A copy: the session's own thread may add to them.
         peers = list(self._session.core.peers.values())

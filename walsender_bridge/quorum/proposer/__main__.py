@@ -25,6 +25,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UsageError,
 )
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer.configured_membership import refuse_smaller
 from walsender_bridge.quorum.proposer.core import Phase
 from walsender_bridge.quorum.proposer.driver import ProposerSession
@@ -120,7 +121,7 @@ class _Process:
         finally:
             self._heard_term = session.core.heard_term
 
-    def _tell(self, commit_lsn: int, phase: Phase) -> None:
+    def _tell(self, commit_lsn: Lsn, phase: Phase) -> None:
         """Report the status: at each change of phase, a few times a second, and more often while commit_lsn advances."""
         now = time.monotonic()
         if self._session is None:

@@ -25,6 +25,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer import election, identities, lineage, rivals
 from walsender_bridge.quorum.proposer.catch_up import same_wal
 from walsender_bridge.quorum.proposer.catch_up.same_wal import ComparisonVerdict, SameWal
@@ -92,7 +93,7 @@ class Proposer:
         *,
         purpose: m.Purpose = m.Purpose.ATTACH,
         limits: Limits | None = None,
-        primary_begin: int | None = None,
+        primary_begin: Lsn | None = None,
         above: int = 0,
         quorum: int = 0,
         configured: int | None = None,
@@ -314,7 +315,7 @@ class Proposer:
         self.node_id = m.NodeId(term, self.node_id.proposer)
         return [effect for peer in self.peers.values() for effect in self._ask(peer)]
 
-    def _located(self, flush_lsn: int) -> list[Effect]:
+    def _located(self, flush_lsn: Lsn) -> list[Effect]:
         """The primary's current flush position: if it is still too low, the primary lacks WAL that the safekeepers have."""
         assert self.primary is not None
         self.primary = replace(self.primary, flush_lsn=flush_lsn)
@@ -399,7 +400,7 @@ class Proposer:
         self.phase = Phase.COMPARING
         return self._compare()
 
-    def _ahead(self, lsn: int) -> list[Effect]:
+    def _ahead(self, lsn: Lsn) -> list[Effect]:
         assert self.primary is not None
         return self._stop(StopReason.AHEAD, election.ahead(lsn, self.primary))
 

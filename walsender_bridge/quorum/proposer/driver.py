@@ -28,7 +28,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TusklineError,
 )
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer import invariants
 from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
@@ -77,7 +77,7 @@ class ProposerSession:
         self,
         settings: ProposerSettings,
         configuration: Configuration,
-        report: Callable[[int, Phase], None],
+        report: Callable[[Lsn, Phase], None],
         *,
         purpose: m.Purpose = m.Purpose.ATTACH,
         source: WalSource | None = None,
@@ -394,7 +394,7 @@ class ProposerSession:
             self._to_flush[peer] = link
         return link
 
-    def _start_streaming(self, lsn: int) -> None:
+    def _start_streaming(self, lsn: Lsn) -> None:
         self._start, self._moved_at = lsn, time.monotonic()
         self._queue = WalQueue(lsn)
         self._clean = CleanSegments(lsn, self.core.server.segment_size)
@@ -434,11 +434,11 @@ class ProposerSession:
             return
         self._asking = True
 
-        def ask() -> int:
+        def ask() -> Lsn:
             with PrimaryStream.connect(self._settings.dsn) as asked:
                 return asked.primary().flush_lsn
 
-        def located(flush_lsn: int | TusklineError) -> None:
+        def located(flush_lsn: Lsn | TusklineError) -> None:
             self._asking = False
             if isinstance(flush_lsn, TusklineError):
                 raise flush_lsn
@@ -446,7 +446,7 @@ class ProposerSession:
 
         self._executor.ask(ask, located)
 
-    def _release_slot_wal(self, lsn: int) -> None:
+    def _release_slot_wal(self, lsn: Lsn) -> None:
         """All have the WAL below: up to the record that its last byte belongs to, it may go.
 
         The next proposer compares that byte, too, so the segment that ends with it stays.
@@ -458,7 +458,7 @@ class ProposerSession:
         self._executor.ask(partial(self._slot.advance, keep), self._advanced)
         self._handle(e.PrimaryKeeps(keep))
 
-    def _advanced(self, result: int | TusklineError) -> None:
+    def _advanced(self, result: Lsn | TusklineError) -> None:
         self._advancing = False
         if isinstance(result, TusklineError):
             _log.warning("could not advance the slot", slot=self._settings.slot, reason=result.what)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import MAX_ENTRIES
 from walsender_bridge.quorum.protocol.messages import (
@@ -49,14 +50,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A server's timelines. `switches`: (timeline, its switch point), oldest first, without the last."""
+    """A server's timelines. `switches`: those before it, each with its switch point, oldest first."""
 
     timeline: int
-    switches: tuple[tuple[int, int], ...] = ()
+    switches: tuple[WalPosition, ...] = ()
 
-    def timeline_at(self, lsn: int) -> int:
+    def timeline_at(self, lsn: Lsn) -> int:
         """The timeline of the byte at `lsn`."""
-        return next((t for t, left in self.switches if lsn < left), self.timeline)
+        return next((each.timeline for each in self.switches if lsn < each.lsn), self.timeline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Primary:
     """The source server, as of the proposer's connection to it."""
 
     lineage: Lineage
-    flush_lsn: int
+    flush_lsn: Lsn
 
 
 # -- events -----------------------------------------------------------------------------------------
@@ -96,8 +97,8 @@ class PeerClosed:
 class WalReceived:
     """The primary sent [begin_lsn, end_lsn); the bytes are in the queue."""
 
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
 
 
 @value
@@ -105,8 +106,8 @@ class WalRead:
     """Answer to `ReadWal`: these bytes were read for `peer`. `begin_lsn == end_lsn`: it failed."""
 
     peer: int
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class WalCompared:
     """
 
     peer: int
-    end_lsn: int
+    end_lsn: Lsn
     equal: bool | None
     removed: bool = False
 
@@ -126,14 +127,14 @@ class WalCompared:
 class PrimaryKeeps:
     """The primary can still send its WAL from `begin_lsn` on."""
 
-    begin_lsn: int
+    begin_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class PrimaryAt:
     """Answer to `LocatePrimary`: the primary's current flush position."""
 
-    flush_lsn: int
+    flush_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +215,10 @@ class SendWal:
     """Send [begin_lsn, end_lsn) as one `Append`: from the queue, or from the last `WalRead`."""
 
     peer: int
-    begin_lsn: int
-    end_lsn: int
-    commit_lsn: int
-    restart_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    commit_lsn: Lsn
+    restart_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +246,8 @@ class CompareWal:
     """Fetch [begin_lsn, end_lsn) from `peer` and from the primary, and compare. Answer: `WalCompared`."""
 
     peer: int
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,7 @@ class StartStreaming:
     """The proposer is elected: start streaming from the primary at `lsn`. Before, it requests no WAL."""
 
     node_id: NodeId
-    lsn: int
+    lsn: Lsn
 
 
 @value
@@ -263,8 +264,8 @@ class ReadWal:
 
     peer: int
     source: WalSource
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
     donor: int | None = None
 
 
@@ -273,8 +274,8 @@ class ReadCatchUpWal:
     """Read [begin_lsn, end_lsn) from `donor` for the catch-up of a peer, below the beginning of its log."""
 
     peer: int
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
     donor: int
 
 
@@ -283,8 +284,8 @@ class SendCatchUpWal:
     """Send what `ReadCatchUpWal` read: WAL of a segment whose last byte is on this timeline."""
 
     peer: int
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
     timeline: int
 
 
@@ -292,7 +293,7 @@ class SendCatchUpWal:
 class Feedback:
     """A quorum has everything below `lsn` on disk: report it to the primary (write = flush = lsn, apply = 0)."""
 
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +307,7 @@ class PassFeedback:
 class ReleaseWal:
     """The queue begins at `lsn`: free the WAL below that is not being sent."""
 
-    lsn: int
+    lsn: Lsn
 
 
 @value
@@ -316,7 +317,7 @@ class AdvanceSlot:
     Except the start of a record that continues at `lsn`, to which votes go back (rule 9): the driver stays below it.
     """
 
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from walsender_bridge.errors import CorruptError, DivergedError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.proposer import rivals
 from walsender_bridge.quorum.proposer.effects import Limits, Primary
 from walsender_bridge.quorum.protocol import terms
@@ -53,7 +53,7 @@ def behind(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> 
     )
 
 
-def rank(reply: VoteReply) -> tuple[int, int]:
+def rank(reply: VoteReply) -> tuple[int, Lsn]:
     """How advanced a voter's log is after its vote (rule 1): by election epoch first, by its end second."""
     return reply.history.rank(reply.flush_lsn)
 
@@ -81,7 +81,7 @@ def outranked(best: VoteReply | None, replies: Iterable[VoteReply]) -> bool:
     return best is None or any(rank(reply) > rank(best) for reply in replies)
 
 
-def restart(reply: VoteReply, best: VoteReply, vcl: int) -> int:
+def restart(reply: VoteReply, best: VoteReply, vcl: Lsn) -> Lsn:
     """The LSN up to which every member has the best log, as far as this voter knows.
 
     Its `restart_lsn` is about its own log, and may lie inside a record that the votes excluded and others replaced: beyond
@@ -94,7 +94,7 @@ def restart(reply: VoteReply, best: VoteReply, vcl: int) -> int:
 def history(
     best: VoteReply,
     voters: Collection[VoteReply],
-    vcl: int,
+    vcl: Lsn,
     successors: Iterable[HistoryEntry],
     server: ServerInfo,
     limits: Limits,
@@ -107,24 +107,24 @@ def history(
     return pruned.compacted(limits.epochs, committed(voters))
 
 
-def committed(voters: Iterable[VoteReply]) -> int:
+def committed(voters: Iterable[VoteReply]) -> Lsn:
     """The greatest commit_lsn of the best log that these voters know."""
     return max((reply.commit_lsn for reply in voters), default=0)
 
 
-def end(reply: VoteReply) -> int:
+def end(reply: VoteReply) -> Lsn:
     """Where a voter's log ends; 0 for an empty one."""
     return rank(reply)[1]
 
 
-def genesis(primary: Primary | None, server: ServerInfo) -> int:
+def genesis(primary: Primary | None, server: ServerInfo) -> Lsn:
     """VCL when no voter holds any WAL: the log begins with the primary's current segment."""
     if primary is None:
         raise DivergedError("the safekeepers hold no WAL to fail over to")
     return primary.flush_lsn - primary.flush_lsn % server.segment_size
 
 
-def ahead(lsn: int, primary: Primary) -> str:
+def ahead(lsn: Lsn, primary: Primary) -> str:
     """Message for a server that lacks WAL of its own that the safekeepers hold."""
     return (
         f"the safekeepers hold WAL up to {format_lsn(lsn)}, this server ends at "

@@ -8,7 +8,7 @@ acknowledged that much. Rule numbers are those of quorum/README.md.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.proposer.core import Proposer
 from walsender_bridge.quorum.proposer.effects import Event, PeerReceived, WalRead, WalReceived
 from walsender_bridge.quorum.proposer.leader import LeaderState
@@ -26,8 +26,8 @@ class Checked(NamedTuple):
     node_id: NodeId
     configuration: Configuration
     leads: bool
-    commit_lsn: int
-    restart_lsn: int
+    commit_lsn: Lsn
+    restart_lsn: Lsn
 
 
 class _Step(NamedTuple):

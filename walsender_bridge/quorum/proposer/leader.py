@@ -7,6 +7,7 @@ itself, or refuses. Only acknowledgements of this term count (rule 4). `replicat
 
 from collections.abc import Collection
 
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 from walsender_bridge.quorum.proposer import election, identities
 from walsender_bridge.quorum.proposer.effects import (
     ClosePeer,
@@ -43,7 +44,7 @@ class LeaderState:
     def __init__(
         self,
         term: int,
-        vcl: int,
+        vcl: Lsn,
         history: History,
         peers: dict[int, SafekeeperPeer],
         membership: Membership,
@@ -57,13 +58,13 @@ class LeaderState:
         self.streaming = streaming
         self.feedback = m.HotStandbyFeedback()
         #: The timelines before the server's, and their switch points.
-        self.ancestors: tuple[tuple[int, int], ...] = ()
+        self.ancestors: tuple[WalPosition, ...] = ()
 
     @classmethod
     def elected(
         cls,
         term: int,
-        vcl: int,
+        vcl: Lsn,
         history: History,
         peers: dict[int, SafekeeperPeer],
         membership: Membership,
@@ -71,7 +72,7 @@ class LeaderState:
         voters: Collection[m.VoteReply],
         segment_size: int,
         limits: Limits,
-        primary_begin: int | None,
+        primary_begin: Lsn | None,
     ) -> "LeaderState":
         """The leader state after an election by these votes; `best` is the most advanced of them."""
         commit = election.committed([best, *voters])
@@ -136,7 +137,7 @@ class LeaderState:
         known = peer.identity not in configuration.trusted
         return [*identities.distrusted(peer), *([] if known else self.use(void))]
 
-    def _first_segment(self) -> int:
+    def _first_segment(self) -> Lsn:
         """The first segment that begins inside the history: the earliest start of a full resync.
 
         Its start is committed, even if no voter knows: a history is pruned only up to the segment of an LSN that every member
@@ -145,7 +146,7 @@ class LeaderState:
         size = self.streaming.segment_size
         return -(-self.history.entries[0].start_lsn // size) * size
 
-    def _divergence(self, reply: m.VoteReply) -> int | None:
+    def _divergence(self, reply: m.VoteReply) -> Lsn | None:
         return divergence(reply.history, reply.flush_lsn, self.history, self.vcl)
 
     def acknowledged(self, peer: SafekeeperPeer, ack: m.AppendAck) -> list[Effect]:

@@ -9,19 +9,23 @@ election epoch gets an entry for each timeline.
 from itertools import pairwise
 
 from walsender_bridge.errors import DivergedError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 
 
-def of_log(log: History, vcl: int) -> Lineage:
+def of_log(log: History, vcl: Lsn) -> Lineage:
     """The timelines of the log itself up to `vcl`: a failover continues them, whichever server has the WAL."""
     entries = log.counted(vcl)
-    switches = [(b.timeline, a.start_lsn) for b, a in pairwise(entries) if b.timeline != a.timeline]
+    switches = [
+        WalPosition(before.timeline, after.start_lsn)
+        for before, after in pairwise(entries)
+        if before.timeline != after.timeline
+    ]
     return Lineage(entries[-1].timeline if entries else 0, tuple(switches))
 
 
-def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[HistoryEntry, ...]:
+def successors(log: History, vcl: Lsn, term: int, lineage: Lineage) -> tuple[HistoryEntry, ...]:
     """The history entries of election epoch `term`, which starts at `vcl`, for a server of this lineage.
 
     `vcl` ends at a complete record (rule 9), as a promotion does. Raises `DivergedError`.
@@ -48,9 +52,9 @@ def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[His
             repair="promote a server that has replayed that far (`tuskline failover`)",
         )
     result = [HistoryEntry(term, vcl, start)]
-    following = [timeline for timeline, _ in lineage.switches] + [lineage.timeline]
-    for timeline, switch in lineage.switches:
-        if timeline >= start and switch >= vcl:
-            successor = following[following.index(timeline) + 1]
-            result.append(HistoryEntry(term, switch, successor))
+    following = [switch.timeline for switch in lineage.switches] + [lineage.timeline]
+    for switch in lineage.switches:
+        if switch.timeline >= start and switch.lsn >= vcl:
+            successor = following[following.index(switch.timeline) + 1]
+            result.append(HistoryEntry(term, switch.lsn, successor))
     return tuple(result)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer.effects import WalSource
 from walsender_bridge.quorum.protocol.messages import (
     HotStandbyFeedback,
@@ -32,16 +33,16 @@ class SafekeeperPeer:
     state: PeerState = PeerState.AWAY
     greeting: SafekeeperGreeting | None = None
     reply: VoteReply | None = None
-    sent_lsn: int = 0
-    flush_lsn: int = 0
+    sent_lsn: Lsn = 0
+    flush_lsn: Lsn = 0
     #: The end of the range of a pending `ReadWal`.
-    reading: int | None = None
+    reading: Lsn | None = None
     #: The source of that range, and the sources that failed at this position.
     source: WalSource | None = None
     donor: int | None = None
     failed: frozenset[WalSource] = frozenset()
     #: The oldest WAL that it holds, and the segments of it that it could not send to others.
-    begin_lsn: int = 0
+    begin_lsn: Lsn = 0
     unlent: frozenset[int] = frozenset()
     #: The generation of the configuration sent to it with Elected.
     generation: int = 0

@@ -13,6 +13,7 @@ A safekeeper's position is one LSN, `sent_lsn`, which alone determines the sourc
 no mode of its own: it is fed from whichever source has its bytes until it reaches the queue.
 """
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.wal_page import segment_start
 from walsender_bridge.quorum.proposer.effects import (
     AdvanceSlot,
@@ -59,12 +60,12 @@ class Streaming:
         configuration: Configuration,
         history: History,
         *,
-        epoch_start: int,
-        commit_lsn: int,
-        restart_lsn: int,
+        epoch_start: Lsn,
+        commit_lsn: Lsn,
+        restart_lsn: Lsn,
         segment_size: int,
         limits: Limits,
-        primary_begin: int | None,
+        primary_begin: Lsn | None,
     ) -> None:
         self.peers = peers
         self.configuration = configuration
@@ -77,19 +78,19 @@ class Streaming:
         #: The oldest LSN that the primary can still send; None without a primary.
         self.primary_begin = primary_begin
         #: What each member, by identity, has acknowledged in this term; it stays while the member is disconnected.
-        self.acked: dict[int, int] = {}
+        self.acked: dict[int, Lsn] = {}
         #: Members whose WAL was released.
         self.rebuild: frozenset[int] = frozenset()
         #: Members whose disks are full, and what each had acknowledged then.
-        self.full: dict[int, int] = {}
+        self.full: dict[int, Lsn] = {}
         #: Ticks that commits have waited for disk space, at which LSN, and the member for which WAL is kept.
-        self.waiting: tuple[int, int, dict[int, int]] = (0, 0, {})
+        self.waiting: tuple[int, Lsn, dict[int, Lsn]] = (0, 0, {})
         #: A quorum has everything up to VCL: from then on commit_lsn may advance.
         self.established = False
 
     # -- receiving WAL ------------------------------------------------------------------------------
 
-    def received(self, begin_lsn: int, end_lsn: int) -> list[Effect]:
+    def received(self, begin_lsn: Lsn, end_lsn: Lsn) -> list[Effect]:
         """The primary sent WAL."""
         assert begin_lsn == self.end <= end_lsn, (begin_lsn, self.end)
         self.end = end_lsn
@@ -105,7 +106,7 @@ class Streaming:
         self.queue_begin = begin
         return [ReleaseWal(begin)]
 
-    def _queue_floor(self) -> int:
+    def _queue_floor(self) -> Lsn:
         return self.end - self.limits.queue_bytes
 
     @property
@@ -120,7 +121,7 @@ class Streaming:
 
     # -- sending WAL --------------------------------------------------------------------------------
 
-    def start(self, peer: SafekeeperPeer, lsn: int) -> list[Effect]:
+    def start(self, peer: SafekeeperPeer, lsn: Lsn) -> list[Effect]:
         """The safekeeper is in this election epoch and has everything below `lsn` on disk."""
         peer.state = PeerState.STREAMING
         peer.sent_lsn = lsn
@@ -152,12 +153,12 @@ class Streaming:
                 return
             effects.append(self.send(peer, begin, end))
 
-    def send(self, peer: SafekeeperPeer, begin: int, end: int) -> SendWal:
+    def send(self, peer: SafekeeperPeer, begin: Lsn, end: Lsn) -> SendWal:
         """WAL, or a heartbeat when it is empty."""
         peer.sent_lsn = end
         return SendWal(peer.number, begin, end, self.commit_lsn, self.restart_lsn)
 
-    def _read(self, peer: SafekeeperPeer, begin: int, end: int) -> list[Effect]:
+    def _read(self, peer: SafekeeperPeer, begin: Lsn, end: Lsn) -> list[Effect]:
         found = self.source(begin, end, peer.failed)
         if found is not None:
             peer.source, end, peer.donor = found
@@ -173,8 +174,8 @@ class Streaming:
         return [*self._mark(peer.identity), ClosePeer(peer.number)]
 
     def source(
-        self, begin: int, end: int, failed: frozenset[WalSource] = frozenset()
-    ) -> tuple[WalSource, int, int | None] | None:
+        self, begin: Lsn, end: Lsn, failed: frozenset[WalSource] = frozenset()
+    ) -> tuple[WalSource, Lsn, int | None] | None:
         """The source of [begin, end), or of a first part of it: (source, end of the part, donor)."""
         kept = self.primary_begin is not None and self.primary_begin <= begin
         if kept and WalSource.PRIMARY not in failed:
@@ -193,11 +194,11 @@ class Streaming:
             return None
         return WalSource.PEER, min(end, best.flush_lsn, segment + self.segment_size), best.number
 
-    def oldest_kept(self) -> int:
+    def oldest_kept(self) -> Lsn:
         """The start of the segment of `restart_lsn`: below it, no safekeeper guarantees to keep WAL."""
         return self.restart_lsn - self.restart_lsn % self.segment_size
 
-    def was_read(self, peer: SafekeeperPeer, begin: int, end: int) -> list[Effect]:
+    def was_read(self, peer: SafekeeperPeer, begin: Lsn, end: Lsn) -> list[Effect]:
         """The bytes for a safekeeper have been read."""
         if peer.reading is None or peer.state != PeerState.STREAMING:
             return []  # requested for a connection that is closed
@@ -229,7 +230,7 @@ class Streaming:
 
     # -- acknowledgements ---------------------------------------------------------------------------
 
-    def acknowledged(self, peer: SafekeeperPeer, flush_lsn: int) -> list[Effect]:
+    def acknowledged(self, peer: SafekeeperPeer, flush_lsn: Lsn) -> list[Effect]:
         """A safekeeper of this election epoch has everything below `flush_lsn` on disk."""
         assert flush_lsn <= self.end, (flush_lsn, self.end)
         peer.flush_lsn = flush_lsn
@@ -307,13 +308,13 @@ class Streaming:
         self.rebuild |= {identity}
         return [MarkRebuild(identity)]
 
-    def can_feed(self, lsn: int) -> bool:
+    def can_feed(self, lsn: Lsn) -> bool:
         """Whether a safekeeper whose log ends at `lsn` can be fed up to the end of the log."""
         return (
             lsn >= self.oldest_kept() or lsn >= self.queue_begin or bool(self.source(lsn, lsn + 1))
         )
 
 
-def may_commit(candidate: int, epoch_start: int) -> bool:
+def may_commit(candidate: Lsn, epoch_start: Lsn) -> bool:
     """A position that a quorum has counts only once the quorum is in this election epoch (rule 4)."""
     return candidate >= epoch_start

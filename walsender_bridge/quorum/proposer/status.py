@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.proposer import identities
 from walsender_bridge.quorum.proposer.configured_membership import difference
 from walsender_bridge.quorum.proposer.core import Phase, Proposer
@@ -45,7 +45,7 @@ class Surroundings:
     faults: Mapping[int, str]
     changes: MemberChanges
     configured: Sequence[Address]
-    goals: Mapping[int, int]
+    goals: Mapping[int, Lsn]
     stuck: Collection[int]
     heard: Mapping[int, float]
     now: float

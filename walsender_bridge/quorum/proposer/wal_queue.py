@@ -10,6 +10,8 @@ Invariant: `[begin, end)` is held without a gap. Appended bytes are never overwr
 
 from collections import deque
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
+
 #: A power of two. Blocks start at its multiples.
 BLOCK_BYTES = 256 << 10
 
@@ -17,7 +19,7 @@ BLOCK_BYTES = 256 << 10
 class WalQueue:
     """See the module. It starts empty at `lsn`."""
 
-    def __init__(self, lsn: int) -> None:
+    def __init__(self, lsn: Lsn) -> None:
         self.begin = self.end = lsn
         self._first = lsn - lsn % BLOCK_BYTES
         self._blocks: deque[memoryview] = deque()
@@ -43,18 +45,18 @@ class WalQueue:
             taken += part
             self.end += part
 
-    def release(self, lsn: int) -> None:
+    def release(self, lsn: Lsn) -> None:
         """WAL below `lsn` is no longer needed. Whole blocks are freed."""
         self.begin = max(self.begin, lsn)
         while self._first + BLOCK_BYTES <= self.begin and len(self._blocks) > 1:
             self._blocks.popleft()
             self._first += BLOCK_BYTES
 
-    def holds(self, begin: int, end: int) -> bool:
+    def holds(self, begin: Lsn, end: Lsn) -> bool:
         """Whether [begin, end) is in the queue. Without a primary, the queue is empty."""
         return self.begin <= begin <= end <= self.end
 
-    def views(self, begin: int, end: int) -> list[memoryview]:
+    def views(self, begin: Lsn, end: Lsn) -> list[memoryview]:
         """The bytes of [begin, end), which must be in the queue."""
         assert self.holds(begin, end), (self.begin, begin, end, self.end)
         number, at = divmod(begin - self._first, BLOCK_BYTES)

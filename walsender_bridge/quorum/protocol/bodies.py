@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Self, TypeVar
 
 from walsender_bridge.errors import MalformedMessageError, TusklineError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.quorum.protocol.configuration import MAX_MEMBERS, Configuration
 from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback, ServerInfo
@@ -84,7 +85,7 @@ class Writer:
             b"".join(_ENTRY.pack(e.election_epoch, e.start_lsn, e.timeline) for e in value.entries)
         )
 
-    def ancestors(self, value: tuple[tuple[int, int], ...]) -> Self:
+    def ancestors(self, value: tuple[WalPosition, ...]) -> Self:
         """Timelines and their switch points; no bytes at all, if there are none."""
         if not 0 < len(value) <= MAX_ANCESTORS:
             return self
@@ -188,12 +189,13 @@ class Reader:
         except TusklineError as error:
             raise MalformedMessageError(error.what) from None
 
-    def ancestors(self) -> tuple[tuple[int, int], ...]:
+    def ancestors(self) -> tuple[WalPosition, ...]:
         """Timelines and their switch points."""
         if self._at == len(self._data):
             return ()
         count = self._count(MAX_ANCESTORS)
-        return tuple(_ANCESTOR.iter_unpack(self._take(count * _ANCESTOR.size)))
+        data = self._take(count * _ANCESTOR.size)
+        return tuple(WalPosition(*fields) for fields in _ANCESTOR.iter_unpack(data))
 
     def configuration(self) -> Configuration:
         """A membership, or two, with its quorum and its distrusted members."""

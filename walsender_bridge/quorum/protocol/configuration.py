@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from walsender_bridge.errors import UsageError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 #: Safekeepers in one membership. Every quorum is counted at each acknowledgement.
 MAX_MEMBERS = 15
@@ -68,11 +69,11 @@ class Configuration:
         trusted = set(there) - self.distrusted
         return all(len(group & trusted) >= majority(group) > 0 for group in self.groups)
 
-    def quorum_lsn(self, flush_lsns: Mapping[int, int]) -> int:
+    def quorum_lsn(self, flush_lsns: Mapping[int, Lsn]) -> Lsn:
         """The LSN that a majority of each membership has on disk; a missing member counts as 0."""
         return min(self.majority_lsn(group, flush_lsns) for group in self.groups)
 
-    def majority_lsn(self, group: Collection[int], flush_lsns: Mapping[int, int]) -> int:
+    def majority_lsn(self, group: Collection[int], flush_lsns: Mapping[int, Lsn]) -> Lsn:
         """The greatest LSN that a majority of the group has reached; 0 for an empty group."""
         if not group:
             return 0

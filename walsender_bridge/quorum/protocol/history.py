@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from walsender_bridge.errors import CorruptError, NotSupportedError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 
 #: The most non-empty election epochs, one for each start of a proposer that received WAL: it bounds the messages that
 #: carry a history. Beyond it the oldest are merged (`History.compacted`).
@@ -29,7 +29,7 @@ class HistoryEntry:
     """From `start_lsn` on, the log was written by the proposer of `election_epoch`, on `timeline`."""
 
     election_epoch: int
-    start_lsn: int
+    start_lsn: Lsn
     timeline: int
 
     @property
@@ -57,28 +57,28 @@ class History:
         """The last election epoch that was adopted, whether it counts yet or not; 0 for none."""
         return self.entries[-1].election_epoch if self.entries else 0
 
-    def counted(self, flush_lsn: int) -> tuple[HistoryEntry, ...]:
+    def counted(self, flush_lsn: Lsn) -> tuple[HistoryEntry, ...]:
         """The entries that count for a log that ends at `flush_lsn`."""
         return tuple(entry for entry in self.entries if entry.start_lsn <= flush_lsn)
 
-    def rank(self, flush_lsn: int) -> tuple[int, int]:
+    def rank(self, flush_lsn: Lsn) -> tuple[int, Lsn]:
         """How advanced a log is: (last election epoch that counts, its end). The greater of two logs has more."""
         counted = self.counted(flush_lsn)
         return (counted[-1].election_epoch, flush_lsn) if counted else (0, 0)
 
-    def timeline_at(self, lsn: int) -> int:
+    def timeline_at(self, lsn: Lsn) -> int:
         """The timeline of the byte at `lsn`. Raises `CorruptError` below the first entry's start."""
         for entry in reversed(self.entries):
             if entry.start_lsn <= lsn:
                 return entry.timeline
         raise CorruptError(f"no entry of the epoch history covers {format_lsn(lsn)}")
 
-    def timeline_start(self, lsn: int) -> int:
+    def timeline_start(self, lsn: Lsn) -> Lsn:
         """The start, in this log, of the timeline of the byte at `lsn`. Raises `CorruptError` as `timeline_at`."""
         timeline = self.timeline_at(lsn)
         return min(e.start_lsn for e in self.entries if e.timeline == timeline)
 
-    def boundary_after(self, lsn: int) -> int | None:
+    def boundary_after(self, lsn: Lsn) -> Lsn | None:
         """The end of the timeline of the byte at `lsn`, if another one follows."""
         if self.entries and lsn >= self.entries[-1].start_lsn:
             return None  # the fast path: called for each message
@@ -88,21 +88,21 @@ class History:
                 return entry.start_lsn
         return None
 
-    def start_of(self, epoch: int) -> int:
+    def start_of(self, epoch: int) -> Lsn:
         """The start of an election epoch of this history. Raises `CorruptError` if it has no such entry."""
         for entry in self.entries:
             if entry.election_epoch == epoch:
                 return entry.start_lsn
         raise CorruptError(f"election epoch {epoch} is not in the history")
 
-    def start_after(self, epoch: int, last: int) -> int:
+    def start_after(self, epoch: int, last: int) -> Lsn:
         """The start of the first election epoch after `epoch`, at most that of `last`. Raises `CorruptError` without `last`."""
         start = self.start_of(last)
         return min(
             [start, *(each.start_lsn for each in self.entries if each.election_epoch > epoch)]
         )
 
-    def succeeded(self, end_lsn: int, successors: Iterable[HistoryEntry]) -> "History":
+    def succeeded(self, end_lsn: Lsn, successors: Iterable[HistoryEntry]) -> "History":
         """This history truncated at `end_lsn`, then `successors`, without empty election epochs.
 
         An empty one can be left out: the one before it ends where it would have ended.
@@ -114,7 +114,7 @@ class History:
             chain.append(entry)
         return History(tuple(chain))
 
-    def pruned(self, horizon: int) -> "History":
+    def pruned(self, horizon: Lsn) -> "History":
         """Without entries that end below `horizon`, up to which every member has the same log.
 
         The entry of the byte before the horizon stays: the logs have it in common.
@@ -122,7 +122,7 @@ class History:
         below = [entry for entry in self.entries if entry.start_lsn < horizon]
         return History(self.entries[max(len(below) - 1, 0) :])
 
-    def compacted(self, limit: int, commit_lsn: int) -> "History":
+    def compacted(self, limit: int, commit_lsn: Lsn) -> "History":
         """With at most `limit` entries, as far as `commit_lsn` allows: the oldest are merged into one for each timeline.
 
         That one has the last election epoch of those merged, so a log that ends in an older one no longer has an entry in common
@@ -131,7 +131,7 @@ class History:
         still less advanced than any of the majority. Raises `NotSupportedError` if more than `MAX_ENTRIES` are left.
         """
         result = self.entries
-        starts: dict[int, int] = {}
+        starts: dict[int, Lsn] = {}
         for index, entry in enumerate(self.entries):
             if len(result) <= limit or entry.start_lsn >= commit_lsn:
                 break
@@ -150,7 +150,7 @@ class History:
         return History(result)
 
 
-def divergence(log: History, flush_lsn: int, leader: History, leader_end: int) -> int | None:
+def divergence(log: History, flush_lsn: Lsn, leader: History, leader_end: Lsn) -> Lsn | None:
     """The divergence point of a log that ends at `flush_lsn` and the leader's, which ends at `leader_end` (rule 6).
 
     The last common entry ends, on either side, where the next entry starts or the log ends; the logs are
@@ -165,7 +165,7 @@ def divergence(log: History, flush_lsn: int, leader: History, leader_end: int) -
     return None
 
 
-def _end_of(history: History, name: tuple[int, int], end_lsn: int) -> int | None:
+def _end_of(history: History, name: tuple[int, int], end_lsn: Lsn) -> Lsn | None:
     for index, entry in enumerate(history.entries):
         if entry.name == name:
             after = history.entries[index + 1 : index + 2]

@@ -21,6 +21,7 @@ their header on the wire. LSNs are bytes, `length` is bytes, identities are 128-
 from dataclasses import dataclass
 from enum import IntEnum
 
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import History
 from walsender_bridge.quorum.protocol.value import value
@@ -109,8 +110,8 @@ class SafekeeperGreeting:
     server: ServerInfo
     node_id: NodeId
     configuration: Configuration
-    flush_lsn: int
-    commit_lsn: int
+    flush_lsn: Lsn
+    commit_lsn: Lsn
     timeline: int
     fenced_timeline: int = 0
 
@@ -145,10 +146,10 @@ class VoteReply:
     """
 
     node_id: NodeId
-    flush_lsn: int
-    commit_lsn: int
-    restart_lsn: int
-    begin_lsn: int
+    flush_lsn: Lsn
+    commit_lsn: Lsn
+    restart_lsn: Lsn
+    begin_lsn: Lsn
     history: History
     configuration: Configuration
 
@@ -165,12 +166,12 @@ class Elected:
     """
 
     term: int
-    start_lsn: int
-    commit_lsn: int
+    start_lsn: Lsn
+    commit_lsn: Lsn
     rebuild: bool
     history: History
     configuration: Configuration
-    ancestors: tuple[tuple[int, int], ...] = ()
+    ancestors: tuple[WalPosition, ...] = ()
 
 
 # -- WAL --------------------------------------------------------------------------------------------
@@ -181,9 +182,9 @@ class Append:
     """`length` bytes of WAL from `begin_lsn`, and the quorum's positions. 0: a heartbeat."""
 
     term: int
-    begin_lsn: int
-    commit_lsn: int
-    restart_lsn: int
+    begin_lsn: Lsn
+    commit_lsn: Lsn
+    restart_lsn: Lsn
     length: int
 
 
@@ -192,8 +193,8 @@ class AppendAck:
     """WAL is on disk up to `flush_lsn`. `feedback`: None when it has not changed."""
 
     term: int
-    flush_lsn: int
-    commit_lsn: int
+    flush_lsn: Lsn
+    commit_lsn: Lsn
     feedback: HotStandbyFeedback | None = None
 
 
@@ -209,8 +210,8 @@ class Fetch:
     """
 
     term: int
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ class Fetched:
     """`length` bytes of WAL from `begin_lsn` follow: the answer to Fetch, in as many pieces as it takes."""
 
     term: int
-    begin_lsn: int
+    begin_lsn: Lsn
     length: int
 
 
@@ -231,9 +232,9 @@ class Held:
     """
 
     term: int
-    begin_lsn: int
-    wanted_lsn: int
-    next_lsn: int
+    begin_lsn: Lsn
+    wanted_lsn: Lsn
+    next_lsn: Lsn
 
 
 @value
@@ -244,7 +245,7 @@ class CatchUpWal:
     """
 
     term: int
-    begin_lsn: int
+    begin_lsn: Lsn
     timeline: int
     length: int
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 
@@ -20,8 +21,8 @@ class Positions:
     major: int
     segment_bytes: int
     history: ServerTimelines
-    flush_lsn: int
-    commit_lsn: int
+    flush_lsn: Lsn
+    commit_lsn: Lsn
 
     @property
     def timeline(self) -> int:
@@ -29,7 +30,7 @@ class Positions:
         return self.history.timeline
 
     @property
-    def served_lsn(self) -> int:
+    def served_lsn(self) -> Lsn:
         """The LSN up to which WAL may be read: durable here *and* on a quorum."""
         return min(self.flush_lsn, self.commit_lsn)
 
@@ -42,6 +43,6 @@ class Readers:
     readers.
     """
 
-    pin_lsn: int | None = None
+    pin_lsn: Lsn | None = None
     feedback: HotStandbyFeedback = NO_FEEDBACK
     count: int = 0

@@ -1,23 +1,23 @@
 """The epoch history of a log in PostgreSQL's terms: timelines and their switch points. Pure."""
 
 from walsender_bridge.postgres.protocol import replication
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import WalPosition, format_lsn
 from walsender_bridge.quorum.protocol.history import History
 
 
 def server_history(history: History) -> replication.ServerTimelines:
     """The newest timeline, and those before it that the log still knows of."""
-    switches: list[tuple[int, int]] = []
+    switches: list[WalPosition] = []
     timeline = 0
     for entry in history.entries:
         if timeline and entry.timeline != timeline:
-            switches.append((timeline, entry.start_lsn))
+            switches.append(WalPosition(timeline, entry.start_lsn))
         timeline = entry.timeline
     return replication.ServerTimelines(timeline, tuple(switches))
 
 
 def history_file(
-    history: History, ancestors: tuple[tuple[int, int], ...] = ()
+    history: History, ancestors: tuple[WalPosition, ...] = ()
 ) -> tuple[int, bytes] | None:
     """(newest timeline, contents of its `.history` file); None for timeline 1, which has none.
 
@@ -27,12 +27,12 @@ def history_file(
     if not history:
         return None
     found = server_history(history)
-    before = tuple(each for each in ancestors if each[0] < found.timeline)
+    before = tuple(each for each in ancestors if each.timeline < found.timeline)
     known = before if before[len(before) - len(found.ancestors) :] == found.ancestors else ()
     known = known or found.ancestors
     if not known:
         return None
-    lines = [f"{timeline}\t{format_lsn(left)}\tpromotion\n" for timeline, left in known]
+    lines = [f"{left.timeline}\t{format_lsn(left.lsn)}\tpromotion\n" for left in known]
     return found.timeline, "".join(lines).encode()
 
 

@@ -21,7 +21,7 @@ import google_crc32c
 import structlog
 
 from walsender_bridge.errors import CorruptError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import (
     OVERWRITES,
     PAGE_BYTES,
@@ -68,17 +68,17 @@ class BackfillStorage:
         """Whether `check` has something to do."""
         return self._check is not None
 
-    def want(self, lsn: int) -> None:
+    def want(self, lsn: Lsn) -> None:
         """Request that WAL be held from `lsn` on."""
         self._wanted = segment_start(lsn, self._size)
 
     @property
-    def wanted_lsn(self) -> int:
+    def wanted_lsn(self) -> Lsn:
         """The LSN from which WAL should be held; `begin_lsn` of the storage, if none is missing."""
         return min(self._wanted, self._storage.begin_lsn)
 
     @property
-    def next_lsn(self) -> int:
+    def next_lsn(self) -> Lsn:
         """The LSN of the next bytes; 0: none are accepted now."""
         storage = self._storage
         begin = storage.begin_lsn
@@ -105,7 +105,7 @@ class BackfillStorage:
 
     # -- receiving ----------------------------------------------------------------------------------
 
-    def take(self, lsn: int, data: bytes | memoryview, timeline: int) -> None:
+    def take(self, lsn: Lsn, data: bytes | memoryview, timeline: int) -> None:
         """Add bytes, durably; ignores any but the next ones. Raises `OSError`, except that of a full disk."""
         if not data or lsn != self.next_lsn:
             return
@@ -194,7 +194,7 @@ class BackfillStorage:
         if not walk.ran_out or walk.end < end:
             raise CorruptError(walk.why)
 
-    def _first_record(self, pages: Pages) -> int | None:
+    def _first_record(self, pages: Pages) -> Lsn | None:
         """The start of the first record in the segment or behind it; None: at or behind the next segment's first page."""
         lsn, left = self._end - self._size, None
         while lsn <= self._end:
@@ -217,10 +217,10 @@ class BackfillStorage:
         storage, start, end = self._storage, self._end - self._size, self._end
 
         @lru_cache(maxsize=2)
-        def window(lsn: int) -> bytes:
+        def window(lsn: Lsn) -> bytes:
             return self._disk.read(RECEIVING, lsn - start, _WINDOW)
 
-        def page(lsn: int) -> bytes:
+        def page(lsn: Lsn) -> bytes:
             if lsn >= end:
                 return storage.read(lsn, PAGE_BYTES)
             base = segment_start(lsn, _WINDOW)

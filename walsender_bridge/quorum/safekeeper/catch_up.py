@@ -5,6 +5,7 @@ segment by segment, downward (`proposer/catch_up/core.py`). Both have adopted th
 up to the end of the shorter one; and the WAL below the beginning of a log is committed.
 """
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.wal_page import segment_start
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.safekeeper.effects import (
@@ -17,7 +18,7 @@ from walsender_bridge.quorum.safekeeper.effects import (
 
 
 def answer(
-    conn: int, message: m.Fetch | m.CatchUpWal, control: ControlState, flush_lsn: int
+    conn: int, message: m.Fetch | m.CatchUpWal, control: ControlState, flush_lsn: Lsn
 ) -> list[Effect]:
     """The effects of a message of the leader; none: it is refused."""
     begin = message.begin_lsn

@@ -18,7 +18,7 @@ record: when a new timeline replaces the rest of an incomplete one, it returns t
 from dataclasses import replace
 
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.history import History, divergence
 from walsender_bridge.quorum.safekeeper import catch_up, votes
@@ -69,7 +69,7 @@ class Safekeeper:
         "written_lsn",
     )
 
-    def __init__(self, control: ControlState, flush_lsn: int) -> None:
+    def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
         self.control = control
         #: WAL without a history does not count: a full resync was under way.
         self.flush_lsn = flush_lsn if control.history else 0
@@ -271,7 +271,7 @@ class Safekeeper:
             effects = [*effects, KeepTimelines(elected.history, elected.ancestors)]
         return [*effects, self._persist(), SendMessage(conn, self._ack())]
 
-    def _point(self, elected: m.Elected, aligned: WalAligned) -> int | None:
+    def _point(self, elected: m.Elected, aligned: WalAligned) -> Lsn | None:
         """The divergence point as computed here, whatever the proposer claims."""
         history = elected.history
         return divergence(
@@ -289,7 +289,7 @@ class Safekeeper:
             return f"WAL below {format_lsn(aligned.commit_lsn)} is committed and never rewritten"
         return ""
 
-    def _truncate(self, point: int, replaced: int) -> list[Effect]:
+    def _truncate(self, point: Lsn, replaced: Lsn) -> list[Effect]:
         """The effects that must be durable before the new history is (rule 3)."""
         # Past the start of the first election epoch that is new to it (not always the proposer's own) nothing is known to
         # be committed: commit_lsn was inside a record that was replaced there (rule 9).
@@ -357,7 +357,7 @@ class Safekeeper:
             )  # otherwise the acknowledgement of the sync answers the heartbeat
         return effects
 
-    def _synced(self, flush_lsn: int) -> list[Effect]:
+    def _synced(self, flush_lsn: Lsn) -> list[Effect]:
         assert self.flush_lsn <= flush_lsn <= self.written_lsn, (self.flush_lsn, flush_lsn)
         self.flush_lsn = flush_lsn
         if self.owner is None or self.pending or not self.taken:
@@ -381,7 +381,7 @@ class Safekeeper:
         self.told_feedback = self.feedback
         return m.AppendAck(self.control.node_id.term, self.flush_lsn, self.commit_lsn, feedback)
 
-    def _serve(self, lsn: int) -> list[Effect]:
+    def _serve(self, lsn: Lsn) -> list[Effect]:
         if lsn == self.served_lsn:
             return []
         self.served_lsn = lsn
@@ -414,6 +414,6 @@ class Safekeeper:
         return PersistControl(self.control)
 
 
-def greatest_restart(known: int, received: int) -> int:
+def greatest_restart(known: Lsn, received: Lsn) -> Lsn:
     """The restart LSN never falls: WAL below it may have been removed (rule 7)."""
     return max(known, received)

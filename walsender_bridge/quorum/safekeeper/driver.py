@@ -26,7 +26,7 @@ from walsender_bridge.errors import (
     MalformedMessageError,
     NotSupportedError,
 )
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import WalFormat
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.frames import decode
@@ -297,7 +297,7 @@ class SafekeeperDriver:
             # Other safekeepers archive the older WAL.
             self._backfill.want(max(self._horizon(readers, None), self._gave_way))
 
-    def _horizon(self, readers: Readers, archived_lsn: int | None) -> int:
+    def _horizon(self, readers: Readers, archived_lsn: Lsn | None) -> Lsn:
         return horizon(
             restart_lsn=self.core.restart_lsn,
             commit_lsn=self.core.commit_lsn,
@@ -313,7 +313,7 @@ class SafekeeperDriver:
         url, archived = self._settings.archive, self._settings.data_dir / data_dir.ARCHIVED
         return None if url is None else archived_file.load(FolderDisk(archived), url)
 
-    def _remove_below(self, storage: WalStorage, keep: int) -> None:
+    def _remove_below(self, storage: WalStorage, keep: Lsn) -> None:
         self._removed += storage.remove_below(keep)
 
     def _say(self, full: str = "") -> None:
@@ -439,12 +439,12 @@ class SafekeeperDriver:
             self._storage = self._open_storage(state)
         self._save_history(state.history)
 
-    def _save_history(self, history: History, ancestors: tuple[tuple[int, int], ...] = ()) -> None:
+    def _save_history(self, history: History, ancestors: tuple[WalPosition, ...] = ()) -> None:
         found, storage = history_file(history, ancestors), self._storage
         if found is not None and storage is not None:
             self._do(lambda: storage.save_history(*found))
 
-    def _publish(self, lsn: int) -> None:
+    def _publish(self, lsn: Lsn) -> None:
         if self._storage is not None:
             self._positions.tell(self.core.control, self._storage.flush_lsn, lsn)
 

@@ -14,6 +14,7 @@ connection; numbers are not reused.
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import History
 from walsender_bridge.quorum.protocol.messages import (
@@ -55,8 +56,8 @@ class ControlState:
     history: History = _NO_HISTORY
     configuration: Configuration = _NO_CONFIGURATION
     fence: Fence | None = None
-    commit_lsn: int = 0
-    restart_lsn: int = 0
+    commit_lsn: Lsn = 0
+    restart_lsn: Lsn = 0
 
 
 # -- events -----------------------------------------------------------------------------------------
@@ -86,14 +87,14 @@ class Drained:
 class WalSynced:
     """Everything below `flush_lsn` is durable."""
 
-    flush_lsn: int
+    flush_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFull:
     """The disk is full: what was written beyond `flush_lsn` is dropped, the rest is durable."""
 
-    flush_lsn: int
+    flush_lsn: Lsn
     why: str
 
 
@@ -101,9 +102,9 @@ class DiskFull:
 class WalAligned:
     """Answer to `AlignWal`: the end of the last complete record at or below each LSN; the oldest WAL held."""
 
-    flush_lsn: int
-    commit_lsn: int
-    begin_lsn: int
+    flush_lsn: Lsn
+    commit_lsn: Lsn
+    begin_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class KeepTimelines:
     """Write the newest timeline's history file, durably: `history`, preceded by `ancestors`."""
 
     history: History
-    ancestors: tuple[tuple[int, int], ...]
+    ancestors: tuple[WalPosition, ...]
 
 
 @value
@@ -156,7 +157,7 @@ class WriteWal:
     `lsn`, as a promoted server's own does.
     """
 
-    lsn: int
+    lsn: Lsn
     length: int
     timeline: int
 
@@ -165,29 +166,29 @@ class WriteWal:
 class SyncWal:
     """Make what was written below `lsn` durable. Answer: `WalSynced`."""
 
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class AlignWal:
     """Find the last complete record at or below each LSN (rule 9). Answer: `WalAligned`."""
 
-    flush_lsn: int
-    commit_lsn: int
+    flush_lsn: Lsn
+    commit_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateWal:
     """Zero the WAL from `lsn` to its end on every timeline, durably, so that no scan finds it again (rule 3)."""
 
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class ResetWal:
     """Drop all WAL; the log restarts, empty, at `lsn` (the start of a segment), durably."""
 
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +197,8 @@ class SendWal:
 
     conn: int
     term: int
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class TakeCatchUpWal:
 
     conn: int
     term: int
-    begin_lsn: int
+    begin_lsn: Lsn
     timeline: int
 
 
@@ -222,7 +223,7 @@ class TakeCatchUpWal:
 class ServeReaders:
     """Readers may get WAL up to `lsn`. It never falls, except by the rest of an incomplete record."""
 
-    lsn: int
+    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)

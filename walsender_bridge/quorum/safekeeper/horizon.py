@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
+
 
 def horizon(
     *,
-    restart_lsn: int,
-    commit_lsn: int,
-    flush_lsn: int,
-    slots: Iterable[int] = (),
-    archived_lsn: int | None = None,
+    restart_lsn: Lsn,
+    commit_lsn: Lsn,
+    flush_lsn: Lsn,
+    slots: Iterable[Lsn] = (),
+    archived_lsn: Lsn | None = None,
     keep_bytes: int = 0,
     max_slot_wal_keep_size: int | None = None,
     full: bool = False,
-) -> int:
+) -> Lsn:
     """The LSN below which WAL may be removed: the minimum of everything that needs it.
 
     `restart_lsn`: every safekeeper has the WAL below. `slots`: the oldest position of a slot. `archived_lsn`: the WAL below
@@ -30,6 +32,6 @@ def horizon(
     return max(0, min([restart_lsn, commit_lsn, kept_back, *(max(lsn, limit) for lsn in held)]))
 
 
-def reserved_lsn(flush_lsn: int, max_slot_wal_keep_size: int | None) -> int:
+def reserved_lsn(flush_lsn: Lsn, max_slot_wal_keep_size: int | None) -> Lsn:
     """The oldest WAL that a slot, or the archive, can retain."""
     return 0 if max_slot_wal_keep_size is None else max(0, flush_lsn - max_slot_wal_keep_size)

@@ -7,7 +7,7 @@ numbers are those of quorum/README.md.
 from itertools import pairwise
 from typing import NamedTuple
 
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.protocol.history import History
 from walsender_bridge.quorum.protocol.messages import Append
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
@@ -26,8 +26,8 @@ class Checked(NamedTuple):
     """The state at the last check, for the next one to compare with."""
 
     control: ControlState
-    commit_lsn: int
-    restart_lsn: int
+    commit_lsn: Lsn
+    restart_lsn: Lsn
 
 
 class _Step(NamedTuple):

@@ -15,6 +15,7 @@ import google_crc32c
 import structlog
 
 from walsender_bridge.errors import TrimmedError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.wal_page import segment_start
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.frames import MAX_WAL_BYTES
@@ -103,11 +104,11 @@ class Lending:
                 return
             lsn += len(data)
 
-    def _file(self, lsn: int) -> SegmentFile | None:
+    def _file(self, lsn: Lsn) -> SegmentFile | None:
         storage = self._storage
         return storage.segments.at(segment_start(lsn, storage.format.segment_bytes))
 
-    def _is_sound(self, lsn: int) -> Generator[None, None, bool]:
+    def _is_sound(self, lsn: Lsn) -> Generator[None, None, bool]:
         """Whether the segment may be sent. An incomplete one, or one without a recorded checksum, is sent unverified."""
         file, sums = self._file(lsn), self._storage.sums
         if file is None:
@@ -134,7 +135,7 @@ class Lending:
         self._sound[name] = recorded
         return True
 
-    def _read(self, lsn: int, length: int) -> bytes:
+    def _read(self, lsn: Lsn, length: int) -> bytes:
         try:
             return self._storage.read(lsn, length)
         except TrimmedError:

@@ -5,6 +5,7 @@ from pathlib import Path
 import structlog
 
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.protocol.history import History
 from walsender_bridge.quorum.protocol.positions import Positions, Readers
 from walsender_bridge.quorum.protocol.shared_page import PositionWriter
@@ -29,7 +30,7 @@ class ReaderPage(Closing):
         #: The last history that was told, and as readers know it: told at every commit, it seldom changes.
         self._told = History(), server_history(History())
 
-    def tell(self, control: ControlState, flush_lsn: int, commit_lsn: int) -> None:
+    def tell(self, control: ControlState, flush_lsn: Lsn, commit_lsn: Lsn) -> None:
         """Publish the positions. Both LSNs are durable. An empty log is not published."""
         if not control.history:
             return

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, Final
 
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.protocol.positions import Readers
 from walsender_bridge.quorum.safekeeper.archive.archived_file import Archived
 from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
@@ -66,7 +66,7 @@ def record(
     removed: int,
     readers: Readers | None,
     archived: Archived | None,
-    reserved: int,
+    reserved: Lsn,
     full: str,
 ) -> dict[str, Any]:
     """The current status. `full`: why no WAL is accepted, if so. Raises `OSError`.
@@ -112,13 +112,13 @@ def record(
     }
 
 
-def _catch_up(backfill: BackfillStorage, begin_lsn: int) -> dict[str, Any] | None:
+def _catch_up(backfill: BackfillStorage, begin_lsn: Lsn) -> dict[str, Any] | None:
     if backfill.wanted_lsn >= begin_lsn:
         return None
     return {"wanted_lsn": format_lsn(backfill.wanted_lsn), "why": backfill.why}
 
 
-def _archive(archived: Archived, begin_lsn: int, reserved: int) -> dict[str, Any]:
+def _archive(archived: Archived, begin_lsn: Lsn, reserved: Lsn) -> dict[str, Any]:
     missing = list(archived.missing)
     if 0 < archived.lsn < begin_lsn:
         # Removed, and not yet checked by the archiver.

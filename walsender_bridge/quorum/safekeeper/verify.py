@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from walsender_bridge.errors import CorruptError, DivergedError, TrimmedError, TusklineError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import (
     CONTINUES,
     PAGE_BYTES,
@@ -48,8 +48,8 @@ class DataDirectory:
 
     name: str
     data_dir: Path
-    flush_lsn: int = 0
-    commit_lsn: int = 0
+    flush_lsn: Lsn = 0
+    commit_lsn: Lsn = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class HeldWal:
     place: DataDirectory
     control: ControlState | None
     reader: WalReader | None
-    begin_lsn: int = 0
-    end_lsn: int = 0
+    begin_lsn: Lsn = 0
+    end_lsn: Lsn = 0
     records: int = 0
 
     @property
-    def commit_lsn(self) -> int:
+    def commit_lsn(self) -> Lsn:
         """Its `commit_lsn`; the control file may be a second behind."""
         return max(self.place.commit_lsn, self.control.commit_lsn if self.control else 0)
 
@@ -73,7 +73,7 @@ class HeldWal:
 class Difference:
     """The first byte in which two safekeepers differ below `commit_lsn`."""
 
-    lsn: int
+    lsn: Lsn
     names: tuple[str, str]
     files: tuple[str, str]
     found: tuple[int, int]
@@ -158,7 +158,7 @@ def _check(place: DataDirectory, progress: Progress) -> HeldWal:
     return HeldWal(place, control, reader, begin, end, records)
 
 
-def _first_record(reader: WalReader, wal: WalFormat, durable: int) -> int:
+def _first_record(reader: WalReader, wal: WalFormat, durable: Lsn) -> Lsn:
     """The start of the first record: the oldest segment may begin inside one. Raises `CorruptError`."""
     page_lsn = reader.begin_lsn
     while page_lsn < durable:
@@ -208,7 +208,7 @@ def _same_cluster(holding: Sequence[HeldWal]) -> None:
             )
 
 
-def _compare(having: Sequence[HeldWal], begin: int, end: int) -> Difference | None:
+def _compare(having: Sequence[HeldWal], begin: Lsn, end: Lsn) -> Difference | None:
     """The first byte of [begin, end), of one segment, in which any of them differs from the first one."""
     pieces: list[tuple[HeldWal, WalReader, bytes]] = []
     for held in having:

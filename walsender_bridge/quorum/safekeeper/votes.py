@@ -6,6 +6,7 @@ proposer nor give it another membership. A safekeeper that belongs to none yet (
 quorums had ids, or a first one of a proposer that was never elected) accepts any proposer, and is bound by `Elected`.
 """
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol import terms
 from walsender_bridge.quorum.protocol.configuration import Configuration, newest
@@ -57,7 +58,7 @@ def membership(control: ControlState, vote: m.Vote) -> Configuration:
     return vote.configuration if forsaken or not held else held
 
 
-def to_vote(control: ControlState, vote: m.Vote, flush_lsn: int) -> Objection | None:
+def to_vote(control: ControlState, vote: m.Vote, flush_lsn: Lsn) -> Objection | None:
     """Why this vote is not given. `flush_lsn`: the end of the log."""
     if not outranks(vote.node_id, control.node_id):
         return m.Refusal.OLDER_TERM, f"the vote went to {control.node_id}"

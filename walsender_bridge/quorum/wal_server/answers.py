@@ -8,7 +8,7 @@ from typing import Final
 
 from walsender_bridge.postgres.protocol import backend
 from walsender_bridge.postgres.protocol.backend import INT4, INT8, TEXT, SqlErrorReply
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, history_name
 from walsender_bridge.quorum.protocol.positions import Positions
@@ -89,6 +89,6 @@ def read_slot(slot: WalServerSlot | None, history: ServerTimelines) -> bytes:
     return backend.row(columns, values) + backend.complete("READ_REPLICATION_SLOT")
 
 
-def _timeline_at(lsn: int, history: ServerTimelines) -> int:
+def _timeline_at(lsn: Lsn, history: ServerTimelines) -> int:
     """The timeline of the byte at `lsn`."""
-    return next((each for each, left in history.ancestors if lsn < left), history.timeline)
+    return next((left.timeline for left in history.ancestors if lsn < left.lsn), history.timeline)

@@ -17,7 +17,7 @@ from walsender_bridge.errors import CorruptError, MalformedMessageError
 from walsender_bridge.postgres.protocol import backend, replication_command
 from walsender_bridge.postgres.protocol.backend import SqlError, SqlErrorReply
 from walsender_bridge.postgres.protocol.frontend import Message, text_of
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.replication_command import (
     CreateSlot,
     DropSlot,
@@ -75,7 +75,7 @@ class ConnectionHost(Protocol):
     async def save_slots(self) -> None:
         """Make the slots durable as they are now."""
 
-    def refused(self, connection: "ClientConnection", lsn: int) -> None:
+    def refused(self, connection: "ClientConnection", lsn: Lsn) -> None:
         """A reader was refused: its WAL is not here."""
 
     def slot_released(self) -> None:
@@ -359,7 +359,7 @@ class ClientConnection(ClientSocket):
             self._server.slots.check(slot, fatal=True)
         self.check_alive()
 
-    def _send(self, cursor: WalCursor, stream: ReaderStream, begin: int, end: int) -> bool:
+    def _send(self, cursor: WalCursor, stream: ReaderStream, begin: Lsn, end: Lsn) -> bool:
         """Send a chunk of the range; False if the positions went back while it was read."""
         size = min(CHUNK, end - begin)
         if len(self._buffer) < backend.XLOG_HEADER + size:

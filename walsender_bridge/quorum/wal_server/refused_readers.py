@@ -8,6 +8,8 @@ position counts for `PATIENCE_SECONDS` only, and nothing is retained forever. Bo
 
 from dataclasses import dataclass
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
+
 #: Seconds since a position was first refused. At the rate of catch-up that is 12 GiB.
 PATIENCE_SECONDS = 600.0
 #: Seconds without a retry of the reader, which reconnects every few seconds.
@@ -17,7 +19,7 @@ _MOST = 64
 
 @dataclass(slots=True)
 class _Refused:
-    lsn: int
+    lsn: Lsn
     since: float
     heard: float
     served: bool = False
@@ -29,7 +31,7 @@ class RefusedReaders:
     def __init__(self) -> None:
         self._refused: dict[tuple[str, str], _Refused] = {}
 
-    def refused(self, reader: tuple[str, str], lsn: int, now: float) -> None:
+    def refused(self, reader: tuple[str, str], lsn: Lsn, now: float) -> None:
         """The WAL at `lsn` was requested, and is not here."""
         known = self._refused.get(reader)
         if known is not None and known.lsn == lsn and not known.served:
@@ -37,7 +39,7 @@ class RefusedReaders:
         elif known is not None or len(self._refused) < _MOST:
             self._refused[reader] = _Refused(lsn, now, now)
 
-    def sent(self, reader: tuple[str, str], lsn: int, now: float) -> None:
+    def sent(self, reader: tuple[str, str], lsn: Lsn, now: float) -> None:
         """The reader has been sent WAL up to `lsn`."""
         known = self._refused.get(reader)
         if known is not None and known.served and lsn == known.lsn:
@@ -45,7 +47,7 @@ class RefusedReaders:
         elif known is not None and lsn > known.lsn:
             self._refused[reader] = _Refused(lsn, now, now, served=True)
 
-    def pin_lsn(self, now: float) -> int | None:
+    def pin_lsn(self, now: float) -> Lsn | None:
         """The oldest position that counts; None: there is none."""
         for reader in [r for r, each in self._refused.items() if now - each.heard > GONE_SECONDS]:
             del self._refused[reader]

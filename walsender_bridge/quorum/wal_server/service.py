@@ -17,7 +17,7 @@ import structlog
 
 from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
 from walsender_bridge.postgres.protocol.backend import SqlError, SqlErrorReply
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.protocol.hot_standby_feedback import oldest
 from walsender_bridge.quorum.protocol.positions import Positions, Readers
 from walsender_bridge.quorum.protocol.shared_page import POLL_SECONDS, PositionReader
@@ -347,7 +347,7 @@ class WalServer:
             _log.error(what, why=why)
         self._faults[what] = why
 
-    def refused(self, connection: ClientConnection, lsn: int) -> None:
+    def refused(self, connection: ClientConnection, lsn: Lsn) -> None:
         """A reader's WAL is not here: it counts as needed until it is received, or the reader stops retrying."""
         self._refused_readers.refused(connection.reader, lsn, time.monotonic())
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from walsender_bridge.postgres.protocol.backend import SqlErrorReply
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import NO_FEEDBACK
 
@@ -32,12 +33,12 @@ class WalServerSlot:
     """
 
     name: str
-    restart_lsn: int | None = None
+    restart_lsn: Lsn | None = None
     feedback: HotStandbyFeedback = NO_FEEDBACK
     temporary: bool = False
     lost: bool = False
 
-    def wal_status(self, reserved_lsn: int) -> str | None:
+    def wal_status(self, reserved_lsn: Lsn) -> str | None:
         """As in PostgreSQL's `pg_replication_slots`; `reserved_lsn`: the oldest WAL that a slot can retain."""
         if self.lost:
             return "lost"
@@ -116,7 +117,7 @@ class Slots:
                 hint="Drop the slot; WAL from its position on may be on another safekeeper, or in the archive.",
             )
 
-    def lose(self, served_lsn: int, holds: Callable[[int], bool]) -> list[WalServerSlot]:
+    def lose(self, served_lsn: Lsn, holds: Callable[[Lsn], bool]) -> list[WalServerSlot]:
         """Mark slots whose WAL was missing at two successive polls; returns them.
 
         `holds`: whether the byte at an LSN below `served_lsn` exists.
@@ -146,7 +147,7 @@ class Slots:
                 if state.slot.temporary:
                     del self._slots[name]
 
-    def confirm(self, name: str, flush_lsn: int) -> None:
+    def confirm(self, name: str, flush_lsn: Lsn) -> None:
         """The slot's reader has WAL up to `flush_lsn` on disk."""
         state = self._slots.get(name)
         if state is None or state.slot.lost:
@@ -164,7 +165,7 @@ class Slots:
         """The hot standby feedback of each slot's reader, connected or not."""
         return (state.slot.feedback for state in self._slots.values())
 
-    def pin_lsn(self) -> int | None:
+    def pin_lsn(self) -> Lsn | None:
         """The oldest WAL that the slots retain durably: for permanent ones that in the file; None if none."""
         kept = [*self._saved.values(), *(s.slot for s in self._slots.values() if s.slot.temporary)]
         held = [slot.restart_lsn for slot in kept if not slot.lost]

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from walsender_bridge.errors import MalformedMessageError
 from walsender_bridge.postgres.protocol import backend
 from walsender_bridge.postgres.protocol.backend import SqlErrorReply
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import Positions
@@ -37,8 +37,8 @@ _FEEDBACK = struct.Struct(">qIIII")
 class SendRange:
     """WAL from `begin` up to `end` may be sent, in pieces of any size; report progress with `sent`."""
 
-    begin: int
-    end: int
+    begin: Lsn
+    end: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ReaderStream:
     def __init__(
         self,
         positions: Positions,
-        lsn: int,
+        lsn: Lsn,
         timeline: int,
         *,
         now: float,
@@ -158,7 +158,7 @@ class ReaderStream:
             return SendRange(self.sent_lsn, end)
         return WaitForPositions(self._heard + self._timeout if self._asked else half)
 
-    def sent(self, lsn: int) -> None:
+    def sent(self, lsn: Lsn) -> None:
         """Record that WAL was sent up to `lsn`."""
         assert lsn > self.sent_lsn
         self.sent_lsn = lsn
@@ -194,7 +194,7 @@ class ReaderStream:
             )
 
 
-def _left_at(timeline: int, history: ServerTimelines) -> int | None:
+def _left_at(timeline: int, history: ServerTimelines) -> Lsn | None:
     """The switch point of `timeline`; None: it is the current one. Raises `SqlErrorReply` for a foreign one."""
     if timeline == history.timeline:
         return None
@@ -207,5 +207,5 @@ def _left_at(timeline: int, history: ServerTimelines) -> int | None:
 
 
 def _next_timeline(timeline: int, history: ServerTimelines) -> int:
-    lineage = [*(each for each, _ in history.ancestors), history.timeline]
+    lineage = [*(left.timeline for left in history.ancestors), history.timeline]
     return lineage[lineage.index(timeline) + 1]

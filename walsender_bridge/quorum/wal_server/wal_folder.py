@@ -19,7 +19,7 @@ from pathlib import Path
 
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.backend import SqlErrorReply
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, parse_history
 from walsender_bridge.postgres.protocol.wal_page import history_name, segment_name, segment_start
 
@@ -62,7 +62,7 @@ class WalFolder:
                 repair="copy it from another safekeeper, or from the primary's pg_wal",
             ) from None
 
-    def holds(self, lsn: int, segment_bytes: int, history: ServerTimelines) -> bool:
+    def holds(self, lsn: Lsn, segment_bytes: int, history: ServerTimelines) -> bool:
         """Whether the segment that a reader at `lsn`, of written WAL, would get exists."""
         # Twice: a segment may lose its suffix between two checks.
         return any(
@@ -86,7 +86,7 @@ class WalCursor:
         self._until = 0  # the end of the WAL that may be read from it
 
     def read_into(
-        self, buffer: memoryview, lsn: int, size: int, timeline: int, history: ServerTimelines
+        self, buffer: memoryview, lsn: Lsn, size: int, timeline: int, history: ServerTimelines
     ) -> int:
         """Read up to `size` bytes of `timeline`'s WAL at `lsn`; returns how many. A chunk ends with its segment.
 
@@ -111,7 +111,7 @@ class WalCursor:
         self._descriptor = -1
         self._key = None
 
-    def _open(self, lsn: int, timeline: int, history: ServerTimelines) -> None:
+    def _open(self, lsn: Lsn, timeline: int, history: ServerTimelines) -> None:
         self.close()
         # Twice: a segment may become complete, and lose its suffix, between two checks.
         for _ in range(2):
@@ -140,17 +140,17 @@ class WalCursor:
                 continue
         return False
 
-    def _removed(self, lsn: int, timeline: int) -> SqlErrorReply:
+    def _removed(self, lsn: Lsn, timeline: int) -> SqlErrorReply:
         name = segment_name(timeline, lsn, self._segment_bytes)
         return SqlErrorReply(REMOVED, f"requested WAL segment {name} has already been removed")
 
 
-def _names(lsn: int, size: int, history: ServerTimelines) -> Iterator[tuple[str, int]]:
+def _names(lsn: Lsn, size: int, history: ServerTimelines) -> Iterator[tuple[str, Lsn]]:
     """The files that may hold the byte at `lsn`, the preferred one first, and the end up to which each may be read."""
     end = segment_start(lsn, size) + size
     began = 0
-    found: list[tuple[str, int]] = []
-    for timeline, left in (*history.ancestors, (history.timeline, MAX_LSN)):
+    found: list[tuple[str, Lsn]] = []
+    for timeline, left in (*history.ancestors, WalPosition(history.timeline, MAX_LSN)):
         # A timeline that began behind this segment has no file for it, and one that was left before the
         # byte was written has other bytes there.
         if began < end and lsn < left:

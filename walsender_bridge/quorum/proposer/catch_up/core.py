@@ -14,6 +14,7 @@ Commits come first: at most `backfill_bytes` are requested between two ticks, an
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.wal_page import segment_start
 from walsender_bridge.quorum.proposer.effects import (
     Lineage,
@@ -39,9 +40,9 @@ class _Receiver:
     is left now, for `retry_ticks` more.
     """
 
-    wanted_lsn: int = 0
+    wanted_lsn: Lsn = 0
     reading: bool = False
-    segment: int = 0
+    segment: Lsn = 0
     whole: bool = False
     donors: frozenset[int] = frozenset()
     bad: frozenset[int] = frozenset()
@@ -97,7 +98,7 @@ class CatchUp:
         receiver.donors |= {donor.number}
         return [ReadCatchUpWal(peer.number, held.next_lsn, end, donor.number)]
 
-    def _at(self, receiver: _Receiver, lsn: int) -> None:
+    def _at(self, receiver: _Receiver, lsn: Lsn) -> None:
         segment = segment_start(lsn, self.segment_size)
         if segment != receiver.segment:
             receiver.segment, receiver.whole = segment, False
@@ -112,7 +113,7 @@ class CatchUp:
         self,
         peer: SafekeeperPeer,
         receiver: _Receiver,
-        end: int,
+        end: Lsn,
         peers: Mapping[int, SafekeeperPeer],
     ) -> SafekeeperPeer | None:
         for donor in peers.values():
@@ -148,7 +149,7 @@ class CatchUp:
         timeline = self.lineage.timeline_at(receiver.segment + self.segment_size - 1)
         return [SendCatchUpWal(peer.number, read.begin_lsn, read.end_lsn, timeline)]
 
-    def goal(self, peer: SafekeeperPeer, streaming: Streaming) -> int | None:
+    def goal(self, peer: SafekeeperPeer, streaming: Streaming) -> Lsn | None:
         """The LSN down to which a safekeeper catches up; None: it lacks no WAL that another one has."""
         receiver = self._receivers.get(peer.number)
         if receiver is None or peer.state != PeerState.STREAMING:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer.catch_up.core import CatchUp
 from walsender_bridge.quorum.proposer.core import Proposer
@@ -62,7 +63,7 @@ class CatchUpFeed:
             wal = m.CatchUpWal(core.node_id.term, send.begin_lsn, send.timeline, len(data))
             self._send(send.peer, wal, memoryview(data))
 
-    def goals(self) -> dict[int, int]:
+    def goals(self) -> dict[int, Lsn]:
         """By the peer's number: the LSN down to which it catches up."""
         core = self._core()
         if self._catch_up is None or core.streaming is None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from walsender_bridge.errors import SlotError, TusklineError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
@@ -39,8 +40,8 @@ class WalRange:
     None when the server has removed them.
     """
 
-    begin_lsn: int
-    end_lsn: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
     then: Callable[[bytes | None], None]
 
 
@@ -135,7 +136,7 @@ class PrimaryWalReader:
             wanted.then(data)
         self._listen(reader)
 
-    def _end(self, reader: _WalReader) -> int:
+    def _end(self, reader: _WalReader) -> Lsn:
         return reader.at + len(reader.held)
 
     def _listen(self, reader: _WalReader) -> None:
@@ -147,7 +148,7 @@ class PrimaryWalReader:
             reader.polled = wants_more
             self._poll.modify(reader.stream, select.EPOLLIN if wants_more else 0)
 
-    def _open(self, reader: _WalReader, lsn: int) -> None:
+    def _open(self, reader: _WalReader, lsn: Lsn) -> None:
         self._forget(reader)
         reader.opening = True
 

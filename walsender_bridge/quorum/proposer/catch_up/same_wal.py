@@ -11,7 +11,7 @@ has the same bytes up to the divergence point of the two logs. So the comparison
 from collections.abc import Collection, Iterable
 from enum import StrEnum
 
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.proposer import election
 from walsender_bridge.quorum.proposer.effects import CompareWal, Limits, Lineage, WalCompared
 from walsender_bridge.quorum.proposer.peer import SafekeeperPeer
@@ -46,7 +46,7 @@ class SameWal:
 
     def __init__(self) -> None:
         self.wanted: CompareWal | None = None
-        self.below: int | None = None
+        self.below: Lsn | None = None
         self.last_segment = False
         self.unread: frozenset[int] = frozenset()
 
@@ -57,7 +57,7 @@ class SameWal:
     def ask(
         self,
         best: VoteReply,
-        vcl: int,
+        vcl: Lsn,
         peers: Iterable[SafekeeperPeer],
         limits: Limits,
         server: ServerInfo,
@@ -105,14 +105,14 @@ class SameWal:
         return ComparisonVerdict.AGAIN
 
 
-def agrees_up_to(reply: VoteReply, best: VoteReply, vcl: int) -> int:
+def agrees_up_to(reply: VoteReply, best: VoteReply, vcl: Lsn) -> Lsn:
     """The LSN up to which a voter has the best log's bytes."""
     if election.rank(reply) == election.rank(best):
         return vcl
     return divergence(reply.history, reply.flush_lsn, best.history, vcl) or 0
 
 
-def may_lack(vcl: int, lineage: Lineage, server: ServerInfo) -> bool:
+def may_lack(vcl: Lsn, lineage: Lineage, server: ServerInfo) -> bool:
     """Whether a server that was promoted may have removed the segment below VCL, and still have what voters lack.
 
     It had no slot of ours as a standby, and VCL starts a segment: its first checkpoint as a primary removes the one
@@ -121,13 +121,13 @@ def may_lack(vcl: int, lineage: Lineage, server: ServerInfo) -> bool:
     return vcl % server.segment_size == 0 and lineage.timeline_at(vcl - 1) != lineage.timeline
 
 
-def timeline_start(best: VoteReply, vcl: int) -> int:
+def timeline_start(best: VoteReply, vcl: Lsn) -> Lsn:
     """Start of the timeline of the best log's last byte; VCL for an empty log."""
     first = best.history.entries[0].start_lsn
     return best.history.timeline_start(vcl - 1) if first < vcl else vcl
 
 
-def removed(vcl: int) -> str:
+def removed(vcl: Lsn) -> str:
     """Message for a server that lacks even the last segment below VCL."""
     return (
         f"the WAL of a majority of the safekeepers ends at {format_lsn(vcl)}, and this server has removed the segment "
@@ -135,6 +135,6 @@ def removed(vcl: int) -> str:
     )
 
 
-def other(vcl: int) -> str:
+def other(vcl: Lsn) -> str:
     """Message for a server whose WAL differs from the quorum's."""
     return f"this server's WAL below {format_lsn(vcl)} differs from the safekeepers' WAL"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from walsender_bridge.errors import DeadlineError, MalformedMessageError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.replication import (
     XLOG_DATA,
     XLOG_HEADER_SIZE,
@@ -19,7 +20,7 @@ _CHECK_SECONDS = 0.2
 
 
 def read_range(
-    stream: PrimaryStream, begin: int, end: int, timeline: int, check: Callable[[], None]
+    stream: PrimaryStream, begin: Lsn, end: Lsn, timeline: int, check: Callable[[], None]
 ) -> bytes:
     """The WAL of [begin, end) on `timeline`; the connection cannot be used afterwards.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from walsender_bridge.errors import MalformedMessageError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer.catch_up.comparison import Comparison
 from walsender_bridge.quorum.proposer.catch_up.feed import CatchUpFeed
@@ -35,7 +36,7 @@ class WalReads:
         self._send = send
         self._term = term
         #: Bytes of the last `WalRead` for each safekeeper, and their LSN.
-        self._pending: dict[int, tuple[int, memoryview]] = {}
+        self._pending: dict[int, tuple[Lsn, memoryview]] = {}
         self._comparison = Comparison()
 
     def read(self, wanted: e.ReadWal) -> None:
@@ -51,7 +52,7 @@ class WalReads:
         self._fetch(wanted.peer, wanted)
         self._ask_primary(wanted)
 
-    def hand(self, peer: int, begin: int, end: int) -> memoryview:
+    def hand(self, peer: int, begin: Lsn, end: Lsn) -> memoryview:
         """The bytes of the last `WalRead` for a safekeeper; they are returned once."""
         start, data = self._pending.pop(peer)
         return data[begin - start : end - start]

@@ -12,6 +12,7 @@ Almost every segment begins inside a record: waiting for one that does not could
 import struct
 from bisect import bisect_right
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.wal_page import CONTINUES, LONG_HEADER, PAGE_BYTES
 from walsender_bridge.quorum.proposer.wal_queue import WalQueue
 
@@ -23,12 +24,12 @@ _PAGE_HEAD = struct.Struct("<HHIQI")
 class CleanSegments:
     """The segment starts that the stream has passed, and the end of the rest of a record at each."""
 
-    def __init__(self, lsn: int, segment_size: int) -> None:
+    def __init__(self, lsn: Lsn, segment_size: int) -> None:
         """The stream begins at `lsn`."""
         self._size = segment_size
         self._next = -(-lsn // segment_size) * segment_size
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._starts: list[Lsn] = []
+        self._ends: list[Lsn] = []
 
     def pass_over(self, queue: WalQueue) -> None:
         """Examine the segment starts that have arrived in the queue."""
@@ -41,7 +42,7 @@ class CleanSegments:
             self._ends.append(max(end, self._ends[-1] if self._ends else 0))
             self._next += self._size
 
-    def last_at(self, lsn: int) -> int | None:
+    def last_at(self, lsn: Lsn) -> Lsn | None:
         """The last start below which no record at `lsn` begins; None: none has passed, and nothing may be released."""
         found = bisect_right(self._ends, lsn) - 1
         if found < 0:

@@ -6,7 +6,7 @@ import psycopg
 from psycopg import pq
 
 from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
-from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import WalPosition, parse_lsn
 from walsender_bridge.postgres.protocol.refusals import server_error
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 
@@ -19,8 +19,8 @@ class LibpqCopy:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._copying = False
-        self._row: tuple[int, int] | None = None
-        self._next: tuple[int, int] | None = None
+        self._row: WalPosition | None = None
+        self._next: WalPosition | None = None
 
     def fileno(self) -> int:
         """See `CopyBothStream`."""
@@ -82,16 +82,16 @@ class LibpqCopy:
                     self._connection.where,
                 )
 
-    def _switch(self, result: pq.abc.PGresult) -> tuple[int, int]:
+    def _switch(self, result: pq.abc.PGresult) -> WalPosition:
         try:
             timeline, lsn = ((result.get_value(0, n) or b"").decode("ascii") for n in range(2))
-            return int(timeline), parse_lsn(lsn)
+            return WalPosition(int(timeline), parse_lsn(lsn))
         except (ValueError, TusklineError):
             raise MalformedMessageError(
                 "not the end of a timeline", where=self._connection.where
             ) from None
 
-    def next_timeline(self) -> tuple[int, int] | None:
+    def next_timeline(self) -> WalPosition | None:
         """See `CopyBothStream`."""
         return self._next
 

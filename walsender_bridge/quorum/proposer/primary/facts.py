@@ -25,7 +25,7 @@ from walsender_bridge.postgres.client.replication_connection import (
     describe,
     pinned_conninfo,
 )
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.refusals import server_error
 from walsender_bridge.postgres.protocol.replication import quote_slot, start_physical
 from walsender_bridge.quorum.proposer.effects import Lineage, Primary
@@ -104,7 +104,7 @@ class PrimaryStream(ReplicationConnection):
         history = self.history(identity.timeline)
         return Primary(Lineage(identity.timeline, history.ancestors), identity.flush_lsn)
 
-    def hold_wal(self, slot: str) -> int:
+    def hold_wal(self, slot: str) -> Lsn:
         """Create the slot that keeps WAL, unless it exists; returns the LSN of the oldest WAL kept.
 
         An invalidated slot keeps nothing, and is replaced: the comparison shows whether the WAL that it kept is still needed
@@ -130,7 +130,7 @@ class PrimaryStream(ReplicationConnection):
             )
         return int(restart)
 
-    def start_physical(self, lsn: int, timeline: int) -> None:
+    def start_physical(self, lsn: Lsn, timeline: int) -> None:
         """Start streaming the WAL of `timeline` from `lsn`, and wait for the answer.
 
         Afterwards only `receive`, `send` and `flush` may be used; data that arrived with the answer does not make the socket
@@ -160,7 +160,7 @@ class WalSlot(Closing):
         self._slot = slot
         self._connection: psycopg.Connection | None = None
 
-    def advance(self, lsn: int) -> int:
+    def advance(self, lsn: Lsn) -> Lsn:
         """Release the WAL below `lsn`; returns `lsn`. Raises the server's error, as `server_error` converts it."""
         try:
             if self._connection is None or self._connection.broken:

@@ -4,6 +4,7 @@ import select
 import time
 
 from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.replication import hot_standby_feedback, status_update
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.primary.shutdown_watch import ShutdownWatch
@@ -34,7 +35,7 @@ class PrimaryLink(Closing):
         self._heard_at = self._reported_at = 0.0
         self._shutdown = ShutdownWatch()
 
-    def start(self, lsn: int, timeline: int, last: int) -> None:
+    def start(self, lsn: Lsn, timeline: int, last: int) -> None:
         """Start streaming at `lsn`, over `timeline` and the later ones up to `last`. Raises `ConnectionFailedError`."""
         assert isinstance(self._connection, PrimaryStream), "there is a primary"
         self._stream = WalStream(self._connection, lsn, timeline, last)

@@ -13,6 +13,7 @@ one that shuts down hundreds per second. A false detection only starts a new ses
 """
 
 from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 
 #: Seconds within which commit_lsn must advance while the server requests replies.
 PATIENCE = 3.0
@@ -32,7 +33,7 @@ class ShutdownWatch:
         self._since = self._asked_at = 0.0
         self._questions = 0
 
-    def asked(self, now: float, commit_lsn: int, where: str) -> None:
+    def asked(self, now: float, commit_lsn: Lsn, where: str) -> None:
         """The server at `where` requests a reply, which reports `commit_lsn`. Raises `ConnectionFailedError` if in vain."""
         if commit_lsn != self._commit_lsn or now - self._asked_at > _GAP:
             self._commit_lsn, self._since, self._questions = commit_lsn, now, 0

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer.effects import Primary
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.protocol.messages import ServerInfo
@@ -18,7 +19,7 @@ class WalSource(Protocol):
     def primary(self) -> Primary | None:
         """Its timelines and flush position. None: there is no primary, and the best safekeeper has the WAL."""
 
-    def hold_wal(self, slot: str) -> int | None:
+    def hold_wal(self, slot: str) -> Lsn | None:
         """Keep WAL for laggards; returns the oldest LSN kept. None: it keeps none for them."""
 
     def close(self) -> None:
@@ -28,7 +29,7 @@ class WalSource(Protocol):
 class StandbyStream(PrimaryStream):
     """A standby that streams the WAL it has. No slot is created on it, as that would keep WAL after the failover."""
 
-    def hold_wal(self, slot: str) -> int | None:  # type: ignore[override]  # a primary's returns an LSN
+    def hold_wal(self, slot: str) -> Lsn | None:  # type: ignore[override]  # a primary's returns an LSN
         """None: laggards read from the other safekeepers."""
         del slot
         return None
@@ -49,7 +50,7 @@ class NoPrimary:
         """There is none."""
         return None
 
-    def hold_wal(self, slot: str) -> int | None:
+    def hold_wal(self, slot: str) -> Lsn | None:
         """There is no slot."""
         del slot
         return None

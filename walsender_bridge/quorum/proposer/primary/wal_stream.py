@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
-from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn, parse_lsn
 from walsender_bridge.postgres.protocol.refusals import server_error
 from walsender_bridge.postgres.protocol.replication import (
     KEEPALIVE,
@@ -52,8 +52,8 @@ class CopyBothStream(Protocol):
     def payloads(self) -> Iterator[memoryview]:
         """The CopyData payloads that have arrived, each valid until the next one is taken; never waits."""
 
-    def next_timeline(self) -> tuple[int, int] | None:
-        """The next (timeline, LSN), once the copy has ended with them and a new one may be started."""
+    def next_timeline(self) -> WalPosition | None:
+        """Where the next timeline starts, once the copy has ended with it and a new one may be started."""
 
     def send(self, payload: bytes) -> None:
         """Send one CopyData payload now, as far as the socket takes it."""
@@ -81,8 +81,8 @@ class SocketCopy:
         self._begin = self._end = 0
         self._out = b""
         self._copying = False
-        self._row: tuple[int, int] | None = None
-        self._next: tuple[int, int] | None = None
+        self._row: WalPosition | None = None
+        self._next: WalPosition | None = None
 
     def fileno(self) -> int:
         """See `CopyBothStream`."""
@@ -152,7 +152,7 @@ class SocketCopy:
         elif kind == _COPY_DATA:
             raise MalformedMessageError("unrequested WAL", where=self._where)
 
-    def next_timeline(self) -> tuple[int, int] | None:
+    def next_timeline(self) -> WalPosition | None:
         """See `CopyBothStream`."""
         return self._next
 
@@ -203,11 +203,11 @@ def _columns(row: memoryview) -> list[bytes]:
     return found
 
 
-def _switch(row: list[bytes], where: str) -> tuple[int, int]:
-    """The successor of a timeline that has ended: (timeline, LSN)."""
+def _switch(row: list[bytes], where: str) -> WalPosition:
+    """The start of the successor of a timeline that has ended."""
     try:
         timeline, lsn = (column.decode("ascii") for column in row)
-        return int(timeline), parse_lsn(lsn)
+        return WalPosition(int(timeline), parse_lsn(lsn))
     except (ValueError, TusklineError):
         raise MalformedMessageError("not the end of a timeline", where=where) from None
 
@@ -215,7 +215,7 @@ def _switch(row: list[bytes], where: str) -> tuple[int, int]:
 class WalStream(Closing):
     """See the module."""
 
-    def __init__(self, connection: PrimaryStream, lsn: int, timeline: int, last: int) -> None:
+    def __init__(self, connection: PrimaryStream, lsn: Lsn, timeline: int, last: int) -> None:
         """Requests the WAL of `timeline` from `lsn` on, without waiting. The connection must be idle.
 
         It continues over the timelines up to `last`, and no further: a standby that is promoted continues with WAL that does
@@ -255,22 +255,22 @@ class WalStream(Closing):
                 raise MalformedMessageError("not a walsender's message", where=self.where)
         following = self._copy.next_timeline()
         if following is not None:
-            self._go_on(*following)
+            self._go_on(following)
 
-    def _go_on(self, timeline: int, lsn: int) -> None:
-        if timeline > self._last:
+    def _go_on(self, start: WalPosition) -> None:
+        if start.timeline > self._last:
             raise ConnectionFailedError(
-                f"the server has left timeline {self._last} at {format_lsn(lsn)}: it was promoted",
+                f"the server has left timeline {self._last} at {format_lsn(start.lsn)}: it was promoted",
                 where=self.where,
             )
-        if lsn != self.lsn or timeline <= self.timeline:
+        if start.lsn != self.lsn or start.timeline <= self.timeline:
             raise MalformedMessageError(
-                f"timeline {self.timeline} ended at {format_lsn(self.lsn)}, and {timeline} goes on at "
-                f"{format_lsn(lsn)}",
+                f"timeline {self.timeline} ended at {format_lsn(self.lsn)}, and {start.timeline} goes on at "
+                f"{format_lsn(start.lsn)}",
                 where=self.where,
             )
-        self.timeline = timeline
-        self._copy.start(start_physical(lsn, timeline))
+        self.timeline = start.timeline
+        self._copy.start(start_physical(start.lsn, start.timeline))
 
     def send(self, payload: bytes) -> None:
         """Send a message to the server at once. Raises `ConnectionFailedError`."""

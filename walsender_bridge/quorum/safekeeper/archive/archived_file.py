@@ -6,6 +6,7 @@ It may be lost or damaged: then nothing counts as archived, and the archive is c
 from dataclasses import dataclass
 
 from walsender_bridge.errors import CorruptError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import record_file
 from walsender_bridge.runtime.folder import Disk
 
@@ -22,8 +23,8 @@ class Archived:
     that archive, or that nothing was archived yet (`mark.py`); empty in files of earlier versions.
     """
 
-    lsn: int = 0
-    missing: tuple[tuple[int, int], ...] = ()
+    lsn: Lsn = 0
+    missing: tuple[tuple[Lsn, Lsn], ...] = ()
     mark: str = ""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from walsender_bridge.errors import DivergedError, TusklineError, UnavailableError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.safekeeper import control_file, data_dir
 from walsender_bridge.quorum.safekeeper.archive.upload import Archive
 from walsender_bridge.quorum.safekeeper.effects import ControlState
@@ -74,7 +75,7 @@ def _open(place: Path, url: str) -> Archive | None:
     )
 
 
-def _commit_lsn(place: Path) -> int:
+def _commit_lsn(place: Path) -> Lsn:
     state = _read(place)
     return 0 if state is None else state.commit_lsn
 

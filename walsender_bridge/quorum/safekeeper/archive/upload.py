@@ -29,7 +29,7 @@ import google_crc32c
 from fsspec.implementations.local import LocalFileSystem
 
 from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, parse_history
 from walsender_bridge.postgres.protocol.wal_page import (
     history_name,
@@ -65,7 +65,7 @@ class Archive:
         url: str,
         *,
         node: str,
-        began_lsn: int = 0,
+        began_lsn: Lsn = 0,
         options: dict[str, Any] | None = None,
     ) -> None:
         self._disk = disk
@@ -80,16 +80,16 @@ class Archive:
             self._archived = replace(self._archived, mark=archive_mark.NOTHING)
 
     @property
-    def archived_lsn(self) -> int:
+    def archived_lsn(self) -> Lsn:
         """See the module."""
         return self._archived.lsn
 
     @property
-    def missing(self) -> tuple[tuple[int, int], ...]:
+    def missing(self) -> tuple[tuple[Lsn, Lsn], ...]:
         """[begin, end) of WAL below `archived_lsn` that is not in the archive."""
         return self._archived.missing
 
-    def step(self, commit_lsn: int) -> bool:
+    def step(self, commit_lsn: Lsn) -> bool:
         """Archive the next segment and, before it, its timeline's history; returns whether there was one.
 
         `commit_lsn`: of the quorum. Raises `UnavailableError` (the archive cannot be reached or written: retry),
@@ -165,7 +165,7 @@ class Archive:
         The gap ends at the oldest segment that is here at the first poll, complete or not.
         """
         names = {name.removesuffix(PARTIAL) for name in self._wal.names()}
-        starts = [place[1] for each in names if (place := self._place(each))]
+        starts = [place.lsn for each in names if (place := self._place(each))]
         oldest = min((at for at in starts if at >= self.archived_lsn), default=0)
         if not self.archived_lsn and oldest:
             self._remember(Archived(oldest, mark=archive_mark.NOTHING))
@@ -186,7 +186,7 @@ class Archive:
         archived_file.save(self._disk, self._url, archived)
         self._archived = archived
 
-    def _absent(self, ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    def _absent(self, ranges: Iterable[tuple[Lsn, Lsn]]) -> tuple[tuple[Lsn, Lsn], ...]:
         """The segments in these ranges that are not in the archive. Raises `UnavailableError`."""
         size = self._segment_bytes
         starts = [at for begin, end in ranges for at in range(begin, end, size)]
@@ -198,7 +198,7 @@ class Archive:
             there = {path.rsplit("/", 1)[-1] for path in self._files.ls(self._folder, detail=False)}
         except OSError as error:
             raise self._out_of_reach(error) from error
-        found: list[tuple[int, int]] = []
+        found: list[tuple[Lsn, Lsn]] = []
         for at in starts:
             if segment_name(_timeline_at(at + size - 1, history), at, size) in there:
                 continue
@@ -211,22 +211,22 @@ class Archive:
     def _history(self) -> ServerTimelines:
         """The history of the newest timeline here."""
         names = self._wal.names()
-        newest = max((place[0] for each in names if (place := self._place(each))), default=1)
+        newest = max((place.timeline for each in names if (place := self._place(each))), default=1)
         name = history_name(newest)
         text = self._wal.read(name, 0, _LARGEST_HISTORY) if name in names else b""
         return parse_history(newest, text.decode(errors="replace"))
 
-    def _place(self, name: str) -> tuple[int, int] | None:
+    def _place(self, name: str) -> WalPosition | None:
         return parse_segment_name(name, self._segment_bytes)
 
-    def _next(self, commit_lsn: int) -> tuple[int, int] | None:
-        """Timeline and start of the oldest segment that is complete, committed, and not archived."""
+    def _next(self, commit_lsn: Lsn) -> WalPosition | None:
+        """The start of the oldest segment that is complete, committed, and not archived; the newest timeline's, if two have it."""
         complete = [self._place(name) for name in self._wal.names()]
-        waiting = [place for place in complete if place and place[1] >= self.archived_lsn]
-        start = min((start for _, start in waiting), default=commit_lsn)
+        waiting = [place for place in complete if place and place.lsn >= self.archived_lsn]
+        start = min((place.lsn for place in waiting), default=commit_lsn)
         if start + self._segment_bytes > commit_lsn:
             return None
-        return max(timeline for timeline, first in waiting if first == start), start
+        return max(place for place in waiting if place.lsn == start)
 
     def _pieces(self, name: str) -> Iterator[bytes]:
         at = 0
@@ -303,8 +303,8 @@ def _is_history(name: str) -> bool:
     return name.endswith(".history")
 
 
-def _timeline_at(lsn: int, history: ServerTimelines) -> int:
-    return next((each for each, left in history.ancestors if lsn < left), history.timeline)
+def _timeline_at(lsn: Lsn, history: ServerTimelines) -> int:
+    return next((left.timeline for left in history.ancestors if lsn < left.lsn), history.timeline)
 
 
 def _summary(pieces: Iterator[bytes]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ truncation at `durable_lsn` has begun; until it is repeated to its end, nothing 
 from dataclasses import asdict, dataclass
 
 from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import record_file
 from walsender_bridge.runtime.folder import Disk
 
@@ -20,8 +21,8 @@ FORMAT = 1
 class StoragePosition:
     """See the module. LSNs; all 0: no WAL was ever held."""
 
-    begin_lsn: int = 0
-    durable_lsn: int = 0
+    begin_lsn: Lsn = 0
+    durable_lsn: Lsn = 0
     cutting: bool = False
     exact: bool = False
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from walsender_bridge.errors import CorruptError, TrimmedError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import (
     PAGE_BYTES,
     parse_segment_name,
@@ -29,13 +29,13 @@ class WalReader:
     def __init__(self, folder: Path, segment_bytes: int) -> None:
         self.folder = folder
         self.segment_bytes = segment_bytes
-        self._window: tuple[int, bytes] = (-1, b"")
-        self._names: Mapping[int, str] = {}
+        self._window: tuple[Lsn, bytes] = (-1, b"")
+        self._names: Mapping[Lsn, str] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """List the segments that exist now."""
-        found: dict[int, tuple[int, str]] = {}
+        found: dict[Lsn, tuple[int, str]] = {}
         for path in self.folder.iterdir() if self.folder.exists() else ():
             place = parse_segment_name(path.name.removesuffix(PARTIAL), self.segment_bytes)
             if place is None:
@@ -58,18 +58,18 @@ class WalReader:
             name: self.folder / name for name in self._names.values() if not name.endswith(PARTIAL)
         }
 
-    def complete_to(self, lsn: int) -> int:
+    def complete_to(self, lsn: Lsn) -> Lsn:
         """The end of the completely durable segments from that of `lsn` on; `lsn`, if its own is not."""
         start = segment_start(lsn, self.segment_bytes)
         while not self._names.get(start, PARTIAL).endswith(PARTIAL):
             start += self.segment_bytes
         return max(lsn, start)
 
-    def name_of(self, lsn: int) -> str:
+    def name_of(self, lsn: Lsn) -> str:
         """The file that has the byte at `lsn`."""
         return self._names.get(segment_start(lsn, self.segment_bytes), "no segment")
 
-    def read(self, lsn: int, length: int) -> bytes:
+    def read(self, lsn: Lsn, length: int) -> bytes:
         """Bytes of one segment, fewer at its end. Raises `TrimmedError` when it is missing, `CorruptError`."""
         start = segment_start(lsn, self.segment_bytes)
         for _ in range(_ATTEMPTS):
@@ -93,7 +93,7 @@ class WalReader:
                 self.refresh()
         raise TrimmedError(f"WAL at {format_lsn(lsn)} is not here", where=str(self.folder))
 
-    def page(self, lsn: int) -> bytes:
+    def page(self, lsn: Lsn) -> bytes:
         """The page at `lsn`, for `wire.wal_record`; empty if there is none."""
         base = lsn - lsn % _WINDOW
         if self._window[0] != base:

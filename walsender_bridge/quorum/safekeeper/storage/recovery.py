@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from walsender_bridge.errors import CorruptError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat, segment_start
 from walsender_bridge.postgres.protocol.wal_record import Pages, RecordScan, scan_below
 from walsender_bridge.quorum.safekeeper.storage import position_file
@@ -29,7 +29,7 @@ def load(disk: Disk, segments: Segments) -> StoragePosition | None:
 
 def find_end(
     segments: Segments, wal_format: WalFormat, position: StoragePosition
-) -> tuple[int, int]:
+) -> tuple[Lsn, Lsn]:
     """The beginning and end of the WAL. Raises `CorruptError` when durable WAL is missing."""
     size = wal_format.segment_bytes
     known = position.durable_lsn
@@ -70,19 +70,19 @@ def _write_again(segments: Segments, file: SegmentFile, offset: int) -> None:
 
 def _pages(segments: Segments, size: int) -> Pages:
     @lru_cache(maxsize=4)
-    def window(lsn: int) -> bytes:
+    def window(lsn: Lsn) -> bytes:
         start = segment_start(lsn, size)
         file = segments.at(start)
         return b"" if file is None else segments.disk.read(file.name, lsn - start, _WINDOW)
 
-    def page(lsn: int) -> bytes:
+    def page(lsn: Lsn) -> bytes:
         at = lsn % _WINDOW
         return window(lsn - at)[at : at + PAGE_BYTES]
 
     return page
 
 
-def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int, *, exact: bool) -> int:
+def _scan(pages: Pages, wal_format: WalFormat, begin: Lsn, known: Lsn, *, exact: bool) -> Lsn:
     """The end of the last complete record, but not less than `known`, nor more if that is exact.
 
     The scan starts at a record below `known`, so that the first record behind it has to name its predecessor: older WAL in a

@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass
 
 from walsender_bridge.errors import CorruptError, DiskFullError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.wal_page import parse_segment_name, segment_name
 from walsender_bridge.runtime.folder import Disk, File
 
@@ -54,7 +55,7 @@ class SegmentFile:
     """One segment file: its timeline, its first LSN, and whether all of it is durable."""
 
     timeline: int
-    start: int
+    start: Lsn
     complete: bool
     segment_bytes: int
 
@@ -73,7 +74,7 @@ class Segments:
         self.segment_bytes = segment_bytes
         self.limits = limits
         self.full = ""
-        self._files: dict[tuple[int, int], SegmentFile] = {}
+        self._files: dict[tuple[Lsn, int], SegmentFile] = {}
         self._spares: list[str] = []
         self._counter = 0
         self._making: File | None = None
@@ -104,13 +105,13 @@ class Segments:
     def _add(self, file: SegmentFile) -> None:
         self._files[file.start, file.timeline] = file
 
-    def at(self, start: int) -> SegmentFile | None:
+    def at(self, start: Lsn) -> SegmentFile | None:
         """The file that holds the WAL of the segment that starts there."""
         found = [file for (first, _), file in self._files.items() if first == start]
         return max(found, key=lambda file: file.timeline, default=None)
 
     @property
-    def starts(self) -> list[int]:
+    def starts(self) -> list[Lsn]:
         """The start LSNs of the segments, in order."""
         return sorted({start for start, _ in self._files})
 
@@ -192,7 +193,7 @@ class Segments:
         self.disk.sync()
         return _COPYING
 
-    def adopt(self, spare: str, timeline: int, start: int) -> SegmentFile:
+    def adopt(self, spare: str, timeline: int, start: Lsn) -> SegmentFile:
         """Make a spare the current file of a segment, durably."""
         file = SegmentFile(timeline, start, complete=False, segment_bytes=self.segment_bytes)
         self.disk.rename(spare, file.name)
@@ -200,7 +201,7 @@ class Segments:
         self._add(file)
         return file
 
-    def join(self, received: str, timeline: int, start: int) -> SegmentFile:
+    def join(self, received: str, timeline: int, start: Lsn) -> SegmentFile:
         """Make a completely durable file the complete segment that starts there, durably."""
         file = SegmentFile(timeline, start, complete=True, segment_bytes=self.segment_bytes)
         self.disk.rename(received, file.name)
@@ -245,7 +246,7 @@ class Segments:
             self.disk.remove(name)
         self._spares.clear()
 
-    def wipe(self, file: SegmentFile, lsn: int) -> None:
+    def wipe(self, file: SegmentFile, lsn: Lsn) -> None:
         """Zero the file from `lsn` to its end, durably. Zeros are not rewritten."""
         opened = self.disk.open(file.name, durable=False)
         try:

@@ -31,7 +31,7 @@ from collections.abc import Callable
 import google_crc32c
 
 from walsender_bridge.errors import DiskFullError, TrimmedError, UnavailableError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import (
     PAGE_BYTES,
     WalFormat,
@@ -113,7 +113,7 @@ class WalStorage:
             self._mark(self.flush_lsn, exact=True)
         self._close_file()
 
-    def _mark(self, lsn: int, *, cutting: bool = False, exact: bool = False) -> None:
+    def _mark(self, lsn: Lsn, *, cutting: bool = False, exact: bool = False) -> None:
         position_file.save(self._disk, StoragePosition(self.begin_lsn, lsn, cutting, exact))
 
     def _resume(self) -> None:
@@ -149,7 +149,7 @@ class WalStorage:
     # -- writing ------------------------------------------------------------------------------------
 
     @property
-    def write_lsn(self) -> int:
+    def write_lsn(self) -> Lsn:
         """The position of the next byte."""
         return self._base + self._fill
 
@@ -168,7 +168,7 @@ class WalStorage:
         self._fill += length
         assert self._fill <= _BUFFER_BYTES
 
-    def write(self, lsn: int, data: bytes | memoryview, timeline: int) -> None:
+    def write(self, lsn: Lsn, data: bytes | memoryview, timeline: int) -> None:
         """Write WAL bytes; they are durable after the next `flush`.
 
         Raises as `buffer`, in which case some, counted by `write_lsn`, may have been taken.
@@ -186,7 +186,7 @@ class WalStorage:
         """Drop written WAL that is not durable."""
         self._fill = self.flush_lsn - self._base
 
-    def flush(self) -> int:
+    def flush(self) -> Lsn:
         """Make all written WAL durable; returns the durable end, which may be acknowledged.
 
         Raises `DiskFullError` (nothing is lost: call it again once there is space), `UnavailableError` after an earlier failure,
@@ -243,7 +243,7 @@ class WalStorage:
         if self.flush_lsn % self._size == 0:
             self._disk.sync()
 
-    def _enter(self, start: int) -> None:
+    def _enter(self, start: Lsn) -> None:
         """Make the segment that starts there the current one."""
         self._close_file()
         file = self.segments.at(start)
@@ -305,7 +305,7 @@ class WalStorage:
 
     # -- truncation and removal ---------------------------------------------------------------------
 
-    def truncate(self, lsn: int) -> None:
+    def truncate(self, lsn: Lsn) -> None:
         """Drop the WAL from `lsn` on, on every timeline, so that no scan finds it again. Raises `OSError`."""
         assert self.begin_lsn <= lsn <= self.write_lsn
         self._mark(lsn, cutting=True)
@@ -314,7 +314,7 @@ class WalStorage:
         self._mark(lsn)
         self._resume()
 
-    def reset(self, lsn: int) -> None:
+    def reset(self, lsn: Lsn) -> None:
         """Drop all WAL, and begin at `lsn`, the start of a segment. Raises `OSError`."""
         assert lsn % self._size == 0 < lsn
         self.begin_lsn = self.flush_lsn = lsn
@@ -324,7 +324,7 @@ class WalStorage:
         self._mark(lsn)
         self._resume()
 
-    def _cut(self, begin: int, lsn: int) -> None:
+    def _cut(self, begin: Lsn, lsn: Lsn) -> None:
         """Remove everything below `begin`, and at or behind `lsn`."""
         self._close_file()
         files = self.segments.all()
@@ -337,7 +337,7 @@ class WalStorage:
                 self.segments.wipe(self.segments.reopen(file), lsn)
         self._disk.sync()
 
-    def remove_below(self, horizon: int) -> int:
+    def remove_below(self, horizon: Lsn) -> int:
         """Remove, or recycle, segments entirely below the record at `horizon`; returns how many. Raises `OSError`.
 
         The caller passes the minimum of everything that still needs WAL (`horizon.horizon`).
@@ -367,7 +367,7 @@ class WalStorage:
 
     # -- reading ------------------------------------------------------------------------------------
 
-    def read(self, lsn: int, length: int) -> bytes:
+    def read(self, lsn: Lsn, length: int) -> bytes:
         """Durable WAL bytes from `lsn` on, of one segment, at most `length`; empty at `flush_lsn`.
 
         Raises `TrimmedError` below `begin_lsn`.
@@ -384,11 +384,11 @@ class WalStorage:
         stop = min(lsn + length, self.flush_lsn, start + self._size)
         return self._disk.read(file.name, lsn - start, stop - lsn)
 
-    def pages(self) -> Callable[[int], bytes]:
+    def pages(self) -> Callable[[Lsn], bytes]:
         """The durable WAL page by page, for `wire.wal_record`."""
         return lambda lsn: self.read(lsn, PAGE_BYTES)
 
-    def align(self, lsn: int) -> int:
+    def align(self, lsn: Lsn) -> Lsn:
         """The end of the last complete record at or below `lsn` and `flush_lsn`. Raises `CorruptError`."""
         return aligned(self.pages(), min(lsn, self.flush_lsn), self.format, oldest=self.begin_lsn)
 
