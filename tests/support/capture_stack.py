@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import psycopg
 
+from tests.support.child import start_child
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import (
     LogClient,
@@ -23,6 +24,7 @@ from walsender_bridge.change_log.client import (
     read_payload,
     split_messages,
 )
+from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.postgres.protocol import pgoutput
@@ -63,15 +65,11 @@ class ChangeLog:
 
     def start_log_server(self) -> None:
         place = self.folder / "log-server"
-        with (self.folder / "log-server.log").open("ab") as log:
-            self.log_server = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "walsender_bridge.change_log.log_server"),
-                    *("--data-dir", str(place), "--listen", self.log_server_listen),
-                ],
-                stdout=log,
-                stderr=log,
-            )
+        self.log_server = start_child(
+            "walsender_bridge.change_log.log_server",
+            ReplicaServerSettings(place, self.log_server_listen),
+            log=self.folder / "log-server.log",
+        )
 
     def kill_log_server(self) -> None:
         if self.log_server is not None:

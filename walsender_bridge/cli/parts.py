@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from walsender_bridge.cli.children import replicas
 from walsender_bridge.config import Config
 from walsender_bridge.errors import Cause, ConfigError, RunningError, TusklineError
 from walsender_bridge.runtime import listening, logs, malloc_trim, pid_file, shared_files
@@ -97,9 +98,7 @@ def _log_server(settings: Config) -> None:
     section, log_server = settings.safekeepers, settings.log_server[0]
     safekeepers = hosting.hosted(section, log_server.data_dir, settings.run_dir)
     refused = hosting.prepare(safekeepers, section, settings.run_dir)
-    argv = [sys.executable, "-m", "walsender_bridge.change_log.log_server"]
-    argv += ["--data-dir", str(log_server.data_dir), "--listen", log_server.listen]
-    children = [Child("replicas", argv), *hosting.children(safekeepers, section, refused)]
+    children = [replicas(settings), *hosting.children(safekeepers, section, refused)]
     try:
         _supervise("log-server", children, settings)
     finally:
