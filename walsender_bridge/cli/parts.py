@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from walsender_bridge.cli.children import replicas
+from walsender_bridge.cli.children import captures, replicas
 from walsender_bridge.config import Config
 from walsender_bridge.errors import Cause, ConfigError, RunningError, TusklineError
 from walsender_bridge.runtime import listening, logs, malloc_trim, pid_file, shared_files
@@ -18,8 +18,6 @@ from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signa
 _PROPOSER_FINAL = frozenset(
     {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.INVARIANT, Cause.USAGE, Cause.CONFIG}
 )
-#: A capture that ends with one of these met WAL that its server can never send (`wire.row_limit`), or a bug.
-_CAPTURE_FINAL = frozenset({Cause.INVARIANT, Cause.UNSUPPORTED_VALUE})
 #: Seconds within which the children of a killed process have ended.
 _GONE_SECONDS: Final = 10.0
 #: Seconds within which the kernel has closed the sockets of a process that has ended.
@@ -120,41 +118,12 @@ def _bridge(settings: Config) -> None:
     repository.start()
     malloc_trim.start()
     try:
-        children = [*_captures(settings), *_proposer(settings)]
+        children = [*captures(settings), *_proposer(settings)]
         _supervise("bridge", children, settings, beside=repository.keep)
     finally:
         repository.stop()
         names = settings.proposer_status.name, settings.commit_page.name
         shared_files.clear(settings.run_dir, *names)
-
-
-def _captures(settings: Config) -> list[Child]:
-    children = []
-    for source in settings.source:
-        argv = [sys.executable, "-m", "walsender_bridge.capture", "--source", source.name]
-        argv += ["--slot", source.slot_name, "--publication", source.publication_name]
-        argv += ["--log", settings.log_address, "--spool", str(settings.spool_dir / source.name)]
-        argv += ["--spool-limit", str(source.spool_limit)]
-        argv += ["--status-file", str(settings.capture_status(source))]
-        for table in source.tables:
-            argv += ["--table", table]
-        gate = settings.gate_of(source)
-        argv += [f"--candidate={slot}" for slot in gate.names]
-        argv += ["--members"] * bool(gate.members)
-        argv += ["--gate-quorum", str(gate.quorum or 0), "--on-missing", gate.on_missing]
-        argv += [
-            "--degrade-after",
-            str(gate.degrade_after),
-            "--max-uncommitted-bytes",
-            str(gate.max_uncommitted_bytes),
-        ]
-        argv += ["--gate-record", str(settings.gate_record(source))]
-        if gate.safekeepers:
-            argv += ["--commit-page", str(settings.commit_page)]
-        # The DSN may contain a password, and every account can read arguments.
-        env = {"TUSKLINE_SOURCE_DSN": source.dsn}
-        children.append(Child(f"capture-{source.name}", argv, env=env, final=_CAPTURE_FINAL))
-    return children
 
 
 def _proposer(settings: Config) -> list[Child]:
