@@ -1,23 +1,18 @@
 """`log-server run` and `bridge run`: their child processes, one for each hot loop."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from walsender_bridge.cli.children import captures, replicas
+from walsender_bridge.cli import children
 from walsender_bridge.config import Config
-from walsender_bridge.errors import Cause, ConfigError, RunningError, TusklineError
+from walsender_bridge.errors import ConfigError, RunningError, TusklineError
 from walsender_bridge.runtime import listening, logs, malloc_trim, pid_file, shared_files
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signals
 
-#: A proposer that ends with one of these was fenced, or would corrupt WAL: it must not be restarted (rule 5).
-_PROPOSER_FINAL = frozenset(
-    {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.INVARIANT, Cause.USAGE, Cause.CONFIG}
-)
 #: Seconds within which the children of a killed process have ended.
 _GONE_SECONDS: Final = 10.0
 #: Seconds within which the kernel has closed the sockets of a process that has ended.
@@ -96,9 +91,9 @@ def _log_server(settings: Config) -> None:
     section, log_server = settings.safekeepers, settings.log_server[0]
     safekeepers = hosting.hosted(section, log_server.data_dir, settings.run_dir)
     refused = hosting.prepare(safekeepers, section, settings.run_dir)
-    children = [replicas(settings), *hosting.children(safekeepers, section, refused)]
+    hosted = children.safekeepers(safekeepers, section, refused)
     try:
-        _supervise("log-server", children, settings)
+        _supervise("log-server", [children.replicas(settings), *hosted], settings)
     finally:
         hosting.clear(safekeepers, settings.run_dir)
 
@@ -117,35 +112,15 @@ def _bridge(settings: Config) -> None:
     repository = RepositoryPart(settings)
     repository.start()
     malloc_trim.start()
+    if settings.quorum_source is not None:
+        shared_files.prepare(settings.run_dir)
     try:
-        children = [*captures(settings), *_proposer(settings)]
-        _supervise("bridge", children, settings, beside=repository.keep)
+        found = [*children.captures(settings), *children.proposers(settings)]
+        _supervise("bridge", found, settings, beside=repository.keep)
     finally:
         repository.stop()
         names = settings.proposer_status.name, settings.commit_page.name
         shared_files.clear(settings.run_dir, *names)
-
-
-def _proposer(settings: Config) -> list[Child]:
-    from walsender_bridge.quorum.proposer.effects import Limits
-
-    source, section = settings.quorum_source, settings.safekeepers
-    if source is None:
-        return []
-    shared_files.prepare(settings.run_dir)
-    argv = [sys.executable, "-m", "walsender_bridge.quorum.proposer"]
-    argv += [f"--safekeeper={address}" for address in section.proposed_to]
-    argv += ["--application-name", section.application_name, "--slot", section.slot]
-    # WAL in flight to a safekeeper takes memory as well: the queue gets the rest.
-    inflight = Limits().inflight_bytes * len(section.proposed_to)
-    argv += ["--queue-bytes", str(section.max_queue_bytes - inflight)]
-    argv += ["--max-laggard-bytes", str(section.max_laggard_bytes)]
-    argv += ["--status-file", str(settings.proposer_status)]
-    argv += ["--commit-page", str(settings.commit_page)]
-    argv += ["--members-file", str(settings.members_request)]
-    argv += ["--quorum-file", str(settings.quorum_id_file)]
-    env = {"TUSKLINE_SOURCE_DSN": source.dsn}
-    return [Child("proposer", argv, env=env, final=_PROPOSER_FINAL)]
 
 
 def refuse_quorum_of_one(settings: Config) -> None:
@@ -162,7 +137,7 @@ def refuse_quorum_of_one(settings: Config) -> None:
 
 def _supervise(
     name: str,
-    children: list[Child],
+    found: list[Child],
     settings: Config,
     *,
     beside: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None,
@@ -173,6 +148,6 @@ def _supervise(
         async with asyncio.TaskGroup() as tasks:
             if beside is not None:
                 tasks.create_task(beside(stop))
-            await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
+            await Supervisor(name, found, run_dir=settings.run_dir).run(stop)
 
     asyncio.run(serve())

@@ -12,7 +12,8 @@ The only argument is the child's name, which tells processes apart in `ps`; no c
 import io
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from walsender_bridge.errors import ConfigError, TusklineError, UsageError
@@ -42,6 +43,15 @@ def run(kind: type[T], body: Callable[[T], None]) -> int:
         logs.say_error(error)
         return error.cause
     return 0
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Name an `OSError` of the block, in which only the process's own files can fail."""
+    try:
+        yield
+    except OSError as error:
+        raise TusklineError(f"the disk failed: {error}") from error
 
 
 def received(kind: type[T]) -> T:

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,6 @@ class Child:
 
     name: str
     argv: Sequence[str]
-    #: Added to the supervisor's environment.
-    env: Mapping[str, str] = field(default_factory=dict)
     #: Passwords may be in it.
     stdin: bytes = field(default=b"", repr=False)
     #: File to which stdout and stderr are appended; None: those of the supervisor.
@@ -142,7 +140,7 @@ class Supervisor:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _start(self, child: Child, read_end: int) -> asyncio.subprocess.Process:
-        environment = {**os.environ, **child.env, PARENT_FD: str(read_end)}
+        environment = {**os.environ, PARENT_FD: str(read_end)}
         environment[LAST_SIGNAL] = _signal_of(self.states[child.name].exit_code)
         with contextlib.ExitStack() as opened:
             log = None
