@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def test_a_child_that_is_restarted_has_the_settings_of_its_siblings(
         tuskline.config.write_text(edited)
         before = capture()["pid"]
         os.kill(before, signal.SIGKILL)
-        wait_for(lambda before=before: restarted(before), 60, "capture streams again")
+        wait_for(partial(restarted, before), 60, "capture streams again")
         assert capture()["slot"] == "tuskline_shop"
     tuskline.config.write_text(text)
     wait_for(lambda: is_healthy(tuskline), 30, "everything runs")

@@ -23,6 +23,7 @@ from walsender_bridge.quorum.wal_server.tls import TlsFiles
 from walsender_bridge.runtime import json_codec, shared_files
 from walsender_bridge.runtime.supervisor import Child
 
+DSN = "host=db dbname=shop password=secret"
 GATE = {
     "candidates": ["a", "b"],
     "quorum": 1,
@@ -51,7 +52,7 @@ SAFEKEEPERS = {
 }
 SOURCE = {
     "name": "shop",
-    "dsn": "host=db dbname=shop password=secret",
+    "dsn": DSN,
     "tables": ["public.*", "!public.audit"],
     "slot": "own_slot",
     "publication": "own_publication",
@@ -93,9 +94,7 @@ def test_the_settings_of_each_child_of_a_bridge(whole):
     config, found = Config(**whole), made(whole)
     rule = Rule(("a", "b"), False, 1, "degrade", 7.5, safekeepers=True)
     assert received(found["capture-shop"], CaptureSettings) == CaptureSettings(
-        CaptureSource(
-            "shop", SOURCE["dsn"], "own_slot", "own_publication", ("public.*", "!public.audit")
-        ),
+        CaptureSource("shop", DSN, "own_slot", "own_publication", ("public.*", "!public.audit")),
         log="grpc://127.0.0.1:8400",
         spool=config.log.data_dir / "spool" / "shop",
         spool_limit=8,
@@ -106,7 +105,7 @@ def test_the_settings_of_each_child_of_a_bridge(whole):
         status_file=config.run_dir / "capture-shop.status.json",
     )
     assert received(found["proposer"], ProposerSettings) == ProposerSettings(
-        SOURCE["dsn"],
+        DSN,
         (("sk1", 7410), ("sk2", 7411), ("::1", 7412)),
         "own_quorum",
         "own_physical",

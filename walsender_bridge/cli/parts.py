@@ -112,9 +112,9 @@ def _bridge(settings: Config) -> None:
     repository = RepositoryPart(settings)
     repository.start()
     malloc_trim.start()
-    if settings.quorum_source is not None:
-        shared_files.prepare(settings.run_dir)
     try:
+        if settings.quorum_source is not None:
+            shared_files.prepare(settings.run_dir)
         found = [*children.captures(settings), *children.proposers(settings)]
         _supervise("bridge", found, settings, beside=repository.keep)
     finally:
