@@ -264,10 +264,14 @@ def _rebuild(kind: type[TusklineError], what: str, where: str, repair: str) -> T
     return kind(what, where=where, repair=repair)
 
 
+def of_cause(cause: Cause, what: str, *, where: str = "", repair: str = "") -> TusklineError:
+    """An error of the class of its cause."""
+    kind = next((k for k in _all_classes(TusklineError) if k.cause is cause), TusklineError)
+    return kind(what, where=where, repair=repair)
+
+
 def from_wire(record: dict[str, str]) -> TusklineError:
     """The error that a service sent with `TusklineError.to_wire`, as its own class."""
-    code = record.get("code", Cause.INTERNAL.name)
-    kind = next((k for k in _all_classes(TusklineError) if k.cause.name == code), TusklineError)
-    return kind(
-        record.get("what", ""), where=record.get("where", ""), repair=record.get("repair", "")
-    )
+    cause = Cause.__members__.get(record.get("code", ""), Cause.INTERNAL)
+    what, where, repair = (record.get(key, "") for key in ("what", "where", "repair"))
+    return of_cause(cause, what, where=where, repair=repair)

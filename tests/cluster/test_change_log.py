@@ -15,9 +15,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from tests.support.child import run_child, start_child
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from walsender_bridge.change_log import entry, protocol
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import (
@@ -35,6 +37,7 @@ from walsender_bridge.errors import (
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+LOG_SERVER = "walsender_bridge.change_log.log_server"
 STREAM = "shop"
 PATIENCE = 30.0
 
@@ -61,23 +64,23 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_log_server(self) -> None:
-        self._start(
-            "log-server",
-            *("-m", "walsender_bridge.change_log.log_server", "--listen", self.log_server_listen),
-            *("--data-dir", str(self.folder / "log-server"), "--segment-bytes", str(16 << 20)),
+        self.running["log-server"] = start_child(
+            LOG_SERVER,
+            ReplicaServerSettings(self.folder / "log-server", self.log_server_listen, 16 << 20),
+            log=self.folder / "log-server.log",
         )
 
     def start_repository(self) -> None:
-        self._start(
-            "repository",
-            *("-m", "tests.support.repository_process", str(self.folder / "repository")),
-            *(self.listen, str(self.retention), self.log_server_listen),
-        )
-
-    def _start(self, name: str, *arguments: str) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, *arguments], stdout=log, stderr=log, cwd=ROOT
+        with (self.folder / "repository.log").open("ab") as log:
+            self.running["repository"] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "tests.support.repository_process"),
+                    *(str(self.folder / "repository"), self.listen),
+                    *(str(self.retention), self.log_server_listen),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
             )
 
     def kill(self, name: str) -> None:
@@ -606,16 +609,9 @@ def test_any_flight_client_can_read_the_log(processes: Processes) -> None:
 
 
 def test_two_log_servers_never_share_a_data_directory(processes: Processes) -> None:
-    other = subprocess.run(
-        [
-            *(sys.executable, "-m", "walsender_bridge.change_log.log_server"),
-            *("--data-dir", str(processes.folder / "log-server")),
-            *("--listen", f"127.0.0.1:{free_port()}"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
+    other = run_child(
+        LOG_SERVER,
+        ReplicaServerSettings(processes.folder / "log-server", f"127.0.0.1:{free_port()}"),
     )
     assert other.returncode == int(ConfigError.cause)
     assert "data directory is in use by another log server" in other.stderr

@@ -35,6 +35,7 @@ from tests.support.servers import DEFAULT, MAJORS_IN_TURN, Database, MakeServer,
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
 from tests.support.wal_server import promote
+from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.capture.gate.record import decisions
 from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
@@ -199,7 +200,7 @@ def test_5_14_33_a_candidate_that_is_down_holds_consumers_and_the_server_keeps_i
             wait_for(lambda: logged(log) > before, 30, "the log holds it")
             stays(log.committed_lsn)
             assert capture.stop() == 0
-            capture.options = []
+            capture.settings = replace(capture.settings, gate=Rule())
             capture.start()
             check_equal(log, dsn)
     finally:
@@ -210,8 +211,8 @@ def test_5_14_33_a_candidate_that_is_down_holds_consumers_and_the_server_keeps_i
 def test_a_candidate_that_stays_away_is_left_out_on_the_record_and_counts_again_when_it_is_back(
     tmp_path: Path, log: ChangeLog, shop: Database, slot: str
 ) -> None:
-    options = (f"--candidate={slot}", "--on-missing=degrade", "--degrade-after=1")
-    with gated(tmp_path, log, shop.dsn, *options) as capture:
+    rule = Rule((slot,), on_missing="degrade", degrade_after=1)
+    with gated(tmp_path, log, shop.dsn, rule) as capture:
         wait_for(capture.streams, 30, "capture streams")
         insert(shop.dsn, 1)
         wait_for(lambda: log.committed_lsn() > 0, 30, "it is left out")
@@ -220,7 +221,7 @@ def test_a_candidate_that_stays_away_is_left_out_on_the_record_and_counts_again_
         assert "is not in use" in told[1]["why"]
         # A new session does not wait for it again, which would take longer than the test.
         capture.kill()
-        capture.options.append("--degrade-after=3600")
+        capture.settings = replace(capture.settings, gate=replace(rule, degrade_after=3600))
         capture.start()
         wait_for(capture.streams, 30, "capture streams")
         end = insert(shop.dsn, 2)
@@ -291,7 +292,7 @@ def test_what_consumers_have_and_a_promoted_server_lacks_is_a_divergence_and_not
             wait_for(capture.streams, 30, "capture streams")
             assert capture.stop() == 0
             # Without its gate: the operator takes the risk, and it comes true.
-            capture.options = []
+            capture.settings = replace(capture.settings, gate=Rule())
             capture.start()
             insert(primary.dsn(), 1, 2)
             check_equal(log, primary.dsn())
@@ -361,7 +362,7 @@ def test_only_a_fresh_page_of_the_quorum_lets_transactions_pass(
         ).fetchone()
     assert row is not None
     fresh = CommitPage(row[0], row[1], MAX_LSN)
-    with gated(tmp_path, log, shop.dsn, f"--commit-page={path}") as capture:
+    with gated(tmp_path, log, shop.dsn, Rule(safekeepers=True), path) as capture:
         wait_for(capture.streams, 30, "capture streams")
         insert(shop.dsn, 1)
         wait_for(lambda: f"{path} is missing" in holding(capture), 30, "a missing page holds")

@@ -20,6 +20,7 @@ from tests.support.servers import MakeServer, majors
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
 from tests.support.wal_server import promote, run
+from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.capture.gate.record import decisions
 from walsender_bridge.demo.local_server import LocalServer
 
@@ -58,7 +59,7 @@ def test_42_members_names_fit_after_failovers_forth_and_back(
     server.start()
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         make_tables(connection)
-    options = (*(f"--candidate={name}" for name in NAMES), "--members")
+    rule = Rule(NAMES, members=True)
     with ExitStack() as stack:
         for number in range(FAILOVERS + 1):
             # As an HA manager does it: a slot for each member but itself, and settings that it writes anew at times.
@@ -69,7 +70,7 @@ def test_42_members_names_fit_after_failovers_forth_and_back(
             stack.callback(standby.destroy)
             if number % 2:
                 run(server, "ALTER SYSTEM SET primary_slot_name = ''", "SELECT pg_reload_conf()")
-            with gated(tmp_path, log, several(server, standby), *options) as capture:
+            with gated(tmp_path, log, several(server, standby), rule) as capture:
                 one_turn(log, capture, server, standby, other)
             server.kill()
             promote(standby)

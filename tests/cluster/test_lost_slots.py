@@ -55,10 +55,7 @@ class Place:
         config.write_text(text.replace('data_dir = "log"', f'data_dir = "{repository}"'))
         status_file = repository / "run" / "capture-shop.status.json"
         status_file.parent.mkdir(exist_ok=True)
-        self.capture = CaptureProcess(
-            folder, log, dsn, *TABLES, options=["--status-file", str(status_file)]
-        )
-        self.capture.status_file = status_file
+        self.capture = CaptureProcess(folder, log, dsn, *TABLES, status_file=status_file)
 
     def capture_some(self, dsn: str, *statements: str) -> None:
         """Capture until the log has what these commit; then stop."""

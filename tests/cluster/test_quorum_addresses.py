@@ -95,7 +95,7 @@ def commits_go_on(quorum: QuorumStack, address: str, told: Callable[[str], bool]
 
 def test_34_a_name_server_that_is_silent_holds_up_no_commit(quorum, silent_resolver):
     address = f"{SILENT}:{quorum.ports[2]}"
-    quorum.options["proposer"] = [f"--safekeeper={address}"]
+    quorum.options["proposer"] = {"safekeepers": (*quorum.safekeepers, (SILENT, quorum.ports[2]))}
     quorum.start_with("proposer", LD_PRELOAD=str(silent_resolver))
     said = f"could not resolve host name {SILENT}: the name server does not answer"
     commits_go_on(quorum, address, lambda fault: fault == said)
@@ -103,6 +103,7 @@ def test_34_a_name_server_that_is_silent_holds_up_no_commit(quorum, silent_resol
 
 def test_34_another_server_at_an_address_holds_up_no_commit(quorum):
     with answering(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n" * 2) as port:
-        quorum.options["proposer"] = [f"--safekeeper=127.0.0.1:{port}"]
+        another = (*quorum.safekeepers, ("127.0.0.1", port))
+        quorum.options["proposer"] = {"safekeepers": another}
         quorum.start("proposer")
         commits_go_on(quorum, f"127.0.0.1:{port}", lambda fault: "unknown frame kind" in fault)

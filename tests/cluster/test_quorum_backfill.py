@@ -9,7 +9,7 @@ from walsender_bridge.postgres.protocol.wal_page import parse_segment_name, segm
 from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change, wait
 
 SEGMENT = 1 << 20
-KEEP = ["--keep-bytes", str(1 << 30)]
+KEEP = {"keep_bytes": 1 << 30}
 
 
 def start(name: str) -> int:
@@ -46,7 +46,7 @@ def test_39_a_rebuilt_safekeeper_is_brought_the_older_wal_and_serves_it(
         # Its disk is lost. It begins where the others' WAL is retained for laggards, and so far it is to keep nothing else.
         quorum.kill("safekeeper-2")
         shutil.rmtree(quorum.data(2))
-        quorum.options["safekeeper-2"] = []
+        quorum.options["safekeeper-2"] = {}
         quorum.start("safekeeper-2")
         files, address = ProposerFiles(quorum.status_file, quorum.members_file), quorum.address(2)
         wait_for(lambda: quorum.listens(2), 20, "it listens")

@@ -13,7 +13,7 @@ def test_40_a_wal_server_finds_a_damaged_segment_and_serves_the_others(
 ):
     primary = load_server(make_server, small=True, wal_level="replica")
     with QuorumStack(tmp_path, primary) as quorum:
-        quorum.options = {name: ["--keep-bytes", str(1 << 30)] for name in quorum.names}
+        quorum.options = {name: {"keep_bytes": 1 << 30} for name in quorum.names}
         quorum.start()
         quorum.attach()
         numbers = iter(range(1000))
@@ -31,7 +31,7 @@ def test_40_a_wal_server_finds_a_damaged_segment_and_serves_the_others(
             file.seek(SEGMENT - 5000)
             file.write(b"\1")
         status = tmp_path / "wal-server.json"
-        with quorum.wal_server(0, "--status-file", status) as server:
+        with quorum.wal_server(0, status_file=status) as server:
 
             def found() -> list[str]:
                 return json.loads(status.read_text())["damaged"] if status.exists() else []

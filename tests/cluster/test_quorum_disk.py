@@ -12,6 +12,8 @@ from tests.support.small_disk import fill, mounted
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.proposer.effects import Limits
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 
 MIB = 1 << 20
 
@@ -40,11 +42,11 @@ def wal_files(quorum: QuorumStack, number: int) -> list[Path]:
 
 
 def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum):
-    quorum.options["safekeeper-0"] = [
-        f"--wal-bytes={12 * MIB}",
-        f"--status-file={quorum.folder / 'safekeeper-0.json'}",
-    ]
-    quorum.options["proposer"] = ["--full-ticks=100000"]
+    quorum.options["safekeeper-0"] = {
+        "limits": StorageLimits(wal_bytes=12 * MIB),
+        "status_file": quorum.folder / "safekeeper-0.json",
+    }
+    quorum.options["proposer"] = {"limits": Limits(full_ticks=100_000)}
     quorum.start()
     quorum.attach()
     quorum.insert(0)
@@ -71,7 +73,10 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
 def test_36_a_dead_safekeeper_does_not_fill_the_disks_of_the_others(quorum):
     """Their disks hold much less than `max_laggard_bytes`, and `keep_bytes` alone is more than they hold."""
     for name in quorum.names:
-        quorum.options[name] = [f"--wal-bytes={12 * MIB}", f"--keep-bytes={1 << 30}"]
+        quorum.options[name] = {
+            "limits": StorageLimits(wal_bytes=12 * MIB),
+            "keep_bytes": 1 << 30,
+        }
     quorum.start()
     quorum.attach()
     quorum.insert(0)
@@ -92,7 +97,7 @@ def test_36_a_dead_safekeeper_does_not_fill_the_disks_of_the_others(quorum):
 def test_9_a_full_disk_is_named_and_nothing_acknowledged_until_there_is_room(quorum):
     quorum.data(0).mkdir()
     with mounted(quorum.data(0), "-o", "size=24m"):
-        quorum.options["safekeeper-0"] = ["--free-bytes=0"]
+        quorum.options["safekeeper-0"] = {"limits": StorageLimits(free_bytes=0)}
         quorum.start()
         try:
             quorum.attach()
@@ -118,8 +123,8 @@ def test_10_old_wal_goes_at_the_horizon_and_not_before(quorum, tmp_path):
     archive = tmp_path / "archive"
     archive.mkdir()
     url = archive.as_uri()
-    quorum.options["safekeeper-0"] = [f"--archive={url}"]
-    quorum.options["archiver-0"] = [f"--data-dir={quorum.data(0)}", f"--archive={url}"]
+    quorum.options["safekeeper-0"] = {"archive": url}
+    quorum.options["archiver-0"] = {"archive": url}
     quorum.start()
     quorum.attach()
     quorum.insert(0)

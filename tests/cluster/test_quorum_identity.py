@@ -168,7 +168,7 @@ def test_a_locked_catalog_is_named_and_tried_again(stack, server, catalog, said)
     with psycopg.connect(server.dsn()) as holder:
         holder.execute(f"LOCK TABLE {catalog} IN ACCESS EXCLUSIVE MODE".encode())
         dsn = make_conninfo(server.dsn(), connect_timeout=2)
-        stack.start_with("proposer", TUSKLINE_SOURCE_DSN=dsn)
+        stack.start_as("proposer", dsn=dsn)
         wait_for(lambda: said in str(error_of(stack)), 60, f"it says so: {stack.logs()}")
         assert error_of(stack)["code"] == "UNAVAILABLE"
         assert "pg_locks" in error_of(stack)["repair"]

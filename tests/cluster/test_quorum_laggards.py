@@ -13,6 +13,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.proposer.effects import Limits
 
 MIB = 1 << 20
 
@@ -32,7 +33,7 @@ def primary(make_server: MakeServer) -> LocalServer:
 @pytest.fixture
 def quorum(tmp_path: Path, primary: LocalServer) -> Iterator[QuorumStack]:
     with QuorumStack(tmp_path, primary) as stack:
-        stack.options["proposer"] = ["--queue-bytes", str(8 * MIB)]
+        stack.options["proposer"] = {"limits": Limits(queue_bytes=8 * MIB)}
         yield stack
 
 
@@ -96,7 +97,8 @@ def test_8_two_laggards_at_different_places_catch_up_at_once(quorum):
 
 
 def test_8_beyond_what_the_primary_keeps_it_catches_up_from_a_peer(quorum):
-    quorum.options["proposer"] += ["--max-laggard-bytes", str(16 * MIB)]
+    limits = Limits(queue_bytes=8 * MIB, max_laggard_bytes=16 * MIB)
+    quorum.options["proposer"] = {"limits": limits}
     quorum.start()  # without WAL servers beside them, safekeepers keep all their WAL
     quorum.attach()
     quorum.insert(0)
@@ -118,7 +120,8 @@ def test_8_beyond_what_the_primary_keeps_it_catches_up_from_a_peer(quorum):
 
 
 def test_27_who_stays_too_far_behind_lets_go_of_the_wal_and_is_rebuilt(quorum):
-    quorum.options["proposer"] += ["--max-laggard-bytes", str(16 * MIB)]
+    limits = Limits(queue_bytes=8 * MIB, max_laggard_bytes=16 * MIB)
+    quorum.options["proposer"] = {"limits": limits}
     quorum.start()
     quorum.attach()
     quorum.insert(0)

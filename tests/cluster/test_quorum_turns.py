@@ -147,7 +147,7 @@ def test_26_a_greater_node_id_displaces_and_readers_stay(stack, tmp_path) -> Non
 def test_35_the_walsender_of_a_partitioned_proposer_holds_up_no_commit(stack) -> None:
     stack.start(*stack.names)
     with Relay(stack.server.port) as relay:
-        stack.start_with("proposer", TUSKLINE_SOURCE_DSN=stack.server.dsn(port=relay.port))
+        stack.start_as("proposer", dsn=stack.server.dsn(port=relay.port))
         stack.attach()
         stack.ask("INSERT INTO load VALUES (1)")
         relay.freeze()

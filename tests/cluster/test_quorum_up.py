@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import make_conninfo
 
 from tests.support.attached import Attached
-from tests.support.quorum_stack import Load, insert, load_server, numbers
+from tests.support.child import run_child, start_child
+from tests.support.quorum_stack import NAME, Load, insert, load_server, numbers
 from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
@@ -30,7 +31,10 @@ from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
 from walsender_bridge.observability import quorum_view
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.proposer.member_changes import parse_address
+from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.safekeeper import data_dir
+from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.runtime import processes, shared_files, status_file
 from walsender_bridge.runtime.supervisor import read_states
 
@@ -306,12 +310,9 @@ def _has_its_page(pid: int | None) -> bool:
 def test_4_a_proposer_that_is_displaced_says_so_and_does_not_come_back(tuskline, server, tmp_path):
     up(tuskline)
     section = quorum(tuskline)["safekeepers"]
-    argv = [sys.executable, "-m", "walsender_bridge.quorum.proposer"]
-    argv += [f"--safekeeper={each['address']}" for each in section]
-    with (tmp_path / "rival.log").open("wb") as log:
-        rival = subprocess.Popen(
-            argv, env={**os.environ, "TUSKLINE_SOURCE_DSN": server.dsn()}, stdout=log, stderr=log
-        )
+    addresses = tuple(parse_address(each["address"]) for each in section)
+    settings = ProposerSettings(server.dsn(), addresses, NAME, "tuskline_safekeepers")
+    rival = start_child("walsender_bridge.quorum.proposer", settings, log=tmp_path / "rival.log")
     try:
         wait_for(lambda: _ended(tuskline), 30, "the proposer of up has ended")
         found = quorum(tuskline)
@@ -468,15 +469,7 @@ def _said(tuskline: Attached, beginning: str) -> list[str]:
 
 def test_25_two_safekeepers_never_use_one_directory(tmp_path):
     with data_dir.held(tmp_path / "data"):
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "walsender_bridge.quorum.safekeeper"),
-                *("--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"),
-                *("--positions", str(tmp_path / "positions")),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
+        settings = SafekeeperSettings(tmp_path / "data", "127.0.0.1", 0, tmp_path / "positions")
+        done = run_child("walsender_bridge.quorum.safekeeper", settings)
     assert done.returncode == Cause.RUNNING
     assert "another safekeeper uses this data directory" in done.stderr

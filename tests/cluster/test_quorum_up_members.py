@@ -4,8 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from textual.widgets import Static
 
 from tests.support.attached import Attached
+from tests.support.child import start_child
 from tests.support.quorum_stack import insert, load_server
 from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
@@ -23,6 +22,7 @@ from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import LocalServer, free_port
 from walsender_bridge.errors import Cause
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def tuskline(tmp_path: Path, server: LocalServer, count: int) -> Iterator[Attach
 @pytest.fixture
 def one_more(tmp_path: Path) -> Iterator[str]:
     """A safekeeper that the configuration does not know; its address."""
-    address = f"127.0.0.1:{free_port()}"
-    argv = [sys.executable, "-m", "walsender_bridge.quorum.safekeeper"]
-    argv += [f"--data-dir={tmp_path / 'more'}", f"--listen={address}"]
-    argv += [f"--positions={tmp_path / 'more-positions'}"]
-    with (tmp_path / "more.log").open("wb") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log)
-    yield address
+    port = free_port()
+    process = start_child(
+        "walsender_bridge.quorum.safekeeper",
+        SafekeeperSettings(tmp_path / "more", "127.0.0.1", port, tmp_path / "more-positions"),
+        log=tmp_path / "more.log",
+    )
+    yield f"127.0.0.1:{port}"
     process.kill()
     process.wait()
 

@@ -223,10 +223,8 @@ def test_who_waits_for_room_writes_no_promise_into_another_disk(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with data_dir.held(place) as holding:
-        settings = SafekeeperSettings(
-            place, "127.0.0.1", 0, tmp_path / "p", still_held=holding.check
-        )
-        driver = SafekeeperDriver(settings)
+        settings = SafekeeperSettings(place, "127.0.0.1", 0, tmp_path / "p")
+        driver = SafekeeperDriver(settings, still_held=holding.check)
         monkeypatch.setattr(control_file, "save", full_once)
         driver.core.commit_lsn = 1
         with pytest.raises(UnavailableError, match="not the one that this process has locked"):

@@ -5,13 +5,13 @@ import select
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.child import run_child, start_child
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import Cause
@@ -21,9 +21,11 @@ from walsender_bridge.quorum.protocol.frames import decode
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 from walsender_bridge.quorum.safekeeper import control_file, hosting
 from walsender_bridge.quorum.safekeeper.connection import GREETING_SECONDS
+from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.runtime import record_file
 from walsender_bridge.runtime.folder import FolderDisk
 
+SAFEKEEPER = "walsender_bridge.quorum.safekeeper"
 OURS = m.ServerInfo(system_id=7, major=16, segment_size=1 << 20)
 
 
@@ -35,24 +37,15 @@ class OneSafekeeper:
         self.log = folder / "log"
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
-        self._command = [
-            *(
-                sys.executable,
-                "-m",
-                "walsender_bridge.quorum.safekeeper",
-                f"--data-dir={self.data}",
-            ),
-            *(f"--listen=127.0.0.1:{self.port}", f"--positions={folder / 'positions'}"),
-        ]
+        self._settings = SafekeeperSettings(self.data, "127.0.0.1", self.port, folder / "positions")
 
     def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        self.process = start_child(SAFEKEEPER, self._settings, log=self.log)
         wait_for(self.listens, 20, "it listens")
 
     def fails(self) -> tuple[int, str]:
         """Start it, which it refuses: exit code, and what it says."""
-        done = subprocess.run(self._command, capture_output=True, text=True, timeout=30)
+        done = run_child(SAFEKEEPER, self._settings, seconds=30)
         return done.returncode, done.stdout + done.stderr
 
     def kill(self) -> None:

@@ -16,6 +16,7 @@ from tests.support.slot_copies import PHYSICAL, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, attached, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, WalServerProcess
+from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 
@@ -115,9 +116,8 @@ def gate_refuses(tuskline: Attached, synced_pair: SlotStack, log: ChangeLog, fol
     with tuskline.config.open("a") as config:
         config.write(f'[gate]\ncandidates = ["{PHYSICAL}"]\n')
     rows(pair.primary, "CREATE TABLE orders (id bigint PRIMARY KEY, pad text)")
-    options = (f"--candidate={PHYSICAL}", f"--gate-record={folder / 'gate.jsonl'}")
     dsn = pair.primary.dsn()
-    with CaptureProcess(folder, log, dsn, "public.orders", options=options) as capture:
+    with CaptureProcess(folder, log, dsn, "public.orders", gate=Rule((PHYSICAL,))) as capture:
         wait_for(capture.streams, 60, "capture streams")
         rows(pair.primary, "INSERT INTO orders VALUES (1, 'x')")
 

@@ -1,5 +1,6 @@
 """Which tables a source's publication has: never one whose UPDATEs would be refused, and those that come to fit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -218,7 +219,8 @@ def test_a_source_moves_from_all_tables_to_a_publication_of_ours(
         shop.execute("UPDATE tuskline.flush SET token = token + 1")
         wait_for(lambda: capturing.status()["confirmed_lsn"] > made, 30, "the slot is past it")
         assert capturing.stop() == 0
-        capturing.options = ["--publication", "tuskline_own"]
+        own = replace(capturing.settings.source, publication="tuskline_own")
+        capturing.settings = replace(capturing.settings, source=own)
         capturing.start()
         wait_for(capturing.streams, 30, "it streams from the other publication")
         shop.execute("DROP PUBLICATION tuskline_shop", "INSERT INTO orders VALUES (2, '20261123')")

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,41 @@ def _check_secret(tuskline: Attached) -> None:
             seen += [done.stdout, done.stderr]
     for pid in processes.family(tuskline.process.pid):
         seen.append(processes.command_line(pid))
+        with suppress(FileNotFoundError):  # it has ended
+            seen.append(Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace"))
     for file in tuskline.directory.rglob("*"):
         if file.is_file() and file != tuskline.config:
             with suppress(FileNotFoundError):  # the draft of a status file
                 seen.append(file.read_bytes().decode("utf-8", "replace"))
     assert len(seen) > 15
     assert not [text for text in seen if SECRET in text]
+
+
+def test_a_child_that_is_restarted_has_the_settings_of_its_siblings(
+    tuskline: Attached, shop: Database
+) -> None:
+    """Whatever the configuration file says by then: it may be half edited."""
+    tuskline.json("init")
+    tuskline.up()
+    wait_for(lambda: is_healthy(tuskline), 60, "everything runs")
+    settings = load_config(tuskline.config)
+
+    def capture() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(settings.capture_status(settings.source[0]).read_text())
+        return found
+
+    def restarted(pid: int) -> bool:
+        return capture()["pid"] != pid and capture()["state"] == "streaming"
+
+    text = tuskline.config.read_text()
+    for edited in (text.replace("public.audit", "public.gone") + 'slot = "other"\n', "half edi"):
+        tuskline.config.write_text(edited)
+        before = capture()["pid"]
+        os.kill(before, signal.SIGKILL)
+        wait_for(partial(restarted, before), 60, "capture streams again")
+        assert capture()["slot"] == "tuskline_shop"
+    tuskline.config.write_text(text)
+    wait_for(lambda: is_healthy(tuskline), 30, "everything runs")
 
 
 def test_a_part_that_dies_is_told_and_comes_back(tuskline: Attached, shop: Database) -> None:

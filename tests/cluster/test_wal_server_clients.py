@@ -27,6 +27,7 @@ from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.wal_page import segment_name
 from walsender_bridge.quorum.wal_server.slots import MOST_SLOTS
+from walsender_bridge.quorum.wal_server.tls import TlsFiles
 from walsender_bridge.runtime import checksummed_json
 
 
@@ -55,7 +56,7 @@ def held(primary: LocalServer, tmp_path: Path) -> Iterator[HeldWal]:
 
 @pytest.fixture
 def wal_server(held: HeldWal, tmp_path: Path) -> Iterator[WalServerProcess]:
-    with WalServerProcess(tmp_path, held, "--timeout", "3") as server:
+    with WalServerProcess(tmp_path, held, timeout=3.0) as server:
         yield server
 
 
@@ -250,21 +251,15 @@ def certificates(tmp_path_factory) -> Path:
     return folder
 
 
-def _tls(certificates: Path, *more: str) -> list[str]:
-    return [
-        "--tls-cert",
-        f"{certificates}/server.crt",
-        "--tls-key",
-        f"{certificates}/server.key",
-        *more,
-    ]
+def _tls(certificates: Path, client_ca: Path | None = None) -> TlsFiles:
+    return TlsFiles(certificates / "server.crt", certificates / "server.key", client_ca)
 
 
 def test_21_tls_with_channel_binding_and_no_plain_client_where_tls_is_required(
     held, tmp_path, certificates, primary
 ) -> None:
-    options = _tls(certificates, "--tls-required")
-    with WalServerProcess(tmp_path, held, *options) as server:
+    tls = _tls(certificates)
+    with WalServerProcess(tmp_path, held, tls=tls, tls_required=True) as server:
         verified = {"sslmode": "verify-full", "sslrootcert": f"{certificates}/ca.crt"}
         bound = verified | {"channel_binding": "require"}
         assert command(server, "IDENTIFY_SYSTEM", **bound)
@@ -298,8 +293,8 @@ def test_21_tls_with_channel_binding_and_no_plain_client_where_tls_is_required(
 def test_21_an_expired_a_foreign_and_a_missing_client_certificate_are_refused(
     held, tmp_path, certificates
 ) -> None:
-    options = _tls(certificates, "--tls-client-ca", f"{certificates}/ca.crt")
-    with WalServerProcess(tmp_path, held, *options) as server:
+    tls = _tls(certificates, certificates / "ca.crt")
+    with WalServerProcess(tmp_path, held, tls=tls) as server:
 
         def connect(name: str) -> list[tuple[str | None, ...]]:
             own = {"sslcert": f"{certificates}/{name}.crt", "sslkey": f"{certificates}/{name}.key"}

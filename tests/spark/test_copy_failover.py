@@ -13,6 +13,7 @@ from tests.support.servers import majors
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, promote, run
+from walsender_bridge.capture.gate.core import Rule
 
 CANDIDATE = "standby_a"
 ORDERS = f"{STREAM}.public.orders"
@@ -66,7 +67,7 @@ def test_38_a_copy_beyond_the_fork_is_made_once_more_after_the_failover(spark, t
             log,
             dsn,
             "public.orders",
-            options=(f"--candidate={CANDIDATE}", f"--gate-record={tmp_path / 'gate.jsonl'}"),
+            gate=Rule((CANDIDATE,)),
         )
         stack.enter_context(capture)
         wait_for(capture.streams, 60, "capture streams")

@@ -1,13 +1,10 @@
 """A change log and captures as processes of their own, which a test may kill, stop and start again."""
 
 import json
-import os
 import signal
 import struct
 import subprocess
-import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +12,11 @@ from typing import Any, Self
 
 import psycopg
 
+from tests.support.child import start_child
 from tests.support.waiting import wait_for
+from walsender_bridge.capture.gate.core import Rule
+from walsender_bridge.capture.settings import CaptureSettings
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.change_log.client import (
     LogClient,
     ReplicaClient,
@@ -23,6 +24,7 @@ from walsender_bridge.change_log.client import (
     read_payload,
     split_messages,
 )
+from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.postgres.protocol import pgoutput
@@ -63,15 +65,11 @@ class ChangeLog:
 
     def start_log_server(self) -> None:
         place = self.folder / "log-server"
-        with (self.folder / "log-server.log").open("ab") as log:
-            self.log_server = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "walsender_bridge.change_log.log_server"),
-                    *("--data-dir", str(place), "--listen", self.log_server_listen),
-                ],
-                stdout=log,
-                stderr=log,
-            )
+        self.log_server = start_child(
+            "walsender_bridge.change_log.log_server",
+            ReplicaServerSettings(place, self.log_server_listen),
+            log=self.folder / "log-server.log",
+        )
 
     def kill_log_server(self) -> None:
         if self.log_server is not None:
@@ -128,22 +126,25 @@ class CaptureProcess:
         dsn: str,
         *tables: str,
         spool_limit: int = 1 << 30,
-        options: Sequence[str] = (),
+        gate: Rule = Rule(),  # noqa: B008  # it is frozen
+        commit_page: Path | None = None,
+        status_file: Path | None = None,
     ) -> None:
         self.folder = folder
-        self.status_file = folder / "capture.json"
+        self.status_file = status_file or folder / "capture.json"
         self.spool = folder / "spool"
         self.output = folder / "capture.log"
-        self._dsn = dsn
-        self._arguments = [
-            *("--source", STREAM, "--slot", SLOT, "--publication", PUBLICATION),
-            *("--log", log.address, "--status-file", str(self.status_file)),
-            *("--spool", str(self.spool), "--spool-limit", str(spool_limit)),
-        ]
-        for table in tables:
-            self._arguments += ["--table", table]
         #: From the next start on.
-        self.options = [*options]
+        self.settings = CaptureSettings(
+            CaptureSource(STREAM, dsn, SLOT, PUBLICATION, tables),
+            log.address,
+            self.spool,
+            spool_limit,
+            folder / "gate.jsonl",
+            gate,
+            commit_page,
+            status_file=self.status_file,
+        )
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -161,13 +162,7 @@ class CaptureProcess:
             print(self.output.read_text()[-4000:])
 
     def start(self) -> None:
-        with self.output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "walsender_bridge.capture", *self._arguments, *self.options],
-                env={**os.environ, "TUSKLINE_SOURCE_DSN": self._dsn},
-                stdout=output,
-                stderr=output,
-            )
+        self.process = start_child("walsender_bridge.capture", self.settings, log=self.output)
 
     def kill(self) -> None:
         if self.process is not None:

@@ -54,7 +54,7 @@ class FailoverStack(QuorumStack):
         super().__init__(folder, server, count)
         # Readers without a slot are away for seconds while the timeline changes.
         for name in self.names:
-            self.options[name] = [f"--keep-bytes={1 << 30}"]
+            self.options[name] = {"keep_bytes": 1 << 30}
         self.standbys: list[LocalServer] = []
         self.wal_servers: list[WalServerProcess] = []
 

@@ -6,17 +6,22 @@ import psycopg
 
 from tests.support.capture_stack import STREAM, CaptureProcess, ChangeLog, wal_end
 from tests.support.wal_server import backup, follow, run
+from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.demo.local_server import LocalServer
 
 TABLES = ("public.orders", "public.audit")
 CANDIDATE = "standby_a"
 
 
-def gated(folder: Path, log: ChangeLog, dsn: str, *options: str) -> CaptureProcess:
+def gated(
+    folder: Path,
+    log: ChangeLog,
+    dsn: str,
+    gate: Rule = Rule((CANDIDATE,)),  # noqa: B008  # it is frozen
+    commit_page: Path | None = None,
+) -> CaptureProcess:
     """A capture whose gate waits for `CANDIDATE`, unless told otherwise."""
-    options = options or (f"--candidate={CANDIDATE}",)
-    record = folder / "gate.jsonl"
-    return CaptureProcess(folder, log, dsn, *TABLES, options=(*options, f"--gate-record={record}"))
+    return CaptureProcess(folder, log, dsn, *TABLES, gate=gate, commit_page=commit_page)
 
 
 def make_slot(dsn: str, name: str = CANDIDATE) -> None:

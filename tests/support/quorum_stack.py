@@ -1,27 +1,30 @@
 """Safekeepers and a proposer as processes, around a real primary."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import psycopg
 
+from tests.support.child import start_child
 from tests.support.servers import DEFAULT, MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
 from walsender_bridge.demo.local_server import LocalServer, free_port
 from walsender_bridge.demo.local_server.account import server_account
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.proposer.status import without_session
+from walsender_bridge.quorum.safekeeper.archive.settings import ArchiverSettings
+from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 
 NAME = "tuskline_quorum"
 
@@ -37,8 +40,8 @@ class QuorumStack:
         self.names = [f"safekeeper-{n}" for n in range(count)]
         #: How many of them the proposer is told of at its start.
         self.configured = count
-        #: More arguments, by the process's name.
-        self.options: dict[str, list[str]] = {}
+        #: What is different in its settings, by the process's name.
+        self.options: dict[str, dict[str, Any]] = {}
         #: When the proposer was started last, in seconds; 0: it is somebody else's.
         self._proposer_since = 0.0
 
@@ -66,47 +69,53 @@ class QuorumStack:
         """Start a process with more in its environment."""
         self._start(name, **environment)
 
+    def start_as(self, name: str, **changes: Any) -> None:
+        """Start a process with other settings, this once."""
+        kept = self.options.get(name, {})
+        self.options[name] = {**kept, **changes}
+        self._start(name)
+        self.options[name] = kept
+
     def _start(self, name: str, **environment: str) -> None:
         if name == "proposer":  # what the last one said is not what this one does
             self.status_file.unlink(missing_ok=True)
             self._proposer_since = time.time()
-        with self.log(name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                self._command(name),
-                env={**os.environ, "TUSKLINE_SOURCE_DSN": self.server.dsn(), **environment},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        module, settings = self._child(name)
+        settings = replace(settings, **self.options.get(name, {}))
+        self.processes[name] = start_child(module, settings, log=self.log(name), **environment)
 
-    def _command(self, name: str) -> list[str]:
-        python = [sys.executable, "-m"]
+    def _child(self, name: str) -> tuple[str, Any]:
+        """Its module and its settings."""
+        quorum = "walsender_bridge.quorum"
         if name == "proposer":
-            each = [f"--safekeeper={self.address(n)}" for n in range(self.configured)]
-            files = [f"--status-file={self.status_file}", f"--members-file={self.members_file}"]
-            files.append(f"--quorum-file={self.quorum_file}")
-            files.append(f"--commit-page={self.commit_page}")
-            more = self.options.get(name, [])
-            return [*python, "walsender_bridge.quorum.proposer", *each, *files, *more]
+            return f"{quorum}.proposer", ProposerSettings(
+                self.server.dsn(),
+                self.safekeepers,
+                NAME,
+                "tuskline_safekeepers",
+                members_file=self.members_file,
+                quorum_file=self.quorum_file,
+                commit_page=self.commit_page,
+                status_file=self.status_file,
+            )
         number = int(name.rpartition("-")[2])
         if name.startswith("archiver"):
-            return [
-                *python,
-                "walsender_bridge.quorum.safekeeper.archive.process",
-                *self.options[name],
-            ]
-        return [
-            *(*python, "walsender_bridge.quorum.safekeeper", f"--data-dir={self.data(number)}"),
-            f"--listen={self.address(number)}",
-            f"--positions={self.folder / f'positions-{number}'}",
-            *self.options.get(name, []),
-        ]
+            return f"{quorum}.safekeeper.archive.process", ArchiverSettings(self.data(number), "")
+        page = self.folder / f"positions-{number}"
+        return f"{quorum}.safekeeper", SafekeeperSettings(
+            self.data(number), "127.0.0.1", self.ports[number], page
+        )
 
-    def one_more(self, *options: str) -> int:
+    @property
+    def safekeepers(self) -> tuple[tuple[str, int], ...]:
+        """Those that the proposer is told of at its start."""
+        return tuple(("127.0.0.1", port) for port in self.ports[: self.configured])
+
+    def one_more(self) -> int:
         """Start a safekeeper that no configuration names; its number."""
         number = len(self.ports)
         self.ports.append(free_port())
         self.names.append(f"safekeeper-{number}")
-        self.options[self.names[-1]] = list(options)
         self.start(self.names[-1])
         wait_for(lambda: self.listens(number), 20, f"it listens: {self.logs()}")
         return number
@@ -249,11 +258,11 @@ class QuorumStack:
         found: str = self.ask("SELECT pg_current_wal_flush_lsn()")[0][0]
         return found
 
-    def wal_server(self, number: int, *options: str | Path) -> WalServerProcess:
+    def wal_server(self, number: int, **options: Any) -> WalServerProcess:
         """The WAL server of a safekeeper, to be started."""
         data = self.data(number)
         held = SimpleNamespace(folder=data / "wal", page=self.folder / f"positions-{number}")
-        return WalServerProcess(data, held, *options)
+        return WalServerProcess(data, held, **options)
 
     def segments(self, number: int) -> dict[str, bytes]:
         """A safekeeper's complete segments. What goes meanwhile is not there."""

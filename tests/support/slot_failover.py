@@ -15,6 +15,7 @@ from tests.support.capture_stack import SLOT, CaptureProcess, ChangeLog, make_ta
 from tests.support.slot_copies import PHYSICAL, PUBLICATION, inspect, rows
 from tests.support.slot_sync import STANDBY, SlotStack
 from tests.support.waiting import wait_for
+from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.postgres.client.hosts import primary_dsn
 from walsender_bridge.postgres.protocol import pgoutput
@@ -35,10 +36,9 @@ def captured(stack: SlotStack, log: ChangeLog, folder: Path) -> Iterator[Capture
     pair = stack.pair
     with psycopg.connect(pair.primary.dsn(), autocommit=True) as connection:
         make_tables(connection)
-    options = (f"--candidate={PHYSICAL}", f"--gate-record={folder / 'gate.jsonl'}")
     dsn = several(pair.primary, pair.standby)
     tables = ("public.orders", "public.audit")
-    with CaptureProcess(folder, log, dsn, *tables, options=options) as capture:
+    with CaptureProcess(folder, log, dsn, *tables, gate=Rule((PHYSICAL,))) as capture:
         wait_for(capture.streams, 30, "capture streams")
         yield capture
 

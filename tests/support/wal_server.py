@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -13,6 +12,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from scramp import ScramMechanism
 
+from tests.support.child import start_child
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
@@ -20,6 +20,7 @@ from walsender_bridge.postgres.protocol.replication import ServerTimelines, pars
 from walsender_bridge.postgres.protocol.wal_page import segment_name, segment_start
 from walsender_bridge.quorum.protocol.positions import Positions
 from walsender_bridge.quorum.protocol.shared_page import PositionWriter
+from walsender_bridge.quorum.wal_server.settings import WalServerSettings
 from walsender_bridge.quorum.wal_server.wal_folder import PARTIAL
 
 USER, PASSWORD = "reader", "the reader's secret: Xyzzy-4711"
@@ -156,7 +157,7 @@ class Held(Protocol):
 class WalServerProcess:
     """The WAL server as a process."""
 
-    def __init__(self, folder: Path, held: Held | None, *options: str | Path) -> None:
+    def __init__(self, folder: Path, held: Held | None, **options: Any) -> None:
         self.folder = folder
         self.port = free_port()
         self.users = folder / "users"
@@ -166,18 +167,16 @@ class WalServerProcess:
         self.slots = folder / "slots"
         wal = held.folder if held else folder
         page = held.page if held else folder / "positions"
-        self._command = [
-            *(sys.executable, "-m", "walsender_bridge.quorum.wal_server"),
-            *("--wal-dir", str(wal), "--positions", str(page), "--slots", str(self.slots)),
-            *("--users", str(self.users), "--listen", f"127.0.0.1:{self.port}"),
-            *map(str, options),
-        ]
+        self._settings = WalServerSettings(
+            wal, page, self.slots, self.users, "127.0.0.1", self.port, **options
+        )
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         before = self.log.count("serving WAL")
-        with self.log_file.open("ab") as log:
-            process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        process = start_child(
+            "walsender_bridge.quorum.wal_server", self._settings, log=self.log_file
+        )
         self.process = process
         try:
             wait_for(

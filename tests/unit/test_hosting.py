@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from walsender_bridge.cli import children
 from walsender_bridge.cli import up as run
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor.finding import Finding, Severity
@@ -69,7 +70,7 @@ def test_a_safekeeper_that_cannot_use_its_directory_stops_no_other(settings, tmp
     assert "Not a directory" in refused[4].what
     assert [path.name for path in foreign.iterdir()] == ["PG_VERSION"]
     # The hot loop of each says why it ends; nothing else touches its directory.
-    names = {child.name for child in hosting.children(places, section, refused)}
+    names = {child.name for child in children.safekeepers(places, section, refused)}
     assert names == {each.name for each in places} | {"wal-server-1", "wal-server-5"}
 
 
@@ -83,7 +84,7 @@ def test_a_directory_that_cannot_be_made_stops_no_other(settings, tmp_path):
     assert list(refused) == [2]
     assert "could not create the data directory" in refused[2].what
     # Once the disk is mounted the hot loop finds it, and what stands beside it is there, too.
-    names = {child.name for child in hosting.children(places, section, refused)}
+    names = {child.name for child in children.safekeepers(places, section, refused)}
     assert {
         f"{name}-{each.number}" for name in ("safekeeper", "wal-server") for each in places
     } == names
@@ -96,7 +97,7 @@ def test_a_directory_that_cannot_be_read_now_ends_nothing_for_good(settings, tmp
     section = settings.safekeepers
     places = hosting.hosted(section, tmp_path / "log-server", settings.run_dir)
     for number in (errno.EIO, errno.ENFILE, errno.EACCES, errno.ESTALE):
-        names = FolderDisk.names
+        as_before = FolderDisk.names
 
         def failing(disk: FolderDisk, number: int = number) -> set[str]:
             raise OSError(number, os.strerror(number), str(disk))
@@ -104,12 +105,12 @@ def test_a_directory_that_cannot_be_read_now_ends_nothing_for_good(settings, tmp
         with monkeypatch.context() as patch:
             patch.setattr(FolderDisk, "names", failing)
             refused = hosting.prepare(places, section, settings.run_dir)
-        assert FolderDisk.names is names
+        assert FolderDisk.names is as_before
         assert refused[1].cause is Cause.UNAVAILABLE
         assert refused[1].cause not in hosting.FINAL
         # All its processes are started, and started again until the disk answers.
-        children = hosting.children(places, section, refused)
-        assert {"safekeeper-1", "wal-server-1"} <= {child.name for child in children}
+        names = {child.name for child in children.safekeepers(places, section, refused)}
+        assert {"safekeeper-1", "wal-server-1"} <= names
 
 
 def test_up_starts_what_a_commit_may_wait_for(settings, tmp_path, monkeypatch, capfd):

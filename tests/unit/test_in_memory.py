@@ -1,16 +1,15 @@
 """Memory that is full: it is named, and keeps nothing from running that can run without it."""
 
-import os
-import subprocess
-import sys
 import time
 
 import pytest
 
+from tests.support.child import run_child
 from tests.support.small_disk import fill, mounted
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
 from walsender_bridge.observability import quorum_view
+from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.runtime import shared_files, status_file
 
 CONFIG = """
@@ -80,16 +79,8 @@ def test_what_is_new_goes_into_the_run_folder_while_memory_is_full(tmp_path, mem
 def test_a_safekeeper_without_room_for_its_page_says_so(tmp_path, memory):
     (memory / "folder").mkdir()
     fill(memory / "ballast")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "walsender_bridge.quorum.safekeeper"),
-            *("--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"),
-            *("--positions", str(memory / "folder" / "positions")),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=dict(os.environ),
-    )
+    page = memory / "folder" / "positions"
+    settings = SafekeeperSettings(tmp_path / "data", "127.0.0.1", 0, page)
+    done = run_child("walsender_bridge.quorum.safekeeper", settings)
     assert done.returncode == Cause.DISK_FULL, done
-    assert str(memory / "folder" / "positions") in done.stderr
+    assert str(page) in done.stderr

@@ -44,6 +44,7 @@ from walsender_bridge.capture.gate.core import (
     Standing,
 )
 from walsender_bridge.capture.gate.monitor import OpenGate, ServerGate
+from walsender_bridge.capture.settings import CaptureSettings
 from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.change_log.protocol import START, CommitContext
 from walsender_bridge.change_log.replica import invariants as of_replica
@@ -472,9 +473,8 @@ def test_a_broken_capture_session_is_named_by_its_invariant(name):
 def test_capture_with_a_fault_stops_and_appends_and_reports_nothing(tmp_path, monkeypatch):
     own, state = CaptureSource("shop", "", "slot", "publication", ()), _capturing()
     told = tmp_path / "status.json"
-    capture = Capture(
-        own, log="", gate=OpenGate(), spool=tmp_path / "spool", spool_limit=0, status_file=told
-    )
+    settings = CaptureSettings(own, "", tmp_path / "spool", 0, tmp_path / "gate", status_file=told)
+    capture = Capture(settings, OpenGate())
     done: list[object] = []
 
     def faulty(state: Capturing, event: object) -> list[object]:

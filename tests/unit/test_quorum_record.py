@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from walsender_bridge.cli.parts import _PROPOSER_FINAL
+from walsender_bridge.cli.children import _PROPOSER_FINAL
 from walsender_bridge.errors import CorruptError, UnavailableError
 from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -41,7 +40,7 @@ from walsender_bridge.capture.events import (
 )
 from walsender_bridge.capture.gate.monitor import GateMonitor, Watch
 from walsender_bridge.capture.session_setup import SessionSetup
-from walsender_bridge.capture.source import CaptureSource
+from walsender_bridge.capture.settings import CaptureSettings
 from walsender_bridge.capture.spool.files import SpoolFiles
 from walsender_bridge.capture.status import StatusFile, WalEnd
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
@@ -107,31 +106,13 @@ class HungLogServerError(TusklineError):
 class Capture:
     """Captures one source into its stream, until `stop`."""
 
-    def __init__(
-        self,
-        source: CaptureSource,
-        *,
-        log: str,
-        gate: GateMonitor,
-        spool: Path,
-        spool_limit: int,
-        max_uncommitted_bytes: int = core.MAX_UNCOMMITTED_BYTES,
-        status_file: Path | None = None,
-    ) -> None:
-        """`spool`: a folder for this source's large transactions, at most `spool_limit` bytes of them.
-
-        With a limit of 0 the server sends no transaction before it has committed. `max_uncommitted_bytes`: see
-        `core.CaptureState`.
-        """
-        self._source = source
-        self._log_address = log
+    def __init__(self, settings: CaptureSettings, gate: GateMonitor) -> None:
+        self._settings = settings
+        self._source = settings.source
         self._gate = gate
-        self._spool = spool
-        self._spool_limit = spool_limit
-        self._max_uncommitted_bytes = max_uncommitted_bytes
         #: Whether the last session broke inside a block of a transaction in progress.
         self._broken_in_stream = False
-        self._status = StatusFile(status_file, source.name, source.slot)
+        self._status = StatusFile(settings.status_file, self._source.name, self._source.slot)
         self._stopped = False
         self._checked: invariants.Checked
         self.waker = Waker()
@@ -191,7 +172,7 @@ class Capture:
         self._status.state("connecting")
         with ExitStack() as stack:
             connection = stack.enter_context(source.connect(own))
-            log = stack.enter_context(LogClient(self._log_address))
+            log = stack.enter_context(LogClient(self._settings.log))
             logged = stream_record.of_log(log, own.name)
             self._status.begin(logged)
             source.check_cluster(connection, own, logged)
@@ -209,8 +190,8 @@ class Capture:
             joining = SessionSetup(own, walsender, log, replica, partial(self._check, connection))
             joined = joining.join(
                 slot_confirmed,
-                spool_limit=self._spool_limit,
-                max_uncommitted_bytes=self._max_uncommitted_bytes,
+                spool_limit=self._settings.spool_limit,
+                max_uncommitted_bytes=self._settings.max_uncommitted_bytes,
             )
             state, writer = joined.state, joined.writer
             handover = AppendChannel(writer, self.waker)
@@ -220,11 +201,11 @@ class Capture:
             )
             if self._gate.failover and walsender.server_version >= SYNCED_FROM:
                 walsender.command(mark_for_failover(own.slot), timeout=ANSWER_SECONDS)
-            files = SpoolFiles(self._spool, writer.term)
+            files = SpoolFiles(self._settings.spool, writer.term)
             stack.callback(files.close)
             # Some servers fail to decode a transaction in progress but succeed once it has
             # committed ("could not map filenumber", docs/decisions/capture.md).
-            streaming = self._spool_limit > 0 and not self._broken_in_stream
+            streaming = self._settings.spool_limit > 0 and not self._broken_in_stream
             walsender.start_logical(own.slot, [own.publication], streaming=streaming)
             self._broken_in_stream = False
             files.open()

@@ -17,7 +17,7 @@ the cluster that continued independently past the log's end; `overlap.py` does, 
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import psycopg
@@ -50,7 +50,7 @@ class CaptureSource:
     """A database to capture. `tables`: see `table_patterns`; empty means all publishable tables."""
 
     name: str
-    dsn: str
+    dsn: str = field(repr=False)
     slot: str
     publication: str
     tables: tuple[str, ...] = ()

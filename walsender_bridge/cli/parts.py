@@ -1,24 +1,18 @@
 """`log-server run` and `bridge run`: their child processes, one for each hot loop."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from walsender_bridge.cli import children
 from walsender_bridge.config import Config
-from walsender_bridge.errors import Cause, ConfigError, RunningError, TusklineError
+from walsender_bridge.errors import ConfigError, RunningError, TusklineError
 from walsender_bridge.runtime import listening, logs, malloc_trim, pid_file, shared_files
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signals
 
-#: A proposer that ends with one of these was fenced, or would corrupt WAL: it must not be restarted (rule 5).
-_PROPOSER_FINAL = frozenset(
-    {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.INVARIANT, Cause.USAGE, Cause.CONFIG}
-)
-#: A capture that ends with one of these met WAL that its server can never send (`wire.row_limit`), or a bug.
-_CAPTURE_FINAL = frozenset({Cause.INVARIANT, Cause.UNSUPPORTED_VALUE})
 #: Seconds within which the children of a killed process have ended.
 _GONE_SECONDS: Final = 10.0
 #: Seconds within which the kernel has closed the sockets of a process that has ended.
@@ -97,11 +91,9 @@ def _log_server(settings: Config) -> None:
     section, log_server = settings.safekeepers, settings.log_server[0]
     safekeepers = hosting.hosted(section, log_server.data_dir, settings.run_dir)
     refused = hosting.prepare(safekeepers, section, settings.run_dir)
-    argv = [sys.executable, "-m", "walsender_bridge.change_log.log_server"]
-    argv += ["--data-dir", str(log_server.data_dir), "--listen", log_server.listen]
-    children = [Child("replicas", argv), *hosting.children(safekeepers, section, refused)]
+    hosted = children.safekeepers(safekeepers, section, refused)
     try:
-        _supervise("log-server", children, settings)
+        _supervise("log-server", [children.replicas(settings), *hosted], settings)
     finally:
         hosting.clear(safekeepers, settings.run_dir)
 
@@ -121,63 +113,14 @@ def _bridge(settings: Config) -> None:
     repository.start()
     malloc_trim.start()
     try:
-        children = [*_captures(settings), *_proposer(settings)]
-        _supervise("bridge", children, settings, beside=repository.keep)
+        if settings.quorum_source is not None:
+            shared_files.prepare(settings.run_dir)
+        found = [*children.captures(settings), *children.proposers(settings)]
+        _supervise("bridge", found, settings, beside=repository.keep)
     finally:
         repository.stop()
         names = settings.proposer_status.name, settings.commit_page.name
         shared_files.clear(settings.run_dir, *names)
-
-
-def _captures(settings: Config) -> list[Child]:
-    children = []
-    for source in settings.source:
-        argv = [sys.executable, "-m", "walsender_bridge.capture", "--source", source.name]
-        argv += ["--slot", source.slot_name, "--publication", source.publication_name]
-        argv += ["--log", settings.log_address, "--spool", str(settings.spool_dir / source.name)]
-        argv += ["--spool-limit", str(source.spool_limit)]
-        argv += ["--status-file", str(settings.capture_status(source))]
-        for table in source.tables:
-            argv += ["--table", table]
-        gate = settings.gate_of(source)
-        argv += [f"--candidate={slot}" for slot in gate.names]
-        argv += ["--members"] * bool(gate.members)
-        argv += ["--gate-quorum", str(gate.quorum or 0), "--on-missing", gate.on_missing]
-        argv += [
-            "--degrade-after",
-            str(gate.degrade_after),
-            "--max-uncommitted-bytes",
-            str(gate.max_uncommitted_bytes),
-        ]
-        argv += ["--gate-record", str(settings.gate_record(source))]
-        if gate.safekeepers:
-            argv += ["--commit-page", str(settings.commit_page)]
-        # The DSN may contain a password, and every account can read arguments.
-        env = {"TUSKLINE_SOURCE_DSN": source.dsn}
-        children.append(Child(f"capture-{source.name}", argv, env=env, final=_CAPTURE_FINAL))
-    return children
-
-
-def _proposer(settings: Config) -> list[Child]:
-    from walsender_bridge.quorum.proposer.effects import Limits
-
-    source, section = settings.quorum_source, settings.safekeepers
-    if source is None:
-        return []
-    shared_files.prepare(settings.run_dir)
-    argv = [sys.executable, "-m", "walsender_bridge.quorum.proposer"]
-    argv += [f"--safekeeper={address}" for address in section.proposed_to]
-    argv += ["--application-name", section.application_name, "--slot", section.slot]
-    # WAL in flight to a safekeeper takes memory as well: the queue gets the rest.
-    inflight = Limits().inflight_bytes * len(section.proposed_to)
-    argv += ["--queue-bytes", str(section.max_queue_bytes - inflight)]
-    argv += ["--max-laggard-bytes", str(section.max_laggard_bytes)]
-    argv += ["--status-file", str(settings.proposer_status)]
-    argv += ["--commit-page", str(settings.commit_page)]
-    argv += ["--members-file", str(settings.members_request)]
-    argv += ["--quorum-file", str(settings.quorum_id_file)]
-    env = {"TUSKLINE_SOURCE_DSN": source.dsn}
-    return [Child("proposer", argv, env=env, final=_PROPOSER_FINAL)]
 
 
 def refuse_quorum_of_one(settings: Config) -> None:
@@ -194,7 +137,7 @@ def refuse_quorum_of_one(settings: Config) -> None:
 
 def _supervise(
     name: str,
-    children: list[Child],
+    found: list[Child],
     settings: Config,
     *,
     beside: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None,
@@ -205,6 +148,6 @@ def _supervise(
         async with asyncio.TaskGroup() as tasks:
             if beside is not None:
                 tasks.create_task(beside(stop))
-            await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
+            await Supervisor(name, found, run_dir=settings.run_dir).run(stop)
 
     asyncio.run(serve())

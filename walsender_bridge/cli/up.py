@@ -13,7 +13,7 @@ import typer
 from walsender_bridge.cli.doctor import of_quorum, of_source
 from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.errors import Cause, DeadlineError, TusklineError, from_wire
+from walsender_bridge.errors import Cause, DeadlineError, TusklineError, of_cause
 from walsender_bridge.provisioning.configured import needed_quorum, waits
 from walsender_bridge.runtime import disk_full, extras, logs, pid_file
 from walsender_bridge.runtime.output import Output
@@ -100,14 +100,7 @@ def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
     passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
     return [
         (
-            from_wire(
-                {
-                    "code": finding.cause.name,
-                    "what": finding.what,
-                    "where": finding.where,
-                    "repair": finding.repair,
-                }
-            ),
+            of_cause(finding.cause, finding.what, where=finding.where, repair=finding.repair),
             finding.prevents and finding.cause not in passing,
         )
         for finding in findings

@@ -227,6 +227,8 @@ class SafekeepersSection(_Section):
     def _fits_together(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
         taken = [*self.hosted_addresses, *self.wal_addresses]
         if len(set(taken)) < len(taken):
             raise ValueError(

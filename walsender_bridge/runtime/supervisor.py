@@ -20,7 +20,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,12 @@ _log = logs.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process to keep running. `env` is added to the supervisor's environment."""
+    """A process to keep running. `stdin`: what it finds on its standard input, at each start (`child_process`)."""
 
     name: str
     argv: Sequence[str]
-    env: Mapping[str, str] = field(default_factory=dict)
+    #: Passwords may be in it.
+    stdin: bytes = field(default=b"", repr=False)
     #: File to which stdout and stderr are appended; None: those of the supervisor.
     log_file: Path | None = None
     #: Exit codes after which it is not restarted, since a restart would do harm or fail in the same way.
@@ -139,28 +140,28 @@ class Supervisor:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _start(self, child: Child, read_end: int) -> asyncio.subprocess.Process:
-        environment = {**os.environ, **child.env, PARENT_FD: str(read_end)}
+        environment = {**os.environ, PARENT_FD: str(read_end)}
         environment[LAST_SIGNAL] = _signal_of(self.states[child.name].exit_code)
-        if child.log_file is None:
-            return await asyncio.create_subprocess_exec(
+        with contextlib.ExitStack() as opened:
+            log = None
+            if child.log_file is not None:
+                child.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private_file(child.log_file)
+                log = opened.enter_context(child.log_file.open("ab"))
+            process = await asyncio.create_subprocess_exec(
                 *child.argv,
                 env=environment,
                 pass_fds=(read_end,),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        child.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        private_file(child.log_file)
-        with child.log_file.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *child.argv,
-                env=environment,
-                pass_fds=(read_end,),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if child.stdin else subprocess.DEVNULL,
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=None if log is None else subprocess.STDOUT,
                 start_new_session=True,
             )
+        if process.stdin is not None:
+            # Written as the child reads, and never waited for: it may hang, or have ended.
+            process.stdin.write(child.stdin)
+            process.stdin.close()
+        return process
 
     async def _wait(self, process: asyncio.subprocess.Process, stop: asyncio.Event) -> None:
         ended = asyncio.create_task(process.wait())

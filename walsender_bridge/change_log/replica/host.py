@@ -35,7 +35,8 @@ from walsender_bridge.change_log.replica import damaged_segments
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import Durable, Effect, IndexRow, RecoveryOutcome
 from walsender_bridge.change_log.replica.invariants import check_invariants
-from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry, StreamStore
+from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
+from walsender_bridge.change_log.storage.store import StoredEntry, StreamStore
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,

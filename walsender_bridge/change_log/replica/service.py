@@ -28,8 +28,9 @@ from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import FOREVER, HostedReplica
+from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
 from walsender_bridge.change_log.storage.segment import Segment
-from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry
+from walsender_bridge.change_log.storage.store import StoredEntry
 from walsender_bridge.errors import (
     ConfigError,
     MalformedMessageError,

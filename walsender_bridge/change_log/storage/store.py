@@ -37,6 +37,7 @@ from walsender_bridge.change_log.replica.disk import (
     PutIndex,
     StoredReplica,
 )
+from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
 from walsender_bridge.change_log.storage.entries import (
     committed_entries,
     entries,
@@ -56,7 +57,6 @@ from walsender_bridge.errors import CorruptError, UnavailableError
 from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.durable import sync_folder
 
-SEGMENT_BYTES = 256 << 20
 #: Segments behind the newest that stay open between two reads.
 _KEPT_OPEN = 8
 _DRAFT = "new-"

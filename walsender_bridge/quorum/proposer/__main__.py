@@ -1,18 +1,14 @@
 """`python -m walsender_bridge.quorum.proposer`: the WAL proposer of one primary; the bridge's supervisor starts it.
 
-The DSN is passed in the environment variable TUSKLINE_SOURCE_DSN, since command lines are world-readable. When the
-primary disconnects, or a vote went to another proposer while none was elected (`rivals.py`), a new session with an
-election of its own follows. An error that a restart cannot fix ends the process; the exit code is its cause.
+When the primary disconnects, or a vote went to another proposer while none was elected (`rivals.py`), a new session with
+an election of its own follows. An error that a restart cannot fix ends the process; the exit code is its cause.
 """
 
-import argparse
-import os
 import signal
 import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -23,24 +19,21 @@ from walsender_bridge.errors import (
     OutvotedError,
     TusklineError,
     UnavailableError,
-    UsageError,
 )
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer.configured_membership import refuse_smaller
 from walsender_bridge.quorum.proposer.core import Phase
 from walsender_bridge.quorum.proposer.driver import ProposerSession
-from walsender_bridge.quorum.proposer.effects import Limits
 from walsender_bridge.quorum.proposer.first_membership import find_membership
-from walsender_bridge.quorum.proposer.member_changes import MemberChanges, parse_address
+from walsender_bridge.quorum.proposer.member_changes import MemberChanges
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.quorum_id_record import draw, known_on
 from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.proposer.status import commit_page, without_session
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.runtime import gc_control, logs, status_file, supervisor
+from walsender_bridge.runtime import child_process, gc_control, status_file
 from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
 
-DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
 #: Seconds between two sessions.
 _PAUSE = 0.5
 #: Seconds between two reports while commit_lsn advances: a commit gate waits for them.
@@ -52,12 +45,9 @@ _log = structlog.get_logger(__name__)
 
 
 class _Process:
-    def __init__(
-        self, settings: ProposerSettings, status_file: Path | None, page: Path | None
-    ) -> None:
+    def __init__(self, settings: ProposerSettings) -> None:
         self._settings = settings
-        self._status_file = status_file
-        #: The page that commit gates read; the status file is for operators and monitoring.
+        page = settings.commit_page
         self._page = None if page is None else CommitPageWriter(page)
         self._session: ProposerSession | None = None
         self._stopped = threading.Event()
@@ -136,9 +126,9 @@ class _Process:
         if self._page is not None:
             self._page.write(self._committed(record, error))
             record = {**record, "commit_page_fault": self._page.fault}
-        if self._status_file is not None:
+        if self._settings.status_file is not None:
             shown = None if error is None else error.to_wire()
-            status_file.write(self._status_file, {**record, "error": shown})
+            status_file.write(self._settings.status_file, {**record, "error": shown})
 
     def _committed(self, record: dict[str, Any], error: TusklineError | None) -> CommitPage:
         """The commit page: what a quorum has on disk."""
@@ -149,59 +139,15 @@ class _Process:
         return commit_page(self._session.core, has_quorum=record["quorum"])
 
 
-def main(arguments: list[str]) -> int:
-    """Run until a signal; the exit code."""
-    supervisor.exit_with_parent()
-    logs.configure()
-    parser = argparse.ArgumentParser(prog="python -m walsender_bridge.quorum.proposer")
-    parser.add_argument(
-        "--safekeeper",
-        action="append",
-        required=True,
-        help="add a safekeeper, host:port; may be repeated",
-    )
-    parser.add_argument("--application-name", default="tuskline_quorum")
-    parser.add_argument(
-        "--slot", default="tuskline_safekeepers", help="set the slot that keeps WAL for laggards"
-    )
-    parser.add_argument("--status-file", type=Path, help="write the status to this file (JSON)")
-    parser.add_argument("--commit-page", type=Path, help="write the page that commit gates read")
-    parser.add_argument(
-        "--members-file", type=Path, help="read requested changes of members from this file"
-    )
-    parser.add_argument("--quorum-file", type=Path, help="record the quorum's id in this file")
-    parser.add_argument("--queue-bytes", type=int, default=Limits().queue_bytes)
-    parser.add_argument("--max-laggard-bytes", type=int, default=Limits().max_laggard_bytes)
-    parser.add_argument("--full-ticks", type=int, default=Limits().full_ticks)
-    given = parser.parse_args(arguments)
-    dsn = os.environ.pop(DSN_VARIABLE, None)
-    try:
-        if dsn is None:
-            raise UsageError(f"{DSN_VARIABLE} is not set")
-        settings = ProposerSettings(
-            dsn=dsn,
-            safekeepers=tuple(parse_address(each) for each in given.safekeeper),
-            application_name=given.application_name,
-            slot=given.slot,
-            limits=Limits(
-                queue_bytes=given.queue_bytes,
-                max_laggard_bytes=given.max_laggard_bytes,
-                full_ticks=given.full_ticks,
-            ),
-            members_file=given.members_file,
-            quorum_file=given.quorum_file,
-        )
-        process = _Process(settings, given.status_file, given.commit_page)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: process.stop())
-        # All objects allocated so far live as long as the process.
-        gc_control.disable_automatic()
-        process.run()
-    except TusklineError as error:
-        logs.say_error(error)
-        return error.cause
-    return 0
+def propose(settings: ProposerSettings) -> None:
+    """Run until a signal."""
+    process = _Process(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: process.stop())
+    # All objects allocated so far live as long as the process.
+    gc_control.disable_automatic()
+    process.run()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(child_process.run(ProposerSettings, propose))

@@ -1,6 +1,6 @@
 """The settings of a proposer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from walsender_bridge.quorum.proposer.effects import Limits
@@ -15,10 +15,13 @@ class ProposerSettings:
     quorum's id (`quorum_id_record.py`).
     """
 
-    dsn: str
+    dsn: str = field(repr=False)
     safekeepers: tuple[Address, ...]
     application_name: str
     slot: str
     limits: Limits = Limits()  # noqa: RUF009  # it is frozen
     members_file: Path | None = None
     quorum_file: Path | None = None
+    #: The page that commit gates read; the status file is for operators and monitoring.
+    commit_page: Path | None = None
+    status_file: Path | None = None

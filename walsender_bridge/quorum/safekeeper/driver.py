@@ -50,7 +50,7 @@ from walsender_bridge.quorum.safekeeper.horizon import horizon, reserved_lsn
 from walsender_bridge.quorum.safekeeper.lending import Lending
 from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
-from walsender_bridge.quorum.safekeeper.status import WriteTimes
+from walsender_bridge.quorum.safekeeper.status import Tell, WriteTimes, tell_nobody
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.folder import FolderDisk
@@ -68,13 +68,25 @@ class SafekeeperDriver:
     Raises `ConfigError`, `UnavailableError` (port), `CorruptError`, `NotSupportedError` (data directory), `OSError`.
     """
 
-    def __init__(self, settings: SafekeeperSettings) -> None:
+    def __init__(
+        self,
+        settings: SafekeeperSettings,
+        *,
+        tell: Tell = tell_nobody,
+        still_held: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`tell` is called with the status once a second (`status.record`).
+
+        `still_held` is called before each promise; it raises when `data_dir` is no longer the directory that was locked.
+        """
         self._settings = settings
+        self._tell = tell
+        self._still_held = still_held
         self._control_disk = FolderDisk(settings.data_dir / "control")
         self._wal_disk = FolderDisk(settings.data_dir / "wal")
         control = control_file.load(self._control_disk, self._wal_disk)
         if control is None:
-            settings.still_held()
+            still_held()
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
         self._positions = ReaderPage(settings.positions)
@@ -137,7 +149,7 @@ class SafekeeperDriver:
     def run(self) -> None:
         """Serve until `stop`.
 
-        Raises `OSError` when the disk fails, `UnavailableError` (`SafekeeperSettings.still_held`, too), `InvariantError`.
+        Raises `OSError` when the disk fails, `UnavailableError` (`still_held`, too), `InvariantError`.
         """
         keep = True
         try:
@@ -157,7 +169,7 @@ class SafekeeperDriver:
         try:
             if keep:
                 # Nothing is written into a directory that was replaced.
-                self._settings.still_held()
+                self._still_held()
                 if self._storage is not None:
                     self._storage.close()
                 self._handle(e.PersistDue())
@@ -275,7 +287,7 @@ class SafekeeperDriver:
                 self._poll.modify(end, connection.polled)
 
     def _upkeep(self, now: float) -> None:
-        self._settings.still_held()
+        self._still_held()
         for number in list(overdue(self._connections, self.core.owner, now)):
             self._gone(number)
         self._handle(e.PersistDue())
@@ -319,7 +331,7 @@ class SafekeeperDriver:
     def _say(self, full: str = "") -> None:
         """Report the status."""
         settings = self._settings
-        settings.tell(
+        self._tell(
             status.record(
                 self.core,
                 self._storage,
@@ -424,7 +436,7 @@ class SafekeeperDriver:
         return None
 
     def _do(self, act: Callable[[], object]) -> None:
-        retry_until_space(act, self._wait_for_space, self._settings.still_held)
+        retry_until_space(act, self._wait_for_space, self._still_held)
 
     def _wait_for_space(self, why: str) -> bool:
         """For `retry_until_space`: removes spare segments first."""

@@ -1,4 +1,4 @@
-"""The safekeepers that a log server hosts: their directories, and the processes of each.
+"""The safekeepers that a log server hosts: their directories, and the files of their processes.
 
 The first one's data directory is `<log_server's>/safekeeper`, the next one's `<log_server's>/safekeeper-2`, and so on: a
 number is a place, while the identity was drawn with the directory. The page between the processes
@@ -6,17 +6,14 @@ number is a place, while the identity was drawn with the directory. The page bet
 """
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from walsender_bridge.config.sections import SafekeepersSection
 from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.quorum.safekeeper import data_dir
 from walsender_bridge.runtime import shared_files
-from walsender_bridge.runtime.supervisor import Child
 
 #: After these, a restart would fail in the same way: an operator has to act.
 FINAL = frozenset({Cause.CONFIG, Cause.CORRUPT, Cause.INVARIANT, Cause.NOT_SUPPORTED, Cause.USAGE})
@@ -120,62 +117,3 @@ def clear(safekeepers: Sequence[Hosted], run_dir: Path) -> None:
         page = each.positions.name
         status_names = (each.status.name, each.wal_server_status.name, each.archiver_status.name)
         shared_files.clear(run_dir, page, f"{page}.wake", *status_names)
-
-
-def children(
-    safekeepers: Sequence[Hosted],
-    section: SafekeepersSection,
-    refused: Mapping[int, TusklineError] = MappingProxyType({}),
-) -> list[Child]:
-    """The processes: a hot loop and a WAL server for each, and an archiver if there is an archive.
-
-    For one that was `refused`, by number, for a permanent reason, only the hot loop: it logs the reason, and ends for good.
-    """
-    found = []
-    for each in safekeepers:
-        found.append(Child(each.name, _hot_loop(each, section), final=FINAL))
-        if each.number in refused and refused[each.number].cause in FINAL:
-            continue
-        found.append(Child(each.wal_server, _wal_server(each, section)))
-        if section.archive is not None:
-            name = f"archiver-{each.number}"
-            found.append(Child(name, _archiver(each, section.archive), final=FINAL))
-    return found
-
-
-def _hot_loop(each: Hosted, section: SafekeepersSection) -> list[str]:
-    argv = [sys.executable, "-m", "walsender_bridge.quorum.safekeeper"]
-    argv += ["--data-dir", str(each.data_dir), "--listen", each.listen]
-    argv += ["--positions", str(each.positions), "--status-file", str(each.status)]
-    argv += ["--free-bytes", str(section.free_bytes), "--keep-bytes", str(section.keep_bytes)]
-    argv += _most_kept(section)
-    if section.wal_bytes is not None:
-        argv += ["--wal-bytes", str(section.wal_bytes)]
-    if section.archive is not None:
-        argv += ["--archive", section.archive]
-    return argv
-
-
-def _most_kept(section: SafekeepersSection) -> list[str]:
-    limit = section.most_kept_for_slots
-    return [] if limit is None else ["--max-slot-wal-keep-size", str(limit)]
-
-
-def _archiver(each: Hosted, archive: str) -> list[str]:
-    argv = [sys.executable, "-m", "walsender_bridge.quorum.safekeeper.archive.process"]
-    argv += ["--data-dir", str(each.data_dir), "--archive", archive]
-    return [*argv, "--status-file", str(each.archiver_status)]
-
-
-def _wal_server(each: Hosted, section: SafekeepersSection) -> list[str]:
-    users = section.users or each.data_dir / data_dir.USERS
-    argv = [sys.executable, "-m", "walsender_bridge.quorum.wal_server"]
-    argv += ["--wal-dir", str(each.data_dir / data_dir.WAL), "--positions", str(each.positions)]
-    argv += ["--slots", str(each.data_dir / data_dir.SLOTS), "--users", str(users)]
-    argv += ["--listen", each.wal_listen, "--status-file", str(each.wal_server_status)]
-    argv += _most_kept(section)
-    for name in ("tls_cert", "tls_key", "tls_client_ca"):
-        path = getattr(section, name)
-        if path is not None:
-            argv += [f"--{name.replace('_', '-')}", str(path)]
-    return argv

@@ -1,10 +1,8 @@
 """The settings of a safekeeper's process."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from walsender_bridge.quorum.safekeeper.status import Tell, tell_nobody
 from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 
 
@@ -24,7 +22,4 @@ class SafekeeperSettings:
     keep_bytes: int = 0
     archive: str | None = None
     max_slot_wal_keep_size: int | None = None
-    #: Called with the status once a second (`status.record`).
-    tell: Tell = tell_nobody
-    #: Called before each promise; raises when `data_dir` is no longer the directory that was locked.
-    still_held: Callable[[], None] = lambda: None
+    status_file: Path | None = None

@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import ssl
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -25,10 +23,10 @@ from walsender_bridge.quorum.safekeeper.horizon import reserved_lsn
 from walsender_bridge.quorum.wal_server.connection import ENDING, ClientConnection
 from walsender_bridge.quorum.wal_server.refused_readers import RefusedReaders
 from walsender_bridge.quorum.wal_server.scrub import STEP_SECONDS, Scrub
+from walsender_bridge.quorum.wal_server.settings import WalServerSettings
 from walsender_bridge.quorum.wal_server.slot_file import SlotFile
 from walsender_bridge.quorum.wal_server.slots import Slots
-from walsender_bridge.quorum.wal_server.stream import TIMEOUT
-from walsender_bridge.quorum.wal_server.tls import TlsFiles, tls_context
+from walsender_bridge.quorum.wal_server.tls import tls_context
 from walsender_bridge.quorum.wal_server.users import Users
 from walsender_bridge.quorum.wal_server.wal_folder import WalFolder
 from walsender_bridge.runtime import status_file
@@ -43,30 +41,6 @@ _SAVE_SECONDS: Final = 30.0
 _BACKLOG = 64
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WalServerSettings:
-    """Settings: files, addresses and access.
-
-    `positions`: the page that the hot loop writes; `slots`: the file of the slots; `tls_client_ca`: the CA of required client
-    certificates. `timeout`: seconds that a reader may be silent. Without a certificate the server listens on loopback only,
-    unless `tls_required` is False.
-    """
-
-    wal_dir: Path
-    positions: Path
-    slots: Path
-    users: Path
-    host: str
-    port: int
-    tls: TlsFiles | None = None
-    tls_required: bool | None = None
-    timeout: float = TIMEOUT
-    #: The status file (`WalServer.status`); None: none.
-    status_file: Path | None = None
-    #: The most WAL that the hot loop keeps for slots; None: no limit.
-    max_slot_wal_keep_size: int | None = None
 
 
 class WalServer:

@@ -5,7 +5,6 @@ An archive may be slow, or unreachable for days: so this is a process of its own
 to a limit (`horizon`). An archive with different content ends the process: an operator has to act.
 """
 
-import argparse
 import signal
 import sys
 import threading
@@ -19,9 +18,10 @@ import structlog
 from walsender_bridge.errors import DivergedError, TusklineError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.safekeeper import control_file, data_dir
+from walsender_bridge.quorum.safekeeper.archive.settings import ArchiverSettings
 from walsender_bridge.quorum.safekeeper.archive.upload import Archive
 from walsender_bridge.quorum.safekeeper.effects import ControlState
-from walsender_bridge.runtime import logs, status_file, supervisor
+from walsender_bridge.runtime import child_process, status_file
 from walsender_bridge.runtime.folder import FolderDisk
 
 #: Seconds between two polls when there is nothing to do, and after a failure.
@@ -99,29 +99,13 @@ def _tell(path: Path | None, error: TusklineError | None) -> None:
         status_file.write(path, {"error": None if error is None else error.to_wire()})
 
 
-def main(arguments: list[str]) -> int:
-    """Run until a signal; the exit code."""
-    supervisor.exit_with_parent()
-    logs.configure()
-    parser = argparse.ArgumentParser(
-        prog="python -m walsender_bridge.quorum.safekeeper.archive.process"
-    )
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument(
-        "--archive", required=True, help="upload to this folder: any URL that fsspec supports"
-    )
-    parser.add_argument("--status-file", type=Path, help="write the status to this file (JSON)")
-    given = parser.parse_args(arguments)
+def archive_wal(settings: ArchiverSettings) -> None:
+    """Run until a signal."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    try:
-        run(given.data_dir, given.archive, stop, partial(_tell, given.status_file))
-    except TusklineError as error:
-        logs.say_error(error)
-        return error.cause
-    return 0
+    run(settings.data_dir, settings.archive, stop, partial(_tell, settings.status_file))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(child_process.run(ArchiverSettings, archive_wal))

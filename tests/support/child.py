@@ -1,0 +1,45 @@
+"""Child processes as their supervisor starts them: with their settings on standard input."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from walsender_bridge.runtime import json_codec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_child(
+    module: str, settings: Any, *, log: Path, **environment: str
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module`, with its output appended to `log`."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, "test"],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(json_codec.dump(settings))
+    return process
+
+
+def run_child(
+    module: str, settings: Any, *, seconds: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run one that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", module, "test"],
+        input=json_codec.dump(settings).decode(),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        cwd=ROOT,
+    )

@@ -1,0 +1,17 @@
+"""The settings of a log server's process for replicas."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+#: The size of a segment, in bytes.
+SEGMENT_BYTES: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaServerSettings:
+    """`listen`: `host:port`. `segment_bytes`: see `StreamStore`."""
+
+    data_dir: Path
+    listen: str
+    segment_bytes: int = SEGMENT_BYTES
