@@ -3,6 +3,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
+# Tests start thousands of Python processes: without bytecode, each would compile the project's modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first Python that is new enough; `make PYTHON=python3.13 venv` chooses another.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \

@@ -37,7 +37,8 @@ export SSL_CERT_FILE=${SSL_CERT_FILE:-${PIP_CERT:-$(setting cert)}}
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300}
 
 say "packages: $(grep -c '==' requirements.lock) by their hashes"
-"$venv/bin/uv" pip install --python "$venv/bin/python" --require-hashes -r requirements.lock
+# Compiled once, here: where PYTHONDONTWRITEBYTECODE is set, each process would compile all that it imports at its start.
+"$venv/bin/uv" pip install --python "$venv/bin/python" --compile-bytecode --require-hashes -r requirements.lock
 say "the project itself"
 "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --no-build-isolation --quiet --editable .
 say "Spark's jars"
