@@ -52,7 +52,7 @@ class Policy:
         for name, table in head.tables.items():
             if table.state != HELD:
                 continue
-            waits = name not in head.set_aside and bool(table.resync)
+            waits = name not in head.not_copied and bool(table.resync)
             if self.failing_table == GO_ON or not (waits or table.reason.startswith(rolled_back)):
                 tables[name] = replace(table, state=STALE)
         return replace(head, tables=tables)

@@ -49,7 +49,7 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
     """
     copying = copying_now(head, status, now)
     rows = []
-    for name in sorted({*head.tables, *head.copies, *head.set_aside, *copying}):
+    for name in sorted({*head.tables, *head.copies, *head.not_copied, *copying}):
         table = head.tables.get(name)
         copy = copying.get(name)
         if table is not None:
@@ -71,7 +71,7 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
                 "skipped_rows": table.skipped_rows if table is not None else None,
                 "as_of": (table.as_of or head.epoch) if table is not None else None,
                 "resync": _resync(name, table.resync if table else "", head, copy),
-                "reason": head.set_aside.get(name) or (table.reason if table is not None else ""),
+                "reason": head.not_copied.get(name) or (table.reason if table is not None else ""),
                 "copy": copy,
             }
         )

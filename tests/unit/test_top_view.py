@@ -45,7 +45,7 @@ def observation(
         term=3,
         published_at=NOW - 7,
         streams={},
-        set_aside={},
+        not_copied={},
         tables={
             name: SimpleNamespace(state="live", rows=12_345, reason="", as_of=0, resync="")
             for name in names

@@ -145,7 +145,7 @@ def adopted(
             link = states.stop(link, name, REASON, holds=holds, full_resync=True)
             outcome[name] = f"is copied again: {REASON}"
     streams = {stream: position_of(cut) for stream, cut in status.streams.items()}
-    link = replace(link, log_id=status.log_id, streams=streams, copies={}, set_aside={})
+    link = replace(link, log_id=status.log_id, streams=streams, copies={}, not_copied={})
     for one in asked:
         link = answered(link, one, status.log_id, link.steady_at, outcome)
     return link

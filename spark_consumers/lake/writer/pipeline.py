@@ -257,7 +257,7 @@ class Lakehouse:
             writer.kept.clock.now(),
             tables=wanted.tables,
             copies=wanted.copies,
-            set_aside=wanted.set_aside,
+            not_copied=wanted.not_copied,
             answered=wanted.answered,
             streams=wanted.streams,
             seconds=writer.head.seconds,

@@ -186,7 +186,7 @@ def _one(
     low_offsets: Mapping[str, int],
 ) -> tuple[Manifest, str]:
     table = head.tables.get(name)
-    again = {n: reason for n, reason in head.set_aside.items() if n != name}
+    again = {n: reason for n, reason in head.not_copied.items() if n != name}
     if kind in OF_PUBLISHED and name not in published:
         return head, "refused: no source of this lake publishes it"
     if kind == ADD:
@@ -194,10 +194,10 @@ def _one(
             return head, "is in the lake already"
         if table is not None and table.state != LEFT:
             return head, f"refused: it is in the lake already, and {table.state}"
-        return replace(head, set_aside=again), "is copied"
+        return replace(head, not_copied=again), "is copied"
     if kind == RESYNC:
         made = states.resync(head, name, "asked for")
-        return replace(made, set_aside=again), "is copied again"
+        return replace(made, not_copied=again), "is copied again"
     if table is None:
         return head, "refused: it is not in the lake"
     if kind == DROP:
@@ -271,9 +271,9 @@ def _failure(head: Manifest, kind: str, name: str) -> str | None:
         left = kind in {RESUME, RETRY, RESYNC} and table.state == LEFT and not table.resync
     if left:
         return "it has left its publication"
-    if name not in head.set_aside and table is not None and states.is_undecided(table):
+    if name not in head.not_copied and table is not None and states.is_undecided(table):
         return table.reason
-    return head.set_aside.get(name)
+    return head.not_copied.get(name)
 
 
 def _follows(head: Manifest, name: str) -> bool:

@@ -423,9 +423,9 @@ class TableWork:
 
     def _take(self, head: Manifest, name: str, result: Result) -> Manifest:
         """The head with what came of a copy."""
-        set_aside = {n: reason for n, reason in head.set_aside.items() if n != name}
+        not_copied = {n: reason for n, reason in head.not_copied.items() if n != name}
         if result is None:
-            return replace(head, set_aside=set_aside)
+            return replace(head, not_copied=not_copied)
         if isinstance(result, NotBegun):
             log.warning("copy not begun", table=name, error=str(result.reason))
             self._copy_after[name] = time.monotonic() + _NOT_BEGUN
@@ -440,13 +440,13 @@ class TableWork:
                 again_in_seconds=_AFTER_FAILURE,
             )
             self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
-            return replace(head, set_aside={**set_aside, name: str(result)})
+            return replace(head, not_copied={**not_copied, name: str(result)})
         if not states.wanted_copies(head, {name}):
             # Paused since the copy began; or this is in the chain already.
             if result.path not in {version.path for version in head.versions}:
                 self._copies.discard(result)
             return head
-        return replace(head, copies={**head.copies, name: result}, set_aside=set_aside)
+        return replace(head, copies={**head.copies, name: result}, not_copied=not_copied)
 
     def write_status(self, head: Manifest, *, changed: bool) -> None:
         """Write the status, when something has changed or is under way."""
