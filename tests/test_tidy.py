@@ -1,7 +1,10 @@
 """Our few hard rules about text, where a linter has none."""
 
+import io
 import re
 import subprocess
+import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -92,7 +95,9 @@ def test_every_session_with_a_users_server_has_the_pinned_settings():
     opened = r"\b(psycopg|AsyncConnection|PGconn|dbapi|BoundedConnection)\.connect\("
     assert _lines(opened, product)
     bare = [line for line in _lines(opened, product) if "conninfo" not in line]
-    assert not bare, "give these what wire.connection.pinned_conninfo returns:\n" + "\n".join(bare)
+    assert not bare, (
+        "give these what replication_connection.pinned_conninfo returns:\n" + "\n".join(bare)
+    )
 
 
 def test_every_module_says_what_it_is():
@@ -111,3 +116,94 @@ def test_an_exception_to_a_rule_has_its_reason():
 
 def test_threads_and_sockets_listen_on_this_machine_only():
     assert not _lines(r"0\.0\.0\.0|\[::\]", [t for t in PYTHON if t in _others()])
+
+
+#: The first words of dotted names that are not of the project's modules: SQL, settings, names that programs import.
+_NOT_MODULES = {
+    *("a", "catalog", "df", "jdk", "pa", "pg_attribute", "pg_authid", "public", "schema", "snap"),
+    *("source", "spark", "stream", "tuskline", "tuskline_slots"),
+}
+#: A dotted name in backquotes, or one that begins with a package of the project.
+_DOTTED = re.compile(
+    r"(?<!`)`([a-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\(\))?`"
+    r"|\b((?:walsender_bridge|spark_consumers|slot_sync|tests|benchmarks)(?:\.[A-Za-z_]\w*)+)\b"
+)
+#: The ends of names of files, which have dots as well.
+_FILE_ENDINGS = {
+    *("c", "conf", "db", "h", "json", "jsonl", "lock", "md", "py"),
+    *("sh", "signal", "sql", "sqlite", "toml", "txt", "zip"),
+}
+
+
+def _modules() -> dict[str, str]:
+    """The text of each module by its dotted name; a package without a module of its own is one, too."""
+    found = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): text
+        for name, text in PYTHON
+    }
+    for name in list(found):
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            found.setdefault(".".join(parts[:end]), "")
+    return found
+
+
+def _code_names(text: str) -> set[str]:
+    """The identifiers of a module's code, without those of its comments and strings."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {each.string for each in tokens if each.type == tokenize.NAME}
+
+
+def _exists(dotted: str, modules: dict[str, str]) -> bool | None:
+    """Whether `dotted` names a module, or something in one, by the last parts of its name; None: no module is called so."""
+    parts = dotted.split(".")
+    known = False
+    for end in range(len(parts), 0, -1):
+        wanted = "." + ".".join(parts[:end])
+        for name, text in modules.items():
+            if f".{name}".endswith(wanted):
+                known = True
+                if end == len(parts) or re.search(rf"\b{parts[end]}\b", text):
+                    return True
+    return False if known else None
+
+
+def _is_lost(dotted: str, modules: dict[str, str], names: set[str]) -> bool:
+    parts = dotted.split(".")
+    if parts[0] in _NOT_MODULES or parts[-1] in _FILE_ENDINGS or parts[-1].startswith("__"):
+        return False
+    found = _exists(dotted, modules)
+    return not found if found is not None else parts[0] not in names | sys.stdlib_module_names
+
+
+def test_modules_that_a_text_names_exist():
+    """A reader follows such a name; that of a module that was moved or renamed leads nowhere."""
+    modules = _modules()
+    product = {name: text for name, text in modules.items() if not name.startswith("tests")}
+    lost = []
+    for path, text in _others():
+        if not path.endswith((".py", ".md", ".sql", ".c", ".h")) or path == "CHANGELOG.md":
+            continue
+        searched = modules if path.startswith("tests/") else product
+        names = _code_names(text) if path.endswith(".py") else set()
+        lost += [
+            f"{path}:{number}: {short or full}"
+            for number, line in enumerate(text.splitlines(), 1)
+            for short, full in _DOTTED.findall(line)
+            if _is_lost(short or full, modules if full else searched, names)
+        ]
+    assert not lost, "\n".join(lost)
+
+
+def test_test_files_and_pages_that_a_text_names_exist():
+    there = {Path(name).name for name, _ in TEXTS}
+    named = re.compile(r"(\btest_\w+\.py|(?<![\w/])docs/[\w/-]+\.md)\b")
+    lost = [
+        f"{path}:{number}: {name}"
+        for path, text in _others()
+        if path != "CHANGELOG.md"
+        for number, line in enumerate(text.splitlines(), 1)
+        for name in named.findall(line)
+        if Path(name).name not in there
+    ]
+    assert not lost, "\n".join(lost)

@@ -35,7 +35,7 @@ def read_status(chain: Chain) -> dict[str, Any]:
 
 
 def copying_now(head: Manifest, status: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The progress of copies, by table, if the head's writer reported it recently (`initial_copy.Progress`)."""
+    """The progress of copies, by table, if the head's writer reported it recently (`CopyProgress`)."""
     fresh = now - float(status.get("at", 0.0)) < STALE_AFTER and status.get("term") == head.term
     return dict(status.get("copying", {})) if fresh else {}
 
@@ -45,7 +45,7 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
 
     `state` is that of `table_version`, or `copying`, `copied`, `failed` for a table that is not in the lake
     yet. `quarantined_rows`: quarantined rows that are not skipped, beside `rows`; `skipped_rows`: those that are.
-    `copy`: how far its copy is (`initial_copy.Progress`), if one runs.
+    `copy`: how far its copy is (`CopyProgress`), if one runs.
     """
     copying = copying_now(head, status, now)
     rows = []

@@ -1,5 +1,5 @@
--- Every table that a source's `tables` could mean, and those that they name (%(schemas)s, %(tables)s), as
--- `walsender_bridge.postgres.table_patterns.Found` has them.
+-- Every table that a source's `tables` could mean, and those that it names (%(schemas)s, %(tables)s), with the fields of
+-- `walsender_bridge.postgres.table_patterns.CatalogTable`.
 WITH RECURSIVE named AS (
     SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]) AS t (schema, name)
 ), found AS (

@@ -17,7 +17,7 @@ from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signa
 _PROPOSER_FINAL = frozenset(
     {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.INVARIANT, Cause.USAGE, Cause.CONFIG}
 )
-#: A capture that ends with one of these met WAL that its server can never send (`wire.row_limit`), or a bug.
+#: A capture that ends with one of these met WAL that its server can never send (`row_limit`), or a bug.
 _CAPTURE_FINAL = frozenset({Cause.INVARIANT, Cause.UNSUPPORTED_VALUE})
 #: Seconds within which the children of a killed process have ended.
 _GONE_SECONDS: Final = 10.0

@@ -100,7 +100,7 @@ class SourceSection(_Section):
     #: A libpq connection string: a URI, `key=value` pairs, `service=`; a password is better kept in `.pgpass`. With several
     #: hosts, the one that accepts writes is used.
     dsn: str
-    #: `schema.table`, with `*` for any characters, and `!` before what is excluded (`capture.table_choice`); nothing that
+    #: `schema.table`, with `*` for any characters, and `!` before what is excluded (`postgres.table_patterns`); nothing that
     #: includes means every table that can be published.
     tables: tuple[str, ...] = ()
     slot: SlotName | None = None

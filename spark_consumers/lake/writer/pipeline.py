@@ -88,7 +88,7 @@ class Lakehouse:
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
-    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`initial_copy.Progress`), about
+    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`CopyProgress`), about
     ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `failing` is called
     with the error of each failed round, and with None when the next one has succeeded.
     """

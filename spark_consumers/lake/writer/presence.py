@@ -2,7 +2,7 @@
 
 Each driver has a file with its term and a counter that it increments every second, and holds a kernel lock on it for
 as long as it runs. A file whose lock is free belongs to a dead driver; one whose counter does not change belongs to a
-driver that is suspended, or is on a file system whose locks do not work across machines (`takeover.Standby` decides).
+driver that is suspended, or is on a file system whose locks do not work across machines (`takeover.DriverWait` decides).
 Safety does not depend on this: the term fences a writer.
 """
 
