@@ -1,5 +1,6 @@
 """Our few hard rules about text, where a linter has none."""
 
+import functools
 import io
 import re
 import subprocess
@@ -148,49 +149,65 @@ def _modules() -> dict[str, str]:
     return found
 
 
-def _code_names(text: str) -> set[str]:
-    """The identifiers of a module's code, without those of its comments and strings."""
+@functools.cache
+def _code_names(path: str) -> set[str]:
+    """The identifiers of a module's code, without those of its comments and strings; of another file none."""
+    if not path.endswith(".py"):
+        return set()
+    text = (ROOT / path).read_text()
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {each.string for each in tokens if each.type == tokenize.NAME}
 
 
-def _exists(dotted: str, modules: dict[str, str]) -> bool | None:
-    """Whether `dotted` names a module, or something in one, by the last parts of its name; None: no module is called so."""
+def _by_end(modules: dict[str, str]) -> dict[str, list[str]]:
+    """The texts of the modules whose dotted names end with a name: `a.b.c` is found as itself, `b.c` and `c`."""
+    found: dict[str, list[str]] = {}
+    for name, text in modules.items():
+        parts = name.split(".")
+        for start in range(len(parts)):
+            found.setdefault(".".join(parts[start:]), []).append(text)
+    return found
+
+
+def _exists(dotted: str, by_end: dict[str, list[str]]) -> bool | None:
+    """Whether `dotted` is a module, or something in one; None: no module is called like its beginning."""
+    if dotted in by_end:
+        return True
     parts = dotted.split(".")
     known = False
-    for end in range(len(parts), 0, -1):
-        wanted = "." + ".".join(parts[:end])
-        for name, text in modules.items():
-            if f".{name}".endswith(wanted):
-                known = True
-                if end == len(parts) or re.search(rf"\b{parts[end]}\b", text):
-                    return True
+    for end in range(len(parts) - 1, 0, -1):
+        for text in by_end.get(".".join(parts[:end]), ()):
+            known = True
+            if re.search(rf"\b{parts[end]}\b", text):
+                return True
     return False if known else None
 
 
-def _is_lost(dotted: str, modules: dict[str, str], names: set[str]) -> bool:
+def _is_lost(dotted: str, by_end: dict[str, list[str]], path: str) -> bool:
     parts = dotted.split(".")
     if parts[0] in _NOT_MODULES or parts[-1] in _FILE_ENDINGS or parts[-1].startswith("__"):
         return False
-    found = _exists(dotted, modules)
-    return not found if found is not None else parts[0] not in names | sys.stdlib_module_names
+    found = _exists(dotted, by_end)
+    if found is not None:
+        return not found
+    return parts[0] not in sys.stdlib_module_names and parts[0] not in _code_names(path)
 
 
 def test_modules_that_a_text_names_exist():
     """A reader follows such a name; that of a module that was moved or renamed leads nowhere."""
-    modules = _modules()
-    product = {name: text for name, text in modules.items() if not name.startswith("tests")}
+    everything = _modules()
+    product = {name: text for name, text in everything.items() if not name.startswith("tests")}
+    all_ends, product_ends = _by_end(everything), _by_end(product)
     lost = []
     for path, text in _others():
         if not path.endswith((".py", ".md", ".sql", ".c", ".h")) or path == "CHANGELOG.md":
             continue
-        searched = modules if path.startswith("tests/") else product
-        names = _code_names(text) if path.endswith(".py") else set()
+        short_ends = all_ends if path.startswith("tests/") else product_ends
         lost += [
             f"{path}:{number}: {short or full}"
             for number, line in enumerate(text.splitlines(), 1)
             for short, full in _DOTTED.findall(line)
-            if _is_lost(short or full, modules if full else searched, names)
+            if _is_lost(short or full, all_ends if full else short_ends, path)
         ]
     assert not lost, "\n".join(lost)
 
