@@ -185,7 +185,7 @@ FOREIGN_SLOT = (Cause.SLOT, "not a permanent pgoutput slot", "another slot name"
 UNREAD = (Cause.CONFIG, "invalid DSN", "postgresql://")
 CASES = {
     "nobody listens": Case(
-        Cause.CONNECTION, "refused", "see that the server runs", dsn(port=1), TRY
+        Cause.CONNECTION, "refused", "check that the server is running", dsn(port=1), TRY
     ),
     "no such host": Case(
         Cause.CONNECTION,
@@ -280,7 +280,7 @@ def full(folder: Path) -> "Iterator[None]":
     [
         (somebody_elses, "is not empty and holds no lake", "new or empty folder"),
         (read_only, "read-only", "mount it for writing"),
-        (full, "the disk is full", "make room"),
+        (full, "the disk is full", "free disk space"),
     ],
 )
 def test_a_lake_that_cannot_be_written(

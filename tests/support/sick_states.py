@@ -334,9 +334,9 @@ STATES = {
         suspended, "public.bonds.price", "tuskline table resync shop.public.bonds", copied_again
     ),
     "no connection": State(
-        server_stopped, "connection", "see that the server runs", server_started
+        server_stopped, "connection", "check that the server is running", server_started
     ),
-    "a full disk": State(full_disk, "full", "make room", made_room),
+    "a full disk": State(full_disk, "full", "free disk space", made_room),
     "a lost slot": State(slot_dropped, "the slot is gone", REATTACH, reattached, levels=ERRORS),
     "no publication": State(unpublished, "publication 'tuskline_shop' was ", REATTACH, reattached),
     "a restored server": State(restored, "restored", REATTACH, all_reattached, levels=ERRORS),

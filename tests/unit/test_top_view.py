@@ -17,7 +17,7 @@ NOW = 1_800_000_000.0
 GONE = ConnectionFailedError(
     "connection failed: connection to server at 10.0.0.7, port 5432 failed: Connection refused",
     where="10.0.0.7:5432/shop",
-    repair="see that the server runs and that host and port are right",
+    repair="check that the server is running, and that host and port are correct",
 )
 
 
@@ -104,8 +104,8 @@ def test_faults_come_first_with_their_causes_and_are_wrapped():
     lines = shown(observation(faults=1, tables=1), 80, 24)
     assert lines[1:4] == [
         "! source shop: connection failed: connection to server at 10.0.0.7, port 5432",
-        "  failed: Connection refused (10.0.0.7:5432/shop); see that the server runs and",
-        "  that host and port are right",
+        "  failed: Connection refused (10.0.0.7:5432/shop); check that the server is",
+        "  running, and that host and port are correct",
     ]
     assert lines[4].startswith("source ")
 

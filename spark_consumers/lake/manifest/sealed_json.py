@@ -21,7 +21,7 @@ _SEALED_FROM = 3
 
 REPAIR = (
     "restore the file from a backup; or, if it is in _tuskline/epochs and there is no backup, move it away: its epoch is lost, "
-    "and the lake goes on with the others"
+    "and the lake continues with the others"
 )
 
 
@@ -30,7 +30,7 @@ def unreadable(where: Path, error: OSError) -> LakeError:
     return LakeError(
         f"the lake cannot be read: {error.strerror}",
         where=str(where),
-        repair="name the folder that `tuskline lake run` writes, which this user must be able to read",
+        repair="specify the folder that `tuskline lake run` writes, which this user must be able to read",
     )
 
 

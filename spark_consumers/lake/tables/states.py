@@ -124,7 +124,7 @@ def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
 
 
 def resync(head: Manifest, name: str, reason: str) -> Manifest:
-    """The table is copied again. It goes on as it is until the copy is shown, or stays as it is if it stopped."""
+    """The table is copied again. It continues to follow until the copy is shown, or stays as it is if it is suspended."""
     copies = {n: t for n, t in head.copies.items() if n != name}
     tables = dict(head.tables)
     if name in tables:

@@ -67,7 +67,7 @@ class Presence:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write()
-            # It gets its name when it is locked: nobody takes it for a dead driver's in between.
+            # It gets its name once it is locked, so it is never mistaken for a dead driver's.
             draft.rename(self._folder / self.name)
         except OSError:
             # On a full disk the next claim begins again.

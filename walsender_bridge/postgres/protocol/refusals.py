@@ -49,7 +49,9 @@ def connection_error(text: str, where: str) -> TusklineError:
         if any(part in line for part in parts):
             return kind(line, where=where, repair=repair)
     return ConnectionFailedError(
-        line, where=where, repair="see that the server runs and that host and port are right"
+        line,
+        where=where,
+        repair="check that the server is running, and that host and port are correct",
     )
 
 

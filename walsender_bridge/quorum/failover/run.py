@@ -3,7 +3,7 @@ r"""Performs the steps of `plan.next_step` on real servers and safekeepers. The 
     run = FailoverRun(settings)
     print(*run.plan(), sep="\n")     # a dry run: displaces no proposer, changes nothing
     run.run()                        # until the safekeepers follow the candidate, or an error is raised
-    abort(settings.proposer)         # or: the old primary goes on
+    abort(settings.proposer)         # or: the old primary continues
 
 No state is kept outside the safekeepers and the servers: a run that was killed is simply repeated. The elected
 proposer remains the leader, on a thread of its own, until the promotion: it feeds lagging safekeepers, reports

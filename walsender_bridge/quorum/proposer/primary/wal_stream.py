@@ -265,7 +265,7 @@ class WalStream(Closing):
             )
         if lsn != self.lsn or timeline <= self.timeline:
             raise MalformedMessageError(
-                f"timeline {self.timeline} ended at {format_lsn(self.lsn)}, and {timeline} goes on at "
+                f"timeline {self.timeline} ended at {format_lsn(self.lsn)}, and {timeline} continues at "
                 f"{format_lsn(lsn)}",
                 where=self.where,
             )
