@@ -321,7 +321,7 @@ STATES = {
     "a part restarts": State(
         foreign_folder,
         "is not empty and holds no lake",
-        "name a new or empty folder for the lake",
+        "specify a new or empty folder for the lake",
         new_folder,
         levels=ERRORS,
     ),
