@@ -8,8 +8,8 @@
  *   horizon, so that what existed at the check stays.
  * - set_fields: the three fields change together under the slot's spinlock and are on disk before the effective
  *   xmin follows, so that no row is given up which a crash could ask for again.
- * - A copy is known by its marker, not by its name: it has one from before it is persistent on. Only what has one is
- *   dropped, unless the caller says that it means another slot.
+ * - A copy is identified by its incarnation id (marker.c), not by its name; it has the id before it is persistent. Only
+ *   a slot with one is dropped, unless the caller specifies any_slot.
  * - What is removed by slots' positions and was removed before reserve may be missing: the snapshot for restart_lsn and
  *   mapping files (mappings.c). rename asks for both.
  * - rename: PostgreSQL has no rename, and a folder that is renamed by hand has a crash between the folder's name
@@ -55,15 +55,15 @@ require_order(XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush)
 	if (restart_lsn > confirmed_flush)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("restart_lsn is after confirmed_flush_lsn"),
-				 errdetail("They are " LSN_TEXT " and " LSN_TEXT ".", LSN_PARTS(restart_lsn), LSN_PARTS(confirmed_flush)),
-				 errhint("Read both from the primary's slot in one query.")));
+				 errmsg("restart_lsn must not be after confirmed_flush_lsn"),
+				 errdetail("The values are " LSN_TEXT " and " LSN_TEXT ".", LSN_PARTS(restart_lsn), LSN_PARTS(confirmed_flush)),
+				 errhint("Read both values of the primary's slot in one query.")));
 	if (confirmed_flush > end)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this standby has not applied WAL up to confirmed_flush_lsn " LSN_TEXT, LSN_PARTS(confirmed_flush)),
-				 errdetail("It has applied up to " LSN_TEXT ".", LSN_PARTS(end)),
-				 errhint("Try again when it has.")));
+				 errmsg("standby has not replayed WAL up to confirmed_flush_lsn " LSN_TEXT, LSN_PARTS(confirmed_flush)),
+				 errdetail("The standby has replayed WAL up to " LSN_TEXT ".", LSN_PARTS(end)),
+				 errhint("Retry when the standby has replayed WAL up to that position.")));
 }
 
 void
@@ -72,9 +72,9 @@ require_wal(XLogRecPtr restart_lsn)
 	if (!wal_present(restart_lsn))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("WAL from restart_lsn " LSN_TEXT " on is not on this standby", LSN_PARTS(restart_lsn)),
-				 errdetail("It was removed, or never came here."),
-				 errhint("Wait until the slot on the primary has moved on, or raise wal_keep_size here.")));
+				 errmsg("standby lacks WAL from restart_lsn " LSN_TEXT " on", LSN_PARTS(restart_lsn)),
+				 errdetail("The WAL was removed, or has not been received."),
+				 errhint("Wait until the slot on the primary has advanced, or increase wal_keep_size on this standby.")));
 }
 
 static void
@@ -83,15 +83,15 @@ require_snapshot(XLogRecPtr restart_lsn)
 	if (!snapshot_present(restart_lsn))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("there is no snapshot for restart_lsn " LSN_TEXT " on this standby", LSN_PARTS(restart_lsn)),
-				 errdetail("A decoder that starts there would leave out transactions in silence."),
-				 errhint("Advance the slot with advance() until there is one.")));
+				 errmsg("no snapshot for restart_lsn " LSN_TEXT " on this standby", LSN_PARTS(restart_lsn)),
+				 errdetail("Decoding from that position would silently omit transactions."),
+				 errhint("Call advance() for the slot until it has written a snapshot.")));
 	if (!snapshot_complete(restart_lsn))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the snapshot for restart_lsn " LSN_TEXT " was written by another decoder", LSN_PARTS(restart_lsn)),
+				 errmsg("snapshot for restart_lsn " LSN_TEXT " was written by another decoder", LSN_PARTS(restart_lsn)),
 				 errdetail("The snapshot may lack catalog changes."),
-				 errhint("Advance the slot with advance() until it has written a snapshot.")));
+				 errhint("Call advance() for the slot until it has written a snapshot.")));
 }
 
 static void
@@ -101,7 +101,7 @@ require_mappings(const char *name)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("mapping files that replication slot \"%s\" needs may be missing on this standby", name),
-				 errdetail("A restartpoint removes them where no slot needs them. Transactions would be decoded without their own"
+				 errdetail("A restartpoint removes mapping files that no slot needs. Transactions would be decoded without their own"
 						   " catalog changes."),
 				 errhint("Call restore_mappings() for the slot.")));
 }
@@ -113,8 +113,8 @@ require_temporary(const char *name)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_NAME),
 				 errmsg("\"%s\" is not a temporary name", name),
-				 errdetail("A slot has such a name until it is proven, so that no client uses it."),
-				 errhint("Let it begin with \"%s\".", TEMPORARY_PREFIX)));
+				 errdetail("A copy has a temporary name until it is proven, so that no client uses it."),
+				 errhint("Specify a name that begins with \"%s\".", TEMPORARY_PREFIX)));
 }
 
 /* Acquire the slot if it is one that we may change. This is checked first, so that no other slot is ever touched. */
@@ -127,13 +127,13 @@ take_slot(const char *name)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("replication slot \"%s\" does not exist", name),
-				 errhint("Make it with reserve().")));
+				 errhint("Create the slot with reserve().")));
 	require_usable(&slot);
 	if (slot.active_pid != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_IN_USE),
 				 errmsg("replication slot \"%s\" is in use by process %d", name, (int) slot.active_pid),
-				 errhint("Try again when it is not.")));
+				 errhint("Retry when the slot is no longer in use.")));
 	compat_acquire(name);
 	require_usable(MyReplicationSlot);
 }
@@ -197,26 +197,26 @@ tuskline_reserve(PG_FUNCTION_ARGS)
 	if (two_phase && !HAS_TWO_PHASE)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("slots have no two_phase before PostgreSQL 14"),
-				 errhint("Leave two_phase false.")));
+				 errmsg("two_phase is not supported before PostgreSQL 14"),
+				 errhint("Set two_phase to false.")));
 	/* 0/0 is where ALTER_REPLICATION_SLOT (18) leaves it: all that is prepared is sent at its PREPARE. NULL is not known. */
 	if (two_phase ? PG_ARGISNULL(5) : !XLogRecPtrIsInvalid(two_phase_at))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("two_phase and two_phase_at go together"),
-				 errdetail("A prepared transaction before two_phase_at is sent whole when it commits."),
-				 errhint("Read both from the primary with inspect().")));
+				 errmsg("two_phase and two_phase_at must be specified together"),
+				 errdetail("A transaction that was prepared before two_phase_at is sent as a whole when it commits."),
+				 errhint("Read both values on the primary with inspect().")));
 	require_order(restart_lsn, confirmed_flush);
 	if (two_phase_at > confirmed_flush)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("two_phase_at is after confirmed_flush_lsn"),
-				 errhint("Read both from the primary with inspect().")));
+				 errmsg("two_phase_at must not be after confirmed_flush_lsn"),
+				 errhint("Read both values on the primary with inspect().")));
 	if (find_slot(name, &found))
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("replication slot \"%s\" already exists", name),
-				 errhint("Drop it with drop(), or go on with it.")));
+				 errhint("Drop the slot with drop(), or continue with it.")));
 	require_plugin(plugin);
 	PG_TRY();
 	{
@@ -266,11 +266,12 @@ require_forward(const ReplicationSlot *slot, XLogRecPtr restart_lsn, XLogRecPtr 
 	if (field != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("%s of replication slot \"%s\" would go back", field, NameStr(slot->data.name)),
-				 errdetail("It is at " LSN_TEXT ", " LSN_TEXT ", catalog_xmin %u; what lies before may be gone.",
+				 errmsg("%s of replication slot \"%s\" would move backwards", field, NameStr(slot->data.name)),
+				 errdetail("The slot has restart_lsn " LSN_TEXT ", confirmed_flush_lsn " LSN_TEXT " and catalog_xmin %u;"
+						   " older WAL and rows may have been removed.",
 						   LSN_PARTS(slot->data.restart_lsn), LSN_PARTS(slot->data.confirmed_flush),
 						   slot->data.catalog_xmin),
-				 errhint("Give may_go_back => true where it is known that nothing was removed meanwhile.")));
+				 errhint("Specify may_go_back => true if it is certain that nothing was removed in between.")));
 }
 
 /* The three fields, together. What was noted for a later move belongs to the old ones. */
@@ -305,8 +306,8 @@ tuskline_set_fields(PG_FUNCTION_ARGS)
 	if (!TransactionIdIsNormal(catalog_xmin) || TransactionIdPrecedes(compat_next_xid(), catalog_xmin))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("catalog_xmin is null, or no transaction that this standby knows of"),
-				 errhint("Give the value of the slot on the primary, and let the standby catch up first.")));
+				 errmsg("catalog_xmin is null, or a transaction that this standby does not know"),
+				 errhint("Wait until the standby has caught up, then specify the value of the slot on the primary.")));
 	require_order(restart_lsn, confirmed_flush);
 	PG_TRY();
 	{
@@ -371,8 +372,8 @@ tuskline_set_failover(PG_FUNCTION_ARGS)
 	if (failover && !HAS_FAILOVER)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("slots have no failover property before PostgreSQL 17"),
-				 errhint("Leave failover false.")));
+				 errmsg("failover is not supported before PostgreSQL 17"),
+				 errhint("Set failover to false.")));
 	PG_TRY();
 	{
 		take_slot(name);
@@ -446,13 +447,13 @@ tuskline_rename(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_NAME),
 				 errmsg("\"%s\" is a temporary name", new_name),
-				 errhint("Give the name of the slot on the primary.")));
+				 errhint("Specify the name of the slot on the primary.")));
 	if (find_slot(new_name, &found))
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("replication slot \"%s\" already exists", new_name),
-				 errdetail("It is left as it is."),
-				 errhint("Drop it if it is a copy that is no longer wanted.")));
+				 errdetail("The existing slot was not changed."),
+				 errhint("Drop the existing slot if it is a copy that is no longer needed.")));
 	PG_TRY();
 	{
 		ReplicationSlot *old;
@@ -502,9 +503,9 @@ require_made_here(const char *name)
 	if (read_marker(name, marker) != MARKER_READ)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("replication slot \"%s\" was not made by reserve()", name),
-				 errdetail("The slot has no marker, so another user may still need it."),
-				 errhint("Give any_slot => true, or use pg_drop_replication_slot().")));
+				 errmsg("replication slot \"%s\" was not created by reserve()", name),
+				 errdetail("The slot has no incarnation id, so another client may need it."),
+				 errhint("Specify any_slot => true, or use pg_drop_replication_slot().")));
 }
 
 /* drop(slot_name, any_slot): a copy on a standby; after a promotion only what was never proven. */
@@ -519,14 +520,14 @@ tuskline_drop(PG_FUNCTION_ARGS)
 	if (!RecoveryInProgress() && !has_temporary_name(name))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this server is not in recovery, and \"%s\" is not a temporary name", name),
-				 errdetail("A primary's own slots are not Tuskline's to drop."),
+				 errmsg("cannot drop replication slot \"%s\" on a primary", name),
+				 errdetail("On a primary, only slots with a temporary name can be dropped."),
 				 errhint("Use pg_drop_replication_slot().")));
 	if (!find_slot(name, &slot))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("replication slot \"%s\" does not exist", name),
-				 errhint("Nothing is left to do.")));
+				 errhint("The slot may have been dropped already.")));
 	require_ours(&slot);
 	if (!any_slot)
 		require_made_here(name);

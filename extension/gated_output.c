@@ -103,30 +103,30 @@ sender_has(const ReplicationSlot *slot, XLogRecPtr end, Obstacle *obstacle)
 
 	if (!find_sender(slot->active_pid, &sender) || XLogRecPtrIsInvalid(sender.flush))
 	{
-		obstacle->reason = "Its standby has not reported a flush position yet.";
-		obstacle->hint = "Look at pg_stat_replication for what holds the standby up.";
+		obstacle->reason = "The slot's standby has not reported a flush position yet.";
+		obstacle->hint = "Check the progress of the standby in pg_stat_replication.";
 		obstacle->streams = true;
 	}
 	else if (XLogRecPtrIsInvalid(sender.apply))
 	{
-		obstacle->reason = "It is used by a client that does not replay WAL.";
-		obstacle->hint = "Give pg_receivewal and pg_basebackup slots of their own.";
+		obstacle->reason = "The slot is used by a client that does not replay WAL.";
+		obstacle->hint = "Use other slots for pg_receivewal and pg_basebackup.";
 	}
 	else if (sender.flush > sender.sent)
 	{
-		obstacle->reason = "Its standby reports WAL as flushed that was not sent to it.";
-		obstacle->hint = "If this persists, the standby is on another timeline: run pg_rewind on it, or rebuild it.";
+		obstacle->reason = "The slot's standby reports WAL as flushed that was not sent to it.";
+		obstacle->hint = "If this persists, the standby is on another timeline. Run pg_rewind on it, or rebuild it.";
 	}
 	else if (sender.state != WALSNDSTATE_STREAMING && sender.state != WALSNDSTATE_STOPPING)
 	{
-		obstacle->reason = "Its standby is still catching up.";
-		obstacle->hint = "Look at pg_stat_replication for its progress.";
+		obstacle->reason = "The slot's standby is still catching up.";
+		obstacle->hint = "Check the progress of the standby in pg_stat_replication.";
 		obstacle->streams = true;
 	}
 	else if (Min(sender.flush, slot->data.restart_lsn) < end)
 	{
-		obstacle->reason = "Its standby has not flushed the transaction's WAL yet.";
-		obstacle->hint = "Look at pg_stat_replication for what holds the standby up.";
+		obstacle->reason = "The slot's standby has not flushed the transaction's WAL yet.";
+		obstacle->hint = "Check the progress of the standby in pg_stat_replication.";
 		obstacle->streams = true;
 	}
 	else
@@ -144,23 +144,23 @@ has_flushed(const char *name, XLogRecPtr end, Obstacle *obstacle)
 	obstacle->streams = false;
 	if (!find_slot(name, &slot))
 	{
-		obstacle->reason = "There is no such slot.";
-		obstacle->hint = "Make it with pg_create_physical_replication_slot(), or take it out of tuskline.wait_for_slots.";
+		obstacle->reason = "The slot does not exist.";
+		obstacle->hint = "Create the slot with pg_create_physical_replication_slot(), or remove it from tuskline.wait_for_slots.";
 	}
 	else if (!SlotIsPhysical(&slot))
 	{
-		obstacle->reason = "It is a logical slot.";
-		obstacle->hint = "Name the physical slots of the failover candidates in tuskline.wait_for_slots.";
+		obstacle->reason = "The slot is a logical slot.";
+		obstacle->hint = "Set tuskline.wait_for_slots to the physical slots of the failover candidates.";
 	}
 	else if (compat_invalidation(&slot.data) != NULL)
 	{
 		obstacle->reason = "The slot is lost: WAL that its standby needs was removed.";
-		obstacle->hint = "Make the standby and its slot anew, or take the slot out of tuskline.wait_for_slots.";
+		obstacle->hint = "Rebuild the standby and recreate the slot, or remove the slot from tuskline.wait_for_slots.";
 	}
 	else if (slot.active_pid == 0)
 	{
-		obstacle->reason = "No standby streams from it.";
-		obstacle->hint = "Start the standby that has it as primary_slot_name, or take it out of tuskline.wait_for_slots.";
+		obstacle->reason = "No standby streams from the slot.";
+		obstacle->hint = "Start the standby whose primary_slot_name is this slot, or remove the slot from tuskline.wait_for_slots.";
 	}
 	else
 		return sender_has(&slot, end, obstacle);
@@ -182,8 +182,8 @@ may_pass(XLogRecPtr end, Obstacle *obstacle)
 	if (!SplitIdentifierString(text, ',', &names))
 	{
 		snprintf(obstacle->name, sizeof(obstacle->name), "?");
-		obstacle->reason = "The setting tuskline.wait_for_slots is no list of names.";
-		obstacle->hint = "Give names with commas between them.";
+		obstacle->reason = "The value of tuskline.wait_for_slots is not a list of names.";
+		obstacle->hint = "Specify slot names separated by commas.";
 		obstacle->streams = false;
 		passes = false;
 	}
@@ -248,9 +248,9 @@ end_if_pointless(const Obstacle *obstacle, TimestampTz now, TimestampTz *looked,
 		(!obstacle->streams || TimestampDifferenceExceeds(*stopping_since, now, STOPPING_GRACE)))
 		ereport(FATAL,
 				(errcode(ERRCODE_ADMIN_SHUTDOWN),
-				 errmsg("the server stops while a transaction waits for replication slot \"%s\"", obstacle->name),
+				 errmsg("server is shutting down while a transaction waits for replication slot \"%s\"", obstacle->name),
 				 errdetail("%s", obstacle->reason),
-				 errhint("The transaction was not sent; it comes again after the start.")));
+				 errhint("The transaction has not been sent; it will be sent after the server has been restarted.")));
 }
 
 /* Return when every failover candidate has WAL up to `end`. */
@@ -273,7 +273,7 @@ wait_for_candidates(LogicalDecodingContext *ctx, XLogRecPtr end)
 			: TimestampDifferenceExceeds(reported, now, NEXT_REPORT))
 		{
 			ereport(LOG,
-					(errmsg("a transaction that ends at " LSN_TEXT " waits for replication slot \"%s\"",
+					(errmsg("transaction that ends at " LSN_TEXT " is waiting for replication slot \"%s\"",
 							LSN_PARTS(end), obstacle.name),
 					 errdetail("%s", obstacle.reason),
 					 errhint("%s", obstacle.hint)));
@@ -290,7 +290,7 @@ wait_for_candidates(LogicalDecodingContext *ctx, XLogRecPtr end)
 		sleep = Min(sleep * 2, LONGEST_SLEEP);
 	}
 	if (reported != 0)
-		ereport(LOG, (errmsg("the transaction that ends at " LSN_TEXT " waits no longer", LSN_PARTS(end))));
+		ereport(LOG, (errmsg("transaction that ends at " LSN_TEXT " is no longer waiting", LSN_PARTS(end))));
 }
 
 static void

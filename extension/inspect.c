@@ -123,7 +123,7 @@ read_state(const char *slot_name, StateFile *state)
 	ereport(WARNING,
 			(errcode(ERRCODE_DATA_CORRUPTED),
 			 errmsg("file \"%s\" is damaged", path),
-			 errhint("The server will not start with it. Drop the slot and make it again.")));
+			 errhint("The server cannot start with this file. Drop the slot, and create it again.")));
 	return false;
 }
 
@@ -187,8 +187,8 @@ put_files(Row *row, const ReplicationSlot *slot, XLogSegNo oldest_segment, XLogR
 		case MARKER_DAMAGED:
 			ereport(WARNING,
 					(errcode(ERRCODE_DATA_CORRUPTED),
-					 errmsg("file \"pg_replslot/%s/tuskline_marker\" is not a marker", name),
-					 errhint("Move the file away; what was proven by it is then proven again.")));
+					 errmsg("file \"pg_replslot/%s/tuskline_marker\" does not contain a valid incarnation id", name),
+					 errhint("Move the file away. The copies that depend on it are then proven again.")));
 	}
 }
 
@@ -264,12 +264,12 @@ tuskline_inspect(PG_FUNCTION_ARGS)
 	if (result == NULL || !IsA(result, ReturnSetInfo) || !(result->allowedModes & SFRM_Materialize))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("inspect() returns a set"),
-				 errhint("Call it in FROM.")));
+				 errmsg("set-returning function inspect() called in a context that cannot accept a set"),
+				 errhint("Call inspect() in the FROM clause.")));
 	if (get_call_result_type(fcinfo, NULL, &shape) != TYPEFUNC_COMPOSITE || shape->natts != COLUMNS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
-				 errmsg("inspect() is declared for another version of this library"),
+				 errmsg("inspect() was declared for another version of this library"),
 				 errhint("Run ALTER EXTENSION tuskline UPDATE.")));
 	before = MemoryContextSwitchTo(result->econtext->ecxt_per_query_memory);
 	shape = CreateTupleDescCopy(shape);

@@ -103,8 +103,8 @@ require_no_restartpoint(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("a restartpoint is in progress on this standby"),
-				 errdetail("It may have begun before the slot was there, and then removes mapping files that the slot needs."),
-				 errhint("Try again when it has ended. CHECKPOINT on this standby makes it end soon.")));
+				 errdetail("The restartpoint may have started before the slot was created, and may remove mapping files that the slot needs."),
+				 errhint("Retry when the restartpoint has completed. CHECKPOINT on this standby completes it soon.")));
 }
 
 /* Write once more what replay of the record that was just read has written, if a decoder from `begin` on may need it. */
@@ -163,12 +163,12 @@ begin_restoring(const char *name, const char *unfinished)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("replication slot \"%s\" does not exist", name),
-				 errhint("Make it with reserve().")));
+				 errhint("Create the slot with reserve().")));
 	if (SlotIsPhysical(&slot) || XLogRecPtrIsInvalid(slot.data.restart_lsn))
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("replication slot \"%s\" is physical, or has no restart_lsn", name),
-				 errhint("Name a logical slot.")));
+				 errhint("Specify a logical slot.")));
 	begin_note(unfinished);
 	LWLockRelease(ReplicationSlotAllocationLock);
 	return slot.data.restart_lsn;
@@ -184,8 +184,8 @@ finish_note(const char *name, const char *unfinished)
 	if (access(unfinished, F_OK) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("replication slot \"%s\" was dropped meanwhile", name),
-				 errhint("Try again with the slot that is there now.")));
+				 errmsg("replication slot \"%s\" was concurrently dropped", name),
+				 errhint("Retry with the present slot.")));
 	durable_rename(unfinished, path, ERROR);
 	LWLockRelease(ReplicationSlotAllocationLock);
 }

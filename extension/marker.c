@@ -1,6 +1,6 @@
 /*
- * A marker: a small file in a slot's directory with the incarnation id of the slot. A slot of the primary has the one that
- * mark() wrote; a copy has the temporary name that it was reserved under, and keeps it when it is renamed.
+ * The incarnation id of a slot, in a small file in the slot's directory: the marker. A slot of the primary has the id that
+ * mark() wrote; a copy has the temporary name under which it was reserved, and keeps it when it is renamed.
  *
  * A slot's values can return to exactly the same numbers after it was dropped and created again, and what it reserved in
  * between is lost. The file cannot: PostgreSQL removes the directory with the slot, and a crash does not touch it. It is
@@ -34,7 +34,7 @@ is_marker(const char *value, size_t length)
 		strspn(value, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == length;
 }
 
-/* The marker of a slot into `value` (MARKER_LENGTH + 1 bytes). A file that cannot be read is an ERROR. */
+/* Read the incarnation id of a slot into `value` (MARKER_LENGTH + 1 bytes). A file that cannot be read is an ERROR. */
 MarkerState
 read_marker(const char *slot_name, char *value)
 {
@@ -65,7 +65,7 @@ read_marker(const char *slot_name, char *value)
 	return MARKER_READ;
 }
 
-/* Write the marker of a slot that has none; it is on disk on return. The caller keeps the slot from being dropped. */
+/* Write the incarnation id of a slot that has none; it is on disk on return. The caller keeps the slot from being dropped. */
 void
 write_marker(const char *slot_name, const char *value)
 {
@@ -92,7 +92,7 @@ write_marker(const char *slot_name, const char *value)
 	durable_rename(unfinished, path, ERROR);
 }
 
-/* marker(slot_name): the marker of this incarnation of a slot; NULL: it has none, or one that is damaged. */
+/* marker(slot_name): the incarnation id of a slot; NULL if it has none, or a damaged one. */
 Datum
 tuskline_marker(PG_FUNCTION_ARGS)
 {
@@ -109,7 +109,7 @@ tuskline_marker(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(marker));
 }
 
-/* mark(slot_name, value): the marker of this incarnation of a slot, written with `value` if there is none. */
+/* mark(slot_name, value): the incarnation id of a slot, written with `value` if there is none. */
 Datum
 tuskline_mark(PG_FUNCTION_ARGS)
 {
@@ -121,26 +121,27 @@ tuskline_mark(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("value is null"),
-				 errhint("Give a value.")));
+				 errmsg("value must not be null"),
+				 errhint("Specify a value.")));
 	value = text_to_cstring(PG_GETARG_TEXT_PP(1));
 	if (!is_marker(value, strlen(value)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("a marker has 1 to %d letters of ASCII, digits, \"_\" or \"-\"", MARKER_LENGTH),
-				 errhint("Give a random value, such as that of a UUID.")));
+				 errmsg("invalid incarnation id"),
+				 errdetail("An incarnation id consists of 1 to %d ASCII letters, digits, underscores, or hyphens.", MARKER_LENGTH),
+				 errhint("Specify a random value, such as a UUID.")));
 	require_no_slot_in_hand();
 	LWLockAcquire(ReplicationSlotAllocationLock, LW_SHARED);
 	if (!find_slot(slot_name, &slot))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("replication slot \"%s\" does not exist", slot_name),
-				 errhint("Name the slot that the standby's primary_slot_name names.")));
+				 errhint("Specify the slot in the standby's primary_slot_name.")));
 	if (slot.data.persistency != RS_PERSISTENT)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("replication slot \"%s\" is not a permanent one", slot_name),
-				 errhint("A session's own slot ends with it, and needs no marker.")));
+				 errmsg("replication slot \"%s\" is not persistent", slot_name),
+				 errhint("A temporary slot is dropped with its session, and needs no incarnation id.")));
 	switch (read_marker(slot_name, marker))
 	{
 		case MARKER_READ:
@@ -152,8 +153,8 @@ tuskline_mark(PG_FUNCTION_ARGS)
 		case MARKER_DAMAGED:
 			ereport(ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
-					 errmsg("file \"pg_replslot/%s/tuskline_marker\" is not a marker", slot_name),
-					 errhint("Move the file away; what was proven by it is then proven again.")));
+					 errmsg("file \"pg_replslot/%s/tuskline_marker\" does not contain a valid incarnation id", slot_name),
+					 errhint("Move the file away. The copies that depend on it are then proven again.")));
 	}
 	LWLockRelease(ReplicationSlotAllocationLock);
 	PG_RETURN_TEXT_P(cstring_to_text(marker));

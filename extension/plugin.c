@@ -41,8 +41,8 @@ require_listed(const char *plugin)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("library \"%s\" may not be used as an output plugin on this standby", plugin),
-				 errdetail("output_plugin_libraries does not name it, which is '%s'.", setting),
-				 errhint("If it is safe, add it there and reload the configuration.")));
+				 errdetail("Parameter \"output_plugin_libraries\" is \"%s\".", setting),
+				 errhint("If the library is safe, add it to that parameter and reload the configuration.")));
 	pfree(text);
 }
 
@@ -56,8 +56,8 @@ require_plugin(char *plugin)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_NAME),
 				 errmsg("\"%s\" is not the name of an output plugin", plugin),
-				 errdetail("A plugin is named without its folder."),
-				 errhint("Give the value of the slot on the primary.")));
+				 errdetail("The name must not contain a directory."),
+				 errhint("Specify the value of the slot on the primary.")));
 	require_listed(plugin);
 	explanation.previous = error_context_stack;
 	error_context_stack = &explanation;

@@ -227,7 +227,7 @@ recall_changes_in_progress(struct ReorderBuffer *reorder, XLogRecPtr lsn)
 	memcpy(&committed, beginning + HEADER_LENGTH + COMMITTED_COUNT, sizeof(size_t));
 	memcpy(&in_progress, beginning + HEADER_LENGTH + IN_PROGRESS_COUNT, sizeof(size_t));
 	if ((uint64) length != sizeof(beginning) + (committed + in_progress) * sizeof(TransactionId))
-		ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("file \"%s\" is not laid out as expected", path)));
+		ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("file \"%s\" has an unexpected layout", path)));
 	file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
 	if (file < 0 || lseek(file, sizeof(beginning) + committed * sizeof(TransactionId), SEEK_SET) < 0)
 		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));

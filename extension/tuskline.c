@@ -65,7 +65,7 @@ require_standby(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this server is not in recovery"),
-				 errdetail("Copies of slots are made on standbys; a primary has the slots themselves."),
+				 errdetail("Copies of slots can be created on standbys only."),
 				 errhint("Connect to the standby.")));
 }
 
@@ -82,23 +82,23 @@ require_logical_wal(void)
 	if (wal_level < WAL_LEVEL_LOGICAL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("a logical slot needs wal_level = logical on this server"),
-				 errdetail("A standby that has logical slots does not start with less."),
-				 errhint("Set wal_level = logical here and restart.")));
+				 errmsg("logical replication slots require wal_level = logical on this server"),
+				 errdetail("A standby that has logical slots cannot start with a lower setting."),
+				 errhint("Set wal_level = logical on this server, and restart it.")));
 	LWLockAcquire(ControlFileLock, LW_SHARED);
 	control = compat_control_file(&crc_ok);
 	LWLockRelease(ControlFileLock);
 	if (!crc_ok)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("the control file's checksum is wrong"),
-				 errhint("Look at pg_controldata.")));
+				 errmsg("incorrect checksum in control file"),
+				 errhint("Check the control file with pg_controldata.")));
 	if (control->wal_level < WAL_LEVEL_LOGICAL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("a logical slot needs wal_level = logical on the primary"),
-				 errdetail("The WAL that this standby replays was written with less."),
-				 errhint("Set wal_level = logical on the primary and restart it.")));
+				 errmsg("logical replication slots require wal_level = logical on the primary"),
+				 errdetail("The WAL that this standby replays was written with a lower setting."),
+				 errhint("Set wal_level = logical on the primary, and restart it.")));
 }
 
 /* Refuse a slot that is not a persistent logical one of this database, or is PostgreSQL's own copy. */
@@ -111,7 +111,7 @@ require_ours(const ReplicationSlot *slot)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("replication slot \"%s\" is physical", name),
-				 errhint("Name a logical slot.")));
+				 errhint("Specify a logical slot.")));
 	if (slot->data.database != MyDatabaseId)
 	{
 		char	   *database = get_database_name(slot->data.database);
@@ -125,13 +125,13 @@ require_ours(const ReplicationSlot *slot)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("replication slot \"%s\" is temporary", name),
-				 errdetail("It belongs to a session and ends with it."),
-				 errhint("Leave it to its session.")));
+				 errdetail("A temporary slot is dropped at the end of its session."),
+				 errhint("Specify a persistent slot.")));
 	if (compat_synced(&slot->data))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("replication slot \"%s\" is kept by PostgreSQL's own slot synchronization", name),
-				 errhint("Leave it to sync_replication_slots, or set failover = false for it on the primary.")));
+				 errmsg("replication slot \"%s\" is synchronized by PostgreSQL", name),
+				 errhint("Leave the slot to sync_replication_slots, or set its failover property to false on the primary.")));
 }
 
 /* Refuse also one that is invalid, which can only be dropped. */
@@ -145,8 +145,8 @@ require_usable(const ReplicationSlot *slot)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("replication slot \"%s\" is invalid", NameStr(slot->data.name)),
-				 errdetail("Its reason is \"%s\".", invalidation),
-				 errhint("Drop it and make it again.")));
+				 errdetail("The reason is \"%s\".", invalidation),
+				 errhint("Drop the slot, and create it again.")));
 }
 
 static void
@@ -155,8 +155,8 @@ require_not_null(FunctionCallInfo fcinfo, int number, const char *what)
 	if (PG_ARGISNULL(number))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("%s is null", what),
-				 errhint("Give a value.")));
+				 errmsg("%s must not be null", what),
+				 errhint("Specify a value.")));
 }
 
 char *
@@ -176,9 +176,9 @@ lsn_argument(FunctionCallInfo fcinfo, int number, const char *what)
 	if (XLogRecPtrIsInvalid(lsn))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s is 0/0", what),
-				 errdetail("That is no position in WAL."),
-				 errhint("Give the value of the slot on the primary.")));
+				 errmsg("invalid %s: 0/0", what),
+				 errdetail("This is not a position in the WAL."),
+				 errhint("Specify the value of the slot on the primary.")));
 	return lsn;
 }
 

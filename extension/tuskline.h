@@ -17,7 +17,7 @@
 #define LSN_TEXT "%X/%X"
 #define LSN_PARTS(lsn) (uint32) ((lsn) >> 32), (uint32) (lsn)
 
-/* The longest value of a marker, in bytes. */
+/* The longest incarnation id, in bytes. */
 #define MARKER_LENGTH 64
 
 /* tuskline.c */

@@ -1,7 +1,11 @@
 """Our few hard rules about text, where a linter has none."""
 
+import functools
+import io
 import re
 import subprocess
+import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -92,7 +96,9 @@ def test_every_session_with_a_users_server_has_the_pinned_settings():
     opened = r"\b(psycopg|AsyncConnection|PGconn|dbapi|BoundedConnection)\.connect\("
     assert _lines(opened, product)
     bare = [line for line in _lines(opened, product) if "conninfo" not in line]
-    assert not bare, "give these what wire.connection.pinned_conninfo returns:\n" + "\n".join(bare)
+    assert not bare, (
+        "give these what replication_connection.pinned_conninfo returns:\n" + "\n".join(bare)
+    )
 
 
 def test_every_module_says_what_it_is():
@@ -111,3 +117,110 @@ def test_an_exception_to_a_rule_has_its_reason():
 
 def test_threads_and_sockets_listen_on_this_machine_only():
     assert not _lines(r"0\.0\.0\.0|\[::\]", [t for t in PYTHON if t in _others()])
+
+
+#: The first words of dotted names that are not of the project's modules: SQL, settings, names that programs import.
+_NOT_MODULES = {
+    *("a", "catalog", "df", "jdk", "pa", "pg_attribute", "pg_authid", "public", "schema", "snap"),
+    *("source", "spark", "stream", "tuskline", "tuskline_slots"),
+}
+#: A dotted name in backquotes, or one that begins with a package of the project.
+_DOTTED = re.compile(
+    r"(?<!`)`([a-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\(\))?`"
+    r"|\b((?:walsender_bridge|spark_consumers|slot_sync|tests|benchmarks)(?:\.[A-Za-z_]\w*)+)\b"
+)
+#: The ends of names of files, which have dots as well.
+_FILE_ENDINGS = {
+    *("c", "conf", "db", "h", "json", "jsonl", "lock", "md", "py"),
+    *("sh", "signal", "sql", "sqlite", "toml", "txt", "zip"),
+}
+
+
+def _modules() -> dict[str, str]:
+    """The text of each module by its dotted name; a package without a module of its own is one, too."""
+    found = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): text
+        for name, text in PYTHON
+    }
+    for name in list(found):
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            found.setdefault(".".join(parts[:end]), "")
+    return found
+
+
+@functools.cache
+def _code_names(path: str) -> set[str]:
+    """The identifiers of a module's code, without those of its comments and strings; of another file none."""
+    if not path.endswith(".py"):
+        return set()
+    text = (ROOT / path).read_text()
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {each.string for each in tokens if each.type == tokenize.NAME}
+
+
+def _by_end(modules: dict[str, str]) -> dict[str, list[str]]:
+    """The texts of the modules whose dotted names end with a name: `a.b.c` is found as itself, `b.c` and `c`."""
+    found: dict[str, list[str]] = {}
+    for name, text in modules.items():
+        parts = name.split(".")
+        for start in range(len(parts)):
+            found.setdefault(".".join(parts[start:]), []).append(text)
+    return found
+
+
+def _exists(dotted: str, by_end: dict[str, list[str]]) -> bool | None:
+    """Whether `dotted` is a module, or something in one; None: no module is called like its beginning."""
+    if dotted in by_end:
+        return True
+    parts = dotted.split(".")
+    known = False
+    for end in range(len(parts) - 1, 0, -1):
+        for text in by_end.get(".".join(parts[:end]), ()):
+            known = True
+            if re.search(rf"\b{parts[end]}\b", text):
+                return True
+    return False if known else None
+
+
+def _is_lost(dotted: str, by_end: dict[str, list[str]], path: str) -> bool:
+    parts = dotted.split(".")
+    if parts[0] in _NOT_MODULES or parts[-1] in _FILE_ENDINGS or parts[-1].startswith("__"):
+        return False
+    found = _exists(dotted, by_end)
+    if found is not None:
+        return not found
+    return parts[0] not in sys.stdlib_module_names and parts[0] not in _code_names(path)
+
+
+def test_modules_that_a_text_names_exist():
+    """A reader follows such a name; that of a module that was moved or renamed leads nowhere."""
+    everything = _modules()
+    product = {name: text for name, text in everything.items() if not name.startswith("tests")}
+    all_ends, product_ends = _by_end(everything), _by_end(product)
+    lost = []
+    for path, text in _others():
+        if not path.endswith((".py", ".md", ".sql", ".c", ".h")) or path == "CHANGELOG.md":
+            continue
+        short_ends = all_ends if path.startswith("tests/") else product_ends
+        lost += [
+            f"{path}:{number}: {short or full}"
+            for number, line in enumerate(text.splitlines(), 1)
+            for short, full in _DOTTED.findall(line)
+            if _is_lost(short or full, all_ends if full else short_ends, path)
+        ]
+    assert not lost, "\n".join(lost)
+
+
+def test_test_files_and_pages_that_a_text_names_exist():
+    there = {Path(name).name for name, _ in TEXTS}
+    named = re.compile(r"(\btest_\w+\.py|(?<![\w/])docs/[\w/-]+\.md)\b")
+    lost = [
+        f"{path}:{number}: {name}"
+        for path, text in _others()
+        if path != "CHANGELOG.md"
+        for number, line in enumerate(text.splitlines(), 1)
+        for name in named.findall(line)
+        if Path(name).name not in there
+    ]
+    assert not lost, "\n".join(lost)

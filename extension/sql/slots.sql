@@ -1,4 +1,4 @@
--- What is shown of slots, and their markers.
+-- What is shown of slots, and their incarnation ids.
 SELECT slot_name FROM pg_create_physical_replication_slot('regress_tuskline_physical', true);
 SELECT slot_name FROM pg_create_logical_replication_slot('regress_tuskline_logical', 'pgoutput');
 SELECT i.slot_name, i.plugin, i.database = current_database() AS here, i.active_pid, i.persistency,

@@ -50,7 +50,7 @@ _KNOWN[BEGIN] = True
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transaction that goes on in the next entry. Time: microseconds since the Unix epoch."""
+    """A transaction that continues in the next entry. Time: microseconds since the Unix epoch."""
 
     commit_lsn: Lsn
     commit_time: int

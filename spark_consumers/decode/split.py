@@ -32,7 +32,7 @@ def split(parts: Sequence[bytes], count: int) -> tuple[pa.Buffer, Int64s]:
     if size > MAX_BUFFER:
         raise malformed(f"{size} bytes in one run of entries")
     if not 0 < count * 5 <= size:
-        # Before anything is set aside for so many.
+        # Before memory is allocated for so many.
         raise malformed(f"{count} messages in {size} bytes")
     source = pa.BufferReader(b"".join(_file(parts, size, count)))
     try:

@@ -3,7 +3,7 @@
 Invariant: a value arrives exactly, or as PostgreSQL's own text, or as an error that names it. No value silently
 becomes NULL or loses a digit. `kept_as_text` marks the columns that are kept as text.
 
-The text is what a type's output function writes with the settings of `wire.connection.PINNED_OPTIONS`;
+The text is what a type's output function writes with the settings of `replication_connection.PINNED_OPTIONS`;
 capture and snapshot both pin them. Formats: PostgreSQL documentation, chapter 8 "Data Types" and 8.15.6 for
 arrays. docs/types.md has the whole table.
 """

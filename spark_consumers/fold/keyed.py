@@ -161,7 +161,7 @@ def fold(
 
 
 def _join(changes: Sequence[FoldableChanges], key: Sequence[int]) -> _Run:
-    """One run of the batches: from after the last TRUNCATE, the key's unchanged values filled in."""
+    """One run of the batches: from after the last TRUNCATE, the key's unchanged (TOAST) values filled in."""
     ops = np.concatenate([c.ops for c in changes])
     columns = [
         pa.concat_arrays(list(parts)) for parts in zip(*(c.columns for c in changes), strict=True)

@@ -222,7 +222,7 @@ def _poll_sources(
 
 
 def _check_awaited(chain: Chain, before: Manifest, log: str, version: int) -> None:
-    """Raise why waiting is of no use, unless the lake is asked to go on with this log, which skips such versions then."""
+    """Raise why waiting is of no use, unless the lake was requested to continue with this log, which then skips such versions."""
     with LogClient(log) as client:
         log_id = client.status().log_id
     if adopt.log_of(chain, before) == log_id:

@@ -1,6 +1,6 @@
 """Can a lake be written in this folder? Asked before Spark is started, which takes seconds.
 
-A folder that holds something else is refused: a lake's files in the middle of somebody's own would be taken
+A folder that holds something else is refused: a lake's files among a user's own would be taken
 for theirs, and the other way round.
 """
 
@@ -29,16 +29,16 @@ def check(lake: str | Path) -> int:
         raise LakeError(
             "its path has a #, and Spark takes what is behind it for a part of a table",
             where=where,
-            repair="name a folder for the lake whose path has no #",
+            repair="specify a folder for the lake whose path has no #",
         )
     if root.exists() and not root.is_dir():
-        raise LakeError("is not a folder", where=where, repair="name a new folder for the lake")
+        raise LakeError("is not a folder", where=where, repair="specify a new folder for the lake")
     try:
         if root.is_dir() and not (root / "_tuskline").is_dir() and any(root.iterdir()):
             raise LakeError(
                 "is not empty and holds no lake",
                 where=where,
-                repair="name a new or empty folder for the lake",
+                repair="specify a new or empty folder for the lake",
             )
         place = next(each for each in (root, *root.parents) if each.is_dir())
         _probe(place, remove_to=root)
@@ -74,12 +74,12 @@ def why(error: Exception, lake: str | Path) -> TusklineError:
             return LakeError(
                 f"a disk is full: {os.strerror(number)}",
                 where=_place(error, text) or str(local_root(lake)),
-                repair="make room; the job tries again by itself, and nothing is lost",
+                repair="free disk space; the job retries by itself, and nothing is lost",
             )
     return UnavailableError(
         f"a round failed: {_first_line(text)}",
         where=str(local_root(lake)),
-        repair="the job tries again by itself; its log has the whole error",
+        repair="the job retries by itself; its log has the whole error",
     )
 
 
@@ -123,7 +123,9 @@ def _refused(error: OSError, where: str) -> LakeError:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return _full(where, 0)
     return LakeError(
-        f"cannot be used: {error.strerror}", where=where, repair="name another folder for the lake"
+        f"cannot be used: {error.strerror}",
+        where=where,
+        repair="specify another folder for the lake",
     )
 
 
@@ -131,5 +133,5 @@ def _full(where: str, free: int) -> LakeError:
     return LakeError(
         f"the disk is full: {free >> 20} MB are free",
         where=where,
-        repair="make room, or name a folder on another disk",
+        repair="free disk space, or specify a folder on another disk",
     )

@@ -3,12 +3,12 @@
 `failing_table` has three values:
 
 - `hold`: all or nothing. No epoch is published while a table cannot follow.
-- `wait_for_copy` (the default): epochs wait for a table that is being copied again, for that ends by itself. They go on
-  without one that waits for somebody's decision (a value that the lake cannot hold, damage, a fault of ours, changes
+- `wait_for_copy` (the default): epochs wait for a table that is being copied again, for that ends by itself. They continue
+  without one that waits for an operator (a value that the lake cannot hold, damage, a fault of ours, changes
   that the log has trimmed), or of which a copy has failed.
 - `go_on`: epochs wait for no table.
 
-A table that epochs go on without is `stale`, and a reader gets it only by asking for that (`reader.read`): so a
+A table without which epochs continue is `stale`, and a reader gets it only by asking for that (`reader.read`): so a
 transaction is in all tables that a snapshot gives, or in none, whatever is set here.
 """
 
@@ -52,7 +52,7 @@ class Policy:
         for name, table in head.tables.items():
             if table.state != HELD:
                 continue
-            waits = name not in head.set_aside and bool(table.resync)
+            waits = name not in head.not_copied and bool(table.resync)
             if self.failing_table == GO_ON or not (waits or table.reason.startswith(rolled_back)):
                 tables[name] = replace(table, state=STALE)
         return replace(head, tables=tables)

@@ -218,7 +218,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         ends = {end: full for full in self.tables for end in _ends(full)}
         close = difflib.get_close_matches(name, ends, n=3, cutoff=0.5)
         nearest = sorted({ends[c] for c in close}) or self.tables[:10]
-        reason = self.manifest.set_aside.get(name)
+        reason = self.manifest.not_copied.get(name)
         raise LakeError(
             f"no table {name!r} in epoch {self.epoch}" + (f": {reason}" if reason else ""),
             where=str(self._root),

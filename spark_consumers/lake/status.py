@@ -35,7 +35,7 @@ def read_status(chain: Chain) -> dict[str, Any]:
 
 
 def copying_now(head: Manifest, status: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The progress of copies, by table, if the head's writer reported it recently (`initial_copy.Progress`)."""
+    """The progress of copies, by table, if the head's writer reported it recently (`CopyProgress`)."""
     fresh = now - float(status.get("at", 0.0)) < STALE_AFTER and status.get("term") == head.term
     return dict(status.get("copying", {})) if fresh else {}
 
@@ -45,11 +45,11 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
 
     `state` is that of `table_version`, or `copying`, `copied`, `failed` for a table that is not in the lake
     yet. `quarantined_rows`: quarantined rows that are not skipped, beside `rows`; `skipped_rows`: those that are.
-    `copy`: how far its copy is (`initial_copy.Progress`), if one runs.
+    `copy`: how far its copy is (`CopyProgress`), if one runs.
     """
     copying = copying_now(head, status, now)
     rows = []
-    for name in sorted({*head.tables, *head.copies, *head.set_aside, *copying}):
+    for name in sorted({*head.tables, *head.copies, *head.not_copied, *copying}):
         table = head.tables.get(name)
         copy = copying.get(name)
         if table is not None:
@@ -71,7 +71,7 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
                 "skipped_rows": table.skipped_rows if table is not None else None,
                 "as_of": (table.as_of or head.epoch) if table is not None else None,
                 "resync": _resync(name, table.resync if table else "", head, copy),
-                "reason": head.set_aside.get(name) or (table.reason if table is not None else ""),
+                "reason": head.not_copied.get(name) or (table.reason if table is not None else ""),
                 "copy": copy,
             }
         )

@@ -342,7 +342,7 @@ def other_log(known: str, found: str, where: str) -> ConfigError:
 
 
 def reattached(cut: StreamCut, offset: int, where: str) -> DivergedError:
-    """The error for what the log cannot go on from, because the source was reattached."""
+    """The error for a position from which the log cannot continue, because the source was reattached."""
     return DivergedError(
         f"the source {cut.stream} was reattached: its stream begins another history at offset {cut.history_start}, but "
         f"offset {offset} was requested",

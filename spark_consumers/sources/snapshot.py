@@ -372,7 +372,7 @@ def _known(array: pa.Array, kind: ColumnType) -> pa.Array:
     raise SnapshotError(
         f"the driver gave {array.type} for a value of type OID {kind.type_oid}, which is read as {kind.arrow}",
         where="adbc-driver-postgresql",
-        repair="see that no setting, pooler or login trigger changes what sessions see of pg_type, and that the "
+        repair="check that no setting, pooler or login trigger changes what sessions see of pg_type, and that the "
         "installed version is one that Tuskline supports",
     )
 

@@ -1,4 +1,4 @@
--- From 0.1 to 0.2: mapping files of rewritten catalogs, and markers of logical slots.
+-- From 0.1 to 0.2: mapping files of rewritten catalogs, and incarnation ids of logical slots.
 \echo Use "ALTER EXTENSION tuskline UPDATE" to load this file. \quit
 
 CREATE FUNCTION @extschema@.restore_mappings(slot_name pg_catalog.name) RETURNS pg_catalog.pg_lsn
@@ -9,10 +9,10 @@ COMMENT ON FUNCTION @extschema@.restore_mappings(pg_catalog.name)
 CREATE FUNCTION @extschema@.marker(slot_name pg_catalog.name) RETURNS pg_catalog.text
 AS 'MODULE_PATHNAME', 'tuskline_marker' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.marker(pg_catalog.name)
-    IS 'the marker of this incarnation of a slot; null: it has none';
+    IS 'the incarnation id of a slot; null if it has none';
 
 COMMENT ON FUNCTION @extschema@.mark(pg_catalog.name, pg_catalog.text)
-    IS 'the marker of this incarnation of a slot, made with this value if there is none';
+    IS 'the incarnation id of a slot, created with this value if there is none';
 
 DROP FUNCTION @extschema@.inspect(pg_catalog.name);
 CREATE FUNCTION @extschema@.inspect(
@@ -45,7 +45,7 @@ CREATE FUNCTION @extschema@.inspect(
 ) RETURNS SETOF pg_catalog.record
 AS 'MODULE_PATHNAME', 'tuskline_inspect' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.inspect(pg_catalog.name)
-    IS 'what pg_replication_slots does not show: memory and disk, files, and the marker';
+    IS 'what pg_replication_slots does not show: memory and disk, files, and the incarnation id';
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @extschema@ FROM PUBLIC;
 GRANT USAGE ON SCHEMA @extschema@ TO tuskline_slots;

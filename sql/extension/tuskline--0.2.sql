@@ -103,12 +103,12 @@ COMMENT ON FUNCTION @extschema@.drop(pg_catalog.name, pg_catalog.bool)
 CREATE FUNCTION @extschema@.mark(slot_name pg_catalog.name, value pg_catalog.text) RETURNS pg_catalog.text
 AS 'MODULE_PATHNAME', 'tuskline_mark' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.mark(pg_catalog.name, pg_catalog.text)
-    IS 'the marker of this incarnation of a slot, made with this value if there is none';
+    IS 'the incarnation id of a slot, created with this value if there is none';
 
 CREATE FUNCTION @extschema@.marker(slot_name pg_catalog.name) RETURNS pg_catalog.text
 AS 'MODULE_PATHNAME', 'tuskline_marker' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.marker(pg_catalog.name)
-    IS 'the marker of this incarnation of a slot; null: it has none';
+    IS 'the incarnation id of a slot; null if it has none';
 
 CREATE FUNCTION @extschema@.inspect(
     name pg_catalog.name DEFAULT NULL,
@@ -140,7 +140,7 @@ CREATE FUNCTION @extschema@.inspect(
 ) RETURNS SETOF pg_catalog.record
 AS 'MODULE_PATHNAME', 'tuskline_inspect' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.inspect(pg_catalog.name)
-    IS 'what pg_replication_slots does not show: memory and disk, files, and the marker';
+    IS 'what pg_replication_slots does not show: memory and disk, files, and the incarnation id';
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @extschema@ FROM PUBLIC;
 GRANT USAGE ON SCHEMA @extschema@ TO tuskline_slots;

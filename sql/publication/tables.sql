@@ -1,5 +1,5 @@
--- Every table that a source's `tables` could mean, and those that they name (%(schemas)s, %(tables)s), as
--- `walsender_bridge.postgres.table_patterns.Found` has them.
+-- Every table that a source's `tables` could mean, and those that it names (%(schemas)s, %(tables)s), with the fields of
+-- `walsender_bridge.postgres.table_patterns.CatalogTable`.
 WITH RECURSIVE named AS (
     SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]) AS t (schema, name)
 ), found AS (
@@ -40,7 +40,7 @@ WITH RECURSIVE named AS (
                WHEN 'i' THEN EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisreplident)
                ELSE false END AS identified
     FROM parts AS p JOIN pg_class AS c ON c.oid = p.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
-), judged AS (
+), evaluated AS (
     SELECT l.top, array_agg(l.quoted ORDER BY l.quoted) FILTER (WHERE l.parted AND NOT l.identified) AS bare,
            array_agg(l.quoted ORDER BY l.quoted) FILTER (WHERE NOT l.parted AND NOT l.identified) AS children,
            array_agg(l.quoted ORDER BY l.quoted) FILTER (
@@ -78,7 +78,7 @@ SELECT f.schema, f.name, format('%%I.%%I', f.schema, f.name) AS quoted, f.relkin
        f.oid IN (SELECT s.oid FROM sent AS s) OR coalesce(a.sent, false) OR f.oid IN (SELECT e.oid FROM entries AS e)
            AS published,
        f.oid IN (SELECT e.oid FROM entries AS e) AS member
-FROM found AS f JOIN judged AS j ON j.top = f.oid
+FROM found AS f JOIN evaluated AS j ON j.top = f.oid
 LEFT JOIN above AS a ON a.part = f.oid
 LEFT JOIN generated AS g ON g.top = f.oid
 ORDER BY 1, 2;

@@ -280,7 +280,7 @@ def full(folder: Path) -> "Iterator[None]":
     [
         (somebody_elses, "is not empty and holds no lake", "new or empty folder"),
         (read_only, "read-only", "mount it for writing"),
-        (full, "the disk is full", "make room"),
+        (full, "the disk is full", "free disk space"),
     ],
 )
 def test_a_lake_that_cannot_be_written(

@@ -63,17 +63,17 @@ def test_10_what_cannot_be_right_is_refused_with_its_reason(pair: Pair) -> None:
     restart, confirmed, xmin = fields(pair.standby, COPY)
     past_gone = "0/100"
     table: list[tuple[str, tuple[object, ...], str | None, str]] = [
-        (RESERVE, (None, "pgoutput", restart, confirmed, False, None), "22004", "slot_name is null"),
-        (RESERVE, (NEW, None, restart, confirmed, False, None), "22004", "plugin is null"),
-        (RESERVE, (NEW, "pgoutput", None, confirmed, False, None), "22004", "restart_lsn is null"),
-        (RESERVE, (NEW, "pgoutput", restart, None, False, None), "22004", "confirmed_flush_lsn is"),
-        (RESERVE, (NEW, "pgoutput", restart, confirmed, None, None), "22004", "two_phase is null"),
-        (RESERVE, (NEW, "pgoutput", "0/0", confirmed, False, None), "22023", "restart_lsn is 0/0"),
-        (RESERVE, (NEW, "pgoutput", AHEAD, confirmed, False, None), "22023", "is after"),
-        (RESERVE, (NEW, "pgoutput", restart, AHEAD, False, None), "55000", "has not applied"),
-        (RESERVE, (NEW, "pgoutput", past_gone, confirmed, False, None), "55000", "is not on this"),
+        (RESERVE, (None, "pgoutput", restart, confirmed, False, None), "22004", "slot_name must not be null"),
+        (RESERVE, (NEW, None, restart, confirmed, False, None), "22004", "plugin must not be null"),
+        (RESERVE, (NEW, "pgoutput", None, confirmed, False, None), "22004", "restart_lsn must not be null"),
+        (RESERVE, (NEW, "pgoutput", restart, None, False, None), "22004", "confirmed_flush_lsn must"),
+        (RESERVE, (NEW, "pgoutput", restart, confirmed, None, None), "22004", "two_phase must not be null"),
+        (RESERVE, (NEW, "pgoutput", "0/0", confirmed, False, None), "22023", "invalid restart_lsn"),
+        (RESERVE, (NEW, "pgoutput", AHEAD, confirmed, False, None), "22023", "must not be after"),
+        (RESERVE, (NEW, "pgoutput", restart, AHEAD, False, None), "55000", "has not replayed"),
+        (RESERVE, (NEW, "pgoutput", past_gone, confirmed, False, None), "55000", "lacks WAL"),
         (RESERVE, (NEW, "pgoutput", restart, confirmed, True, None), None, ""),
-        (RESERVE, (NEW, "pgoutput", restart, confirmed, False, restart), "22023", "go together"),
+        (RESERVE, (NEW, "pgoutput", restart, confirmed, False, restart), "22023", "together"),
         (RESERVE, (NEW, "no_such_plugin", restart, confirmed, False, None), "58P01", ""),
         (RESERVE, (NEW, "plpgsql", restart, confirmed, False, None), "42883", ""),
         (RESERVE, (NEW, "../pgoutput", restart, confirmed, False, None), "42602", "not the name of"),
@@ -87,19 +87,19 @@ def test_10_what_cannot_be_right_is_refused_with_its_reason(pair: Pair) -> None:
         (MOVE, (COPY, restart, confirmed, "2", False), "22023", "catalog_xmin"),
         (MOVE, (COPY, restart, confirmed, str(int(xmin) + 1_000_000), False), "22023", "catalog_xm"),
         (MOVE, (COPY, confirmed, restart, xmin, True), None, ""),
-        (MOVE, (COPY, restart, AHEAD, xmin, True), "55000", "has not applied"),
-        (MOVE, (COPY, restart, confirmed, xmin, None), "22004", "may_go_back is null"),
-        (RENAME, (COPY, None), "22004", "new_name is null"),
+        (MOVE, (COPY, restart, AHEAD, xmin, True), "55000", "has not replayed"),
+        (MOVE, (COPY, restart, confirmed, xmin, None), "22004", "may_go_back must not be null"),
+        (RENAME, (COPY, None), "22004", "new_name must not be null"),
         (RENAME, ("no_such", "kept"), "42602", "not a temporary"),
         (RENAME, ("_tuskline_tmp_no_such", "kept"), "42704", "does not exist"),
         (RENAME, (COPY, COPY), "42602", "is a temporary name"),
         (RENAME, (COPY, "Kept"), "42602", "invalid character"),
         (DROP, ("no_such",), "42704", "does not exist"),
-        (DROP, (None,), "22004", "slot_name is null"),
+        (DROP, (None,), "22004", "slot_name must not be null"),
         (MARK, ("no_such", "x"), "42704", "does not exist"),
-        (MARK, (COPY, "x\ny"), "22023", "marker"),
-        (MARK, (COPY, "x" * 65), "22023", "marker"),
-        (MARK, (COPY, None), "22004", "value is null"),
+        (MARK, (COPY, "x\ny"), "22023", "incarnation id"),
+        (MARK, (COPY, "x" * 65), "22023", "incarnation id"),
+        (MARK, (COPY, None), "22004", "value must not be null"),
     ]  # fmt: skip
     for query, arguments, state, text in table:
         error = refusal(pair, query, *arguments)
@@ -109,14 +109,14 @@ def test_10_what_cannot_be_right_is_refused_with_its_reason(pair: Pair) -> None:
             error
         )
     # On the primary there is nothing to copy to.
-    for query, arguments in (
-        (RESERVE, (NEW, "pgoutput", restart, restart, False, None)),
-        (MOVE, ("kept", restart, confirmed, xmin, False)),
-        (RENAME, (COPY, "other")),
-        (DROP, ("kept",)),
+    for query, arguments, text in (
+        (RESERVE, (NEW, "pgoutput", restart, restart, False, None), "not in recovery"),
+        (MOVE, ("kept", restart, confirmed, xmin, False), "not in recovery"),
+        (RENAME, (COPY, "other"), "not in recovery"),
+        (DROP, ("kept",), "on a primary"),
     ):
         error = refusal(pair, query, *arguments, primary=True)
-        assert "not in recovery" in str(error)
+        assert text in str(error)
 
 
 def test_10_a_plugin_that_the_server_does_not_trust_is_refused(pair: Pair) -> None:
@@ -126,7 +126,7 @@ def test_10_a_plugin_that_the_server_does_not_trust_is_refused(pair: Pair) -> No
     if extension.lists_plugins(pair.major):
         assert error.sqlstate == "55000"
         assert "may not be used as an output plugin" in str(error)
-        assert "add it there" in (error.diag.message_hint or "")
+        assert "add it to that parameter" in (error.diag.message_hint or "")
     else:
         assert error.sqlstate == "58P01"
 
@@ -220,7 +220,7 @@ def test_21_a_slot_that_reserve_did_not_make_is_not_dropped_by_its_name(pair: Pa
     (pair.standby.data_dir / "pg_replslot" / "renamed" / "tuskline_marker").unlink()
     error = refusal(pair, DROP, "renamed")
     assert error.sqlstate == "55000"
-    assert "was not made by reserve()" in str(error)
+    assert "was not created by reserve()" in str(error)
     pair.on_standby("SELECT tuskline_slots.drop('renamed', any_slot => true)")
     assert slot_names(pair.standby) == {COPY}
 

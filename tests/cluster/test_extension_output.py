@@ -158,9 +158,9 @@ def test_37_a_client_gets_a_transaction_when_the_candidate_has_it(
         wait_for(lambda: rows(pair.primary, heard)[0][0] > begun, 30, "the client was asked")
     time.sleep(0.5)
     assert reader.received() == before
-    reason = "No standby streams from it."
+    reason = "No standby streams from the slot."
     wait_for(lambda: reason in pair.primary.log_tail(100), 30, "the log says why")
-    assert f'waits for replication slot "{PHYSICAL}"' in pair.primary.log_tail(100)
+    assert f'is waiting for replication slot "{PHYSICAL}"' in pair.primary.log_tail(100)
     pair.standby.start()
     wait_for(lambda: b"row-2" in reader.received(), 30, "the standby is back")
     assert reader.received()[len(before) :].startswith(b"B")
@@ -238,7 +238,7 @@ def test_42_what_no_standby_that_streams_has_flushed_releases_nothing(pair: Pair
         assert reason in pair.primary.log_tail(15)
 
     try:
-        is_held("No standby streams from it.")
+        is_held("No standby streams from the slot.")
         with FakeStandby(dsn, "exact", ahead=1 << 20):
             is_held("reports WAL as flushed that was not sent to it")
         wait_for(lambda: not active(pair.primary, "exact"), 30, "nobody streams")
@@ -285,12 +285,12 @@ def test_37_what_is_sent_is_pgoutputs(pair: Pair) -> None:
 
 def test_37_the_log_names_what_cannot_be_waited_for(pair: Pair, reader: Client) -> None:
     for names, name, reason in (
-        (f"{PHYSICAL}, {SLOT}", SLOT, "It is a logical slot."),
-        ("a b", "?", "is no list of names."),
+        (f"{PHYSICAL}, {SLOT}", SLOT, "The slot is a logical slot."),
+        ("a b", "?", "is not a list of names."),
     ):
         wait_for_slots(pair, names)
         pair.on_primary("INSERT INTO shop VALUES (1, 'row-1')")
-        said = f'waits for replication slot "{name}"'
+        said = f'is waiting for replication slot "{name}"'
         wait_for(partial(has_logged, pair, said), 30, said)
         assert reason in pair.primary.log_tail(15)
         assert b"row-1" not in reader.received()
@@ -314,7 +314,7 @@ def test_37_a_fast_shutdown_and_a_client_that_goes_end_the_wait(pair: Pair, tmp_
         pair.primary.stop("fast", timeout=20)
         assert time.monotonic() - begun < 10
         assert found.process.wait(10) != 0
-        assert b"the server stops while" in found.log.read_bytes()
+        assert b"server is shutting down while" in found.log.read_bytes()
         assert found.received() == b""
     pair.primary.start()
     pair.standby.start()

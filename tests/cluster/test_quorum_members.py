@@ -85,7 +85,7 @@ def test_38_a_membership_smaller_than_configured_is_refused_and_red_ever_after(t
         quorum.start("proposer")
         assert quorum.processes.pop("proposer").wait(20) == Cause.CONFIG
         error = quorum.status()["error"]
-        assert "the quorum has 1 safekeepers, but 3 are configured" in error["what"]
+        assert "the quorum has 1 safekeeper, but 3 are configured" in error["what"]
         for name in quorum.names[1:]:
             quorum.kill(name)
         waits(quorum.server, 1)  # not with one copy, where three are believed in
@@ -105,7 +105,7 @@ def test_38_a_membership_smaller_than_configured_is_refused_and_red_ever_after(t
         wait_for(quorum.is_sync, 30, "a quorum that is greater than configured is served")
         membership = wait_for(lambda: quorum.status().get("membership"), 10, "it says so")
         said = membership["unlike"]
-        assert said.startswith("the quorum has 3 safekeepers, 2 are configured")
+        assert said.startswith("the quorum has 3 safekeepers, but 2 are configured")
 
 
 def test_12_one_safekeeper_is_replaced_by_another_under_load(quorum, files):

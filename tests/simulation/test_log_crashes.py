@@ -253,7 +253,7 @@ class Writer:
         ]
 
     def reattach(self) -> None:
-        """As `attach.reattach`: what is not committed goes, then the RESTART entry."""
+        """As `provisioning.reattach`: what is not committed is removed, then comes the RESTART entry."""
         self._take_over()
         host = self.simulation.hosts[self.stream]
         # No more may be committed, and what is on its way has to have arrived.

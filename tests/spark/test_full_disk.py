@@ -75,9 +75,9 @@ def test_a_disk_that_fills_is_named_and_nothing_is_lost_once_there_is_room(
             ]
             assert "full" in told
             assert str(lake) in told
-            assert "make room" in told
+            assert "free disk space" in told
             (reason,) = wait_for(lambda: reasons(tuskline), 30, "/readyz says so")
-            assert "make room" in reason
+            assert "free disk space" in reason
             # Nobody sees a part; and the primary keeps no WAL for it, for the log has it.
             assert epoch(tuskline) == before
             assert read(spark, lake)["public.one"].count() == 1000
@@ -92,7 +92,7 @@ def test_a_disk_that_fills_is_named_and_nothing_is_lost_once_there_is_room(
             assert tuskline.stop_up() == 0
             # A driver that is started on a full disk says the same before it starts Spark.
             fill(ballast)
-            assert "make room" in tuskline.error_plain("lake", "run", code=Cause.LAKE)
+            assert "free disk space" in tuskline.error_plain("lake", "run", code=Cause.LAKE)
             ballast.unlink()
         assert_equal(database.dsn, read(spark, lake))
         assert_no_orphans(spark, lake)

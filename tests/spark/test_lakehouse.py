@@ -209,7 +209,7 @@ def test_22_a_table_that_is_added_comes_while_the_others_go_on(pipeline, databas
         assert rounds < 300
     snapshot = pipeline.flush()
     assert_equal(database.dsn, snapshot)
-    aside = snapshot.manifest.set_aside
+    aside = snapshot.manifest.not_copied
     assert list(aside) == [f"{STREAM}.public.odd"]
     with pytest.raises(LakeError, match="its key has the array 'key'"):
         snapshot[f"{STREAM}.public.odd"]

@@ -174,7 +174,7 @@ def test_by_policy_the_others_go_on_while_a_changed_table_is_copied(
 
     def failure_is_told():
         pipeline.flush(house)
-        return "Permission denied" in pipeline.head().set_aside.get(DOCS, "")
+        return "Permission denied" in pipeline.head().not_copied.get(DOCS, "")
 
     wait_for(failure_is_told, 30, "the copy's failure in the manifest")
     monkeypatch.setattr(type(broken), "_copy", copy)
@@ -185,4 +185,4 @@ def test_by_policy_the_others_go_on_while_a_changed_table_is_copied(
 
     wait_for(is_live, 60, "the copy")
     assert_equal(database.dsn, pipeline.flush(house))
-    assert not pipeline.head().set_aside
+    assert not pipeline.head().not_copied

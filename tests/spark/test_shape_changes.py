@@ -268,7 +268,7 @@ def reasons(pipeline):
     """Why tables are not copied, or do not follow, by name."""
     head = pipeline.head()
     told = {name.rpartition(".")[2]: t.reason for name, t in head.tables.items() if t.reason}
-    return told | {name.rpartition(".")[2]: why for name, why in head.set_aside.items()}
+    return told | {name.rpartition(".")[2]: why for name, why in head.not_copied.items()}
 
 
 def wait_for_reason(pipeline, table, *words):
@@ -319,7 +319,7 @@ def test_tables_that_the_stream_cannot_follow_are_refused_by_name(
         shown = flushed(pipeline)
         assert len(shown.tables) == 4
         assert_equal(database.dsn, shown)
-        assert not pipeline.head().set_aside
+        assert not pipeline.head().not_copied
         # The publication itself leaves something out, and takes it up again.
         database.execute(f"ALTER PUBLICATION {PUBLICATION} SET (publish = 'insert, delete')")
         wait_for_reason(pipeline, "first", "leaves out update, truncate", "ALTER PUBLICATION")

@@ -226,7 +226,7 @@ def test_a_copy_that_is_not_allowed_stops_nobody(pipeline, database, monkeypatch
         def told():
             database.execute("UPDATE docs SET n = n + 1")
             pipeline.flush(house)
-            return "permission denied" in pipeline.head().set_aside.get(closed, "")
+            return "permission denied" in pipeline.head().not_copied.get(closed, "")
 
         wait_for(told, 60, "the refusal in the manifest")
         # A live table that is copied again goes on as it is.
@@ -234,7 +234,7 @@ def test_a_copy_that_is_not_allowed_stops_nobody(pipeline, database, monkeypatch
 
         def both():
             told()
-            return f"{STREAM}.public.docs" in pipeline.head().set_aside
+            return f"{STREAM}.public.docs" in pipeline.head().not_copied
 
         wait_for(both, 60, "the second refusal")
         snapshot = pipeline.flush(house)
@@ -243,7 +243,7 @@ def test_a_copy_that_is_not_allowed_stops_nobody(pipeline, database, monkeypatch
         assert_equal(database.dsn, snapshot)
         database.execute(f"GRANT SELECT ON closed, docs TO {role}")
         pipeline.wait_for_tables("closed", house=house)
-        wait_for(lambda: not (told() or pipeline.head().set_aside), 60, "no refusal any more")
+        wait_for(lambda: not (told() or pipeline.head().not_copied), 60, "no refusal any more")
         assert_equal(database.dsn, pipeline.flush(house))
     finally:
         database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
@@ -261,7 +261,7 @@ def test_a_copy_that_failed_is_made_with_the_columns_that_the_table_has_by_then(
 
     def refused():
         pipeline.flush()
-        return pipeline.head().set_aside.get(f"{STREAM}.public.prices")
+        return pipeline.head().not_copied.get(f"{STREAM}.public.prices")
 
     assert "price" in wait_for(refused, 60, "the refusal in the manifest")
     database.execute(

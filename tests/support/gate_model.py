@@ -4,7 +4,7 @@ WAL is a tuple of timelines: the byte at a position is known by the timeline it 
 kept: a standby asks for its own timeline from the beginning of a segment; a primary whose history has that timeline
 sends it up to where the next one begins, unless the fork lies before the segment; a standby reports as flushed all that
 it has, at once and whatever it was sent; the walsender writes that into the slot; who is at the fork follows, and who is
-past it stays. The gate is the real one (`capture.gate.step`) and looks after every event.
+past it stays. The gate is the real one (`capture.gate.core.step`) and looks after every event.
 
 What must hold: when something passes while the gate waits for a candidate, the standby has it, byte for byte.
 """

@@ -321,7 +321,7 @@ STATES = {
     "a part restarts": State(
         foreign_folder,
         "is not empty and holds no lake",
-        "name a new or empty folder for the lake",
+        "specify a new or empty folder for the lake",
         new_folder,
         levels=ERRORS,
     ),
@@ -336,7 +336,7 @@ STATES = {
     "no connection": State(
         server_stopped, "connection", "check that the server is running", server_started
     ),
-    "a full disk": State(full_disk, "full", "make room", made_room),
+    "a full disk": State(full_disk, "full", "free disk space", made_room),
     "a lost slot": State(slot_dropped, "the slot is gone", REATTACH, reattached, levels=ERRORS),
     "no publication": State(unpublished, "publication 'tuskline_shop' ", REATTACH, reattached),
     "a restored server": State(restored, "restored", REATTACH, all_reattached, levels=ERRORS),

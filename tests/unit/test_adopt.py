@@ -138,7 +138,7 @@ def test_links_of_format_4_name_no_log(chain):
 @pytest.mark.parametrize("holds", [True, False])
 def test_every_table_that_is_to_follow_is_copied_anew(holds):
     copies = {f"a.public.{name}": table(COPIED) for name in (LIVE, LEFT, "new")}
-    before = head(copies=copies, set_aside={"a.public.stale": "permission denied"})
+    before = head(copies=copies, not_copied={"a.public.stale": "permission denied"})
     made = adopted(before, log(), holds=holds)
     found = {name.rpartition(".")[2]: table for name, table in made.tables.items()}
     assert {name: table.state for name, table in found.items()} == {
@@ -151,7 +151,7 @@ def test_every_table_that_is_to_follow_is_copied_anew(holds):
     }
     assert {name for name, table in found.items() if table.resync != adopt.REASON} == {LEFT}
     assert not made.copies
-    assert not made.set_aside
+    assert not made.not_copied
     # All of them have the rows that they had, of the epoch that there is.
     assert (made.epoch, found[LIVE].as_of) == (40, 40)
     assert made.streams == {"a": StreamPosition(2, 20, 8, 3)}

@@ -38,6 +38,11 @@ def test_38_fewer_members_than_configured_have_to_be_asked_for(membership, reque
         refuse_smaller(membership, THREE, request_)
 
 
+def test_38_a_quorum_of_one_is_named_in_the_singular():
+    with pytest.raises(ConfigError, match="the quorum has 1 safekeeper, but 3 are configured"):
+        refuse_smaller(Configuration(1, frozenset({1})), THREE, None)
+
+
 @pytest.mark.parametrize(
     ("membership", "configured", "found", "request_", "told"),
     [
@@ -50,7 +55,7 @@ def test_38_fewer_members_than_configured_have_to_be_asked_for(membership, reque
             THREE,
             FOUND,
             None,
-            "the quorum has 2 safekeepers, 3 are configured; configured, but not members: c:3",
+            "the quorum has 2 safekeepers, but 3 are configured; configured, but not members: c:3",
         ),
         # The same number, and not the same ones.
         (OF_THREE, THREE, {**FOUND, ("c", 3): 9}, None, "configured, but not members: c:3"),

@@ -61,7 +61,7 @@ def test_a_table_that_does_not_follow_is_named_with_the_way_out(settings: Config
         *("lake", 9, 1, 0, 2, 0.0),
         streams={"shop": StreamPosition(1, 100, 7, 30)},
         tables={"shop.public.a": table, "shop.public.b": replace(table, path="q", state="live")},
-        set_aside={"shop.public.c": "shop.public.c: permission denied\nHINT:  GRANT SELECT"},
+        not_copied={"shop.public.c": "shop.public.c: permission denied\nHINT:  GRANT SELECT"},
     )
     chain.publish(head, None)
     found = list(doctor_parts.of_lake(settings, "log"))

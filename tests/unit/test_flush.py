@@ -35,17 +35,17 @@ def flushed(monkeypatch, looks, **changes):
     monkeypatch.setattr(module, "_written", lambda _: {})
     monkeypatch.setattr(module._Patience, "barrier", lambda *_: 41)
     monkeypatch.setattr(module._Patience, "epoch", lambda *_: SimpleNamespace(**{
-        name: getattr(head, name) for name in ("epoch", "tables", "copies", "set_aside")
+        name: getattr(head, name) for name in ("epoch", "tables", "copies", "not_copied")
     }))  # fmt: skip
     return flush("lake", "log", [Source("shop", "", "pub")], timeout=5.0)
 
 
-@pytest.mark.parametrize("set_aside", [{}, {GONE: "its key is an array"}], ids=["new", "refused"])
+@pytest.mark.parametrize("not_copied", [{}, {GONE: "its key is an array"}], ids=["new", "refused"])
 def test_a_table_that_is_dropped_while_flush_waits_for_it_is_waited_for_no_more(
-    monkeypatch, set_aside
+    monkeypatch, not_copied
 ):
     looks = [["public.gone"], ["public.gone"], ConnectionFailedError("busy"), []]
-    assert flushed(monkeypatch, looks, set_aside=set_aside) == 40
+    assert flushed(monkeypatch, looks, not_copied=not_copied) == 40
 
 
 def test_a_table_that_stays_published_is_waited_for_to_the_end_of_the_time(monkeypatch):

@@ -75,7 +75,7 @@ def test_the_first_up_on_a_full_disk_is_refused_with_its_place(disk):
     with pytest.raises(DiskFullError, match="is full") as refused, pid_file.held(disk / "run"):
         pass
     assert refused.value.where == str(disk / "run" / "up.pid")
-    assert "make room" in refused.value.repair
+    assert "free disk space" in refused.value.repair
     assert pid_file.owner(disk / "run") is None
     (disk / "ballast").unlink()
     with pid_file.held(disk / "run"):
@@ -106,7 +106,7 @@ def test_up_ends_by_the_cause_and_without_a_traceback(tmp_path, disk, flag):
     assert "Traceback" not in done.stderr
     assert "the disk is full" in done.stderr
     assert str(disk) in done.stderr
-    assert "make room" in done.stderr
+    assert "free disk space" in done.stderr
 
 
 def test_status_names_the_disk(tmp_path, disk):
@@ -114,7 +114,9 @@ def test_status_names_the_disk(tmp_path, disk):
     with Observer(load_config(tmp_path / "tuskline.toml")) as observer:
         found = [word for word in observer.observe().problems if word.startswith("disk: ")]
         assert len(found) == 1
-        assert found[0].startswith(f"disk: the disk is full: 0 bytes are free ({disk}); make room")
+        assert found[0].startswith(
+            f"disk: the disk is full: 0 bytes are free ({disk}); free disk space"
+        )
         (disk / "ballast").unlink()
         assert "disk" not in observer.observe().errors
 

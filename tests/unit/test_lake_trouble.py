@@ -36,7 +36,7 @@ def test_a_full_disk_is_named_with_its_place_whoever_says_so(error, what, where)
     assert found.cause == Cause.LAKE
     assert what in found.what
     assert found.where == where
-    assert "make room" in found.repair
+    assert "free disk space" in found.repair
 
 
 def test_other_failures_keep_their_words():
@@ -48,10 +48,10 @@ def test_other_failures_keep_their_words():
 def test_the_job_s_word_counts_while_it_lives(tmp_path):
     run_dir, lake = tmp_path / "run", str(tmp_path)
     assert lake_status.problem(run_dir, lake) is None
-    lake_status.write(run_dir, LakeError("a disk is full", where="there", repair="make room"))
+    lake_status.write(run_dir, LakeError("a disk is full", where="there", repair="free disk space"))
     found = lake_status.problem(run_dir, lake)
     assert isinstance(found, LakeError)
-    assert (found.what, found.where, found.repair) == ("a disk is full", "there", "make room")
+    assert (found.what, found.where, found.repair) == ("a disk is full", "there", "free disk space")
     lake_status.write(run_dir, None)
     assert lake_status.problem(run_dir, lake) is None
     # What one said that has died since is said no more, but for one that could not start a moment ago.

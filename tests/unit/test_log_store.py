@@ -639,7 +639,7 @@ def test_an_environment_that_is_only_out_of_reach_is_not_kept_aside(tmp_path: Pa
     newest.open(write=True)
     again = log.hosted()
     again.recover()
-    with pytest.raises(UnavailableError, match="cannot be opened now"):
+    with pytest.raises(UnavailableError, match="could not open it now"):
         again.status()
     assert again.report("k") is None
     assert [path.name for path in log.folder.iterdir()] == [newest.folder.name]

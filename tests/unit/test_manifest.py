@@ -81,7 +81,7 @@ def _fields(manifest):
 
 
 def test_what_is_published_is_read_again(chain):
-    manifest = first(set_aside={"shop.public.x": "why"})
+    manifest = first(not_copied={"shop.public.x": "why"})
     chain.publish(manifest, None)
     assert chain.head() == manifest
     assert manifest.rows == 10
@@ -302,6 +302,15 @@ def test_quarantined_rows_of_a_lake_of_format_5_are_found(chain):
     found = chain.head().tables["shop.public.t"]
     assert (found.quarantined_rows, found.quarantine_files) == (3, ("unfit/a.parquet",))
     assert found.retry_quarantined
+
+
+def test_tables_of_a_lake_of_format_6_that_were_not_copied_are_found(chain):
+    record = first().to_json()
+    del record["not_copied"]
+    record.update(set_aside={"shop.public.x": "permission denied"}, format_version=6)
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path.write_bytes(sealed_json.dump(record))
+    assert chain.head().not_copied == {"shop.public.x": "permission denied"}
 
 
 def test_a_newer_format_is_refused_by_name(chain):

@@ -145,11 +145,11 @@ def test_a_table_that_cannot_follow(before, holds, after):
 
 
 def test_tables_that_are_not_published_have_left():
-    start = head(copies={NEW: table()}, set_aside={"shop.public.odd": "why"})
+    start = head(copies={NEW: table()}, not_copied={"shop.public.odd": "why"})
     made = states.without(start, {B}, "shop")
     assert [made.tables[n].state for n in (A, B)] == ["left", "live"]
     assert not made.copies
-    assert not made.set_aside
+    assert not made.not_copied
     assert states.without(start, set(), "another") == start
 
 
@@ -196,7 +196,7 @@ def test_34_published_tables_that_do_not_show_the_newest_epoch_are_named():
     made = head(
         tables=tables,
         copies={"s.a.copied": table(), "s.a.left": table()},
-        set_aside={"s.a.refused": "permission denied\nHINT:  ..."},
+        not_copied={"s.a.refused": "permission denied\nHINT:  ..."},
     )
     asked = [*tables, "s.a.copied", "s.a.refused", "s.a.new"]
     assert states.unreadable(made, asked) == {
@@ -321,7 +321,7 @@ def test_epochs_wait_for_a_table_while_it_is_copied_again_and_not_when_that_has_
     )
     assert policy.released(stopped, "the log") == stopped
     assert list(states.held(stopped)) == [A]
-    failed = policy.released(replace(stopped, set_aside={A: "permission denied"}), "the log")
+    failed = policy.released(replace(stopped, not_copied={A: "permission denied"}), "the log")
     assert failed.tables[A].state == "stale"
     assert failed.tables[A].resync
     broken = states.damaged(
@@ -394,10 +394,10 @@ def test_what_needs_a_log_that_was_rolled_back_is_refused_at_once(kind, name):
 def test_a_request_is_finished_when_the_lake_shows_it():
     request = Request("1", "resync", (A,))
     assert requests.finished(head(), request) is None
-    asked = ask(head(set_aside={A: "an old failure"}), "resync", A)
+    asked = ask(head(not_copied={A: "an old failure"}), "resync", A)
     assert requests.finished(asked, request) is None
     with pytest.raises(LakeError, match="permission denied"):
-        requests.finished(replace(asked, set_aside={A: "permission denied"}), request)
+        requests.finished(replace(asked, not_copied={A: "permission denied"}), request)
     shown = replace(asked, tables={**asked.tables, A: table(path="new")})
     assert requests.finished(shown, request) == {A: "is copied again"}
 
@@ -422,7 +422,7 @@ def test_a_request_about_a_table_that_leaves_meanwhile_is_an_error_that_says_so(
         # It may be copied still: the answer's link had no version of it either.
         assert requests.finished(dropped, request) is None
         with pytest.raises(LakeError, match="permission denied"):
-            requests.finished(replace(dropped, set_aside={A: "permission denied"}), request)
+            requests.finished(replace(dropped, not_copied={A: "permission denied"}), request)
     if kind == "retry":
         assert requests.finished(dropped, Request("1", "skip", (A,))) is not None
         # A table that comes back is another one, without these rows.
@@ -523,7 +523,7 @@ def test_whoever_may_not_leave_a_request_is_told(tmp_path, monkeypatch):
 def test_what_a_list_shows():
     start = head(
         tables={A: table(resync="asked for"), B: table(state="paused", as_of=12, reason="paused")},
-        set_aside={"shop.public.odd": "no key"},
+        not_copied={"shop.public.odd": "no key"},
     )
     copying = {A: {"rows": 5}, NEW: {"rows": 1}}
     status = {"at": 100.0, "term": 2, "copying": copying}

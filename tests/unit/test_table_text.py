@@ -68,8 +68,8 @@ def test_values_are_not_written_as_python_writes_them(monkeypatch):
     assert value_text(value) == "a yes, b 1, -, c -"
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    Output(as_json=False).record({"set_aside": {}, "published_at": None, "told": "two\nlines"})
-    assert out.getvalue() == "set aside: -\npublished at: -\ntold: two\nlines\n"
+    Output(as_json=False).record({"not_copied": {}, "published_at": None, "told": "two\nlines"})
+    assert out.getvalue() == "not copied: -\npublished at: -\ntold: two\nlines\n"
 
 
 def test_a_name_cannot_begin_a_line_or_move_the_cursor(monkeypatch):

@@ -9,7 +9,7 @@ from walsender_bridge.observability.table_problems import sentences
 NAME = "shop.public.a"
 
 
-def manifest(state: str, reason: str = "", resync: str = "", **set_aside: str) -> Manifest:
+def manifest(state: str, reason: str = "", resync: str = "", **not_copied: str) -> Manifest:
     table = TableVersion(
         *("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, state),
         reason=reason,
@@ -21,7 +21,7 @@ def manifest(state: str, reason: str = "", resync: str = "", **set_aside: str) -
         *("lake", 9, 40, 39, 2, 0.0),
         streams=streams,
         tables={NAME: table},
-        set_aside={f"shop.public.{name}": reason for name, reason in set_aside.items()},
+        not_copied={f"shop.public.{name}": reason for name, reason in not_copied.items()},
     )
 
 

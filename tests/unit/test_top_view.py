@@ -17,7 +17,7 @@ NOW = 1_800_000_000.0
 GONE = ConnectionFailedError(
     "connection failed: connection to server at 10.0.0.7, port 5432 failed: Connection refused",
     where="10.0.0.7:5432/shop",
-    repair="check that the server is running and that host and port are correct",
+    repair="check that the server is running, and that host and port are correct",
 )
 
 
@@ -45,7 +45,7 @@ def observation(
         term=3,
         published_at=NOW - 7,
         streams={},
-        set_aside={},
+        not_copied={},
         tables={
             name: SimpleNamespace(state="live", rows=12_345, reason="", as_of=0, resync="")
             for name in names
@@ -105,7 +105,7 @@ def test_faults_come_first_with_their_causes_and_are_wrapped():
     assert lines[1:4] == [
         "! source shop: connection failed: connection to server at 10.0.0.7, port 5432",
         "  failed: Connection refused (10.0.0.7:5432/shop); check that the server is",
-        "  running and that host and port are correct",
+        "  running, and that host and port are correct",
     ]
     assert lines[4].startswith("source ")
 

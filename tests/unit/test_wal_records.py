@@ -215,7 +215,7 @@ def test_a_record_that_was_given_up_is_stepped_over(seed):
         (2, b"\x00\x00", "its flags are 0000"),
         (4, bytes(4), "timeline 0"),
         (8, b"\x08", "it says that it is"),
-        (16, b"\x01", "timeline 1, 1 bytes to go on"),
+        (16, b"\x01", "timeline 1, 1 bytes to continue"),
         (24, b"\x00", "it is of system"),
         (32, b"\x01", "segments of 1048577"),
         (36, b"\x00\x40\x00\x00", "pages of 16384"),

@@ -63,7 +63,7 @@ def show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = Fals
         output.record(record)
         return
     streams, tables = record.pop("streams"), record.pop("tables")
-    totals = ("epoch", "link", "term", "published_at", "rows", "changes", "set_aside")
+    totals = ("epoch", "link", "term", "published_at", "rows", "changes", "not_copied")
     output.record({name: record[name] for name in totals})
     output.rows("streams", [{"stream": name, **each} for name, each in streams.items()])
     columns = ("state", "rows", "as_of", "snapshot_id")

@@ -133,7 +133,7 @@ def summary(seen: Any) -> dict[str, Any]:
             "term": lake and lake.term,
             "published_at": lake and iso_time(lake.published_at),
             "tables": len(lake.readable) if lake else 0,
-            "not_copied": lake.set_aside if lake else {},
+            "not_copied": lake.not_copied if lake else {},
         },
     }
 

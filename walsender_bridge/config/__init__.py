@@ -154,7 +154,7 @@ class Config(BaseModel):
 
     @property
     def quorum_id_file(self) -> Path:
-        """Where the bridge records its quorum's id (`proposer.quorum_record`)."""
+        """Where the bridge records its quorum's id (`proposer.quorum_id_record`)."""
         return self.log.data_dir / "quorum-id.json"
 
     @property

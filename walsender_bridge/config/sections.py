@@ -100,7 +100,7 @@ class SourceSection(_Section):
     #: A libpq connection string: a URI, `key=value` pairs, `service=`; a password is better kept in `.pgpass`. With several
     #: hosts, the one that accepts writes is used.
     dsn: str
-    #: `schema.table`, with `*` for any characters, and `!` before what is excluded (`capture.table_choice`); nothing that
+    #: `schema.table`, with `*` for any characters, and `!` before what is excluded (`postgres.table_patterns`); nothing that
     #: includes means every table that can be published.
     tables: tuple[str, ...] = ()
     slot: SlotName | None = None
@@ -158,7 +158,7 @@ class LakeSection(_Section):
     #: The greatest number of bytes per second that an initial copy writes; unlimited by default.
     copy_rate: float | None = Field(default=None, gt=0)
     #: The handling of rows with an unrepresentable value, by `stream.schema.table`, or `default` for
-    #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is set aside).
+    #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is quarantined).
     on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}
     #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
     spark_master: str = "local[2]"

@@ -131,7 +131,7 @@ def of_tables(seen: Observation) -> list[TableLag]:
         return []
     merges = {lag.source: lag for lag in of_sources(seen) if lag.stage == "merge"}
     tables: dict[str, Any] = seen.lake.tables
-    not_copied: dict[str, str] = seen.lake.set_aside
+    not_copied: dict[str, str] = seen.lake.not_copied
     found = []
     for name in sorted({*tables, *not_copied}):
         stream = name.partition(".")[0]

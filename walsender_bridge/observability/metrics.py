@@ -356,7 +356,7 @@ def _lake(seen: Observation) -> Iterator[Metric]:
             skipped.add_metric([name], table.skipped_rows)
             if table.state != "live":
                 behind.add_metric([name, table.state], 1)
-        for name in seen.lake.set_aside:
+        for name in seen.lake.not_copied:
             not_copied.add_metric([name], 1)
     for table, progress in seen.copying.items():
         for name, family in copy.items():

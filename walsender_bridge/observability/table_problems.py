@@ -23,14 +23,14 @@ def problems(lake: Any) -> Iterator[TableProblem]:
     """Each table that does not follow. `lake`: the newest manifest."""
     for name, table in sorted(lake.tables.items()):
         since = f"as of epoch {table.as_of}"
-        again = "; it is being copied again" if table.resync and name not in lake.set_aside else ""
+        again = "; it is being copied again" if table.resync and name not in lake.not_copied else ""
         if table.state == "held":
             yield TableProblem(name, f"holds the epochs back: {table.reason}{again}")
         elif table.state == "stale":
             yield TableProblem(name, f"is stale, {since}: {table.reason}{again}")
         elif table.state == "paused":
             yield TableProblem(name, f"is paused, {since}", f"tuskline table resume {name}")
-    for name, reason in sorted(lake.set_aside.items()):
+    for name, reason in sorted(lake.not_copied.items()):
         what, _, repair = reason.replace(_OLDER_HINT, HINT).partition(HINT)
         what = what.strip().removeprefix(f"{name}: ")
         again = "it is retried"

@@ -312,7 +312,7 @@ def require_quorum(
 
 
 def record_id(connection: Connection, quorum: ConfiguredQuorum, quorum_id: int) -> None:
-    """Record on the server the id of the quorum that has its commits, unless one is recorded (`proposer.quorum_record`)."""
+    """Record on the server the id of the quorum that has its commits, unless one is recorded (`proposer.quorum_id_record`)."""
     record = ProvisionedRecord(connection, quorum.slot, quorum.source.dsn)
     if record.readable and not record.quorum_ids():
         record.add(ProvisionedObject(QUORUM, f"{quorum_id:032x}"))

@@ -21,7 +21,9 @@ def of(error: OSError, where: Path | str = "") -> TusklineError:
     words = error.strerror or str(error)
     if error.errno in NO_ROOM:
         return DiskFullError(
-            f"the disk is full: {words}", where=place, repair="make room there; nothing is lost"
+            f"the disk is full: {words}",
+            where=place,
+            repair="free disk space there; nothing is lost",
         )
     return UnavailableError(
         f"cannot be written: {words}",
@@ -50,5 +52,5 @@ def of_folder(folder: Path) -> DiskFullError | None:
     return DiskFullError(
         f"the disk is full: {free} bytes are free",
         where=os.fspath(folder),
-        repair="make room there; waiting parts continue by themselves",
+        repair="free disk space there; waiting parts continue by themselves",
     )

@@ -13,7 +13,11 @@ from walsender_bridge.errors import InvariantError
 
 _T = TypeVar("_T")
 
-REPAIR: Final = "nothing of that step was written; keep the data folder and the log as they are, and report this with both"
+REPAIR: Final = (
+    "copy the part's state and its log (docs/trouble.md lists the files) before you restart it, and report the bug with both. The"
+    " files are intact: nothing of this step was written, and a restart continues from them. If the error repeats, leave the part"
+    " stopped"
+)
 
 
 @dataclass(frozen=True, slots=True)

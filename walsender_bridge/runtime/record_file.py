@@ -75,7 +75,7 @@ def read_whole(disk: Disk, name: str) -> bytes:
 
 
 def keep_aside(disk: Disk, name: str, mark: str = ASIDE) -> str:
-    """Give a damaged file a name under which nobody reads it: `mark` and a number behind its own; the name."""
+    """Rename a damaged file, so that it is not read again: `mark` and a number behind its own; the name."""
     taken = disk.names()
     number = 1
     while f"{name}{mark}{number}" in taken:

@@ -98,7 +98,7 @@ class CatalogFile:
         try:
             return self._follow(wanted)
         except _UnusableError as error:
-            kept = self._set_aside()
+            kept = self._keep_damaged()
             log.warning("catalog recreated", reason=str(error), kept=str(kept))
             return self._follow(wanted)
 
@@ -139,7 +139,7 @@ class CatalogFile:
                 raise _UnusableError(str(error)) from None
             raise
 
-    def _set_aside(self) -> Path:
+    def _keep_damaged(self) -> Path:
         kept = next(
             path
             for number in count(1)

@@ -1,6 +1,6 @@
 """The names of tables in the lake's folder: `orders` is a link to `orders%t3-9f0c2a7b11de`, the table's newest copy.
 
-Each copy has a folder of its own, whose name is never used again (`takeover.folder_of`). Whoever opens tables by their
+Each copy has its own folder, whose name is never used again (`takeover.folder_of`). Whoever opens tables by their
 folder, as Spark's catalog does, finds the newest copy by the link. A link is relative, so it is right under every name
 of the lake's folder (`manifest.home`), and it is replaced by a rename, so the name is always there.
 

@@ -108,7 +108,7 @@ class Copies:
         return any(stream_of(name) == stream for name in self._progress)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """The progress of each table, by name (`initial_copy.Progress`)."""
+        """The progress of each table, by name (`CopyProgress`)."""
         now = time.time()
         return {name: progress.to_json(now) for name, progress in sorted(self._progress.items())}
 

@@ -1,7 +1,7 @@
 """One epoch, from the log to the manifest.
 
-In this order: the executors read and write files that nobody knows (*staging*); every table gets its
-files in one commit to a branch that nobody reads (*table writes*); one link is created (*the manifest*).
+In this order: the executors read the log and write files that no manifest names (*staging*); every table gets its
+files in one commit to a branch that no reader uses (*table writes*); one link is created (*the manifest*).
 Only the last is visible, and it is one file. A crash before it leaves things that no manifest names; a crash
 after it leaves a whole epoch. Repeating any part is harmless, because a table write follows the snapshot
 that the *manifest* names, whatever was written since.

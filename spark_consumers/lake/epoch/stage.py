@@ -181,7 +181,7 @@ class _Pending:
 
 @contextmanager
 def _of(target: Target) -> Iterator[None]:
-    """What does not fold is this table's fault, and mended by a copy of it."""
+    """Changes that do not fold are a fault of this table, which a copy repairs."""
     try:
         yield
     except CorruptError as error:
@@ -245,7 +245,7 @@ def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
 
 @contextmanager
 def _caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
-    """What goes wrong with this table alone is noted, and the others go on."""
+    """Record a fault of this table alone, and continue with the others."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""A table's own files, compared with their checksums where their bytes are about to be used.
+"""Compares a table's own files with their checksums before their bytes are used.
 
-Iceberg makes new manifests of old ones, and its files are read here without Hadoop's verification: what is damaged
-would go on with checksums that are right. So a writer asks before each of its commits, and before it lets files go.
+Iceberg derives new manifests from old ones, and its files are read here without Hadoop's verification: damaged content
+would be written again with a correct checksum. So a writer checks before each commit, and before it removes files.
 """
 
 from collections.abc import Iterator

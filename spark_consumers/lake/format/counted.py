@@ -1,7 +1,7 @@
-"""The rows of a table's snapshot, counted in its files without Spark: what a reader of the snapshot gets.
+"""Counts the rows that a reader of a table's snapshot gets, from its files, without Spark.
 
-A checksum tells whether a file is what was written. Whether what was written is the table, the manifest of the epoch
-tells by its number of rows: it is carried on from epoch to epoch, from what the log says, and never from the files.
+A checksum shows that a file is what was written. The number of rows in the epoch's manifest shows that what was written
+is the table: it is maintained from epoch to epoch by the changes in the log, never counted in the files.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ class _File:
 def count(manifest_list: Path, identity: list[str]) -> int:
     """The rows of the snapshot with this manifest list; `identity`: the columns that its deletes are by.
 
-    Raises `CorruptError` for files that cannot be read, or do not have the rows that their manifest tells.
+    Raises `CorruptError` for files that cannot be read, or do not have the number of rows that their manifest states.
     """
     files: dict[int, list[_File]] = defaultdict(list)
     for file in _files(manifest_list):

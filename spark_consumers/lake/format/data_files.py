@@ -125,7 +125,7 @@ def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
                 raise UnavailableError(
                     "another file has this name, with other rows; it stays as it is",
                     where=path,
-                    repair="the job tries again by itself, under another name",
+                    repair="the job retries by itself, under another name",
                 ) from None
         if durable:
             checksums.seal(target)
@@ -141,7 +141,7 @@ def sync(path: Path) -> int:
 
 
 def write_partial(path: str, table: pa.Table) -> str:
-    """Write what another task of the same round reads; not synced, since a crash starts anew."""
+    """Write what another task of the same round reads; not synced, since a round starts over after a crash."""
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with (
         whole_file(path, durable=False) as sink,
@@ -158,7 +158,7 @@ def read_partial(path: str) -> pa.Table:
 
 
 def orphans(folder: Path, stages: Mapping[int, str]) -> Iterator[Path]:
-    """The data files in a table's folder that belong to nobody.
+    """The orphaned data files in a table's folder.
 
     `stages`: for some links the stage that the link's manifest names for this table. Files for other links
     are left alone.

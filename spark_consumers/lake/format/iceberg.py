@@ -1,16 +1,15 @@
 """Iceberg tables: what the pipeline writes becomes snapshots, each commit a compare-and-set.
 
-Rows are taken away by *equality deletes*: a file of keys. Writing them needs no look at the table, so an
-epoch costs what its changes cost, however large the table is; readers join them, and compaction folds them
-in (docs/decisions).
+Rows are removed by *equality deletes*: files of keys. Writing them does not read the table, so the cost of an epoch
+depends on its changes, not on the size of the table. Readers apply the deletes, and compaction rewrites the files without
+them (docs/decisions).
 
-The fence. Each writer's term has a branch of its own in every table, made at the takeover from the snapshot
-that the manifest names, when all older branches are dropped. A write goes to the writer's branch and is
-refused where that is gone. Checking and committing are one step, because a commit makes the next metadata
-file *exclusively* (`link`): if anything was committed since the table was loaded, the number is taken
-and the writer reloads it. Iceberg's own catalog in a folder renames, and a rename would replace what a
-newer writer has written in between; so its libraries build the metadata here, and only the last step is
-ours.
+**Fencing.** Each writer's term has a branch in every table, created at the takeover from the snapshot that the manifest
+names; all older branches are dropped then. A write goes to the writer's branch, and is refused if that no longer exists.
+Check and commit are atomic, because a commit creates the next metadata file *exclusively* (`link`): if anything was
+committed since the table was loaded, the number is taken, and the writer reloads the table. Iceberg's own catalog in a
+folder renames files, which would replace what a newer writer has written in between. So its libraries build the metadata,
+and this module performs the last step.
 
 `main` shows the plain reader of the table the last *published* snapshot. A tag `tuskline_epoch_N` keeps a
 snapshot from being expired by others.
@@ -113,7 +112,7 @@ class IcebergFormat:
             raise FencedError("another writer made this table", where=path)
 
     def forget(self, path: str) -> None:
-        """The folder is gone: a handle of its table would go on to show what it had loaded."""
+        """Forget a table whose folder is gone: a handle would continue to show what it had loaded."""
         self._tables.forget(path)
 
     @of_table
@@ -224,7 +223,7 @@ class IcebergFormat:
     def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
         """Whether this snapshot already is that write: the same table, base, end version and link.
 
-        Once another link has taken that number, the files of an attempt at it belong to nobody.
+        Once another link has taken that number, the files of an attempt at it are orphaned.
         """
         if write.compaction:
             return False

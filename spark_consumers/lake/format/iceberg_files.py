@@ -1,4 +1,4 @@
-"""The metadata files of an Iceberg table in a folder: one after the other, each made by one writer."""
+"""The metadata files of an Iceberg table in a folder, numbered in sequence; each is created by one writer."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ def link(path: str, number: int, content: str) -> bool:
 
 
 def _hint(folder: Path, number: int) -> None:
-    """Tell readers where to begin; it only saves them a listing, for they look for greater numbers behind it."""
+    """Write the hint where readers begin. It only saves them a listing, since they look for greater numbers, too."""
     hint = folder / f".hint-{number}-{os.getpid()}"
     hint.write_text(str(number))
     # A takeover may have removed it, and has written its own.

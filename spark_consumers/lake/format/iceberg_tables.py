@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 def of_table(
     method: Callable[Concatenate[_F, str, _P], _R],
 ) -> Callable[Concatenate[_F, str, _P], _R]:
-    """What acts on the table at a path: damage is a `CorruptError`, and the table is loaded anew after it."""
+    """What acts on the table at a path: damage raises `CorruptError`, after which the table is loaded again."""
 
     def run(self: _F, path: str, /, *arguments: _P.args, **options: _P.kwargs) -> _R:
         try:
@@ -72,7 +72,7 @@ class LoadedTables:
         """The table as it is now."""
         table = self.at(path)
         if newest(table).exists():
-            # Cheap when nobody else has committed: it looks whether there is a next metadata file.
+            # Cheap if no other writer has committed: it checks whether there is a next metadata file.
             table.refresh()
         else:
             # We slept until what we know was removed.

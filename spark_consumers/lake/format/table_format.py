@@ -1,11 +1,11 @@
-"""What the pipeline needs of a table format. Iceberg is one (`iceberg.py`).
+"""The interface of a table format to the pipeline; `iceberg.py` implements it.
 
-The pipeline writes data files itself, on the executors; a format makes them part of a table. It never
-looks at rows. A table's write is a set of files: rows to add, and rows to take away by the value of some
-columns. All that is taken away was in the table before; all that is added comes after.
+The pipeline writes data files on the executors; a format makes them part of a table, without reading rows. A write of a
+table is a set of files: rows to remove, identified by the values of some columns, and rows to add. Removals apply to rows
+that were in the table before; additions come after them.
 
-A format keeps the promise that the manifest builds on: a write is whole or not there, it is refused once a
-writer of a higher term has taken the table over (`FencedError`), and repeating one changes nothing.
+The manifest relies on three guarantees: a write is atomic, it is refused once a writer of a higher term has taken the
+table over (`FencedError`), and repeating it changes nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-#: The hidden column that tells equal rows of a table without a key apart.
+#: The hidden column that distinguishes equal rows of a table without a key.
 ROW_ID = "_tuskline_row"
 
 

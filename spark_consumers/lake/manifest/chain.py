@@ -68,6 +68,8 @@ __all__ = [
 ]
 
 _LINK_DIGITS = 20
+#: The former names of members, by the format that brought the present ones.
+_BEFORE_7 = {"set_aside": "not_copied"}
 #: Seconds between a waiting reader's polls for a new link, each one listing of one folder.
 _POLL_SECONDS = 0.05
 
@@ -80,9 +82,9 @@ class Manifest:
     writer's `SteadyClock`, which continues along the chain, for ages; 0 in links of earlier formats. `seconds` is the
     duration of the round that wrote it; `changes` counts the row changes of the log in this epoch's range (0 in a takeover
     link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is
-    `copies`: copies that are not shown yet, beside the tables that they replace. `set_aside`: why a table is not in the
-    lake, or why its copy failed. `answered`: requests that were carried out, by
-    their ids (`requests`). `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`).
+    `copies`: copies that are not shown yet, beside the tables that they replace. `not_copied`: why a table is not in the
+    lake, or why its last copy failed. `answered`: requests that were carried out, by their ids (`requests`).
+    `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`).
     """
 
     lake: str
@@ -98,7 +100,7 @@ class Manifest:
     streams: dict[str, StreamPosition] = field(default_factory=dict)
     tables: dict[str, TableVersion] = field(default_factory=dict)
     views: dict[str, Any] = field(default_factory=dict)
-    set_aside: dict[str, str] = field(default_factory=dict)
+    not_copied: dict[str, str] = field(default_factory=dict)
     copies: dict[str, TableVersion] = field(default_factory=dict)
     answered: dict[str, dict[str, Any]] = field(default_factory=dict)
     log_id: str = ""
@@ -137,7 +139,9 @@ class Manifest:
                 where=where,
                 repair="install a newer tuskline",
             )
-        values = {k: v for k, v in record.items() if k not in {"format_version", "rows"}}
+        values = {
+            _BEFORE_7.get(k, k): v for k, v in record.items() if k not in {"format_version", "rows"}
+        }
         try:
             values["streams"] = {k: StreamPosition(**v) for k, v in values["streams"].items()}
             for name in ("tables", "copies"):

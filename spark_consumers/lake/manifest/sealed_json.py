@@ -13,15 +13,15 @@ from walsender_bridge.errors import CorruptError, LakeError
 
 #: 2 brought tables that do not follow, copies beside their tables, and answers to requests; 3 a checksum in each file;
 #: 4 the steady time in each link, and the shape of each table at its source; 5 the log that a link is of;
-#: 6 other names for what is quarantined.
-FORMAT_VERSION = 6
+#: 6 other names for what is quarantined; 7 another name for tables that were not copied.
+FORMAT_VERSION = 7
 #: The member that has the CRC32C of all others, and the format that brought it.
 _CRC = "crc"
 _SEALED_FROM = 3
 
 REPAIR = (
     "restore the file from a backup; or, if it is in _tuskline/epochs and there is no backup, move it away: its epoch is lost, "
-    "and the lake goes on with the others"
+    "and the lake continues with the others"
 )
 
 
@@ -30,7 +30,7 @@ def unreadable(where: Path, error: OSError) -> LakeError:
     return LakeError(
         f"the lake cannot be read: {error.strerror}",
         where=str(where),
-        repair="name the folder that `tuskline lake run` writes, which this user must be able to read",
+        repair="specify the folder that `tuskline lake run` writes, which this user must be able to read",
     )
 
 

@@ -4,12 +4,12 @@ A table of an epoch is in one of these states (docs/tables.md):
 
 | state | its rows are those of | epochs |
 |---|---|---|
-| `live` | this epoch | go on |
-| `paused` | the epoch `as_of`: somebody asked for it | go on without its changes |
-| `resuming` | the epoch `as_of`, and of the next one again | go on |
+| `live` | this epoch | continue |
+| `paused` | the epoch `as_of`, on request | continue without its changes |
+| `resuming` | the epoch `as_of`, and of the next one again | continue |
 | `held` | the epoch `as_of`: it cannot follow | wait for it |
-| `stale` | the epoch `as_of`: it cannot follow, or is copied again after a pause | go on without its changes |
-| `left` | the epoch `as_of`: it is no longer in the publication | go on |
+| `stale` | the epoch `as_of`: it cannot follow, or is copied again after a pause | continue without its changes |
+| `left` | the epoch `as_of`: it is no longer in the publication | continue |
 
 A copy that is not shown yet has the state `copied`; it stands beside the table, in `Manifest.copies`.
 """

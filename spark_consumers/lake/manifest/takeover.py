@@ -41,7 +41,7 @@ _LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
 
 
 class Link(newest_link.ChainLink, Protocol):
-    """A link of the chain with its tables, as `manifest.Manifest` is."""
+    """A link of the chain with its tables, as `chain.Manifest` is."""
 
     @property
     def versions(self) -> Iterable[Any]:

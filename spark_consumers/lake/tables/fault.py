@@ -1,4 +1,4 @@
-"""A fault of one table: its changes cannot be applied to it, and everything else can go on without it.
+"""A fault of one table: its changes cannot be applied to it, and everything else can continue without it.
 
 That is a value that the lake cannot hold, damage, a change that no server sends, or a bug of ours that this table's
 changes bring out. What another table would meet as well (the disk, memory, the log, another writer) is not a

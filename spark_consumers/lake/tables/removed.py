@@ -14,13 +14,13 @@ from spark_consumers.lake.tables.states import stream_of
 
 
 def departed(head: Manifest, sources: Collection[str]) -> list[str]:
-    """The tables of `head` that go on with their source, and whose source is none of these, by name."""
+    """The names of the tables of `head`, copies included, that follow a source other than these."""
     going = {name for name, table in head.tables.items() if table.state != LEFT}
     return sorted(name for name in going | set(head.copies) if stream_of(name) not in sources)
 
 
 def without_departed(head: Manifest, sources: Collection[str]) -> Manifest:
-    """`head` with the tables of these sources alone going on; a copy that was never shown is dropped."""
+    """`head` in which only the tables of these sources continue; a copy that was never shown is dropped."""
     for stream in set(head.streams) - set(sources):
         head = states.without(head, (), stream)
     streams = {stream: at for stream, at in head.streams.items() if stream in sources}

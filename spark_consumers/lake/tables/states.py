@@ -38,12 +38,12 @@ def without(head: Manifest, published: Collection[str], stream: str) -> Manifest
         if tables[name].state != LEFT:
             tables[name] = replace(_stopped(head, name, LEFT), resync="")
     copies = {name: table for name, table in head.copies.items() if name not in gone}
-    set_aside = {
+    not_copied = {
         name: reason
-        for name, reason in head.set_aside.items()
+        for name, reason in head.not_copied.items()
         if stream_of(name) != stream or name in published
     }
-    return replace(head, tables=tables, copies=copies, set_aside=set_aside)
+    return replace(head, tables=tables, copies=copies, not_copied=not_copied)
 
 
 def stop(head: Manifest, name: str, reason: str, *, holds: bool, full_resync: bool) -> Manifest:
@@ -124,7 +124,7 @@ def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
 
 
 def resync(head: Manifest, name: str, reason: str) -> Manifest:
-    """The table is copied again. It goes on as it is until the copy is shown, or stays as it is if it stopped."""
+    """The table is copied again. It continues to follow until the copy is shown, or stays as it is if it is suspended."""
     copies = {n: t for n, t in head.copies.items() if n != name}
     tables = dict(head.tables)
     if name in tables:
@@ -149,8 +149,8 @@ def unreadable(head: Manifest, names: Collection[str]) -> dict[str, str]:
             continue
         if table is not None and table.state != LEFT:
             found[name] = f"{table.state}: {table.reason}" if table.reason else table.state
-        elif name in head.set_aside:
-            found[name] = f"not copied: {head.set_aside[name].splitlines()[0]}"
+        elif name in head.not_copied:
+            found[name] = f"not copied: {head.not_copied[name].splitlines()[0]}"
         else:
             found[name] = (
                 "copied, but not published yet" if name in head.copies else "not copied yet"

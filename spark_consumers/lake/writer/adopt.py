@@ -51,7 +51,7 @@ REASON = "the lake continues with another log"
 
 
 def request(lake: str | Path, log_id: str) -> Request | None:
-    """Ask durably that the lake goes on with this log; None if it is of this log already.
+    """Request durably that the lake continue with this log; None if it belongs to this log already.
 
     The lake's driver carries it out when this log answers (`requests.wait`). Raises `LakeError` if there is no lake.
     """
@@ -68,7 +68,7 @@ def log_of(chain: Chain, head: Manifest | None) -> str:
 
 
 def wanted(chain: Chain, head: Manifest | None, log_id: str) -> list[Request]:
-    """The requests that the lake's going on with the log that answers will answer; none if it is of that log already.
+    """The requests that are answered when the lake continues with the log that answers; none if it belongs to that log already.
 
     Raises `LakeError` if the lake is of another log, and no request names this one.
     """
@@ -87,7 +87,7 @@ def wanted(chain: Chain, head: Manifest | None, log_id: str) -> list[Request]:
 
 
 def trouble(lake: str | Path, log_id: str) -> TusklineError | None:
-    """Why the lake's driver cannot go on with the log that answers; None if it can, or there is no lake yet."""
+    """Why the lake's driver cannot continue with the log that answers; None if it can, or there is no lake yet."""
     chain = open_chain(lake)
     try:
         if chain.exists():
@@ -145,7 +145,7 @@ def adopted(
             link = states.stop(link, name, REASON, holds=holds, full_resync=True)
             outcome[name] = f"is copied again: {REASON}"
     streams = {stream: position_of(cut) for stream, cut in status.streams.items()}
-    link = replace(link, log_id=status.log_id, streams=streams, copies={}, set_aside={})
+    link = replace(link, log_id=status.log_id, streams=streams, copies={}, not_copied={})
     for one in asked:
         link = answered(link, one, status.log_id, link.steady_at, outcome)
     return link

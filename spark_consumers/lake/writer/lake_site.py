@@ -113,7 +113,7 @@ class LakeSite:
         if left.kind is LeftoverKind.TABLE:
             self.remove_table(left.path)
             return
-        log.info("garbage removed", kind=left.kind.name.lower(), path=left.path)
+        log.info("leftover removed", kind=left.kind.name.lower(), path=left.path)
         if left.kind is LeftoverKind.STAGING:
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -127,7 +127,7 @@ class LakeSite:
             log.warning("folder kept: it has user branches or tags", path=name, names=users)
             self._kept.add(name)
         elif not users:
-            log.info("garbage removed", kind=LeftoverKind.TABLE.name.lower(), path=name)
+            log.info("leftover removed", kind=LeftoverKind.TABLE.name.lower(), path=name)
             shutil.rmtree(path, ignore_errors=True)
         return not users
 

@@ -1,8 +1,8 @@
-"""The lake's writer: a plain loop that takes over, copies what is missing, and publishes epochs.
+"""The lake's writer: a loop that takes over, copies missing tables, and publishes epochs.
 
-One writer at a time counts, by its term (`manifest`). What it needs after a crash is in the chain of
-manifests and in the change log, so it keeps nothing of its own; whatever fails is tried again from there,
-with growing pauses, for as long as no newer writer has come (`FencedError` ends it).
+Only the writer with the highest term can publish (`manifest`). After a crash, the chain of manifests and the change log
+have all that it needs, so it keeps no state. A failed round is retried from there, with growing pauses, until a newer
+writer takes over (`FencedError`).
 """
 
 import threading
@@ -60,7 +60,7 @@ _TICK = 0.1
 _STANDBY = 0.5
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-#: Links in which a takeover looks for files that belong to nobody.
+#: Links in which a takeover looks for orphaned files.
 _RECENT_LINKS = 100
 
 log = structlog.get_logger()
@@ -88,7 +88,7 @@ class Lakehouse:
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
-    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`initial_copy.Progress`), about
+    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`CopyProgress`), about
     ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `failing` is called
     with the error of each failed round, and with None when the next one has succeeded.
     """
@@ -165,7 +165,7 @@ class Lakehouse:
                     if self._writer is not None:
                         raise
                     # Overtaken before we had begun: the later driver is at work, and we wait.
-                    log.info("takeover given up", reason=error.what)
+                    log.info("takeover abandoned", reason=error.what)
                     if (refused := self._refused(error)) is not None:
                         self._failed(refused, pause)
                     pause = _paused(stop, pause)
@@ -178,10 +178,10 @@ class Lakehouse:
     def run_once(self, *, force: bool = False) -> Manifest | None:
         """One look: publish the next epoch if it is time (or with `force`, if there is anything new).
 
-        The first one takes over, whoever is at work. Returns what was published. What `run` would try again is raised here.
+        The first one takes over, even if another driver is at work. Returns what was published. Raises what `run` would retry.
         """
         if not is_alive(self._spark):
-            # Nothing else would tell while there is nothing to write.
+            # Nothing else detects this while there is nothing to write.
             raise UnavailableError(
                 "its JVM has ended", where="lake", repair="start the driver again"
             )
@@ -257,7 +257,7 @@ class Lakehouse:
             writer.kept.clock.now(),
             tables=wanted.tables,
             copies=wanted.copies,
-            set_aside=wanted.set_aside,
+            not_copied=wanted.not_copied,
             answered=wanted.answered,
             streams=wanted.streams,
             seconds=writer.head.seconds,
@@ -301,7 +301,7 @@ class Lakehouse:
         return manifest
 
     def _give_up(self, writer: _Writer, errors: Mapping[str, TusklineError]) -> bool:
-        """Have these tables, by path, stop, and the others go on; whether that was news."""
+        """Suspend these tables, by path, and continue with the others; return whether any was not suspended before."""
         damage = (CorruptError, NotSupportedError)
         writer.damaged |= {path for path, error in errors.items() if isinstance(error, damage)}
         return self._publish(writer, writer.tables.give_up(writer.head, errors))
@@ -314,7 +314,7 @@ class Lakehouse:
             writer.kept.expire(writer.head, self._retention)
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
-        """Go on from this link, which is ours."""
+        """Continue from this link, which this writer published."""
         writer.head = head
         writer.kept.remember(head)
         remove_orphans(self._chain.root, head.tables, {head.link: head.tables})
@@ -341,7 +341,7 @@ class Lakehouse:
         return UnavailableError(
             f"the lake cannot be taken over, and no other driver is at work: {error.what}",
             where=error.where,
-            repair="see that no other program writes the lake; the takeover is tried again by itself",
+            repair="check that no other program writes the lake; the takeover is retried by itself",
         )
 
     def _take_over(self) -> _Writer:
@@ -400,7 +400,7 @@ class Lakehouse:
         return made
 
     def _forget(self, writer: _Writer) -> None:
-        """End this writer: a takeover goes on with another log, and nothing that this one has is of that."""
+        """End this writer: after a takeover, the lake continues with another log, of which this writer has nothing."""
         writer.tables.close()
         self._writer = self._takeover = None
         self._leases = Leases()

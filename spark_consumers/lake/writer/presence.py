@@ -2,7 +2,7 @@
 
 Each driver has a file with its term and a counter that it increments every second, and holds a kernel lock on it for
 as long as it runs. A file whose lock is free belongs to a dead driver; one whose counter does not change belongs to a
-driver that is suspended, or is on a file system whose locks do not work across machines (`takeover.Standby` decides).
+driver that is suspended, or is on a file system whose locks do not work across machines (`takeover.DriverWait` decides).
 Safety does not depend on this: the term fences a writer.
 """
 
@@ -67,7 +67,7 @@ class Presence:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write()
-            # It gets its name when it is locked: nobody takes it for a dead driver's in between.
+            # It gets its name once it is locked, so it is never mistaken for a dead driver's.
             draft.rename(self._folder / self.name)
         except OSError:
             # On a full disk the next claim begins again.

@@ -1,6 +1,6 @@
 """Operators' requests for a lake's tables: durable, carried out once, by the newest writer.
 
-A request is a file of its own in `<lake>/_tuskline/requests`, created whole and synced. The lake's writer
+A request is a file in `<lake>/_tuskline/requests`, created whole and synced. The lake's writer
 polls that folder, and what a request changes becomes durable in one step with its answer: the next link of
 the chain has both (`Manifest.answered`). Only then is the file removed. So
 
@@ -43,7 +43,7 @@ OF_PUBLISHED = frozenset({ADD, RESYNC})
 _AT_ONCE = frozenset({PAUSE, DROP})
 #: About quarantined rows.
 RETRY, SKIP = "retry", "skip"
-#: About the whole lake: it goes on with another log (`adopt`).
+#: Of the whole lake: continue with another log (`adopt`).
 ADOPT = "adopt"
 KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT)
 #: Seconds for which an answer is kept for the process that waits for it.
@@ -90,14 +90,14 @@ def ask(
 
 
 def make_room(chain: Chain) -> Path:
-    """The folder of the requests. The writer makes it, as it has to remove them, unless somebody asks before."""
+    """The folder of the requests. The writer creates it, since it has to remove the requests, unless a request is made before."""
     folder = room(chain)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def waiting(chain: Chain) -> Iterator[Request]:
-    """The requests that are there, in the order in which they were made. What is none is put aside by name.
+    """The requests, in the order in which they were made. What is none is put aside by name.
 
     None where they could not be removed: each would be carried out again when its answer is forgotten.
     """
@@ -148,7 +148,7 @@ def carry_out(
     now: float,
     apart: Mapping[str, str],
 ) -> Manifest:
-    """The head with what the request changes, and its answer: for each table a word on what was done.
+    """Apply a request to the head; returns the new head and the answer, a phrase for each table.
 
     `published`: all tables of all publications. `low_offsets`: from where on the log has each stream. `apart`: the
     streams of which it has another history than the lake, and why.
@@ -186,7 +186,7 @@ def _one(
     low_offsets: Mapping[str, int],
 ) -> tuple[Manifest, str]:
     table = head.tables.get(name)
-    again = {n: reason for n, reason in head.set_aside.items() if n != name}
+    again = {n: reason for n, reason in head.not_copied.items() if n != name}
     if kind in OF_PUBLISHED and name not in published:
         return head, "refused: no source of this lake publishes it"
     if kind == ADD:
@@ -194,10 +194,10 @@ def _one(
             return head, "is in the lake already"
         if table is not None and table.state != LEFT:
             return head, f"refused: it is in the lake already, and {table.state}"
-        return replace(head, set_aside=again), "is copied"
+        return replace(head, not_copied=again), "is copied"
     if kind == RESYNC:
         made = states.resync(head, name, "asked for")
-        return replace(made, set_aside=again), "is copied again"
+        return replace(made, not_copied=again), "is copied again"
     if table is None:
         return head, "refused: it is not in the lake"
     if kind == DROP:
@@ -206,7 +206,7 @@ def _one(
         if not table.quarantine_files:
             return head, "has no quarantined row"
         again_table = replace(table, retry_quarantined=True)
-        return replace(head, tables={**head.tables, name: again_table}), "is tried again"
+        return replace(head, tables={**head.tables, name: again_table}), "is retried"
     if kind == PAUSE:
         if table.state == PAUSED:
             return head, "is paused already"
@@ -232,7 +232,7 @@ def _dropped(head: Manifest, name: str) -> tuple[Manifest, str]:
 
 
 def finished(head: Manifest, request: Request) -> dict[str, str] | None:
-    """What became of the request's tables, once nothing is left to be done; None before that.
+    """The result for each of the request's tables, once nothing is left to do; None before that.
 
     Raises `LakeError` for a table that was refused, or whose copy failed, and `DivergedError` if its stream is apart.
     """
@@ -271,9 +271,9 @@ def _failure(head: Manifest, kind: str, name: str) -> str | None:
         left = kind in {RESUME, RETRY, RESYNC} and table.state == LEFT and not table.resync
     if left:
         return "it has left its publication"
-    if name not in head.set_aside and table is not None and states.is_undecided(table):
+    if name not in head.not_copied and table is not None and states.is_undecided(table):
         return table.reason
-    return head.set_aside.get(name)
+    return head.not_copied.get(name)
 
 
 def _follows(head: Manifest, name: str) -> bool:
@@ -291,7 +291,7 @@ def wait(
     stop: threading.Event | None = None,
     polling: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
-    """Wait until a request is carried out, and what it asks for is readable; what became of each table.
+    """Wait until a request is carried out and its effect is readable; returns the result for each table.
 
     `timeout` is in seconds; `polling` is called at each poll of the chain. Raises `DeadlineError`, `CorruptError` for
     a request that could not be read, and `LakeError` for what was refused or failed.

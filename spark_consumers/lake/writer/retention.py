@@ -1,7 +1,7 @@
-"""What is removed because it is past its retention: links, then the snapshots and files that only they needed.
+"""Removes what is past its retention: links, then the snapshots and files that only they needed.
 
 Ages are differences of steady times (`Manifest.steady_at`): a machine's clock that leaps ahead must not end every epoch
-but the newest one, whether the driver is started again after the leap or not. Each writer's clock goes on from the
+but the newest one, whether or not the driver is restarted after the leap. Each writer's clock continues from the
 newest link (`clock_after`), so steady times never fall along the chain, and two links are at most `CATCH_UP` times as
 far apart as the time during which writers ran between them.
 """
@@ -117,7 +117,7 @@ class Retention:
                 raise
             except Exception as error:
                 # The files stay until the next takeover; the table's own trouble is reported where it is used.
-                log.warning("not swept", path=name, error=str(error)[:500])
+                log.warning("could not remove files", path=name, error=str(error)[:500])
         self._listed = None
         if self._unswept:
             name = self._unswept.pop()

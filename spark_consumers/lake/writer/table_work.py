@@ -1,8 +1,8 @@
-"""Which tables the lake has: what is published, what is asked for, what is copied, what cannot follow.
+"""Applies publications, requests, copies and schema changes to the states of the lake's tables.
 
-The pipeline lets this look once a round (`step`) and publishes what has changed as a link of its own, at the
-epoch that there is: a table's state is durable before anything is done by it. All decisions are those of
-`states`, `requests` and `schema_change`; here they meet the publications, the log and the copies.
+The pipeline calls `step` once a round, and publishes what has changed as a separate link at the current epoch, so the
+state of a table is durable before anything depends on it. `states`, `requests` and `schema_change` decide; this module
+passes them the publications, the log and the copies.
 """
 
 import time
@@ -132,7 +132,7 @@ class TableWork:
         changed, _ = self._compare(changed, publications)
         changed, outrun = states.without_outrun(changed, status.streams)
         for name, copy in outrun.items():
-            log.warning("copy given up", table=name, timeline=copy.timeline, lsn=copy.start_lsn)
+            log.warning("copy discarded", table=name, timeline=copy.timeline, lsn=copy.start_lsn)
         low = {stream: cut.low_offset for stream, cut in status.streams.items()}
         for name, reason in states.trimmed(changed, low).items():
             log.error("table cannot follow", table=name, reason=reason)
@@ -152,7 +152,7 @@ class TableWork:
         self._asked = list(requests.waiting(self._chain))
 
     def _ready(self, new: Sequence[requests.Request]) -> Iterator[requests.Request]:
-        """Those that can be decided: whether a table is published takes a poll that began after the request was seen.
+        """The requests that can be decided: a poll that began after the request shows whether its tables are published.
 
         What waits for one keeps its place before later requests about its tables.
         """
@@ -172,7 +172,7 @@ class TableWork:
                 yield request
 
     def poll_again(self, head: Manifest) -> tuple[Manifest, bool]:
-        """The head after the sources were looked at, as far as they answer; whether all tables follow as before.
+        """The head after the sources that answer were polled; whether all tables follow as before.
 
         For an epoch, after the log was asked for its cut: what was committed before that is in the catalogs by now.
         """
@@ -213,7 +213,7 @@ class TableWork:
             if not wanted:
                 continue
             if not self._needs_log(head, stream):
-                # While the copy runs the lake goes on: what the copy needs of the log is kept for it. A
+                # While the copy runs, epochs continue; the log is kept from where the copy needs it. A
                 # lease that an earlier copy still needs is older, and stays as it is.
                 self._leases.hold(client, self._copy_consumer(stream), head.epoch, now)
             cut = status.streams[stream]
@@ -244,7 +244,7 @@ class TableWork:
     def awaited(self, head: Manifest, status: LogStatus) -> bool | None:
         """Whether the next epoch is to bring back tables that were held: None if that has to wait.
 
-        Raises `TrimmedError` or `CorruptError` for a table that waits for somebody to decide.
+        Raises `TrimmedError` or `CorruptError` for a table that waits for an operator.
         """
         held = states.held(head)
         for name, table in held.items():
@@ -268,7 +268,7 @@ class TableWork:
             reason = self._extend(name, table, mismatches)
             if reason is None:
                 continue
-            log.warning("table changed its columns", table=name, reason=reason)
+            log.warning("columns of table changed", table=name, reason=reason)
             self.layouts.pop(table.path, None)
             self._copy_after.pop(name, None)
             self._copies.drop(name)
@@ -292,7 +292,7 @@ class TableWork:
             reason = f"its column {verdict.added[0][0]!r} was added, and has been replaced since"
         if reason is None:
             added = [column for column, _, _ in verdict.added]
-            log.info("table got columns", table=name, columns=added)
+            log.info("columns added to table", table=name, columns=added)
             self.layouts[table.path] = verdict.layouts
         return reason
 
@@ -423,11 +423,11 @@ class TableWork:
 
     def _take(self, head: Manifest, name: str, result: Result) -> Manifest:
         """The head with what came of a copy."""
-        set_aside = {n: reason for n, reason in head.set_aside.items() if n != name}
+        not_copied = {n: reason for n, reason in head.not_copied.items() if n != name}
         if result is None:
-            return replace(head, set_aside=set_aside)
+            return replace(head, not_copied=not_copied)
         if isinstance(result, NotBegun):
-            log.warning("copy not begun", table=name, error=str(result.reason))
+            log.warning("copy not started", table=name, error=str(result.reason))
             self._copy_after[name] = time.monotonic() + _NOT_BEGUN
             return head
         if isinstance(result, TusklineError):
@@ -440,13 +440,13 @@ class TableWork:
                 again_in_seconds=_AFTER_FAILURE,
             )
             self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
-            return replace(head, set_aside={**set_aside, name: str(result)})
+            return replace(head, not_copied={**not_copied, name: str(result)})
         if not states.wanted_copies(head, {name}):
             # Paused since the copy began; or this is in the chain already.
             if result.path not in {version.path for version in head.versions}:
                 self._copies.discard(result)
             return head
-        return replace(head, copies={**head.copies, name: result}, set_aside=set_aside)
+        return replace(head, copies={**head.copies, name: result}, not_copied=not_copied)
 
     def write_status(self, head: Manifest, *, changed: bool) -> None:
         """Write the status, when something has changed or is under way."""
@@ -464,7 +464,7 @@ def _undecided(name: str, reason: str) -> TusklineError:
     kind: type[TusklineError] = TrimmedError if "trimmed" in reason else CorruptError
     if "on_unrepresentable_value" in reason:
         kind = UnsupportedValueError
-    repair = f"tuskline table resync {name} (or pause it, and epochs go on)"
+    repair = f"tuskline table resync {name} (or pause it, so that epochs continue)"
     if reason.startswith(rolled_back.REASON):
         # The log that the lake was written from is back: otherwise this is said before.
         kind, repair = (

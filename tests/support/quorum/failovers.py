@@ -1,4 +1,4 @@
-"""Failovers on the virtual clock: the real steps (`failover.next_step`), killed between any two and started again.
+"""Failovers on the virtual clock: the real steps (`plan.next_step`), killed between any two and started again.
 
 Besides log safety two invariants must hold. **The fence**: once a failover was elected, no proposer is elected for the
 timeline that it fenced, or an older one, unless a failover was aborted since. **No refusal**: the server that the steps

@@ -30,7 +30,7 @@ that follows from it takes effect:
   there: the candidate is the server. It counts again once a standby streams from a slot of that name. The timeline is
   in the same line: with two lines, a crash between them would leave the candidate counted, and nothing could change
   that. Where all members are named (`Rule.members`), this is also decided later and without a change of timeline, by
-  the proofs of `gate_slots.itself`.
+  the proofs of `slots.itself`.
 - `degraded`: if the operator permits it (`on_missing = "degrade"`), a candidate that has been away (its slot does not exist,
   is lost, or is not in use) for `degrade_after` seconds while the gate needs it. A candidate that streams slowly is not
   away: it holds the gate for as long as it takes.

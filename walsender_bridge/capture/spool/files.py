@@ -116,6 +116,6 @@ class SpoolFiles:
             raise SpoolError(
                 f"could not access spool file: {error.strerror}",
                 where=str(path),
-                repair="make room there, or set the source's spool_limit to 0 to have the server keep "
+                repair="free disk space there, or set the source's spool_limit to 0 to have the server keep "
                 "large transactions on its own disk until they commit",
             ) from None

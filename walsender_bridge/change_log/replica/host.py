@@ -335,7 +335,7 @@ class HostedReplica:
                 self._healthy().check_readable()
                 kept = self._store.keep_damaged_aside() or found
                 self._core.damage(f"{kept.where}: {kept.what}")
-            _log.error("damage on disk", stream=self.folder.name, error=str(kept))
+            _log.error("damaged segment", stream=self.folder.name, error=str(kept))
             raise kept from found
 
     def read(

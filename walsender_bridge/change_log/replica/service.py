@@ -128,7 +128,7 @@ class ReplicaServer:
             raise listening.refused(listen, error) from None
         host = listen.rsplit(":", 1)[0]
         self.address = f"grpc://{host}:{self._flight.port}"
-        _log.info("log server listens", address=self.address, streams=len(self._replicas))
+        _log.info("log server listening", address=self.address, streams=len(self._replicas))
 
     @property
     def log_server_id(self) -> str:

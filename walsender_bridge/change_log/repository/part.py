@@ -102,7 +102,7 @@ class RepositoryPart:
             raise UnavailableError(
                 f"could not start the log's repository: {error}",
                 where=str(settings.log.data_dir),
-                repair="make room there or check the disk; the start is retried",
+                repair="free disk space there, or check the disk; the start is retried",
             ) from None
         return server
 

@@ -125,7 +125,7 @@ class RepositoryServer:
             raise listening.refused(self._listen, error) from None
         self.address = f"grpc://{self._listen.rsplit(':', 1)[0]}:{self._flight.port}"
         self._thread.start()
-        _log.info("repository is listening", address=self.address, version=self._state.version)
+        _log.info("repository listening", address=self.address, version=self._state.version)
 
     def stop(self) -> None:
         """Stop the service; waiting barriers are ended with an error."""
@@ -419,7 +419,7 @@ class RepositoryServer:
 
 def _jumped(seconds: float) -> None:
     _log.warning(
-        "system clock was set; leases and retention follow the steady clock",
+        "the system clock was set; leases and retention follow the steady clock",
         seconds=round(seconds),
     )
 

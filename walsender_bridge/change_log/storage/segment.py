@@ -1,4 +1,4 @@
-"""One segment of a stream: an LMDB environment of its own, so that dropping it gives the disk back.
+"""One segment of a stream: a separate LMDB environment, so that removing it frees its disk space.
 
     meta       "state": the small record (JSON); "chain": first offsets of the segments before this one
     entries    local offset (u64, big-endian) -> entry
@@ -6,10 +6,9 @@
     schemas    hash -> schema record
     relations  "schema.table" -> hash of its newest schema
 
-A segment is written while it is the newest and only read afterwards. It is open while it is used:
-`using` opens it, and it is closed by `retire` as soon as nobody reads it. LMDB trusts its file, and a
-file that is shorter than its own tree would end the process at the first touch; so the length is
-checked before anything is read.
+A segment is written while it is the newest, and only read afterwards. It is open while it is in use: `using` opens it,
+and `retire` closes it as soon as it has no reader. LMDB trusts its file: an access beyond the end of a file that is too
+short kills the process, so the length is checked before anything is read.
 """
 
 import contextlib
@@ -71,18 +70,18 @@ def refused_read(error: lmdb.Error, file: str) -> CorruptError | UnavailableErro
     """What it means that a segment which is open could not be read."""
     if isinstance(error, _OF_THE_MOMENT):
         return UnavailableError(
-            f"it cannot be read now: {error}",
+            f"could not read it now: {error}",
             where=file,
-            repair="it is tried again; see that the log server has memory",
+            repair="free memory on the log server's machine; the operation is retried",
         )
     return CorruptError(f"it cannot be read: {error}", where=file)
 
 
 def _may_pass(folder: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
-        f"it cannot be opened now: {error}",
+        f"could not open it now: {error}",
         where=str(folder),
-        repair="it is tried again; see that the log server has room and file descriptors",
+        repair="check for a full disk and for exhausted file descriptors; the operation is retried",
     )
 
 
@@ -105,7 +104,7 @@ class Segment:
 
     @staticmethod
     def offset_in_name(name: str) -> int | None:
-        """The first offset that a folder's name tells; None: it is no segment."""
+        """The first offset, from the name of a segment's folder; None: not a segment."""
         digits = name.removeprefix(_PREFIX)
         whole = name.startswith(_PREFIX) and len(digits) == 20 and digits.isdigit()
         return int(digits) if whole else None
@@ -121,9 +120,9 @@ class Segment:
         data = self.folder / "data.mdb"
         if not write and not self.folder.parent.exists():
             raise UnavailableError(
-                "its stream's folder is not there now",
+                "its stream's folder is missing",
                 where=str(self.folder.parent),
-                repair="put it back, or mount its disk; it is tried again",
+                repair="put it back, or mount its disk; the operation is retried",
             )
         if not write and not data.exists():
             raise CorruptError("its data file is gone", where=str(self.folder))
@@ -166,7 +165,7 @@ class Segment:
         self._env = env
 
     def close(self) -> None:
-        """Close the environment now; nobody uses it."""
+        """Close the environment now; it has no user."""
         if self._env is not None:
             self._env.close()
             self._env = None
@@ -174,7 +173,7 @@ class Segment:
     def retire(self, then: Callable[[], None] | None = None) -> None:
         """Close it when its last user has left, then do that."""
         with self._lock:
-            # A removal that waits is not forgotten because somebody else retires it too.
+            # A pending removal remains pending if the segment is retired once more.
             self._retired = then or self._retired or (lambda: None)
             if not self._users:
                 self._leave()

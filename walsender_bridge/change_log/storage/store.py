@@ -211,7 +211,7 @@ class StreamStore:
         )
 
     def close(self) -> None:
-        """Close everything that nobody reads; the rest when it has been read."""
+        """Close all segments without a reader now, the others when they have been read."""
         with self._lock:
             for segment in self._segments:
                 segment.retire()
@@ -344,9 +344,9 @@ class StreamStore:
         max_bytes: int,
         wanted: Callable[[EntryHeader], bool] | None = None,
     ) -> tuple[list[StoredEntry], int]:
-        """Committed entries from `start` on, below `stop`, and where to go on.
+        """Committed entries from `start` on, below `stop`, and where to continue.
 
-        At least one is looked at, then as many as fit into `max_bytes`, of one segment; each is checked.
+        At least one is read, then as many as fit into `max_bytes`, of one segment; each is checked.
         `wanted` says by its header whether an entry comes along. Raises `CorruptError`.
         """
         found: list[StoredEntry] = []

@@ -51,7 +51,7 @@ def connection_error(text: str, where: str) -> TusklineError:
     return ConnectionFailedError(
         line,
         where=where,
-        repair="check that the server is running and that host and port are correct",
+        repair="check that the server is running, and that host and port are correct",
     )
 
 

@@ -26,7 +26,7 @@ ALIGNMENT = 8
 CONTINUES = 0x0001  # the page begins with the rest of a record
 LONG = 0x0002
 REMOVABLE = 0x0004
-OVERWRITES = 0x0008  # the record that should go on here was given up; another begins instead
+OVERWRITES = 0x0008  # the record that should continue here was abandoned; another begins instead
 _KNOWN_BITS = CONTINUES | LONG | REMOVABLE | OVERWRITES
 
 #: `xlp_magic`, which PostgreSQL changes with the format of its WAL.
@@ -77,7 +77,7 @@ class WalFormat:
 class PageHeader:
     """A page's header. `lsn`: of the page's first byte, which is the header's.
 
-    `remaining`: `xlp_rem_len`, bytes of the record that goes on here, from this page on. The last two stand on a
+    `remaining`: `xlp_rem_len`, bytes of the record that continues here, from this page on. The last two stand on a
     segment's first page only.
     """
 
@@ -136,7 +136,7 @@ def parse_page_header(data: bytes | memoryview, lsn: Lsn, expected: WalFormat) -
     if page_lsn != lsn:
         raise CorruptError(f"it says that it is {format_lsn(page_lsn)}", where=where)
     if timeline == 0 or bool(info & CONTINUES) != bool(remaining):
-        raise CorruptError(f"timeline {timeline}, {remaining} bytes to go on", where=where)
+        raise CorruptError(f"timeline {timeline}, {remaining} bytes to continue", where=where)
     if size == SHORT_HEADER:
         return PageHeader(expected.major, info, timeline, lsn, remaining)
     *_, system_id, segment_bytes, page_bytes = _LONG.unpack_from(data)
@@ -190,7 +190,7 @@ def segment_name(timeline: int, lsn: Lsn, segment_bytes: int) -> str:
 
 
 def parse_segment_name(name: str, segment_bytes: int) -> WalPosition | None:
-    """The timeline and first LSN that a segment's name tells; None: it is no such name."""
+    """The timeline and first LSN, from a segment's name; None: not a segment's name."""
     match = _SEGMENT_NAME.fullmatch(name)
     if match is None:
         return None

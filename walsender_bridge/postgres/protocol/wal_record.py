@@ -9,7 +9,7 @@ and so did its predecessor.
 Where a record ends is PostgreSQL's `EndRecPtr`: aligned to 8 bytes, and at the end of a page the boundary
 itself, not the first byte behind the next page's header. A segment switch (`XLOG_SWITCH`) ends at the end of its
 segment where that is known to be there (`stop`), else at the end of its own bytes. What lies between is padding, and
-nothing in it can be checked: it is zeros as a rule, but a server that crashed before it wrote them goes on in the next
+nothing in it can be checked: it is zeros as a rule, but a server that crashed before it wrote them continues in the next
 segment all the same, and from then on sends what its recycled file held.
 
 Bounded: a scan reads each page once; one record has at most `LARGEST_RECORD` bytes, which are never joined.
@@ -215,7 +215,7 @@ class RecordScan:
                 raise _Overwritten(self._page_lsn)
             if self._header.remaining != remaining:
                 raise _Stop(
-                    f"the record at {format_lsn(start)} does not go on at {format_lsn(self._page_lsn)}"
+                    f"the record at {format_lsn(start)} does not continue at {format_lsn(self._page_lsn)}"
                 )
             offset, length = self._header.size, remaining
 

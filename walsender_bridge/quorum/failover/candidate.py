@@ -63,7 +63,7 @@ class CandidateServer:
             return asked.server_info()
 
     def probe(self) -> PromotionCandidate:
-        """Its present state. Raises `ConnectionFailedError` and others of `wire.connection`."""
+        """Its present state. Raises `ConnectionFailedError` and what `ReplicationConnection` raises."""
         with StandbyStream.connect(self.dsn) as asked:
             seen = asked.primary()
             major = asked.server_version // 10000

@@ -117,7 +117,7 @@ def next_step(
             raise NotSupportedError(
                 f"the standby ends at {format_lsn(candidate.end_lsn)}, the quorum at {format_lsn(quorum.vcl)}, and"
                 " its major takes another primary_conninfo only with a restart",
-                repair="point it at a safekeeper's WAL server, restart it, and run this again: it goes on from here",
+                repair="point it at a safekeeper's WAL server, restart it, and repeat the failover, which continues from here",
             )
         return FailoverStep.RECEIVE
     # A candidate that still streams from the old server keeps growing; WAL beyond this is proposed when it is attached.

@@ -1,9 +1,9 @@
-r"""Performs the steps of `failover.next_step` on real servers and safekeepers. The API of a failover.
+r"""Performs the steps of `plan.next_step` on real servers and safekeepers. The API of a failover.
 
     run = FailoverRun(settings)
     print(*run.plan(), sep="\n")     # a dry run: displaces no proposer, changes nothing
     run.run()                        # until the safekeepers follow the candidate, or an error is raised
-    abort(settings.proposer)         # or: the old primary goes on
+    abort(settings.proposer)         # or: the old primary continues
 
 No state is kept outside the safekeepers and the servers: a run that was killed is simply repeated. The elected
 proposer remains the leader, on a thread of its own, until the promotion: it feeds lagging safekeepers, reports
@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FailoverSettings:
-    """`proposer.dsn` is the candidate's. `upstream`: the libpq connection string of the safekeepers' WAL servers.
+    """The `dsn` of `proposer` is the candidate's. `upstream`: the libpq connection string of the safekeepers' WAL servers.
 
     `promote`, `slot`: see `CandidateServer`. `seconds`: the timeout of each step.
     """
@@ -100,7 +100,7 @@ class FailoverRun:
     def run(self) -> list[FailoverStep]:
         """Fail over to the candidate; returns the steps performed. May be repeated after any failure.
 
-        Raises what `failover.next_step` raises, `FencedError` (displaced by another proposer), `DeadlineError` (a step took
+        Raises what `plan.next_step` raises, `FencedError` (displaced by another proposer), `DeadlineError` (a step took
         longer than `seconds`; with the last reason), and errors of the servers. A server that is unreachable before the first
         step is an error at once: `UnavailableError`, `ConnectionFailedError`.
         """

@@ -21,6 +21,10 @@ _REPAIR = (
 )
 
 
+def _count(number: int) -> str:
+    return f"{number} safekeeper" if number == 1 else f"{number} safekeepers"
+
+
 def refuse_smaller(
     configuration: Configuration, configured: Sequence[Address], request: MemberRequest | None
 ) -> None:
@@ -28,7 +32,7 @@ def refuse_smaller(
     members = configuration.new_members or configuration.members
     if len(members) < len(configured) and not _asked_for(configuration, request):
         raise ConfigError(
-            f"the quorum has {len(members)} safekeepers, but {len(configured)} are configured: COMMIT would return with"
+            f"the quorum has {_count(len(members))}, but {len(configured)} are configured: COMMIT would return with"
             " fewer copies than that",
             where=", ".join(f"{host}:{port}" for host, port in configured),
             repair=_REPAIR,
@@ -61,7 +65,7 @@ def difference(
     differences = []
     if len(members) != len(configured):
         differences.append(
-            f"the quorum has {len(members)} safekeepers, {len(configured)} are configured"
+            f"the quorum has {_count(len(members))}, but {len(configured)} are configured"
         )
     if strangers:
         differences.append(f"configured, but not members: {', '.join(strangers)}")

@@ -10,7 +10,7 @@ server can continue within an election epoch on a new timeline, so (election epo
 Invariant: entries grow strictly in (election epoch, timeline) and never fall in `start_lsn`. A history is copied whole
 from the proposer, while the log may still end below some of its entries: an entry *counts* when
 `start_lsn <= flush_lsn`. That alone determines the most advanced log (`rank`) and the divergence point of two logs
-(`divergence`). LSNs are bytes from the start of the log (`wire.lsn`).
+(`divergence`). LSNs are bytes from the start of the log.
 """
 
 from collections.abc import Iterable

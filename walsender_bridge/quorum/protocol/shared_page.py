@@ -15,7 +15,7 @@ The server's record holds back the removal of WAL, which survives the server wit
 which does not: readers end with their server. The server's lock on the page, which ends with its process, shows whether
 it runs.
 
-Somebody may remove the files while they are in use (`shared_files`). Both ends then go on with the page that they have,
+The files may be removed while they are in use (`shared_files`). Both ends then continue with the page that they have,
 which only they can reach. The hot loop makes another one (`PositionWriter.is_removed`) and writes its positions there
 before it does anything else to its WAL; the server keeps to the old page until the new one has positions
 (`PositionReader.is_replaced`). So a hot loop that began since is never read by what its predecessor said.

@@ -124,7 +124,7 @@ class SafekeeperDriver:
         self._poll.register(self._wake_read, select.EPOLLIN)
         self._publish(min(self.core.commit_lsn, self.core.flush_lsn))
         _log.info(
-            "safekeeper listens",
+            "safekeeper listening",
             address=f"{settings.host}:{self.port}",
             safekeeper=f"{control.safekeeper:032x}",
             flush=format_lsn(flush_lsn),

@@ -12,7 +12,7 @@ from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 
 
 class LibpqCopy:
-    """A `wal_stream.Copy`."""
+    """A `CopyBothStream` through libpq."""
 
     def __init__(self, connection: PrimaryStream) -> None:
         """The connection, idle, is this object's from now on."""

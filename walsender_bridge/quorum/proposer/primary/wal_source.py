@@ -9,7 +9,7 @@ from walsender_bridge.quorum.protocol.messages import ServerInfo
 
 
 class WalSource(Protocol):
-    """What a session needs of its primary; see `primary.PrimaryStream`."""
+    """What a session needs of its primary; see `facts.PrimaryStream`."""
 
     where: str
 

@@ -265,7 +265,7 @@ class WalStream(Closing):
             )
         if start.lsn != self.lsn or start.timeline <= self.timeline:
             raise MalformedMessageError(
-                f"timeline {self.timeline} ended at {format_lsn(self.lsn)}, and {start.timeline} goes on at "
+                f"timeline {self.timeline} ended at {format_lsn(self.lsn)}, and {start.timeline} continues at "
                 f"{format_lsn(start.lsn)}",
                 where=self.where,
             )

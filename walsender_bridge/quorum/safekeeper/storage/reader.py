@@ -94,7 +94,7 @@ class WalReader:
         raise TrimmedError(f"WAL at {format_lsn(lsn)} is not here", where=str(self.folder))
 
     def page(self, lsn: Lsn) -> bytes:
-        """The page at `lsn`, for `wire.wal_record`; empty if there is none."""
+        """The page at `lsn`, for `wal_record`; empty if there is none."""
         base = lsn - lsn % _WINDOW
         if self._window[0] != base:
             try:

@@ -12,7 +12,7 @@ A complete name is given only when all of the segment is durable. If two timelin
 greater one's holds the WAL: it starts with a copy of the other's, up to the switch point.
 
 A recycled file holds old WAL of *other* LSNs, so every page header in it is wrong, and a record in the middle of a page
-names a predecessor elsewhere (`wire.wal_record`). A truncated segment holds WAL of the *same* LSNs, which a scan could
+names a predecessor elsewhere (`wal_record`). A truncated segment holds WAL of the *same* LSNs, which a scan could
 mistake for valid, so it is removed, never recycled.
 """
 

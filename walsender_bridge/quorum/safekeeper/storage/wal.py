@@ -385,7 +385,7 @@ class WalStorage:
         return self._disk.read(file.name, lsn - start, stop - lsn)
 
     def pages(self) -> Callable[[Lsn], bytes]:
-        """The durable WAL page by page, for `wire.wal_record`."""
+        """The durable WAL page by page, for `wal_record`."""
         return lambda lsn: self.read(lsn, PAGE_BYTES)
 
     def align(self, lsn: Lsn) -> Lsn:
