@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PROPOSER_FINAL: Final = frozenset(
     {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.INVARIANT, Cause.USAGE, Cause.CONFIG}
 )
-#: A capture that ends with one of these met WAL that its server can never send (`wire.row_limit`), or a bug.
+#: A capture that ends with one of these met WAL that its server can never send (`row_limit`), or a bug.
 _CAPTURE_FINAL: Final = frozenset({Cause.INVARIANT, Cause.UNSUPPORTED_VALUE})
 
 
