@@ -22,6 +22,7 @@ from walsender_bridge.demo.local_server import LocalServer, free_port
 from walsender_bridge.demo.local_server.account import server_account
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 from walsender_bridge.quorum.proposer.status import without_session
+from walsender_bridge.runtime import json_model
 
 NAME = "tuskline_quorum"
 
@@ -215,7 +216,7 @@ class QuorumStack:
         try:
             found: dict[str, Any] = json.loads(self.status_file.read_text())
         except FileNotFoundError:
-            return {**without_session("starting"), "term": 0}
+            return {**json_model.plain(without_session("starting")), "term": 0}
         return found
 
     def make_wal(self, mebibytes: int) -> int:

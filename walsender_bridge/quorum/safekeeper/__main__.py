@@ -15,8 +15,10 @@ from walsender_bridge.quorum.safekeeper import data_dir
 from walsender_bridge.quorum.safekeeper.driver import SafekeeperDriver
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.status import Tell, tell_nobody
+from walsender_bridge.quorum.safekeeper.status_record import EndedSafekeeper
 from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 from walsender_bridge.runtime import gc_control, logs, status_file, supervisor
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 
 def main(arguments: list[str]) -> int:
@@ -62,7 +64,7 @@ def main(arguments: list[str]) -> int:
     except TusklineError as error:
         logs.say_error(error)
         if given.status_file is not None:
-            status_file.write(given.status_file, {"state": "ended", "error": error.to_wire()})
+            status_file.write(given.status_file, EndedSafekeeper(error=ErrorRecord.of(error)))
         return error.cause
     except OSError as error:
         logs.say(f"the disk failed: {error}\n")
