@@ -55,9 +55,12 @@ def from_plain(kind: type[_T], value: Any) -> _T:
 
 
 def _members(model: Any) -> dict[str, Any]:
-    if not is_dataclass(model):
-        raise TypeError(f"{type(model).__name__} is no model")
-    return {each.name: getattr(model, each.name) for each in fields(model)}
+    return {name: getattr(model, name) for name in _names(model.__class__)}
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
 
 
 @cache
