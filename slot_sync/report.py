@@ -7,13 +7,14 @@ that rested on it, and `age` is its age.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from slot_sync.apply import does_something
 from slot_sync.resolver.observed import ObservedPrimary, ObservedStandby, StandbyRecord
 from slot_sync.resolver.transitions import CopyState, Transition
+from slot_sync.status_record import CandidateRecord, CopyRecord, SlotsStatus
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 
 @dataclass(frozen=True)
@@ -76,44 +77,43 @@ class SlotRound:
         words = {word: None for each in self.expected for word in each.not_known}
         return [f"{self.candidate}: not known: {word}" for word in words]
 
-    def to_json(self) -> dict[str, Any]:
-        """The candidate for `--json`, without its slots."""
-        return {
-            "standby": self.candidate,
-            "where": self.where,
-            "ready": self.ready,
-            "at": self.at,
-            "not_known": self.not_known,
-            "primary_error": None if self.primary_error is None else self.primary_error.to_wire(),
-            "standby_error": None if self.standby_error is None else self.standby_error.to_wire(),
-        }
+    def status(self) -> CandidateRecord:
+        """The status of the candidate."""
+        return CandidateRecord(
+            standby=self.candidate,
+            where=self.where,
+            ready=self.ready,
+            at=self.at,
+            not_known=tuple(self.not_known),
+            primary_error=_error(self.primary_error),
+            standby_error=_error(self.standby_error),
+        )
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each slot."""
-        return [self._row(each) for each in self.transitions]
+    def copies(self) -> list[CopyRecord]:
+        """The status of each copy."""
+        return [self._copy(each) for each in self.transitions]
 
-    def _row(self, each: Transition) -> dict[str, Any]:
+    def _copy(self, each: Transition) -> CopyRecord:
         remembered = self.record.of(each.slot)
-        failure = self.failures.get(each.slot)
-        return {
-            "standby": self.candidate,
-            "slot": each.slot,
-            "state": str(each.after),
-            "safe": each.safe,
-            "expected": each.counts,
-            "reason": str(each.reason),
-            "why": each.why,
-            "repair": each.repair,
-            "not_known": list(each.not_known),
-            "lag_bytes": self._lag(each.slot),
-            "age": self._age(
+        return CopyRecord(
+            standby=self.candidate,
+            slot=each.slot,
+            state=each.after,
+            safe=each.safe,
+            expected=each.counts,
+            reason=each.reason,
+            why=each.why,
+            repair=each.repair,
+            not_known=tuple(each.not_known),
+            lag_bytes=self._lag(each.slot),
+            age=self._age(
                 remembered.synced_at if each.after is CopyState.SYNCED else remembered.proven_at
             ),
-            "action": type(each.action).__name__ if does_something(each.action) else None,
-            "failure": None if failure is None else failure.to_wire(),
-            "busy_seconds": round(self.busy[each.slot], 3) if each.slot in self.busy else None,
-            "evidence": {name: _shown(name, value) for name, value in each.evidence.items()},
-        }
+            action=type(each.action).__name__ if does_something(each.action) else None,
+            failure=_error(self.failures.get(each.slot)),
+            busy_seconds=round(self.busy[each.slot], 3) if each.slot in self.busy else None,
+            evidence={name: _shown(name, value) for name, value in each.evidence.items()},
+        )
 
     def _age(self, proven_at: int | None) -> float | None:
         """Seconds since the last proof, by the standby's clock; None: there is none, or this is not known."""
@@ -130,6 +130,10 @@ class SlotRound:
         if slot.confirmed_flush_lsn is None or copy.confirmed_flush_lsn is None:
             return None
         return max(0, slot.confirmed_flush_lsn - copy.confirmed_flush_lsn)
+
+
+def _error(error: TusklineError | None) -> ErrorRecord | None:
+    return None if error is None else ErrorRecord.of(error)
 
 
 def _shown(name: str, value: object) -> object:
@@ -155,14 +159,14 @@ class SlotReport:
         found = {each.ready for each in self.rounds.values()}
         return False if False in found else None if None in found or not found else True
 
-    def to_json(self) -> dict[str, Any]:
-        """The report for `--json`."""
+    def status(self) -> SlotsStatus:
+        """The report as the controller publishes it."""
         rounds = self.rounds.values()
-        return {
-            "ready": self.ready,
-            "active": self.active,
-            "problems": [word for each in rounds for word in each.problems],
-            "not_known": [word for each in rounds for word in each.not_known],
-            "standbys": [each.to_json() for each in rounds],
-            "slots": [row for each in rounds for row in each.rows()],
-        }
+        return SlotsStatus(
+            ready=self.ready,
+            active=self.active,
+            problems=tuple(word for each in rounds for word in each.problems),
+            not_known=tuple(word for each in rounds for word in each.not_known),
+            standbys=tuple(each.status() for each in rounds),
+            slots=tuple(copy for each in rounds for copy in each.copies()),
+        )

@@ -5,47 +5,70 @@ writer; what is durable is in the chain. `table_rows` puts the two together.
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from spark_consumers.lake.manifest.chain import Chain, Manifest
-from walsender_bridge.runtime import status_file
+from walsender_bridge.runtime import json_model, status_file
 
 #: After which a status that is not renewed while something is copied is of a writer that is gone, in seconds.
 STALE_AFTER = 15.0
 
 
-def write_status(chain: Chain, head: Manifest, copying: Mapping[str, Mapping[str, Any]]) -> None:
+@dataclass(frozen=True, slots=True)
+class CopyStatus:
+    """How far the copy of one table is.
+
+    `began_at`: seconds since the Unix epoch; 0: the table waits for its turn. `bytes`: of the rows in memory; `pieces`: the
+    parts in which the table is read. The rates are per second since the copy began.
+    """
+
+    began_at: float
+    rows: int
+    bytes: int
+    pieces: int
+    pieces_done: int
+    rows_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class LakeStatus:
+    """The status file. `at`: seconds since the Unix epoch; `term`, `epoch`: of the head; `copying`: by table."""
+
+    at: float = 0.0
+    term: int = 0
+    epoch: int = 0
+    copying: Mapping[str, CopyStatus] = field(default_factory=dict)
+
+
+def write_status(chain: Chain, head: Manifest, copying: Mapping[str, CopyStatus]) -> None:
     """Replace the status, if the disk takes it. `copying`: how far each table's copy is, by name."""
     path = chain.root / "_tuskline" / "status.json"
-    record = {"at": time.time(), "term": head.term, "epoch": head.epoch, "copying": copying}
+    status = LakeStatus(time.time(), head.term, head.epoch, copying)
     with contextlib.suppress(OSError):
-        status_file.replace(path, json.dumps(record).encode())
+        status_file.replace(path, json_model.encode(status))
 
 
-def read_status(chain: Chain) -> dict[str, Any]:
-    """The status that was written last; empty if there is none. It is no promise, so damage is none either."""
-    try:
-        record = json.loads((chain.root / "_tuskline" / "status.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+def read_status(chain: Chain) -> LakeStatus:
+    """The status that was written last; none of the present if there is none. It is no promise, so damage is none either."""
+    return status_file.read(chain.root / "_tuskline" / "status.json", LakeStatus) or LakeStatus()
 
 
-def copying_now(head: Manifest, status: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The progress of copies, by table, if the head's writer reported it recently (`CopyProgress`)."""
-    fresh = now - float(status.get("at", 0.0)) < STALE_AFTER and status.get("term") == head.term
-    return dict(status.get("copying", {})) if fresh else {}
+def copying_now(head: Manifest, status: LakeStatus, now: float) -> Mapping[str, CopyStatus]:
+    """The progress of copies, by table, if the head's writer reported it recently."""
+    fresh = now - status.at < STALE_AFTER and status.term == head.term
+    return status.copying if fresh else {}
 
 
-def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
+def table_rows(head: Manifest, status: LakeStatus, now: float) -> list[dict[str, Any]]:
     """A record for each table that is in the lake, is copied, or could not be copied.
 
     `state` is that of `table_version`, or `copying`, `copied`, `failed` for a table that is not in the lake
     yet. `quarantined_rows`: quarantined rows that are not skipped, beside `rows`; `skipped_rows`: those that are.
-    `copy`: how far its copy is (`CopyProgress`), if one runs.
+    `copy`: how far its copy is (`CopyStatus`), if one runs.
     """
     copying = copying_now(head, status, now)
     rows = []
@@ -72,7 +95,7 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
                 "as_of": (table.as_of or head.epoch) if table is not None else None,
                 "resync": _resync(name, table.resync if table else "", head, copy),
                 "reason": head.not_copied.get(name) or (table.reason if table is not None else ""),
-                "copy": copy,
+                "copy": None if copy is None else json_model.plain(copy),
             }
         )
     return rows

@@ -114,12 +114,12 @@ def test_12_one_safekeeper_is_replaced_by_another_under_load(quorum, files):
     new = quorum.one_more()
     asked = change(files, add=[quorum.address(new)], remove=[quorum.address(0)])
     said = wait(files, asked, 20)
-    assert said["membership"]["generation"] == 3
+    assert said.membership.generation == 3
     quorum.kill("safekeeper-0")
     has_history(load, "commits go on without the old one")
     # It is asked for again: nothing happens.
     again = change(files, add=[quorum.address(new)], remove=[quorum.address(0)])
-    assert wait(files, again, 20)["membership"]["generation"] == 3
+    assert wait(files, again, 20).membership.generation == 3
     # The new one counts: without another one there is a majority.
     quorum.kill("safekeeper-1")
     has_history(load, "commits with the new one")
@@ -149,7 +149,7 @@ def test_12_a_change_is_done_only_when_a_majority_of_the_new_members_has_it_on_d
         assert said["change"]["state"] == "changing"
         for gate in gates:
             gate.open()
-        assert wait(files, asked, 20)["membership"]["settled"] is True
+        assert wait(files, asked, 20).membership.settled is True
         # What it promises: the old one is gone for good, another disk is lost, and the rest elects.
         for name in ("safekeeper-0", "safekeeper-1", "proposer"):
             quorum.kill(name)
@@ -194,9 +194,9 @@ def test_12_a_lost_disk_comes_back_only_as_a_new_member(quorum, files):
     quorum.start("safekeeper-1")
     asked = change(files, add=[address], remove=[lost])
     said = wait(files, asked, 20)
-    assert said["membership"]["generation"] == 3
-    assert lost not in said["membership"]["members"]
-    assert {each["member"] for each in said["safekeepers"]} == {True}
+    assert said.membership.generation == 3
+    assert lost not in said.membership.members
+    assert {each.member for each in said.safekeepers} == {True}
     # It has what the others have: with it, one of them is enough.
     quorum.kill("safekeeper-1")
     has_history(load, "commits with the new one")
@@ -236,7 +236,7 @@ def test_7_a_disk_that_was_rolled_back_is_believed_by_no_later_proposer(quorum, 
     wait_for(lambda: quorum.listens(0), 20, "it is there, empty")
     wait_for(lambda: quorum.status().get("quorum"), 20, "a quorum follows")
     said = wait(files, change(files, add=[address], remove=[address]), 30)
-    assert said["membership"]["distrusted"] == []
+    assert said.membership.distrusted == ()
     wait_for(lambda: follows(quorum) == 3, 30, "all follow again")
 
 
@@ -291,7 +291,7 @@ def test_12_a_quorum_grows_from_one_to_three_to_five_and_shrinks_again(quorum, f
     # Those two go; the rest is a quorum of its own.
     asked = change(files, remove=[quorum.address(0), quorum.address(others[0])])
     said = wait(files, asked, 20)
-    assert len(said["membership"]["members"]) == 3
+    assert len(said.membership.members) == 3
     asked = change(files, remove=[quorum.address(others[1]), quorum.address(others[2])])
     wait(files, asked, 20)
     for number in others[1:3]:

@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import make_conninfo
 
+from tests.support import statuses
 from tests.support.attached import Attached
 from tests.support.child import run_child, start_child
 from tests.support.quorum_stack import NAME, Load, insert, load_server, numbers
@@ -35,6 +36,7 @@ from walsender_bridge.quorum.proposer.member_changes import parse_address
 from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.safekeeper import data_dir
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
+from walsender_bridge.quorum.wal_server.status_record import WalServerStatus
 from walsender_bridge.runtime import processes, shared_files, status_file
 from walsender_bridge.runtime.supervisor import read_states
 
@@ -274,9 +276,10 @@ def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back
 
 def _reader(tuskline: Attached) -> Any:
     """The one reader of the first WAL server: its address, and up to where it was sent WAL; None: it is not there yet."""
-    own = status_file.read(shared_files.folder(tuskline.run_dir) / "wal-server-1.json")
-    found = [(each["address"], parse_lsn(each["sent_lsn"])) for each in own.get("readers", ())]
-    return found[0] if found else None
+    path = shared_files.folder(tuskline.run_dir) / "wal-server-1.json"
+    own = status_file.read(path, WalServerStatus)
+    readers = own.readers if own is not None else ()
+    return (readers[0].address, parse_lsn(readers[0].sent_lsn)) if readers else None
 
 
 def _running(tuskline: Attached) -> set[int]:
@@ -328,8 +331,8 @@ def test_4_a_proposer_that_is_displaced_says_so_and_does_not_come_back(tuskline,
 
 
 def _ended(tuskline: Attached) -> bool:
-    child = read_states(tuskline.run_dir, "bridge")["children"]["proposer"]
-    return child["state"] == "ended" and child["exit_code"] == Cause.FENCED
+    child = read_states(tuskline.run_dir, "bridge").children["proposer"]
+    return child.state == "ended" and child.exit_code == Cause.FENCED
 
 
 def test_38_a_bridge_is_no_quorum_with_the_one_safekeeper_it_hosts(tmp_path, server):
@@ -343,8 +346,8 @@ def test_38_a_bridge_is_no_quorum_with_the_one_safekeeper_it_hosts(tmp_path, ser
 def test_38_a_membership_that_is_not_the_configured_one_is_red(tuskline):
     settings = load_config(tuskline.config)
     shared_files.prepare(settings.run_dir)
-    told = {"phase": "leading", "quorum": True, "membership": {"members": [], "unlike": "1 of 3"}}
-    status_file.write(settings.proposer_status, {**told, "safekeepers": []})
+    told = statuses.session(membership=statuses.membership(unlike="1 of 3"))
+    status_file.write(settings.proposer_status, told)
     seen = quorum_view.observe(settings)
     assert seen is not None
     assert seen.problems[0] == "the membership differs from the configured one: 1 of 3"
@@ -390,8 +393,8 @@ def _following(tuskline: Attached) -> list[str]:
 
 
 def _ended_safekeeper(tuskline: Attached) -> bool:
-    children = read_states(tuskline.run_dir, "log-server").get("children", {})
-    return children.get("safekeeper-2", {}).get("state") == "ended"
+    child = read_states(tuskline.run_dir, "log-server").children.get("safekeeper-2")
+    return child is not None and child.state == "ended"
 
 
 def test_one_damaged_safekeeper_and_an_unusable_lake_make_no_commit_wait(tmp_path, server):

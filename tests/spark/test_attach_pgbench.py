@@ -72,10 +72,11 @@ class Victims:
 
     def _child(self, supervisor: str, name: str) -> list[int]:
         states = read_states(self._tuskline.run_dir, supervisor)
-        pid = states.get("children", {}).get(name, {}).get("pid")
+        child = states.children.get(name)
         # The file of a supervisor that was killed names what died with it.
-        alive = pid is not None and states["pid"] in {*self._up(), *self._below_up()}
-        return [pid] if alive else []
+        if child is None or child.pid is None or states.pid not in {*self._up(), *self._below_up()}:
+            return []
+        return [child.pid]
 
     def _below_up(self) -> list[int]:
         return [child for pid in self._up() for child in children(pid)]

@@ -41,8 +41,8 @@ def head(stack):
 
 def copying(stack):
     """How far the copy of `big` is, as anybody can see it."""
-    found = read_status(open_chain(stack.lake)).get("copying", {}).get(BIG, {})
-    return found.get("pieces_done", 0)
+    found = read_status(open_chain(stack.lake)).copying.get(BIG)
+    return 0 if found is None else found.pieces_done
 
 
 def log_lines(stack, words):

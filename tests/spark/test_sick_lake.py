@@ -13,7 +13,7 @@ from walsender_bridge.runtime.supervisor import read_states
 
 
 def restarts(tuskline: Attached) -> int:
-    found: int = read_states(tuskline.run_dir, "up")["children"]["lake"]["restarts"]
+    found: int = read_states(tuskline.run_dir, "up").children["lake"].restarts
     return found
 
 

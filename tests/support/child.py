@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from walsender_bridge.runtime import json_codec
+from walsender_bridge.runtime import json_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ def start_child(
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-        stdin.write(json_codec.dump(settings))
+        stdin.write(json_model.encode(settings))
     return process
 
 
@@ -37,7 +37,7 @@ def run_child(
     """Run one that ends by itself."""
     return subprocess.run(
         [sys.executable, "-m", module, "test"],
-        input=json_codec.dump(settings).decode(),
+        input=json_model.encode(settings).decode(),
         capture_output=True,
         text=True,
         timeout=seconds,

@@ -25,6 +25,7 @@ from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.proposer.status import without_session
 from walsender_bridge.quorum.safekeeper.archive.settings import ArchiverSettings
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
+from walsender_bridge.runtime import json_model
 
 NAME = "tuskline_quorum"
 
@@ -224,7 +225,7 @@ class QuorumStack:
         try:
             found: dict[str, Any] = json.loads(self.status_file.read_text())
         except FileNotFoundError:
-            return {**without_session("starting"), "term": 0}
+            return {**json_model.plain(without_session("starting")), "term": 0}
         return found
 
     def make_wal(self, mebibytes: int) -> int:

@@ -51,6 +51,7 @@ def up(tuskline: Attached) -> None:
     assert tuskline.json("quorum", "require")["changed"] is True
 
 
-def pids(tuskline: Attached, supervisor: str) -> dict[str, int]:
-    children = read_states(tuskline.run_dir, supervisor).get("children", {})
-    return {name: child["pid"] for name, child in children.items()}
+def pids(tuskline: Attached, supervisor: str) -> dict[str, Any]:
+    """The process of each child; None: it is not running."""
+    children = read_states(tuskline.run_dir, supervisor).children
+    return {name: child.pid for name, child in children.items()}

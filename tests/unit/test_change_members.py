@@ -3,10 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support import statuses
 from walsender_bridge.errors import UnavailableError, UsageError
 from walsender_bridge.quorum.proposer import change_members
 from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change
@@ -19,13 +19,16 @@ ONE, TWO, THREE = (f"{number:032x}" for number in (0x1111 << 112, 0x2222 << 112,
 
 def files(tmp_path: Path, **heard: str) -> ProposerFiles:
     """Of a proposer with three members at a:1, b:2 and c:3, which has heard of these, by the host."""
-    safekeepers: list[dict[str, Any]] = [
-        {"address": address, "safekeeper": heard.get(address[0], ""), "member": address[0] in heard}
+    safekeepers = tuple(
+        statuses.reported(
+            address=address, safekeeper=heard.get(address[0], ""), member=address[0] in heard
+        )
         for address in ("a:1", "b:2", "c:3")
-    ]
-    membership = {"generation": 1, "members": [ONE, TWO, THREE], "new_members": None}
+    )
+    membership = statuses.membership(members=(ONE, TWO, THREE))
     status = tmp_path / "status.json"
-    status_file.write(status, {"membership": membership, "safekeepers": safekeepers})
+    told = statuses.session(membership=membership, safekeepers=safekeepers)
+    status_file.write(status, told)
     return ProposerFiles(status, tmp_path / "members.json")
 
 
@@ -37,7 +40,8 @@ def test_12_the_address_of_a_member_that_is_not_heard_of_yet_is_kept(tmp_path: P
 def test_12_a_silent_address_is_forgotten_once_all_members_are_heard_of(tmp_path: Path) -> None:
     given = files(tmp_path, a=ONE, b=TWO, c=THREE)
     said = json.loads(given.status.read_text())
-    said["safekeepers"].append({"address": "d:4", "safekeeper": "", "member": False})
+    said["safekeepers"].append({**said["safekeepers"][0], "address": "d:4", "member": False})
+    said["safekeepers"][-1]["safekeeper"] = ""
     given.status.write_text(json.dumps(said))
     assert ("d", 4) not in change(given, remove=[TWO]).addresses
 

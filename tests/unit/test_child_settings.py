@@ -20,7 +20,7 @@ from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 from walsender_bridge.quorum.wal_server.settings import WalServerSettings
 from walsender_bridge.quorum.wal_server.tls import TlsFiles
-from walsender_bridge.runtime import json_codec, shared_files
+from walsender_bridge.runtime import json_model, shared_files
 from walsender_bridge.runtime.supervisor import Child
 
 DSN = "host=db dbname=shop password=secret"
@@ -87,7 +87,7 @@ def made(values: dict[str, Any]) -> dict[str, Child]:
 
 
 def received(child: Child, kind: type[Any]) -> Any:
-    return json_codec.load(kind, child.stdin)
+    return json_model.decode(kind, child.stdin, strict=True)
 
 
 def test_the_settings_of_each_child_of_a_bridge(whole):

@@ -1,25 +1,21 @@
 """The bars of copies: rows, bytes and rate, and nothing where nobody looks."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
+from spark_consumers.lake.status import CopyStatus
 from walsender_bridge.cli.copy_bars import CopyBars
 
-COPY = {
-    "rows": 12_345,
-    "bytes": 5_000_000,
-    "pieces": 4,
-    "pieces_done": 1,
-    "bytes_per_second": 250_000.0,
-}
+COPY = CopyStatus(0.0, 12_345, 5_000_000, 4, 1, 617.3, 250_000.0)
 
 
 def shown(*, is_shown):
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120)
     with CopyBars(shown=is_shown, console=console) as bars:
-        bars.show({"shop.public.a": {**COPY, "pieces": 0, "pieces_done": 0}})
+        bars.show({"shop.public.a": replace(COPY, pieces=0, pieces_done=0)})
         bars.show({"shop.public.a": COPY, "shop.public.b": COPY})
         bars._bars.refresh()
         bars.show({})

@@ -18,7 +18,8 @@ from walsender_bridge.doctor import machine
 from walsender_bridge.doctor import parts as doctor_parts
 from walsender_bridge.errors import Cause, LakeError
 from walsender_bridge.observability import lake_status
-from walsender_bridge.runtime import pid_file, status_file
+from walsender_bridge.runtime import json_model, pid_file
+from walsender_bridge.runtime.supervisor import ChildState, SupervisorStates
 
 
 @pytest.fixture
@@ -42,8 +43,8 @@ def test_a_port_that_another_program_has_is_named(settings: Config) -> None:
 
 def test_a_process_that_ends_again_and_again_is_named_while_up_runs(settings: Config) -> None:
     settings.run_dir.mkdir(parents=True)
-    child = {"pid": None, "state": "restarting", "restarts": 9, "exit_code": int(Cause.LAKE)}
-    status_file.write(settings.run_dir / "up.json", {"children": {"lake": child}})
+    states = SupervisorStates(1, {"lake": ChildState(None, "restarting", 9, int(Cause.LAKE))})
+    (settings.run_dir / "up.json").write_bytes(json_model.encode(states))
     assert list(doctor_parts.of_processes(settings)) == []
     with pid_file.held(settings.run_dir):
         (found,) = doctor_parts.of_processes(settings)

@@ -15,8 +15,11 @@ from walsender_bridge.doctor.safekeepers import SafekeeperAnswer
 from walsender_bridge.errors import Cause, ServerSettingError
 from walsender_bridge.provisioning.quorum import ConfiguredQuorum, check
 from walsender_bridge.quorum.proposer.effects import Lineage, Primary
+from walsender_bridge.quorum.proposer.status import without_session
+from walsender_bridge.quorum.proposer.status_record import ENDED
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 NAME, SLOT = "tuskline_quorum", "tuskline_safekeepers"
 QUORUM = ConfiguredQuorum(CaptureSource("shop", "host=db dbname=x", "s", "p"), NAME, SLOT)
@@ -285,14 +288,12 @@ def test_an_address_twice_is_no_second_safekeeper():
 
 
 def test_17_the_proposer_s_own_words():
-    told = {
-        "phase": "ended",
-        "error": {"code": "DIVERGED", "what": "a copy", "where": "db", "repair": "another server"},
-    }
+    error = ErrorRecord("DIVERGED", "a copy", "db", "another server")
+    told = without_session(ENDED, error)
     (problem,) = safekeepers.proposer(told, "db")
     assert (problem.what, problem.cause) == ("a copy", Cause.DIVERGED)
-    assert not list(safekeepers.proposer({**told, "phase": "leading"}, "db"))
-    assert not list(safekeepers.proposer({}, "db"))
+    assert not list(safekeepers.proposer(replace(told, phase="leading"), "db"))
+    assert not list(safekeepers.proposer(None, "db"))
 
 
 def test_safekeepers_that_hang_cost_one_time_out_together(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import statuses
 from walsender_bridge.capture.gate.core import (
     REJOIN_BYTES,
     Decided,
@@ -328,7 +329,7 @@ def test_42_an_open_gate_is_said() -> None:
     look(state, {"a": follows(100)})
     look(state, {}, timeline=2, was="a")
     assert state.open
-    (word,) = gate_view.problems("shop", told(open=True), 0.0)
+    (word,) = gate_view.problems("shop", statuses.gate(open=True), 0.0)
     assert "the commit gate of shop is open" in word
     both = members("a", "b", on_missing="degrade", degrade_after=1.0)
     look(both, {"b": GateSlot(100)}, was="a")
@@ -499,25 +500,18 @@ def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_pat
         GateRecord(path)
 
 
-def told(**changes: Any) -> dict[str, Any]:
-    candidate = {"slot": "a", "standing": "counted", "flush_lsn": 100, "away": ""}
-    gate = {"position_lsn": 100, "holding": [], "stuck_since": None, "quorum_lsn": None}
-    gate["open"] = False
-    return {**gate, "candidates": [{**candidate, **changes.pop("candidate", {})}], **changes}
-
-
 def test_a_gate_that_is_closed_for_long_is_said_with_its_reasons_and_a_candidate_that_is_left_out() -> (
     None
 ):
     assert list(gate_view.problems("shop", None, 0.0)) == []
-    assert list(gate_view.problems("shop", told(), 1000.0)) == []
-    closed = told(holding=["slot a is not in use"], stuck_since=990.0)
+    assert list(gate_view.problems("shop", statuses.gate(), 1000.0)) == []
+    closed = statuses.gate(holding=("slot a is not in use",), stuck_since=990.0)
     assert list(gate_view.problems("shop", closed, 991.0)) == []
     (word,) = gate_view.problems("shop", closed, 1000.0)
     assert "closed for 10 s" in word
     assert "slot a is not in use" in word
     (word,) = gate_view.problems(
-        "shop", told(candidate={"standing": "degraded", "away": "gone"}), 0.0
+        "shop", statuses.gate(candidate={"standing": "degraded", "away": "gone"}), 0.0
     )
     assert "no longer waits for candidate a" in word
     assert "gone" in word
@@ -525,7 +519,7 @@ def test_a_gate_that_is_closed_for_long_is_said_with_its_reasons_and_a_candidate
 
 def test_the_rows_of_status_say_who_has_what() -> None:
     assert gate_view.rows("shop", None, 0) == []
-    first, second = gate_view.rows("shop", told(quorum_lsn=140), 150)
+    first, second = gate_view.rows("shop", statuses.gate(quorum_lsn=140), 150)
     assert (first["candidate"], first["lag_bytes"]) == ("safekeepers", 10)
     assert (second["candidate"], second["lsn"], second["lag_bytes"]) == ("a", "0/64", 50)
 

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.support import statuses
 from tests.support.child import run_child
 from tests.support.small_disk import fill, mounted
 from walsender_bridge.config import load_config
@@ -40,8 +41,8 @@ def test_full_memory_is_named_and_not_taken_for_a_lost_quorum(tmp_path, memory, 
     (tmp_path / "tuskline.toml").write_text(CONFIG)
     settings = load_config(tmp_path / "tuskline.toml")
     shared_files.prepare(settings.run_dir)
-    told = {"phase": "leading", "quorum": True, "commit_lsn": "0/2", "end_lsn": "0/2"}
-    status_file.write(settings.proposer_status, {**told, "safekeepers": []})
+    told = statuses.session()
+    status_file.write(settings.proposer_status, told)
     seen = quorum_view.observe(settings)
     assert seen is not None
     assert (seen.memory_full, seen.quorum) == ("", True)
@@ -49,7 +50,7 @@ def test_full_memory_is_named_and_not_taken_for_a_lost_quorum(tmp_path, memory, 
     later = time.time() + 60
     monkeypatch.setattr(time, "time", lambda: later)
     # It goes on, and finds no room to say so.
-    status_file.write(settings.proposer_status, {**told, "safekeepers": []})
+    status_file.write(settings.proposer_status, told)
     seen = quorum_view.observe(settings)
     assert seen is not None
     assert len(seen.problems) == 2
@@ -57,7 +58,7 @@ def test_full_memory_is_named_and_not_taken_for_a_lost_quorum(tmp_path, memory, 
     assert "free space" in seen.problems[0]
     assert seen.problems[1] == "it is unknown whether a quorum follows the proposer"
     (memory / "ballast").unlink()
-    status_file.write(settings.proposer_status, {**told, "safekeepers": []})
+    status_file.write(settings.proposer_status, told)
     seen = quorum_view.observe(settings)
     assert seen is not None
     assert (seen.memory_full, seen.quorum) == ("", True)

@@ -1,20 +1,22 @@
 """What `--json` shows: LSNs as PostgreSQL writes them, times as ISO 8601, in every command that has any."""
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from slot_sync.status_record import CandidateRecord, SlotsStatus
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition
+from tests.support import statuses
 from walsender_bridge.change_log.protocol import LogStatus, StreamCut
 from walsender_bridge.cli import app as cli
 from walsender_bridge.cli import epochs, quarantine, safekeeper, status, table
 from walsender_bridge.observability import slots_view
 from walsender_bridge.observability.observation import Observation, SourceView
-from walsender_bridge.observability.quorum_view import QuorumView
+from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
 from walsender_bridge.observability.slots_view import SlotsView
+from walsender_bridge.quorum.proposer.status_record import ChangeRecord
 
 NOW = 1_800_000_000.25
 ISO = "2027-01-15T08:00:00.250Z"
@@ -42,33 +44,27 @@ def log() -> LogStatus:
     return LogStatus("id", 12, 11, {"shop": cut})
 
 
-def slot_report() -> dict[str, Any]:
+def slot_report() -> SlotsStatus:
     evidence = {"proven_at": MICROSECONDS, "age": 5, "flush_lsn": "1/A28"}
-    slot = {"standby": "near", "slot": "app", "state": "READY", "safe": True, "expected": True}
-    slot |= {"reason": "proven", "why": "", "repair": "", "age": 1.5, "lag_bytes": 0}
-    return {
-        "updated_at": NOW,
-        "pid": 1,
-        "problems": [],
-        "standbys": [{"standby": "near", "at": NOW}],
-        "slots": [{**slot, "evidence": evidence}],
-    }
+    near = CandidateRecord("near", "db", True, NOW, (), None, None)
+    copy = statuses.slot_copy(evidence=evidence)
+    return statuses.slots(updated_at=NOW, standbys=(near,), slots=(copy,))
 
 
 def quorum() -> QuorumView:
-    change = {"state": "asked", "why": "", "asked_at": NOW}
-    return QuorumView({"commit_lsn": "1/A28", "updated_at": NOW, "change": change}, True, ())
+    change = ChangeRecord("asked", "", NOW)
+    session = statuses.session(updated_at=NOW, commit_lsn="1/A28", change=change)
+    safekeepers = (
+        SafekeeperView("sk-1", "a:1", statuses.reported(), statuses.safekeeper(), hosted=True),
+        SafekeeperView("b:2", "b:2", None),
+    )
+    return QuorumView(session, True, safekeepers)
 
 
 def observation() -> Observation:
     lsns = {f"{name}_lsn": LSN for name in ("server", "logged", "committed", "confirmed")}
-    capture: dict[str, Any] = {"state": "streaming", "updated_at": time.time(), **lsns}
-    capture["gate"] = {
-        "stuck_since": None,
-        "open": False,
-        "quorum_lsn": LSN,
-        "candidates": [{"slot": "near", "standing": "counted", "flush_lsn": LSN, "away": ""}],
-    }
+    gate = statuses.gate(quorum_lsn=LSN, candidate={"flush_lsn": LSN})
+    capture = statuses.capture(**lsns, gate=gate)
     server = {"active": True, "wal_status": "reserved", "retained_bytes": 7, "server_lsn": LSN}
     source = SourceView("shop", "tuskline_shop", None, capture, server, None)
     slots = SlotsView(slot_report())
@@ -113,4 +109,4 @@ def test_a_time_that_is_not_known_stays_so():
     assert table.shown({**table_row(), "copy": None})["copy"] is None
     assert table.shown({**table_row(), "copy": {"began_at": 0.0}})["copy"] == {"began_at": None}
     assert quarantine.shown({**quarantined_row(), "commit_time": None})["commit_time"] is None
-    assert slots_view.shown({}) == {}
+    assert slots_view.shown(None) == {}

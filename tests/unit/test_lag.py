@@ -1,5 +1,6 @@
 """How far behind a stage is, from an observation."""
 
+from tests.support import statuses
 from walsender_bridge.change_log.client import LogStatus, StreamCut
 from walsender_bridge.observability.lag import of_sources
 from walsender_bridge.observability.observation import Observation, SourceView
@@ -9,14 +10,15 @@ COMMITTED = 1_000_000_000_000_000
 
 def seconds(server: dict[str, object] | None) -> float | None:
     """The lag of an idle source's capture an hour after its last change; `server` is what the server says."""
-    capture = {
-        "state": "streaming" if server else "waiting",
-        "error": None,
-        "updated_at": 0.0,
+    capture = statuses.capture(
+        state="streaming" if server else "waiting",
+        updated_at=0.0,
         # An idle server writes a record of its own now and then.
-        "server_lsn": 1100,
-        **dict.fromkeys(("logged_lsn", "committed_lsn", "confirmed_lsn"), 1000),
-    }
+        server_lsn=1100,
+        logged_lsn=1000,
+        committed_lsn=1000,
+        confirmed_lsn=1000,
+    )
     view = SourceView("shop", "tuskline_shop", None, capture, server, None)
     cut = StreamCut("shop", "", 5, 0, 1000, COMMITTED, 1, 1, 0)
     log = LogStatus("log", 3, 0, {"shop": cut})

@@ -1,6 +1,7 @@
 """What a scrape, and `status`, say of tables that do not follow and of copies that are under way."""
 
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.status import CopyStatus
 from walsender_bridge.observability import metrics
 from walsender_bridge.observability.observation import Observation
 
@@ -10,7 +11,7 @@ HELD = TableVersion(
     quarantined_rows=5,
     skipped_rows=2,
 )
-COPY = {"rows": 5, "bytes": 600, "pieces": 4, "pieces_done": 1, "rows_per_second": 1.0}
+COPY = CopyStatus(0.0, 5, 600, 4, 1, 1.0, 120.0)
 
 
 def test_held_tables_and_copies_are_told():

@@ -10,7 +10,8 @@ import pytest
 from walsender_bridge.capture.publication import publication_mismatch
 from walsender_bridge.capture.source import CaptureSource, LogPosition, cannot_continue, lost
 from walsender_bridge.capture.status import StatusFile
-from walsender_bridge.capture.stream_record import KnownPosition, of_file
+from walsender_bridge.capture.status_record import CaptureStatus
+from walsender_bridge.capture.stream_record import KnownPosition, of_status
 from walsender_bridge.cli.doctor import of_capture
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor import stream
@@ -18,6 +19,7 @@ from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, DivergedError, PublicationError
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
+from walsender_bridge.runtime import status_file
 
 SOURCE = CaptureSource("shop", "host=db.example", "tuskline_shop", "tuskline_shop")
 REATTACH = "tuskline reattach shop"
@@ -105,21 +107,26 @@ def test_doctor_judges_a_stream_as_capture_will() -> None:
     assert other.repair.endswith(REATTACH)
 
 
+def position(path: Path) -> KnownPosition | None:
+    status = status_file.read(path, CaptureStatus)
+    assert status is not None
+    return of_status(status)
+
+
 def test_the_status_file_keeps_what_a_later_process_does_not_know_yet(tmp_path: Path) -> None:
     path = tmp_path / "capture.json"
-    assert of_file({}) is None
     status = StatusFile(path, "shop", "tuskline_shop")
     status.state("connecting")
-    assert of_file(json.loads(path.read_text())) is None
+    assert position(path) is None
     status.begin(LOG)
-    assert of_file(json.loads(path.read_text())) == KnownPosition(LOG)
+    assert position(path) == KnownPosition(LOG)
     status.streaming(7)
-    assert of_file(json.loads(path.read_text())) == KnownPosition(LOG, behind=True)
+    assert position(path) == KnownPosition(LOG, behind=True)
     later = StatusFile(path, "shop", "tuskline_shop")
     later.state("waiting")
-    assert of_file(json.loads(path.read_text())) == KnownPosition(LOG, behind=True)
+    assert position(path) == KnownPosition(LOG, behind=True)
     later.begin(None)
-    assert of_file(json.loads(path.read_text())) is None
+    assert position(path) is None
 
 
 def test_what_the_server_or_its_stream_says_has_the_source_and_its_repair() -> None:

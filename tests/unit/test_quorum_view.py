@@ -4,33 +4,44 @@ import os
 import shutil
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from tests.support import statuses
+from walsender_bridge.capture.status_record import CaptureStatus
 from walsender_bridge.cli.members import unserved_wal
 from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
-from walsender_bridge.quorum.safekeeper.status import WRITE_SECONDS, WriteTimes
+from walsender_bridge.quorum.proposer.status import without_session
+from walsender_bridge.quorum.proposer.status_record import ENDED
+from walsender_bridge.quorum.safekeeper.status import WriteTimes
+from walsender_bridge.quorum.safekeeper.status_record import (
+    WRITE_SECONDS,
+    ArchiveRecord,
+    CatchUpRecord,
+)
+from walsender_bridge.quorum.wal_server.status_record import SlotRecord, WalServerStatus
 from walsender_bridge.runtime import shared_files, status_file
 from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 MEMBERS = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
 
 
-def now(**record):
-    return {"pid": os.getpid(), "updated_at": time.time(), **record}
+OWN = statuses.safekeeper()
+CAPTURE = statuses.capture()
 
 
-def safekeeper(number, shown="streaming", *, own=None, hosted=True, **told):
-    own = now(state="following", flush_lsn="0/2000") if own is None else own
-    told = {"shown": shown, "fault": None, **told}
+def safekeeper(number, shown="streaming", *, own=OWN, hosted=True, **told):
+    """`own`: what it reports itself, of now; None: nothing."""
+    own = own and replace(own, updated_at=own.updated_at and time.time())
     address = f"127.0.0.1:{number + 1}"
-    return SafekeeperView(f"safekeeper-{number + 1}", address, told, own, {}, hosted)
+    reported = statuses.reported(address=address, shown=shown, **told)
+    return SafekeeperView(f"safekeeper-{number + 1}", address, reported, own, hosted=hosted)
 
 
 def view(*safekeepers, **proposer):
-    told = {"phase": "leading", "quorum": True, "commit_lsn": "0/2000", "end_lsn": "0/2100"}
-    return QuorumView(now(**{**told, **proposer}), proposer_here=True, safekeepers=safekeepers)
+    told = statuses.session(**proposer)
+    return QuorumView(told, proposer_here=True, safekeepers=safekeepers)
 
 
 def test_all_is_well():
@@ -49,30 +60,30 @@ def test_a_lost_quorum_is_said_first():
 
 
 def test_40_a_disk_without_room_is_said_before_it_refuses_wal():
-    own = now(state="following", flush_lsn="0/2000", free_bytes=0, free_limit=1 << 26)
+    own = replace(OWN, free_bytes=0, free_limit=1 << 26)
     seen = view(safekeeper(0, own=own), safekeeper(1), safekeeper(2))
     assert seen.problems == [
         "safekeeper 127.0.0.1:1 will soon accept no more WAL: 0 bytes are free, less than free_bytes = 67108864"
     ]
     assert seen.quorum
-    assert not view(safekeeper(0, own={**own, "free_bytes": 1 << 26})).problems
+    assert not view(safekeeper(0, own=replace(own, free_bytes=1 << 26))).problems
 
 
 def test_why_a_safekeeper_ended_is_said_after_it():
-    error = {"where": "/a/control", "what": "it is damaged", "repair": "replace it"}
-    own = {"state": "ended", "pid": 0, "updated_at": 0.0, "error": error}
-    seen = view(safekeeper(0, "away", own=own), safekeeper(1), safekeeper(2))
+    error = ErrorRecord("CORRUPT", "it is damaged", "/a/control", "replace it")
+    ended = replace(safekeeper(0, "away", own=None), ended=error)
+    seen = view(ended, safekeeper(1), safekeeper(2))
     assert seen.problems == [
         "safekeeper 127.0.0.1:1 is away: /a/control: it is damaged; replace it"
     ]
 
 
 def test_what_is_let_go_of_for_want_of_room_is_said():
-    archive = {"archived_lsn": "0/900", "unreserved": True, "missing": [["0/500", "0/700"]]}
-    one = safekeeper(0, own=now(state="following", flush_lsn="0/2000", archive=archive))
-    slots = [{"slot": "a", "wal_status": "lost", "restart_lsn": "0/300"}]
-    slots += [{"slot": "b", "wal_status": "unreserved", "restart_lsn": "0/800"}]
-    one = replace(one, server={"slots": slots})
+    archive = ArchiveRecord("0/900", unreserved=True, missing=(("0/500", "0/700"),))
+    lost = SlotRecord("a", "0/300", active=False, temporary=False, wal_status="lost")
+    other = replace(lost, slot="b", restart_lsn="0/800", wal_status="unreserved")
+    server = WalServerStatus(damaged=(), logins=0, readers=(), slots=(lost, other))
+    one = replace(safekeeper(0, own=replace(OWN, archive=archive)), server=server)
     words = [word.removeprefix("safekeeper 127.0.0.1:1: ") for word in view(one).problems]
     assert [word.partition(" (")[0] for word in words] == [
         "replication slot a is lost: WAL from 0/300 on has been removed",
@@ -83,7 +94,9 @@ def test_what_is_let_go_of_for_want_of_room_is_said():
 
 def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
     def begins(number, lsn, **more):
-        return safekeeper(number, own={}, hosted=False, begin_lsn=lsn, flush_lsn="0/90000", **more)
+        return safekeeper(
+            number, own=None, hosted=False, begin_lsn=lsn, flush_lsn="0/90000", **more
+        )
 
     def shorter(*safekeepers, keep_bytes=0x80000):
         return replace(view(*safekeepers), keep_bytes=keep_bytes).notes
@@ -101,20 +114,21 @@ def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
     assert not shorter(begins(0, "0/0"), begins(1, "0/40000")), "a new one has none yet"
     assert not view(begins(0, "0/10000"), begins(1, "0/40000")).problems
     # What it says of itself is of now.
-    own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000")
+    own = replace(OWN, flush_lsn="0/90000", begin_lsn="0/40000")
     (word,) = shorter(begins(0, "0/10000"), safekeeper(1, own=own, begin_lsn="0/0"))
     assert "127.0.0.1:2 has no WAL before 0/40000" in word
 
 
 def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
-    told = {"begin_lsn": "0/40000", "catch_up_target_lsn": "0/10000", "stuck": True}
-    seen = view(safekeeper(0), safekeeper(1, **told), safekeeper(2))
+    told = {"catch_up_target_lsn": "0/10000", "stuck": True}
+    begun = replace(OWN, begin_lsn="0/40000")
+    seen = view(safekeeper(0), safekeeper(1, own=begun, **told), safekeeper(2))
     (word,) = seen.problems
     assert word == (
         "safekeeper 127.0.0.1:2 lacks WAL from 0/10000 to 0/40000, and could not get it from another: "
         "their WAL is damaged, or cannot be read"
     )
-    own = now(state="following", catch_up={"wanted_lsn": "0/10000", "why": "it does not follow"})
+    own = replace(begun, catch_up=CatchUpRecord("0/10000", "it does not follow"))
     (word,) = view(safekeeper(1, own=own, **told)).problems
     assert word.endswith("could not get it from another: it does not follow")
     for fine in ({"stuck": False}, {"catch_up_target_lsn": None}):
@@ -122,49 +136,51 @@ def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
 
 
 def test_a_segment_that_is_not_lent_is_named():
-    own = now(state="following", damaged=["000000010000000000000003"])
+    own = replace(OWN, damaged=("000000010000000000000003",))
     (word,) = view(safekeeper(0, own=own), safekeeper(1)).problems
     assert word.endswith("damaged WAL, which it does not serve: 000000010000000000000003")
 
 
 def test_39_a_member_that_is_brought_older_wal_says_how_much_is_left():
-    first = safekeeper(0, own={}, hosted=False, begin_lsn="0/10000", flush_lsn="0/90000")
+    first = safekeeper(0, own=None, hosted=False, begin_lsn="0/10000", flush_lsn="0/90000")
     told = {"begin_lsn": "0/40000", "flush_lsn": "0/90000", "catch_up_target_lsn": "0/10000"}
-    second = safekeeper(1, own={}, hosted=False, **told)
+    second = safekeeper(1, own=None, hosted=False, **told)
     (word,) = replace(view(first, second), keep_bytes=0x80000).notes
     assert word.endswith("have to use that one until it has caught up, down to 0/10000")
     assert second.catch_up_bytes == 0x30000
     assert (
-        safekeeper(1, own={}, hosted=False, **(told | {"catch_up_target_lsn": None})).catch_up_bytes
+        safekeeper(
+            1, own=None, hosted=False, **(told | {"catch_up_target_lsn": None})
+        ).catch_up_bytes
         == 0
     )
-    assert first.catch_up_bytes is None, "an earlier version's proposer says nothing of it"
-    older = {"wanted_lsn": "0/10000", "why": "received WAL was rejected: it is damaged"}
-    own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", catch_up=older)
+    assert replace(first, reported=None).catch_up_bytes is None
+    older = CatchUpRecord("0/10000", "received WAL was rejected: it is damaged")
+    own = replace(OWN, flush_lsn="0/90000", begin_lsn="0/40000", catch_up=older)
     (word,) = replace(view(first, safekeeper(1, own=own)), keep_bytes=0x80000).notes
     assert word.endswith("have to use that one; received WAL was rejected: it is damaged")
 
 
 def test_39_what_one_that_joined_cannot_serve_is_told():
     before = view(
-        safekeeper(0, own={}, begin_lsn="0/20000", member=True),
-        safekeeper(1, own={}, begin_lsn="0/10000", member=True),
-        safekeeper(2, own={}, begin_lsn="0/0", member=False),
-        safekeeper(3, own={}, begin_lsn="0/0", member=True),  # it has no WAL yet
-        safekeeper(4, own={}, begin_lsn="0/5000", member=False),  # it has left
+        safekeeper(0, own=None, begin_lsn="0/20000", member=True),
+        safekeeper(1, own=None, begin_lsn="0/10000", member=True),
+        safekeeper(2, own=None, begin_lsn="0/0", member=False),
+        safekeeper(3, own=None, begin_lsn="0/0", member=True),  # it has no WAL yet
+        safekeeper(4, own=None, begin_lsn="0/5000", member=False),  # it has left
     )
-    members: list[dict[str, Any]] = [{"address": each, "begin_lsn": "0/30000"} for each in MEMBERS]
+    members = [statuses.reported(address=each, begin_lsn="0/30000") for each in MEMBERS]
     assert unserved_wal(members, before, [MEMBERS[2]]) == [
         {"address": MEMBERS[2], "from": "0/10000", "to": "0/30000"}
     ]
     assert unserved_wal(members, before, []) == []
-    members = [{"address": MEMBERS[2], "begin_lsn": lsn} for lsn in (None, "0/10000")]
+    members = [statuses.reported(address=MEMBERS[2], begin_lsn=lsn) for lsn in (None, "0/10000")]
     assert [each["to"] for each in unserved_wal(members, before, [MEMBERS[2]])] == [None]
 
 
 def test_why_a_proposer_does_not_go_on_is_told_with_its_repair():
-    error = {"what": "the proposer stopped, displaced", "repair": "stop this one"}
-    seen = view(safekeeper(0), phase="ended", quorum=False, error=error)
+    error = ErrorRecord("FENCED", "the proposer stopped, displaced", "", "stop this one")
+    seen = replace(view(safekeeper(0)), proposer=without_session(ENDED, error))
     assert seen.problems[0].endswith("hang: the proposer stopped, displaced; stop this one")
 
 
@@ -175,13 +191,13 @@ def test_what_is_old_says_nothing_of_now(old):
     assert seen.problems == [
         "the quorum is lost, commits hang: the proposer does not report: it is not running, or it hangs"
     ]
-    hosted = safekeeper(0, own={**now(state="following", flush_lsn="0/2000"), **old})
+    hosted = replace(safekeeper(0), own=statuses.safekeeper(**old))
     assert hosted.state == "away"
     assert hosted.flush_lsn == "0/2000"
 
 
 def test_a_full_disk_and_a_refusal_are_told_with_their_reasons():
-    full = safekeeper(0, own=now(state="full", why="no room", flush_lsn="0/2000"))
+    full = safekeeper(0, own=replace(OWN, state="full", why="no room"))
     refused = safekeeper(1, "joining", fault="the logs part at 0/1000")
     assert view(full, refused).problems == [
         "safekeeper 127.0.0.1:1 has no space for WAL: no room",
@@ -190,17 +206,17 @@ def test_a_full_disk_and_a_refusal_are_told_with_their_reasons():
 
 
 def test_one_that_has_left_is_missed_by_nobody_but_only_when_all_members_are_there():
-    names = ["a", "b"]
+    names = ("a", "b")
     members = [safekeeper(n, safekeeper=names[n], member=True) for n in range(2)]
-    left = safekeeper(2, "away", own={}, hosted=False, safekeeper=None, member=False)
-    membership = {"members": names, "new_members": None}
+    left = safekeeper(2, "away", own=None, hosted=False, safekeeper=None, member=False)
+    membership = statuses.membership(members=names)
     assert view(*members, left, membership=membership).problems == []
     # That one may be the third member: nobody knows who is away.
-    membership = {"members": [*names, "c"], "new_members": None}
+    membership = statuses.membership(members=(*names, "c"))
     assert view(*members, left, membership=membership).problems == [
         "safekeeper 127.0.0.1:3 is away"
     ]
-    membership = {"members": names, "new_members": [*names, "c"]}
+    membership = statuses.membership(members=names, new_members=(*names, "c"))
     assert view(*members, left, membership=membership).problems == [
         "safekeeper 127.0.0.1:3 is away"
     ]
@@ -211,20 +227,20 @@ def test_the_histogram_counts_what_took_at_most_so_long():
     for seconds in (0.00005, WRITE_SECONDS[1], 0.02, 99.0):
         times.add(seconds)
     record = times.record()
-    assert record["count"] == 4
-    assert record["buckets"] == [1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3]
-    assert record["seconds"] == pytest.approx(99.0203)
+    assert record.count == 4
+    assert record.buckets == (1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3)
+    assert record.seconds == pytest.approx(99.0203)
 
 
 def test_a_status_file_is_replaced_whole_and_a_full_disk_stops_nobody(tmp_path):
     path = tmp_path / "status.json"
-    assert status_file.read(path) == {}
-    status_file.write(path, {"state": "x"})
-    assert status_file.read(path)["state"] == "x"
+    assert status_file.read(path, CaptureStatus) is None
+    status_file.write(path, CAPTURE)
+    assert status_file.read(path, CaptureStatus) is not None
     assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
     path.write_text('{"state": ')
-    assert status_file.read(path) == {}
-    status_file.write(tmp_path / "gone" / "status.json", {})
+    assert status_file.read(path, CaptureStatus) is None
+    status_file.write(tmp_path / "gone" / "status.json", CAPTURE)
 
 
 def test_a_folder_that_others_took_or_may_write_holds_up_no_start(tmp_path, monkeypatch):
@@ -264,9 +280,9 @@ def test_an_installation_where_another_was_removed_does_not_read_what_that_one_s
     monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     run_dir = tmp_path / "run"
-    (shared_files.prepare(run_dir) / "proposer.json").write_text('{"state": "stopped"}')
+    status_file.write(shared_files.prepare(run_dir) / "proposer.json", CAPTURE)
     shutil.rmtree(run_dir)
-    assert status_file.read(shared_files.folder(run_dir) / "proposer.json") == {}
+    assert not (shared_files.folder(run_dir) / "proposer.json").exists()
     assert list(shared_files.prepare(run_dir).iterdir()) == []
 
 
@@ -274,12 +290,12 @@ def test_a_copy_of_an_installation_and_the_original_do_not_share_a_folder(tmp_pa
     monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     run_dir, copy = tmp_path / "run", tmp_path / "copy"
-    (shared_files.prepare(run_dir) / "proposer.json").write_text('{"state": "streaming"}')
+    status_file.write(shared_files.prepare(run_dir) / "proposer.json", CAPTURE)
     shutil.copytree(run_dir, copy, symlinks=True)
-    assert status_file.read(shared_files.folder(copy) / "proposer.json") == {}
+    assert not (shared_files.folder(copy) / "proposer.json").exists()
     assert list(shared_files.prepare(copy).iterdir()) == []
     shared_files.clear(copy, "proposer.json")
-    assert status_file.read(shared_files.folder(run_dir) / "proposer.json")["state"] == "streaming"
+    assert status_file.read(shared_files.folder(run_dir) / "proposer.json", CaptureStatus)
 
 
 def test_without_memory_the_run_folder_serves(tmp_path, monkeypatch):
@@ -311,13 +327,13 @@ def test_who_writes_into_a_folder_that_was_removed_makes_it_again(tmp_path, monk
     made.chmod(0o777)
     made_again = shared_files.prepare(run_dir).resolve()
     shutil.rmtree(made_again)
-    status_file.write(status, {"state": "x"})
-    assert status_file.read(status)["state"] == "x"
+    status_file.write(status, CAPTURE)
+    assert status_file.read(status, CaptureStatus) is not None
     assert list(made.iterdir()) == []
     # With the installation it goes for good.
     shutil.rmtree(shared_files.folder(run_dir).resolve())
     shutil.rmtree(run_dir)
-    status_file.write(status, {"state": "x"})
+    status_file.write(status, CAPTURE)
     assert not run_dir.exists()
 
 

@@ -1,16 +1,16 @@
 """Which errors of a walsender mean that a row is too large to be sent."""
 
-import json
-
 import pytest
 
 from walsender_bridge.capture.status import StatusFile
+from walsender_bridge.capture.status_record import CaptureStatus
 from walsender_bridge.cli.doctor import of_capture
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause, ConnectionFailedError, UnsupportedValueError
 from walsender_bridge.observability.observation import Observation, Process, SourceView
 from walsender_bridge.postgres.protocol.row_limit import unsendable_row
+from walsender_bridge.runtime import status_file
 
 WHERE = "db.example:5432/shop"
 CONTEXT = 'slot "s", output plugin "pgoutput", in the change callback, associated LSN 1F/16D8660'
@@ -82,7 +82,7 @@ def test_status_and_doctor_say_why_the_capture_has_ended(settings):
     assert found.what == error.what
     assert found.repair == error.repair
 
-    told = json.loads(settings.capture_status(section).read_text())
+    told = status_file.read(settings.capture_status(section), CaptureStatus)
     process = Process("bridge/capture-shop", None, "ended", 0, 15, 0.0)
     view = SourceView("shop", "tuskline_shop", process, told, None, None)
     seen = Observation(0.0, None, [process], [view], None, None)

@@ -102,7 +102,7 @@ def test_a_second_log_server_process_leaves_the_first_as_it_is(tmp_path: Path) -
             assert second.returncode == Cause.RUNNING
             assert f"as process {first.pid} since" in second.stderr
             assert "Traceback" not in second.stderr
-            assert supervisor.read_states(run_dir, "log-server")["pid"] == first.pid
+            assert supervisor.read_states(run_dir, "log-server").pid == first.pid
         finally:
             first.terminate()
     assert pid_file.owner(run_dir, "log-server") is None

@@ -1,11 +1,10 @@
 """Whether a candidate may be promoted, from what is known of its copies."""
 
-import json
-
 from slot_sync.report import SlotReport, SlotRound
 from slot_sync.resolver.observed import CopyRecord, ObservedPrimary, ObservedStandby, StandbyRecord
 from slot_sync.resolver.transitions import CopyState, MarkIncarnation, Reason, Transition
 from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.runtime import json_model
 
 PRIMARY = ObservedPrimary(7, 1, False, 1, 160_014, "logical", 0x5000000)
 STANDBY = ObservedStandby(
@@ -39,7 +38,7 @@ def test_what_nobody_expects_there_says_nothing_of_the_others():
         found("b", CopyState.ORPHAN, counts=False),
     ]
     assert made(found("a", CopyState.READY), *others).ready is True
-    assert [row["expected"] for row in made(found("a", CopyState.READY), *others).rows()] == [
+    assert [copy.expected for copy in made(found("a", CopyState.READY), *others).copies()] == [
         True,
         False,
         False,
@@ -52,8 +51,8 @@ def test_who_does_not_answer_is_unknown_unless_something_is_remembered():
     known = StandbyRecord(copies={"a": CopyRecord("a", created=True, proven_at=4_000_000)})
     silent = made(found("a", CopyState.READY), primary=None, record=known, primary_error=DOWN)
     assert silent.ready is True
-    (row,) = silent.rows()
-    assert row["age"] == 6.0
+    (copy,) = silent.copies()
+    assert copy.age == 6.0
     assert "the primary does not answer" in silent.problems[0]
 
 
@@ -73,7 +72,7 @@ def test_positions_are_shown_as_postgresql_writes_them():
         "catalog_xmin": (7, 8),
     }
     report = SlotReport({"near": made(found("a", CopyState.READY, evidence=evidence))})
-    (row,) = json.loads(json.dumps(report.to_json()))["slots"]
+    (row,) = json_model.plain(report.status())["slots"]
     assert row["evidence"] == {
         "restart_lsn": ["16/B374D848", None],
         "replay_lsn": "0/1000028",

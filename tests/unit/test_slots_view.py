@@ -1,8 +1,6 @@
 """What is said of the copies of slots: nothing that is old, and a row for each in `top` and `status`."""
 
 import asyncio
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -11,11 +9,14 @@ import pytest
 import typer
 from textual.widgets import Static
 
+from slot_sync.status_record import SlotsStatus
+from tests.support import statuses
 from walsender_bridge.cli import status, top
 from walsender_bridge.config import Config, load_config
 from walsender_bridge.observability import observation, slots_view
 from walsender_bridge.observability.observation import Observation
 from walsender_bridge.observability.slots_view import SlotsView
+from walsender_bridge.runtime import json_model
 
 TOML = """
 [log]
@@ -35,16 +36,12 @@ slot = "near"
 """
 
 
-def copy(slot: str, state: str, **other: Any) -> dict[str, Any]:
-    row = {"standby": "near", "slot": slot, "state": state, "safe": state == "READY"}
-    row |= {"expected": True, "reason": "proven", "why": "because", "repair": ""}
-    return {**row, "age": 1.26, "lag_bytes": 4096, **other}
-
-
-COPIES = [
-    copy("app", "READY"),
-    copy("other", "SUSPECT", reason="not_heard", age=None, lag_bytes=None),
-]
+COPIES = (
+    statuses.slot_copy(),
+    statuses.slot_copy(
+        slot="other", state="SUSPECT", safe=False, reason="not_heard", age=None, lag_bytes=None
+    ),
+)
 LINES = [
     "slot   candidate  verdict  lag     proven     reason",
     "app    near       READY    4.0 kB  1.3 s ago  proven",
@@ -52,11 +49,8 @@ LINES = [
 ]
 
 
-def told(**other: Any) -> dict[str, Any]:
-    now = time.time()
-    standbys = [{"standby": "near", "at": now}]
-    record = {"updated_at": now, "pid": os.getpid(), "problems": [], "active": True}
-    return {**record, "standbys": standbys, "slots": COPIES, **other}
+def told(**other: Any) -> SlotsStatus:
+    return statuses.slots(slots=COPIES, **other)
 
 
 @pytest.fixture
@@ -78,17 +72,17 @@ def test_a_row_tells_of_each_copy() -> None:
         "lag_bytes": 4096,
     }
     assert (second["verdict"], second["age"]) == ("SUSPECT", None)
-    assert SlotsView({}).rows == []
+    assert SlotsView(None).rows == []
 
 
 @pytest.mark.parametrize("old", [{"updated_at": time.time() - 60}, {"pid": 0}])
 def test_what_is_old_says_nothing_of_now(settings: Config, old: dict[str, Any]) -> None:
     settings.slots_status.parent.mkdir(parents=True)
-    settings.slots_status.write_text(json.dumps(told()))
+    settings.slots_status.write_bytes(json_model.encode(told()))
     seen = slots_view.observe(settings)
     assert seen is not None
     assert len(seen.rows) == 2
-    settings.slots_status.write_text(json.dumps(told(**old)))
+    settings.slots_status.write_bytes(json_model.encode(told(**old)))
     seen = slots_view.observe(settings)
     assert seen is not None
     assert seen.rows == []
@@ -125,7 +119,7 @@ async def _shown(settings: Config) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("seen", "lines"), [(SlotsView(told()), LINES), (SlotsView({}), []), (None, [])]
+    ("seen", "lines"), [(SlotsView(told()), LINES), (SlotsView(None), []), (None, [])]
 )
 def test_top_shows_the_slots_that_are_known(
     settings: Config, monkeypatch: pytest.MonkeyPatch, seen: SlotsView | None, lines: list[str]

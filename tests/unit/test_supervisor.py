@@ -9,7 +9,13 @@ import time
 from pathlib import Path
 
 from walsender_bridge.runtime.processes import alive
-from walsender_bridge.runtime.supervisor import Child, Supervisor, read_states
+from walsender_bridge.runtime.supervisor import (
+    Child,
+    ChildState,
+    Supervisor,
+    SupervisorStates,
+    read_states,
+)
 
 CHILD = """
 import sys, time
@@ -71,18 +77,19 @@ def test_a_killed_child_is_started_again_and_stopped_at_the_end(tmp_path):
 
         def restarted():
             # It may write its number before its supervisor has the processor again.
-            return (state := read_states(tmp_path, "s")["children"]["c"])["pid"] and state
+            state = read_states(tmp_path, "s").children["c"]
+            return state if state.pid else None
 
         state = await asyncio.to_thread(_wait, restarted)
-        assert state["pid"] == second
-        assert state["restarts"] == 1
-        assert state["exit_code"] == -signal.SIGKILL
+        assert state.pid == second
+        assert state.restarts == 1
+        assert state.exit_code == -signal.SIGKILL
         stop.set()
         await running
         assert not alive(second)
-        return read_states(tmp_path, "s")["children"]["c"]
+        return read_states(tmp_path, "s").children["c"]
 
-    assert asyncio.run(run())["state"] == "stopped"
+    assert asyncio.run(run()).state == "stopped"
 
 
 def test_a_child_is_told_which_signal_ended_the_one_before(tmp_path):
@@ -147,8 +154,8 @@ def test_36_a_disk_that_takes_no_files_ends_no_child(tmp_path):
         log_file.rmdir()
         await asyncio.to_thread(_wait, lambda: _pids(told)[2:])
         (tmp_path / f"s.{os.getpid()}.tmp").rmdir()
-        await asyncio.to_thread(_wait, lambda: read_states(tmp_path, "s"))
-        assert read_states(tmp_path, "s")["children"]["other"]["pid"] == second
+        await asyncio.to_thread(_wait, lambda: read_states(tmp_path, "s").pid)
+        assert read_states(tmp_path, "s").children["other"].pid == second
         stop.set()
         await running
 
@@ -156,11 +163,11 @@ def test_36_a_disk_that_takes_no_files_ends_no_child(tmp_path):
 
 
 def test_states_of_a_supervisor_that_never_ran(tmp_path):
-    assert read_states(tmp_path, "none") == {}
+    assert read_states(tmp_path, "none") == SupervisorStates()
     # A power cut leaves a file that was renamed and not synced empty, or full of zeros.
     for content in (b"", bytes(300), b"[]", b"\xff"):
         (tmp_path / "up.json").write_bytes(content)
-        assert read_states(tmp_path, "up") == {}
+        assert read_states(tmp_path, "up") == SupervisorStates()
 
 
 def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):
@@ -168,14 +175,14 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):
     code = f"open({str(marks)!r}, 'a').write('x'); raise SystemExit(11)"
 
     def state():
-        return read_states(tmp_path, "s").get("children", {}).get("c", {})
+        return read_states(tmp_path, "s").children.get("c", ChildState())
 
     async def run():
         stop = asyncio.Event()
         child = Child("c", [sys.executable, "-c", code], final={11})
         supervisor = Supervisor("s", [child], run_dir=tmp_path)
         running = asyncio.create_task(supervisor.run(stop))
-        await asyncio.to_thread(_wait, lambda: state().get("state") == "ended")
+        await asyncio.to_thread(_wait, lambda: state().state == "ended")
         await asyncio.sleep(0.5)  # longer than the pause before another start
         assert not running.done()
         stop.set()
@@ -183,7 +190,7 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):
 
     asyncio.run(asyncio.wait_for(run(), 20))
     assert marks.read_text() == "x"
-    assert (state()["state"], state()["exit_code"], state()["restarts"]) == ("ended", 11, 0)
+    assert (state().state, state().exit_code, state().restarts) == ("ended", 11, 0)
 
 
 def test_a_stopped_child_of_a_child_is_killed_with_it(tmp_path):

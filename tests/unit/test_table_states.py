@@ -13,7 +13,7 @@ from spark_consumers.lake.manifest import sealed_json
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion, open_chain
 from spark_consumers.lake.policy import Policy
 from spark_consumers.lake.reader import Snapshot
-from spark_consumers.lake.status import table_rows
+from spark_consumers.lake.status import CopyStatus, LakeStatus, table_rows
 from spark_consumers.lake.tables import noticed, states
 from spark_consumers.lake.tables.schema_change import (
     ColumnsAdded,
@@ -525,8 +525,11 @@ def test_what_a_list_shows():
         tables={A: table(resync="asked for"), B: table(state="paused", as_of=12, reason="paused")},
         not_copied={"shop.public.odd": "no key"},
     )
-    copying = {A: {"rows": 5}, NEW: {"rows": 1}}
-    status = {"at": 100.0, "term": 2, "copying": copying}
+    copies = {
+        A: CopyStatus(99.0, 5, 50, 2, 1, 5.0, 50.0),
+        NEW: CopyStatus(0.0, 0, 0, 0, 0, 0.0, 0.0),
+    }
+    status = LakeStatus(100.0, term=2, epoch=12, copying=copies)
     rows = {row["table"]: row for row in table_rows(start, status, 101.0)}
     assert {name: row["state"] for name, row in rows.items()} == {
         A: "live",
@@ -534,8 +537,8 @@ def test_what_a_list_shows():
         NEW: "copying",
         "shop.public.odd": "failed",
     }
-    assert (rows[A]["resync"], rows[A]["copy"]) == ("copying", {"rows": 5})
+    assert (rows[A]["resync"], rows[A]["copy"]["rows"]) == ("copying", 5)
     assert (rows[B]["as_of"], rows[B]["reason"]) == (12, "paused")
     # Of a writer that is gone, or another: nothing is under way.
     assert NEW not in {row["table"] for row in table_rows(start, status, 200.0)}
-    assert NEW not in {row["table"] for row in table_rows(start, {**status, "term": 1}, 101.0)}
+    assert NEW not in {row["table"] for row in table_rows(start, replace(status, term=1), 101.0)}

@@ -3,8 +3,10 @@
 import pytest
 
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
+from tests.support import statuses
 from walsender_bridge.observability.observation import Observation, Process, SourceView
 from walsender_bridge.observability.table_problems import sentences
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 NAME = "shop.public.a"
 
@@ -78,8 +80,8 @@ def test_a_process_that_ends_again_and_again_is_named_while_it_runs_too() -> Non
 
 
 def test_a_capture_that_does_not_stream_says_why() -> None:
-    error = {"code": "CONNECTION", "what": "connection refused", "where": "", "repair": "start it"}
-    capture = {"state": "waiting", "error": error, "pid": 5, "updated_at": 0.0}
+    error = ErrorRecord("CONNECTION", "connection refused", "", "start it")
+    capture = statuses.capture(state="waiting", error=error, pid=5)
     view = SourceView("shop", "tuskline_shop", None, capture, None, None)
     ended = Process("bridge/capture-shop", 7, "running", 0, None, 0.0)
     again = SourceView("shop", "tuskline_shop", ended, capture, None, None)

@@ -1,13 +1,13 @@
 """The screen of `top`: faults first, nothing that is not configured, nothing wider or longer than the screen."""
 
 import re
-import time
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
+from tests.support import statuses
 from walsender_bridge.cli.top_view import screen
 from walsender_bridge.errors import ConnectionFailedError
 from walsender_bridge.observability.observation import SILENT, Observation, Process, SourceView
@@ -23,11 +23,9 @@ GONE = ConnectionFailedError(
 
 def source(name: str, error: ConnectionFailedError | None = None) -> SourceView:
     lsns = {f"{each}_lsn": 0x1000 for each in ("server", "logged", "committed", "confirmed")}
-    capture: dict[str, Any] = {"state": "streaming", "updated_at": time.time(), "gate": None}
+    capture = statuses.capture(**lsns)
     server = {"retained_bytes": 3 << 20, "server_lsn": 0x1800, "write_lag": 2.5, "flush_lag": None}
-    return SourceView(
-        name, f"tuskline_{name}", None, capture | lsns, None if error else server, error
-    )
+    return SourceView(name, f"tuskline_{name}", None, capture, None if error else server, error)
 
 
 def observation(
@@ -141,14 +139,8 @@ def test_a_small_screen_has_the_first_columns():
 
 
 def test_a_slot_that_is_not_proven_has_no_age():
-    row: dict[str, Any] = {
-        "slot": "app",
-        "standby": "near",
-        "state": "SUSPECT",
-        "reason": "not_heard",
-    }
-    row |= {"age": None, "lag_bytes": None}
-    told = {"problems": [], "standbys": [], "slots": [{**row, "expected": False}]}
+    row = statuses.slot_copy(state="SUSPECT", reason="not_heard", age=None, lag_bytes=None)
+    told = statuses.slots(slots=(replace(row, expected=False),))
     lines = shown(observation(slots=SlotsView(told)), 80, 24)
     assert "app   near       SUSPECT  -    -       not_heard" in lines
 
@@ -156,10 +148,13 @@ def test_a_slot_that_is_not_proven_has_no_age():
 def test_a_session_whose_server_sends_nothing_is_named_and_so_is_a_process_that_is_suspended():
     seen = observation(lake=False)
     assert seen.problems == []
-    seen.sources[0].capture["silent_seconds"] = SILENT - 1
-    assert seen.problems == []
-    seen.sources[0].capture["silent_seconds"] = SILENT + 1
-    (silent,) = seen.problems
+
+    def silent_for(seconds):
+        view = replace(seen.sources[0], capture=statuses.capture(silent_seconds=seconds))
+        return replace(seen, sources=[view])
+
+    assert silent_for(SILENT - 1).problems == []
+    (silent,) = silent_for(SILENT + 1).problems
     assert silent.startswith("the server of shop has WAL to send, but has sent nothing for 121 s")
     assert "slot tuskline_shop" in silent
     one = Process("lake", 100, "running", 0, None, 0.0, suspended=101)

@@ -1,11 +1,10 @@
 """The position of a stream without a writer: from the log, or, while that does not run, from capture's status file."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from walsender_bridge.capture.source import LogPosition
+from walsender_bridge.capture.status_record import CaptureStatus
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import WalPosition
@@ -29,7 +28,8 @@ def ask(address: str, written: Path | None, stream: str) -> KnownPosition | None
         with LogClient(address, timeout=_ANSWER_SECONDS) as log:
             position = of_log(log, stream)
     except TusklineError:
-        return None if written is None else of_file(status_file.read(written))
+        status = None if written is None else status_file.read(written, CaptureStatus)
+        return None if status is None else of_status(status)
     return None if position is None else KnownPosition(position)
 
 
@@ -44,11 +44,10 @@ def of_log(log: LogClient, stream: str) -> LogPosition | None:
     return LogPosition(timeline, cut.last_end_lsn, status.confirmed_to, status.system_id)
 
 
-def of_file(written: Mapping[str, Any]) -> KnownPosition | None:
-    """The position from capture's status file (see `capture.status`); None if no session has started yet."""
-    confirmed, timeline = written.get("confirmed_lsn") or 0, written.get("timeline") or 0
-    if not confirmed:
+def of_status(status: CaptureStatus) -> KnownPosition | None:
+    """The position in capture's status; None if no session has started yet."""
+    if not status.confirmed_lsn:
         return None
-    committed, system_id = written.get("committed_lsn") or 0, written.get("system_id")
-    position = LogPosition(timeline, committed, WalPosition(timeline, confirmed), system_id)
-    return KnownPosition(position, behind=bool(written.get("behind", True)))
+    confirmed = WalPosition(status.timeline, status.confirmed_lsn)
+    position = LogPosition(status.timeline, status.committed_lsn, confirmed, status.system_id)
+    return KnownPosition(position, behind=status.behind)

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from walsender_bridge.runtime.printable import printable
+
+if TYPE_CHECKING:
+    from spark_consumers.lake.status import CopyStatus
 
 
 class CopyBars:
@@ -27,7 +30,7 @@ class CopyBars:
             disable=not shown,
         )
 
-    def show(self, copying: Mapping[str, Mapping[str, Any]]) -> None:
+    def show(self, copying: "Mapping[str, CopyStatus]") -> None:
         """Update the bars from the status of each copy. A table that is missing has been copied."""
         if not self._shown:
             return
@@ -37,14 +40,14 @@ class CopyBars:
             if name not in self._tasks:
                 self._tasks[name] = self._bars.add_task(printable(name), figures="")
             figures = (
-                f"{copy['rows']:,} rows  {decimal(int(copy['bytes']))}  "
-                f"{decimal(int(copy['bytes_per_second']))}/s"
+                f"{copy.rows:,} rows  {decimal(copy.bytes)}  "
+                f"{decimal(int(copy.bytes_per_second))}/s"
             )
             # Without a total the bar is indeterminate: the table waits for its turn.
             self._bars.update(
                 self._tasks[name],
-                total=copy["pieces"] or None,
-                completed=copy["pieces_done"],
+                total=copy.pieces or None,
+                completed=copy.pieces_done,
                 figures=figures,
             )
 

@@ -18,7 +18,7 @@ from walsender_bridge.cli.options import (
     load_config,
 )
 from walsender_bridge.doctor.finding import Finding, Severity, counted
-from walsender_bridge.errors import Cause, TusklineError, from_wire
+from walsender_bridge.errors import Cause, TusklineError
 from walsender_bridge.provisioning.configured import capture_source, known_of, needed_quorum
 from walsender_bridge.runtime.output import Output
 
@@ -118,21 +118,21 @@ def of_capture(
     settings: "Config", section: "SourceSection", others: Sequence[Finding] = ()
 ) -> list[Finding]:
     """The error with which its capture stopped here for good, unless it is among `others`."""
+    from walsender_bridge.capture.status_record import CaptureStatus
     from walsender_bridge.runtime import status_file
 
-    status = status_file.read(settings.capture_status(section))
-    error = status.get("error")
-    if not error or status.get("state") != "stopped":
+    status = status_file.read(settings.capture_status(section), CaptureStatus)
+    if status is None or status.error is None or status.state != "stopped":
         return []
+    found = status.error.error()
     # Only what the server sent again during the overlap shows this divergence; a query now would not.
-    sent = error["code"] == Cause.DIVERGED.name and status.get("received_lsn")
+    sent = found.cause is Cause.DIVERGED and status.received_lsn
     if sent and any(each.cause is Cause.DIVERGED for each in others):
         return []
-    if not sent and error["code"] != Cause.UNSUPPORTED_VALUE.name:
+    if not sent and found.cause is not Cause.UNSUPPORTED_VALUE:
         return []
     from walsender_bridge.doctor.server import failed
 
-    found = from_wire(error)
     return [failed("capture", f"{section.name} ({found.where})", found)]
 
 
@@ -144,13 +144,13 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
     from walsender_bridge.doctor.server import examine_quorum
     from walsender_bridge.observability import quorum_view
     from walsender_bridge.provisioning import release_record
-    from walsender_bridge.runtime import status_file
+    from walsender_bridge.quorum.proposer import status_record
 
     found = examine_quorum(
         needed_quorum(settings),
         settings.safekeepers.proposed_to if reach else (),
         settings.safekeepers.max_laggard_bytes,
-        status_file.read(settings.proposer_status),
+        status_record.read(settings.proposer_status),
         admin,
     )
     seen = quorum_view.observe(settings)

@@ -20,7 +20,6 @@ from walsender_bridge.errors import (
     DeadlineError,
     TusklineError,
     UnavailableError,
-    from_wire,
 )
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.output import Output
@@ -131,23 +130,25 @@ class PartsHere:
         folder = self._settings.run_dir
         if pid_file.owner(folder) is not None:
             return True
-        return processes.alive(read_states(folder, "bridge").get("pid", 0))
+        return processes.alive(read_states(folder, "bridge").pid)
 
     def hopeless(self) -> TusklineError | None:
         """The error with which a capture stopped for good, or that keeps the lake from continuing until an operator acts."""
+        from walsender_bridge.capture.status_record import CaptureStatus
         from walsender_bridge.observability import lake_status
         from walsender_bridge.runtime import status_file
         from walsender_bridge.runtime.supervisor import read_states
 
         settings = self._settings
-        children = read_states(settings.run_dir, "bridge").get("children", {})
+        children = read_states(settings.run_dir, "bridge").children
         for section in settings.source:
-            status = status_file.read(settings.capture_status(section))
-            if not status.get("error") or status.get("state") != "stopped":
+            status = status_file.read(settings.capture_status(section), CaptureStatus)
+            if status is None or status.error is None or status.state != "stopped":
                 continue
             # The cause of an earlier end may have been repaired; a capture that starts reports it again.
-            current = status.get("updated_at", 0.0) >= self._began
-            if current or children.get(f"capture-{section.name}", {}).get("state") == "ended":
-                return from_wire(status["error"])
+            current = status.updated_at >= self._began
+            child = children.get(f"capture-{section.name}")
+            if current or (child is not None and child.state == "ended"):
+                return status.error.error()
         error = lake_status.reported_error(settings.run_dir, self._began)
         return error if error is not None and error.cause in _FINAL else None

@@ -1,6 +1,6 @@
 """`tuskline safekeeper add|remove|replace`: changes the quorum's membership while commits continue."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +11,7 @@ from walsender_bridge.runtime.output import Output
 
 if TYPE_CHECKING:
     from walsender_bridge.observability.quorum_view import QuorumView
+    from walsender_bridge.quorum.proposer.status_record import ReportedSafekeeper
 
 New = Annotated[str, typer.Argument(help="host:port of a running safekeeper that is not a member.")]
 Old = Annotated[
@@ -65,8 +66,8 @@ def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) 
     before = quorum_view.observe(settings)
     assert before is not None
     outcome = wait(files, change(files, **wanted), timeout)
-    members = [each for each in outcome["safekeepers"] if each["member"]]
-    addresses = sorted(each["address"] for each in members)
+    members = [each for each in outcome.safekeepers if each.member]
+    addresses = sorted(each.address for each in members)
     if set(addresses) != set(settings.safekeepers.proposed_to):
         output.note(f"set in {config}: [safekeepers] addresses = {addresses}")
     not_served = unserved_wal(members, before, wanted.get("add", []))
@@ -78,7 +79,7 @@ def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) 
         )
     output.record(
         {
-            "generation": outcome["membership"]["generation"],
+            "generation": outcome.membership.generation,
             "members": addresses,
             "not_served": not_served,
         }
@@ -86,7 +87,7 @@ def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) 
 
 
 def unserved_wal(
-    members: Sequence[Mapping[str, Any]], before: "QuorumView", joined: Collection[str]
+    members: Sequence["ReportedSafekeeper"], before: "QuorumView", joined: Collection[str]
 ) -> list[dict[str, Any]]:
     """The WAL that earlier members had and members that joined lack. `to` is None if it is not known yet.
 
@@ -94,13 +95,15 @@ def unserved_wal(
     """
     from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
-    begins = [each.begin_lsn for each in before.safekeepers if each.reported.get("member")]
+    begins = [
+        each.begin_lsn for each in before.safekeepers if each.reported and each.reported.member
+    ]
     oldest = min((lsn for lsn in begins if lsn and parse_lsn(lsn)), key=parse_lsn, default=None)
     if oldest is None:
         return []
     return [
-        {"address": each["address"], "from": oldest, "to": each["begin_lsn"]}
+        {"address": each.address, "from": oldest, "to": each.begin_lsn}
         for each in members
-        if each["address"] in joined
-        and (each["begin_lsn"] is None or parse_lsn(each["begin_lsn"]) > parse_lsn(oldest))
+        if each.address in joined
+        and (each.begin_lsn is None or parse_lsn(each.begin_lsn) > parse_lsn(oldest))
     ]

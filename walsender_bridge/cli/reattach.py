@@ -90,20 +90,23 @@ def reattach(
 def _of_capture(settings: "Config", section: "SourceSection", log: "LogClient") -> str | None:
     """Why its capture stopped here, if only what the server sends shows that it cannot continue."""
     from walsender_bridge.capture import stream_record
+    from walsender_bridge.capture.status_record import CaptureStatus
     from walsender_bridge.runtime import status_file
 
     deadline = time.monotonic() + _CAPTURE_SECONDS
     while True:
-        status = status_file.read(settings.capture_status(section))
+        status = status_file.read(settings.capture_status(section), CaptureStatus)
+        if status is None:
+            return None
         # A capture that keeps ending is between two starts at times.
-        if status.get("state") in {None, "stopped", "streaming"} or time.monotonic() > deadline:
+        if status.state in {"stopped", "streaming"} or time.monotonic() > deadline:
             break
         time.sleep(0.1)
-    error, position = status.get("error"), stream_record.of_log(log, section.name)
-    if not error or error["code"] not in _FOR_GOOD or position is None:
+    position = stream_record.of_log(log, section.name)
+    if status.error is None or status.error.code not in _FOR_GOOD or position is None:
         return None
     # An error about a history that the log no longer has is obsolete.
-    return str(error["what"]) if status["committed_lsn"] == position.last_end_lsn else None
+    return status.error.what if status.committed_lsn == position.last_end_lsn else None
 
 
 def _lake(settings: "Config", log_id: str, *, dry_run: bool) -> list[dict[str, str]]:

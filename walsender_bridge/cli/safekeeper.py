@@ -17,6 +17,7 @@ from walsender_bridge.runtime.times import with_iso_times
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config
+    from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
 
 safekeeper_app = typer.Typer(help="Show, verify, add, remove or replace safekeepers.")
 
@@ -90,53 +91,66 @@ def configured(config: Any) -> "Config":
     return settings
 
 
-def summary(seen: Any) -> dict[str, Any]:
+def summary(seen: "QuorumView") -> dict[str, Any]:
     """A `QuorumView` as plain values."""
-    proposer = seen.proposer
+    from walsender_bridge.runtime.json_model import plain
+
+    proposer, session = seen.proposer, seen.session
     return {
         "quorum": seen.quorum if seen.proposer_here else None,
         "problems": seen.problems,
         "notes": seen.notes,
         "proposer": {
             "phase": seen.phase if seen.proposer_here else "not on this machine",
-            **{
-                name: proposer.get(name)
-                for name in ("term", "proposer", "epoch", "timeline", "vcl", "restart_lsn")
-            },
-            **{name: proposer.get(name) for name in ("commit_lsn", "end_lsn", "queue_bytes")},
+            "term": session and session.term,
+            "proposer": session and session.proposer,
+            "election_epoch": session and session.election_epoch,
+            "timeline": session and session.timeline,
+            "vcl": session and session.vcl,
+            "restart_lsn": session and session.restart_lsn,
+            "commit_lsn": proposer and proposer.commit_lsn,
+            "end_lsn": session and session.end_lsn,
+            "queue_bytes": session and session.queue_bytes,
             "lag_bytes": seen.lag_bytes,
-            "membership": proposer.get("membership"),
-            "change": with_iso_times(proposer["change"], "asked_at")
-            if proposer.get("change")
-            else None,
-            "error": (proposer.get("error") or {}).get("what"),
+            "membership": session and plain(session.membership),
+            "change": session and with_iso_times(plain(session.change), "asked_at"),
+            "error": proposer and proposer.error and proposer.error.what,
         },
         "safekeepers": [_safekeeper(each) for each in seen.safekeepers],
     }
 
 
-def _safekeeper(each: Any) -> dict[str, Any]:
+def _safekeeper(each: "SafekeeperView") -> dict[str, Any]:
+    from walsender_bridge.runtime.json_model import plain
+
     reported, own, server = each.reported, each.own, each.server
     return {
         "name": each.name,
         "address": each.address,
-        "safekeeper": own.get("safekeeper") or reported.get("safekeeper"),
+        "safekeeper": each.identity,
         "state": each.state,
-        "member": reported.get("member"),
-        **{name: own.get(name) for name in ("term", "epoch", "timeline", "proposer", "fence")},
+        "member": reported and reported.member,
+        "term": own and own.term,
+        "election_epoch": own and own.election_epoch,
+        "timeline": own and own.timeline,
+        "proposer": own and own.proposer,
+        "fence": own and own.fence,
         "flush_lsn": each.flush_lsn,
-        **{name: own.get(name) for name in ("commit_lsn", "restart_lsn")},
+        "commit_lsn": own and own.commit_lsn,
+        "restart_lsn": own and own.restart_lsn,
         "begin_lsn": each.begin_lsn,
-        "catch_up_target_lsn": reported.get("catch_up_target_lsn"),
+        "catch_up_target_lsn": reported and reported.catch_up_target_lsn,
         "catch_up_bytes": each.catch_up_bytes,
-        "lag_bytes": reported.get("lag_bytes"),
-        "reads_from": reported.get("reads_from"),
-        "fault": reported.get("fault") or own.get("why") or None,
-        **{name: own.get(name) for name in ("wal_bytes", "wal_limit", "free_bytes")},
-        "removed_segments": own.get("removed_segments"),
-        "readers": server.get("readers", []),
-        "slots": server.get("slots", []),
-        "archive": own.get("archive"),
+        "lag_bytes": each.lag_bytes,
+        "reads_from": reported and reported.reads_from,
+        "fault": (reported and reported.fault) or (own and own.why) or None,
+        "wal_bytes": own and own.wal_bytes,
+        "wal_limit": own and own.wal_limit,
+        "free_bytes": own and own.free_bytes,
+        "removed_segments": own and own.removed_segments,
+        "readers": [plain(reader) for reader in server.readers] if server else [],
+        "slots": [plain(slot) for slot in server.slots] if server else [],
+        "archive": own and own.archive and plain(own.archive),
     }
 
 

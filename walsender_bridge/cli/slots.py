@@ -23,6 +23,7 @@ from walsender_bridge.runtime.output import Output
 if TYPE_CHECKING:
     from slot_sync.plan import SlotSyncPlan
     from slot_sync.report import SlotReport
+    from slot_sync.status_record import CopyRecord
     from walsender_bridge.config import Config, SlotsSection
 
 slots_app = typer.Typer(
@@ -118,7 +119,7 @@ def sync(
             signal.signal(number, lambda *_: stop.set())
         settings.run_dir.mkdir(parents=True, exist_ok=True)
         controller.watch(
-            stop, lambda report: status_file.write(settings.slots_status, report.to_json())
+            stop, lambda report: status_file.write(settings.slots_status, report.status())
         )
     settings.slots_status.unlink(missing_ok=True)
 
@@ -163,19 +164,25 @@ def plan(
 
 def _answer(report: "SlotReport", *, as_json: bool) -> None:
     output = Output(as_json=as_json)
-    record = report.to_json()
+    status = report.status()
     if as_json:
         from walsender_bridge.observability import slots_view
 
-        output.record(slots_view.shown(record))
+        output.record(slots_view.shown(status))
     else:
-        output.rows("slots", [_row(each) for each in record["slots"]])
-        for word in (*record["problems"], *record["not_known"]):
+        output.rows("slots", [_row(each) for each in status.slots])
+        for word in (*status.problems, *status.not_known):
             output.note(word)
-    raise typer.Exit({True: READY, False: NOT_READY, None: UNKNOWN}[record["ready"]])
+    raise typer.Exit({True: READY, False: NOT_READY, None: UNKNOWN}[status.ready])
 
 
-def _row(each: dict[str, Any]) -> dict[str, Any]:
+def _row(each: "CopyRecord") -> dict[str, Any]:
     """The columns that fit on a line."""
-    names = ("standby", "slot", "state", "why", "lag_bytes", "age")
-    return {name: each[name] for name in names}
+    return {
+        "standby": each.standby,
+        "slot": each.slot,
+        "state": each.state,
+        "why": each.why,
+        "lag_bytes": each.lag_bytes,
+        "age": each.age,
+    }

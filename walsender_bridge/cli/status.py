@@ -1,7 +1,7 @@
 """`tuskline status` and `tuskline lag`."""
 
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -14,6 +14,9 @@ from walsender_bridge.cli.options import (
 from walsender_bridge.errors import Cause
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import iso_time
+
+if TYPE_CHECKING:
+    from walsender_bridge.observability.observation import Observation, SourceView
 
 #: The columns that fit a terminal of 80 columns; `--json` has all, and problems are printed below.
 _COLUMNS: Final = {
@@ -72,11 +75,10 @@ def _short(quorum: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def summary(seen: Any) -> dict[str, Any]:
+def summary(seen: "Observation") -> dict[str, Any]:
     """An observation as plain values."""
     from walsender_bridge.cli import safekeeper
     from walsender_bridge.observability import slots_view
-    from walsender_bridge.postgres.protocol.lsn import format_lsn
 
     lake = seen.lake
     return {
@@ -95,19 +97,7 @@ def summary(seen: Any) -> dict[str, Any]:
             }
             for process in seen.processes
         ],
-        "sources": [
-            {
-                "source": source.name,
-                "state": source.state,
-                **{
-                    name: format_lsn(source.capture.get(name, 0))
-                    for name in ("server_lsn", "logged_lsn", "committed_lsn", "confirmed_lsn")
-                },
-                "transactions": source.capture.get("transactions", 0),
-                "error": (source.capture.get("error") or {}).get("what"),
-            }
-            for source in seen.sources
-        ],
+        "sources": [_source(source) for source in seen.sources],
         "slots": [
             {
                 "source": source.name,
@@ -138,11 +128,26 @@ def summary(seen: Any) -> dict[str, Any]:
     }
 
 
-def _gate(source: Any) -> list[dict[str, Any]]:
+def _source(source: "SourceView") -> dict[str, Any]:
+    from walsender_bridge.postgres.protocol.lsn import format_lsn
+
+    capture = source.reported
+    return {
+        "source": source.name,
+        "state": source.state,
+        "server_lsn": format_lsn(capture.server_lsn),
+        "logged_lsn": format_lsn(capture.logged_lsn),
+        "committed_lsn": format_lsn(capture.committed_lsn),
+        "confirmed_lsn": format_lsn(capture.confirmed_lsn),
+        "transactions": capture.transactions,
+        "error": capture.error and capture.error.what,
+    }
+
+
+def _gate(source: "SourceView") -> list[dict[str, Any]]:
     from walsender_bridge.observability import gate_view
 
-    server = (source.server or {}).get("server_lsn") or source.capture.get("server_lsn", 0)
-    return gate_view.rows(source.name, source.capture.get("gate"), server)
+    return gate_view.rows(source.name, source.gate, source.server_lsn)
 
 
 def lag(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:

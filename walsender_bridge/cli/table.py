@@ -207,7 +207,7 @@ def submit(
                 chain,
                 request,
                 timeout=timeout,
-                polling=lambda: shown.show(read_status(chain).get("copying", {})),
+                polling=lambda: shown.show(read_status(chain).copying),
             )
     return [{"table": n, "outcome": o, "request": request.id} for n, o in outcomes.items()]
 

@@ -162,17 +162,20 @@ def _quorum_rows(seen: Observation) -> list[tuple[object, ...]]:
     """The quorum, then each safekeeper."""
     if seen.quorum is None:
         return []
-    proposer = seen.quorum.proposer
     rows: list[tuple[object, ...]] = []
     if seen.quorum.proposer_here:
         state = "follows" if seen.quorum.quorum else "LOST"
-        lsns = (_known(proposer.get("commit_lsn")), _known(proposer.get("end_lsn")))
+        proposer, session = seen.quorum.proposer, seen.quorum.session
+        lsns = (
+            _known(proposer and proposer.commit_lsn),
+            _known(session and session.end_lsn),
+        )
         behind = _bytes(seen.quorum.lag_bytes)
-        rows.append(("quorum", state, behind, *lsns, _known(proposer.get("term"))))
+        rows.append(("quorum", state, behind, *lsns, _known(session and session.term)))
     for each in seen.quorum.safekeepers:
-        lsns = (_known(each.own.get("commit_lsn")), _known(each.flush_lsn))
-        behind = _bytes(each.reported.get("lag_bytes"))
-        rows.append((each.name, each.state, behind, *lsns, _known(each.own.get("term"))))
+        own, behind = each.own, _bytes(each.lag_bytes)
+        lsns = (_known(own and own.commit_lsn), _known(each.flush_lsn))
+        rows.append((each.name, each.state, behind, *lsns, _known(own and own.term)))
     return rows
 
 

@@ -186,7 +186,7 @@ def _start_in_background(config: Path, settings: "Config") -> None:
         )
     deadline = time.monotonic() + _BACKGROUND_SECONDS
     # The process takes its lock, then checks; it runs once its supervisor has written its pid.
-    while read_states(settings.run_dir, "up").get("pid") != process.pid:
+    while read_states(settings.run_dir, "up").pid != process.pid:
         if process.poll() is not None:
             output = log_file.read_bytes()[begun:].decode("utf-8", "replace")
             full = disk_full.of_folder(settings.log.data_dir)

@@ -100,7 +100,7 @@ class Config(BaseModel):
         return self.log.data_dir / "gate" / f"{source.name}.jsonl"
 
     def capture_status(self, source: SourceSection) -> Path:
-        """The status file of a source's capture, where its bridge runs (`capture.status`)."""
+        """The status file of a source's capture, where its bridge runs (`capture.status_record`)."""
         return self.run_dir / f"capture-{source.name}.status.json"
 
     @property
@@ -139,7 +139,7 @@ class Config(BaseModel):
 
     @property
     def proposer_status(self) -> Path:
-        """The status file of the proposer, where its bridge runs (`proposer.status`)."""
+        """The status file of the proposer, where its bridge runs (`proposer.status_record`)."""
         return shared_files.folder(self.run_dir) / "proposer.json"
 
     @property

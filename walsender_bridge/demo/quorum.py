@@ -51,7 +51,7 @@ class DemoQuorum:
         seen = quorum_view.observe(self._settings)
         if seen is not None:
             progress.quorum = {
-                "commit": seen.proposer.get("commit_lsn", "-"),
+                "commit": "-" if seen.proposer is None else seen.proposer.commit_lsn,
                 **{each.name: f"{each.state} {each.flush_lsn or '-'}" for each in seen.safekeepers},
             }
 
@@ -76,13 +76,13 @@ class DemoQuorum:
             behind = [
                 each.name
                 for each in seen.safekeepers
-                if each.state != "streaming" or parse_lsn(each.own["flush_lsn"]) < wanted
+                if each.state != "streaming" or parse_lsn(each.flush_lsn or "0/0") < wanted
             ]
             if not behind:
                 return {
                     "safekeepers": len(seen.safekeepers),
                     "quorum_commit_lsn": format_lsn(wanted),
-                    "quorum_term": seen.proposer.get("term"),
+                    "quorum_term": seen.session and seen.session.term,
                 }
             if time.monotonic() > deadline:
                 raise DeadlineError(

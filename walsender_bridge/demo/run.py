@@ -279,11 +279,10 @@ class _Demo:
 
         def of_supervisor(name: str, prefix: str) -> Callable[[], list[int]]:
             def pids() -> list[int]:
-                children = read_states(self.run_dir, name).get("children", {})
                 return [
-                    c["pid"]
-                    for n, c in children.items()
-                    if n.startswith(prefix) and c["pid"] is not None
+                    child.pid
+                    for each, child in read_states(self.run_dir, name).children.items()
+                    if each.startswith(prefix) and child.pid is not None
                 ]
 
             return pids

@@ -4,9 +4,9 @@
 only the proposer can detect (another history, or other bytes at the same position: a clone) comes from its status.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, TusklineError
@@ -14,6 +14,7 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer import election
 from walsender_bridge.quorum.proposer.effects import Primary
 from walsender_bridge.quorum.proposer.handshake import ask_each
+from walsender_bridge.quorum.proposer.status_record import ENDED, ProposerStatus
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import newest
 
@@ -143,17 +144,16 @@ def _finding(
     return Finding(_CHECK, where, what, severity, repair=repair, cause=cause, prevents=False)
 
 
-def proposer(status: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def proposer(status: ProposerStatus | None, where: str) -> Iterator[Finding]:
     """The error with which the proposer ended; nothing while it runs."""
-    error = status.get("error")
-    if status.get("phase") == "ended" and error:
-        cause = Cause.__members__.get(error.get("code", ""), Cause.INTERNAL)
+    if status is not None and status.phase == ENDED and status.error is not None:
+        error = status.error.error()
         yield Finding(
             "proposer",
             where,
-            error.get("what", ""),
+            error.what,
             ERROR,
-            repair=error.get("repair", ""),
-            cause=cause,
+            repair=error.repair,
+            cause=error.cause,
             prevents=False,
         )

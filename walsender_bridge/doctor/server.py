@@ -4,7 +4,7 @@
 `safekeepers` do the same for `examine_quorum`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.provisioning.init import as_admin, copied, verifier, wanted_tables
 from walsender_bridge.provisioning.quorum import ConfiguredQuorum, facts_and_pending, session
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+from walsender_bridge.quorum.proposer.status_record import ProposerStatus
 from walsender_bridge.runtime.sql import load
 
 
@@ -86,10 +87,10 @@ def examine_quorum(
     quorum: ConfiguredQuorum,
     addresses: Sequence[str],
     max_laggard_bytes: int,
-    status: Mapping[str, Any],
+    status: ProposerStatus | None,
     admin: str | None = None,
 ) -> list[Finding]:
-    """The findings about the quorum's server, and about the safekeepers at `addresses`, if any. `status`: the proposer's, or empty.
+    """The findings about the quorum's server, and about the safekeepers at `addresses`, if any. `status`: the proposer's.
 
     `admin` as for `examine`.
     """

@@ -1,16 +1,17 @@
 """Slots of sources that were captured here and are no longer configured (renamed or removed). The server keeps WAL for them.
 
-The last status of a capture (`capture.status`) stays in the run folder, and names the slot and the cluster. So a slot
+The last status of a capture (`capture.status_record`) stays in the run folder, and names the slot and the cluster. So a slot
 of another installation, with a configuration of its own, is never taken for an abandoned one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.rows import tuple_row
 
+from walsender_bridge.capture.status_record import CaptureStatus
 from walsender_bridge.runtime import status_file
 from walsender_bridge.runtime.sql import load
 
@@ -38,17 +39,19 @@ class LeftSlot:
 
 def former_sources(settings: "Config") -> list[Former]:
     """The former sources whose names and slots no configured source uses."""
-    captured = (status_file.read(each) for each in settings.capture_statuses)
-    found = (_former(each) for each in captured if each.get("source") and each.get("system_id"))
+    captured = (status_file.read(each, CaptureStatus) for each in settings.capture_statuses)
+    found = (former for each in captured if each and (former := _former(each)))
     names = {each.name for each in settings.source}
     slots = {each.slot_name for each in settings.source}
     return [each for each in found if each.source not in names and each.slot not in slots]
 
 
-def _former(status: Mapping[str, Any]) -> Former:
+def _former(status: CaptureStatus) -> Former | None:
+    if status.system_id is None:
+        return None
     # The status of an earlier version does not name the slot.
-    slot = status.get("slot", f"tuskline_{status['source']}")
-    return Former(status["source"], slot, status["system_id"])
+    slot = status.slot or f"tuskline_{status.source}"
+    return Former(status.source, slot, status.system_id)
 
 
 def left_slots(

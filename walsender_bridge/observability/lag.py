@@ -62,7 +62,7 @@ def of_safekeepers(seen: QuorumView) -> list[SafekeeperLag]:
     whole = SafekeeperLag("quorum", "follows" if seen.quorum else "lost", seen.lag_bytes)
     return [
         *([whole] if seen.proposer_here else []),
-        *(SafekeeperLag(s.name, s.state, s.reported.get("lag_bytes")) for s in seen.safekeepers),
+        *(SafekeeperLag(s.name, s.state, s.lag_bytes) for s in seen.safekeepers),
     ]
 
 
@@ -72,16 +72,15 @@ def of_sources(seen: Observation) -> list[Lag]:
 
 
 def _of_source(seen: Observation, source: SourceView) -> Iterator[Lag]:
-    capture, server = source.capture, source.server or {}
+    server = source.server or {}
     cut = seen.log.streams.get(source.name) if seen.log is not None else None
-    logged = max(capture.get("logged_lsn", 0), capture.get("confirmed_lsn", 0))
-    server_lsn = server.get("server_lsn") or capture.get("server_lsn", 0)
-    behind = max(0, server_lsn - logged) if logged and server_lsn else None
+    capture = source.reported
+    logged = max(capture.logged_lsn, capture.confirmed_lsn)
+    behind = max(0, source.server_lsn - logged) if logged and source.server_lsn else None
     yield Lag(source.name, "capture", behind, None, _captured_seconds(seen, source, behind, cut))
-    behind = max(0, capture["logged_lsn"] - capture["committed_lsn"]) if logged else None
+    behind = max(0, capture.logged_lsn - capture.committed_lsn) if logged else None
     yield Lag(source.name, "gate", behind, None, _known(behind, server.get("flush_lag")))
-    committed = capture.get("committed_lsn", 0)
-    behind = None if cut is None else max(0, committed - cut.last_end_lsn)
+    behind = None if cut is None else max(0, capture.committed_lsn - cut.last_end_lsn)
     yield Lag(
         source.name,
         "barrier",

@@ -8,15 +8,13 @@ because a full disk there is its most frequent error. Writing is best effort: if
 """
 
 import contextlib
-import json
-import os
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from walsender_bridge.errors import TusklineError, UnavailableError, from_wire
+from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.runtime import pid_file, processes, status_file
+from walsender_bridge.runtime.status_file import ErrorRecord, Status
 from walsender_bridge.runtime.supervisor import read_states
 
 #: Seconds within which a job that cannot start is restarted, and reports its error again.
@@ -25,54 +23,54 @@ _RESTART_SECONDS = 60.0
 HUNG_SECONDS = 300.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeJobStatus(Status):
+    """`error`: of the job's start or its last round; None: all is well."""
+
+    error: ErrorRecord | None
+
+
 def write(run_dir: Path, error: TusklineError | None) -> None:
     """Replace the file."""
-    record = {
-        "pid": os.getpid(),
-        "updated_at": time.time(),
-        "error": None if error is None else error.to_wire(),
-    }
     with contextlib.suppress(OSError):
         run_dir.mkdir(parents=True, exist_ok=True)
-        status_file.replace(_path(run_dir), json.dumps(record).encode())
+    status = LakeJobStatus(error=None if error is None else ErrorRecord.of(error))
+    status_file.write(_path(run_dir), status)
 
 
 def reported_error(run_dir: Path, since: float) -> TusklineError | None:
     """The error of the job, if it lives or wrote it after `since` (seconds since the Unix epoch)."""
-    record = _read(run_dir)
-    return None if record is None else _error(record, since)
+    status = _read(run_dir)
+    return None if status is None else _error(status, since)
 
 
 def problem(run_dir: Path, lake: str) -> TusklineError | None:
     """Why the lake does not continue: the error of its job, if that lives or has just ended; a hung or starting job; a full disk."""
-    record, now, job = _read(run_dir), time.time(), _job(run_dir)
-    error = record and (_error(record, now - _RESTART_SECONDS) or _hung(record, now))
-    if error := error or _starting(record, job):
+    status, now, job = _read(run_dir), time.time(), _job(run_dir)
+    error = status and (_error(status, now - _RESTART_SECONDS) or _hung(status, now))
+    if error := error or _starting(status, job):
         return error
     from spark_consumers.lake import folder
 
     return folder.lack_of_room(lake)
 
 
-def _read(run_dir: Path) -> dict[str, Any] | None:
-    """The content of the file; None if it is missing or cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        record: dict[str, Any] = json.loads(_path(run_dir).read_text())
-        return record
+def _read(run_dir: Path) -> LakeJobStatus | None:
+    """The status last written; None if there is none."""
+    return status_file.read(_path(run_dir), LakeJobStatus)
+
+
+def _error(status: LakeJobStatus, since: float) -> TusklineError | None:
+    recent = status.updated_at >= since
+    if status.error is not None and (recent or processes.alive(status.pid)):
+        return status.error.error()
     return None
 
 
-def _error(record: Mapping[str, Any], since: float) -> TusklineError | None:
-    recent = record["updated_at"] >= since
-    if record["error"] is not None and (recent or processes.alive(record["pid"])):
-        return from_wire(record["error"])
-    return None
-
-
-def _hung(record: Mapping[str, Any], now: float) -> TusklineError | None:
+def _hung(status: LakeJobStatus, now: float) -> TusklineError | None:
     """An error if the job lives, had no error, and has not written its status for too long."""
-    silent, pid = now - record["updated_at"], record["pid"]
-    if record["error"] is None and silent > HUNG_SECONDS and processes.alive(pid):
+    silent, pid = now - status.updated_at, status.pid
+    if status.error is None and silent > HUNG_SECONDS and processes.alive(pid):
         return UnavailableError(
             f"the lake's job has not finished a round for {silent:.0f} s",
             where=f"process {pid}",
@@ -81,14 +79,14 @@ def _hung(record: Mapping[str, Any], now: float) -> TusklineError | None:
     return None
 
 
-def _starting(record: Mapping[str, Any] | None, job: int | None) -> TusklineError | None:
+def _starting(status: LakeJobStatus | None, job: int | None) -> TusklineError | None:
     """An error if the job runs and has not written its status yet. `job`: its process, None if none is known to run."""
-    if job is None or (record is not None and record["pid"] == job):
+    if job is None or (status is not None and status.pid == job):
         return None
-    before = record and record["error"]
+    before = status and status.error
     return UnavailableError(
         "the lake's job has started, and has not finished a round yet"
-        + (f"; the previous job reported: {before['what']}" if before else ""),
+        + (f"; the previous job reported: {before.what}" if before else ""),
         where=f"process {job}",
         repair="wait a minute or two for the JVM to start; if it takes longer, read the job's log",
     )
@@ -97,9 +95,9 @@ def _starting(record: Mapping[str, Any] | None, job: int | None) -> TusklineErro
 def _job(run_dir: Path) -> int | None:
     """The process of `lake run`, under `up` or by itself; None: neither runs."""
     if pid_file.owner(run_dir) is not None:
-        children = read_states(run_dir, "up").get("children", {})
-        if pid := children.get("lake", {}).get("pid"):
-            return int(pid)
+        lake = read_states(run_dir, "up").children.get("lake")
+        if lake is not None and lake.pid is not None:
+            return lake.pid
     return pid_file.owner(run_dir, "lake")
 
 

@@ -32,7 +32,6 @@ from walsender_bridge.observability.observation import Observation, Observer
 FRESH: Final = 1.0
 #: Seconds within which a client has to send its request.
 REQUEST_SECONDS: Final = 10.0
-_POSITIONS: Final = ("server", "received", "logged", "committed", "confirmed")
 
 _log = structlog.get_logger(__name__)
 
@@ -197,14 +196,20 @@ def _captures(seen: Observation) -> Iterator[Metric]:
     for source in seen.sources:
         capture, label = source.capture, [source.name]
         streaming.add_metric(label, float(source.state == "streaming"))
-        if not capture:
+        if capture is None:
             continue
-        for position in _POSITIONS:
-            lsn.add_metric([source.name, position], capture[f"{position}_lsn"])
-        transactions.add_metric(label, capture["transactions"])
-        messages.add_metric(label, capture["messages"])
-        flight.add_metric(label, capture["in_flight_bytes"])
-        age.add_metric(label, max(0.0, seen.at - capture["updated_at"]))
+        for position, value in (
+            ("server", capture.server_lsn),
+            ("received", capture.received_lsn),
+            ("logged", capture.logged_lsn),
+            ("committed", capture.committed_lsn),
+            ("confirmed", capture.confirmed_lsn),
+        ):
+            lsn.add_metric([source.name, position], value)
+        transactions.add_metric(label, capture.transactions)
+        messages.add_metric(label, capture.messages)
+        flight.add_metric(label, capture.in_flight_bytes)
+        age.add_metric(label, max(0.0, seen.at - capture.updated_at))
     yield from (streaming, lsn, transactions, messages, flight, age)
 
 
@@ -241,18 +246,18 @@ def _gates(seen: Observation) -> Iterator[Metric]:
         "candidate",
     )
     for source in seen.sources:
-        gate = source.capture.get("gate")
-        if not gate:
+        gate = source.gate
+        if gate is None:
             continue
-        position.add_metric([source.name], gate["position_lsn"])
-        opened.add_metric([source.name], float(gate["open"]))
-        since = gate["stuck_since"]
+        position.add_metric([source.name], gate.position_lsn)
+        opened.add_metric([source.name], float(gate.open))
+        since = gate.stuck_since
         stuck.add_metric([source.name], 0.0 if since is None else max(0.0, seen.at - since))
-        for each in gate["candidates"]:
-            label = [source.name, each["slot"]]
-            counted.add_metric(label, float(each["standing"] == "counted"))
-            held.add_metric(label, each["flush_lsn"])
-            away.add_metric(label, float(bool(each["away"])))
+        for each in gate.candidates:
+            label = [source.name, each.slot]
+            counted.add_metric(label, float(each.standing == "counted"))
+            held.add_metric(label, each.flush_lsn)
+            away.add_metric(label, float(bool(each.away)))
     yield from (position, stuck, opened, counted, held, away)
 
 
@@ -336,15 +341,15 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     behind = gauge(
         "lake_table_behind", "1 for a table whose rows are of an earlier epoch.", "table", "state"
     )
-    copy = {
-        name: gauge(f"lake_copy_{name}", f"{text} of the running copy of the table.", "table")
+    copies = [
+        gauge(f"lake_copy_{name}", f"{text} of the running copy of the table.", "table")
         for name, text in (
             ("rows", "Rows written"),
             ("bytes", "Bytes written"),
             ("pieces", "Ranges"),
             ("pieces_done", "Finished ranges"),
         )
-    }
+    ]
     if seen.lake is not None:
         epoch.add_metric([], seen.lake.epoch)
         term.add_metric([], seen.lake.term)
@@ -358,9 +363,10 @@ def _lake(seen: Observation) -> Iterator[Metric]:
                 behind.add_metric([name, table.state], 1)
         for name in seen.lake.not_copied:
             not_copied.add_metric([name], 1)
-    for table, progress in seen.copying.items():
-        for name, family in copy.items():
-            family.add_metric([table], progress[name])
+    for name, copy in seen.copying.items():
+        values = (copy.rows, copy.bytes, copy.pieces, copy.pieces_done)
+        for family, value in zip(copies, values, strict=True):
+            family.add_metric([name], value)
     yield from (
         epoch,
         term,
@@ -371,5 +377,5 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         skipped,
         not_copied,
         behind,
-        *copy.values(),
+        *copies,
     )

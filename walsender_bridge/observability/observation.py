@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import dict_row
 
+from walsender_bridge.capture.status_record import CaptureStatus, GateStatus
 from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.observability import (
@@ -37,9 +38,10 @@ from walsender_bridge.provisioning.configured import capture_source
 from walsender_bridge.runtime import disk_full, pid_file, processes, status_file
 from walsender_bridge.runtime.closing import Closing
 from walsender_bridge.runtime.sql import load
-from walsender_bridge.runtime.supervisor import GOOD_LIFE, read_states
+from walsender_bridge.runtime.supervisor import GOOD_LIFE, ChildState, read_states
 
 if TYPE_CHECKING:
+    from spark_consumers.lake.status import CopyStatus
     from walsender_bridge.change_log.client import LogStatus
 
 #: Supervisors by the names of their files. Under `up`, the other two are its children.
@@ -92,7 +94,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """A source: the status of its capture (`capture.status`), and its server (sql/observability/source.sql).
+    """A source: the status of its capture, and its server (sql/observability/source.sql).
 
     `process`: of the capture, if its bridge runs here.
     """
@@ -100,7 +102,8 @@ class SourceView:
     name: str
     slot: str
     process: Process | None
-    capture: dict[str, Any]
+    #: None: it has never written one.
+    capture: CaptureStatus | None
     server: dict[str, Any] | None
     error: TusklineError | None
     #: Published tables without a replica identity: the server refuses their UPDATEs and DELETEs.
@@ -117,18 +120,17 @@ class SourceView:
         Or `unknown` (it has never written a status), `starting` (the status is of a previous process), or
         `hung` (no update for `STALE` seconds).
         """
-        state: str = self.capture.get("state", "unknown")
-        ended = self.process is not None and self.process.state == "ended"
-        if self.process is not None and not ended and self.process.pid != self.capture.get("pid"):
+        status, process = self.reported, self.process
+        if process is not None and process.state != "ended" and process.pid != (status.pid or None):
             return "starting"
-        if state == "streaming" and time.time() - self.capture["updated_at"] > STALE:
+        if status.state == "streaming" and time.time() - status.updated_at > STALE:
             return "hung"
-        return state
+        return status.state
 
     @property
     def silent(self) -> str:
         """The problem of a session whose server has sent nothing for long; empty: it sends."""
-        seconds = self.capture.get("silent_seconds", 0.0)
+        seconds = self.reported.silent_seconds
         if self.state != "streaming" or seconds < SILENT:
             return ""
         return (
@@ -140,11 +142,27 @@ class SourceView:
     @property
     def reason(self) -> str:
         """Why it is not streaming, to follow its state in a sentence; empty if it reports no error."""
-        error = self.capture.get("error")
-        if not error:
+        error = self.reported.error
+        if error is None:
             return ""
         before = ": the previous process ended with: " if self.state == "starting" else ": "
-        return f"{before}{error['what']}" + (f"; {error['repair']}" if error["repair"] else "")
+        return f"{before}{error.sentence}"
+
+    @property
+    def reported(self) -> CaptureStatus:
+        """The status of its capture; without one, all positions are unknown."""
+        return self.capture or CaptureStatus(source=self.name, state="unknown", behind=True)
+
+    @property
+    def gate(self) -> GateStatus | None:
+        """Its commit gate; None: there is none, or it is unknown."""
+        return self.reported.gate
+
+    @property
+    def server_lsn(self) -> int:
+        """The end of the server's WAL, as the server reports it or capture last saw it; 0: unknown."""
+        now: int | None = (self.server or {}).get("server_lsn")
+        return now or self.reported.server_lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +179,7 @@ class Observation:
     log: "LogStatus | None"
     lake: Any | None
     errors: dict[str, TusklineError] = field(default_factory=dict)
-    copying: dict[str, dict[str, Any]] = field(default_factory=dict)
+    copying: "Mapping[str, CopyStatus]" = field(default_factory=dict)
     #: None: no safekeepers are configured.
     quorum: QuorumView | None = None
     #: None: no copies of slots are configured.
@@ -199,7 +217,7 @@ class Observation:
             problem
             for source in self.sources
             if source.state == "streaming"
-            for problem in gate_view.problems(source.name, source.capture.get("gate"), self.at)
+            for problem in gate_view.problems(source.name, source.gate, self.at)
         ]
         if self.lake is not None:
             found += table_problems.sentences(self.lake)
@@ -257,7 +275,8 @@ class Observer(Closing):
         full = disk_full.of_folder(settings.log.data_dir)
         if full is not None:
             errors["disk"] = full
-        manifest, copying = None, dict[str, dict[str, Any]]()
+        manifest = None
+        copying: Mapping[str, CopyStatus] = {}
         if settings.lake is not None:
             from spark_consumers.lake import folder
             from spark_consumers.lake.manifest.chain import open_chain
@@ -301,7 +320,7 @@ class Observer(Closing):
             return [*pool.map(observe, sections)]
 
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:
-        capture = status_file.read(self._settings.capture_status(section))
+        capture = status_file.read(self._settings.capture_status(section), CaptureStatus)
         server, failure = None, None
         quorum: list[str] = []
         try:
@@ -370,14 +389,14 @@ def seen_processes(run_dir: Path, up: int | None) -> list[Process]:
     """The processes that run here, or have run. `up`: the pid of a running `up`."""
     found, running = [], processes.stats()
     if up is not None:
-        found.append(_process("up", up, "running", {}))
+        found.append(_process("up", ChildState(up, "running")))
     for supervisor in SUPERVISORS:
-        for name, child in read_states(run_dir, supervisor).get("children", {}).items():
+        for name, child in read_states(run_dir, supervisor).children.items():
             if supervisor == "up" and up is None:
                 # The file is of an `up` that was killed: its children died with it.
-                child["state"], child["pid"] = "gone", None
+                child.state, child.pid = "gone", None
             shown = name if supervisor == "up" else f"{supervisor}/{name}"
-            found.append(_process(shown, child["pid"], child["state"], child))
+            found.append(_process(shown, child))
     listed = {process.pid for process in found if process.pid is not None}
     return [
         process
@@ -391,7 +410,8 @@ def seen_processes(run_dir: Path, up: int | None) -> list[Process]:
     ]
 
 
-def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> Process:
+def _process(name: str, child: ChildState) -> Process:
+    pid, state = child.pid, child.state
     its = None if pid is None else processes.stat(pid)
     if pid is not None and its is None:
         state, pid = "gone", None
@@ -399,9 +419,9 @@ def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> P
         name=name,
         pid=pid,
         state=state,
-        restarts=child.get("restarts", 0),
-        exit_code=child.get("exit_code"),
-        started_at=child.get("started_at", 0.0),
+        restarts=child.restarts,
+        exit_code=child.exit_code,
+        started_at=child.started_at,
         cpu_seconds=0.0 if its is None else its.cpu_seconds,
-        failures=child.get("failures", 0),
+        failures=child.failures,
     )

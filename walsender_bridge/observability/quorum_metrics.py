@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import (
 from walsender_bridge.observability.metric_family import add_known, counter, gauge
 from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
 from walsender_bridge.postgres.protocol.lsn import Lsn, parse_lsn
-from walsender_bridge.quorum.safekeeper.status import WRITE_SECONDS
+from walsender_bridge.quorum.safekeeper.status_record import WRITE_SECONDS
 
 _STATES = ("streaming", "catching up", "silent", "joining", "rebuild", "away", "full")
 
@@ -32,15 +32,19 @@ def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
     generation = gauge("quorum_generation", "Generation of the current membership.")
     families = (quorum, term, epoch, lsn, queue, generation)
     if seen is not None and seen.proposer_here:
-        proposer = seen.proposer
         quorum.add_metric([], float(seen.quorum))
-        if "term" in proposer:
-            term.add_metric([], proposer["term"])
-            epoch.add_metric([], proposer["election_epoch"])
-            queue.add_metric([], proposer["queue_bytes"])
-            generation.add_metric([], proposer["membership"]["generation"])
-            for position in ("restart", "commit", "end"):
-                lsn.add_metric([position], parse_lsn(proposer[f"{position}_lsn"]))
+        session = seen.session
+        if session is not None:
+            term.add_metric([], session.term)
+            epoch.add_metric([], session.election_epoch)
+            queue.add_metric([], session.queue_bytes)
+            generation.add_metric([], session.membership.generation)
+            for position, text in (
+                ("restart", session.restart_lsn),
+                ("commit", session.commit_lsn),
+                ("end", session.end_lsn),
+            ):
+                lsn.add_metric([position], parse_lsn(text))
     yield from families
 
 
@@ -76,25 +80,30 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
         name = [each.address]
         for known in dict.fromkeys((*_STATES, each.state)):
             state.add_metric([each.address, known], float(known == each.state))
-        add_known(lag, name, each.reported.get("lag_bytes"))
+        add_known(lag, name, each.lag_bytes)
         add_known(catch_up, name, each.catch_up_bytes)
-        if not each.own:
+        own = each.own
+        if own is None:
             add_known(lsn, [each.address, "flush"], _lsn(each.flush_lsn))
             continue
-        own = each.own
-        for family, key in ((term, "term"), (epoch, "election_epoch"), (wal, "wal_bytes")):
-            family.add_metric(name, own[key])
-        add_known(free, name, own["free_bytes"])
-        for position in ("begin", "restart", "commit", "flush"):
-            lsn.add_metric([each.address, position], parse_lsn(own[f"{position}_lsn"]))
-        readers.add_metric(name, own["readers"])
-        add_known(slots, name, len(each.server["slots"]) if each.server else None)
-        removed.add_metric(name, own["removed_segments"])
+        for family, value in ((term, own.term), (epoch, own.election_epoch), (wal, own.wal_bytes)):
+            family.add_metric(name, value)
+        add_known(free, name, own.free_bytes)
+        for position, text in (
+            ("begin", own.begin_lsn),
+            ("restart", own.restart_lsn),
+            ("commit", own.commit_lsn),
+            ("flush", own.flush_lsn),
+        ):
+            lsn.add_metric([each.address, position], parse_lsn(text))
+        readers.add_metric(name, own.readers)
+        add_known(slots, name, None if each.server is None else len(each.server.slots))
+        removed.add_metric(name, own.removed_segments)
         buckets = [
-            *zip(map(str, WRITE_SECONDS), own["writes"]["buckets"], strict=True),
-            ("+Inf", own["writes"]["count"]),
+            *zip(map(str, WRITE_SECONDS), own.writes.buckets, strict=True),
+            ("+Inf", own.writes.count),
         ]
-        writes.add_metric(name, buckets=buckets, sum_value=own["writes"]["seconds"])
+        writes.add_metric(name, buckets=buckets, sum_value=own.writes.seconds)
     yield from (state, lag, catch_up, term, epoch, lsn, wal, free, readers, slots, removed, writes)
 
 

@@ -1,19 +1,31 @@
 """The safekeepers at one moment: the source of `safekeeper status`, `status`, `top` and `/metrics`.
 
 If its bridge runs here, the proposer reports every safekeeper that it reaches. Each safekeeper hosted by the log server
-here reports itself, and its WAL server reports readers and slots (`proposer.status`, `safekeeper.status`,
-`WalServer.status`). Both reports of a safekeeper are joined by its identity. A file that is old, or whose process is gone,
+here reports itself, and its WAL server reports readers and slots (their modules
+`status_record`). Both reports of a safekeeper are joined by its identity. A file that is old, or whose process is gone,
 is stale: the state is then `unknown`, and the other values are still shown.
 """
 
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
-from walsender_bridge.runtime import processes, shared_files, status_file
+from walsender_bridge.quorum.proposer import status_record as proposer_record
+from walsender_bridge.quorum.proposer.status_record import (
+    ENDED,
+    ProposerStatus,
+    ReportedSafekeeper,
+    SessionStatus,
+)
+from walsender_bridge.quorum.safekeeper import status_record as safekeeper_record
+from walsender_bridge.quorum.safekeeper.status_record import (
+    ArchiverStatus,
+    EndedSafekeeper,
+    SafekeeperStatus,
+)
+from walsender_bridge.quorum.wal_server.status_record import WalServerStatus
+from walsender_bridge.runtime import shared_files, status_file
+from walsender_bridge.runtime.status_file import ErrorRecord
 from walsender_bridge.runtime.supervisor import read_states
 
 if TYPE_CHECKING:
@@ -32,123 +44,149 @@ _FOLLOWING: Final = ("streaming", "catching up")
 
 @dataclass(frozen=True, slots=True)
 class SafekeeperView:
-    """One safekeeper, as `reported` by the proposer, by itself (`own`), and by its processes `server` and `archiver`. Each may be empty.
+    """One safekeeper, as `reported` by the proposer, by itself (`own`), and by its processes `server` and `archiver`.
 
-    `name`: if it is hosted here, otherwise its address.
+    Each is None if there is no such report. `name`: if it is hosted here, otherwise its address. `ended`: the error with
+    which its process ended.
     """
 
     name: str
     address: str
-    reported: Mapping[str, Any]
-    own: Mapping[str, Any]
-    server: Mapping[str, Any]
-    hosted: bool
-    archiver: Mapping[str, Any] = field(default_factory=dict)
+    reported: ReportedSafekeeper | None
+    own: SafekeeperStatus | None = None
+    server: WalServerStatus | None = None
+    hosted: bool = False
+    archiver: ArchiverStatus | None = None
+    ended: ErrorRecord | None = None
 
     @property
     def state(self) -> str:
         """The state that the proposer shows; `full` if its disk is; without a proposer, the state that it reports itself."""
-        if self.hosted and not _fresh(self.own):
+        own = self.own
+        if self.hosted and (own is None or not own.fresh(STALE)):
             return "away"
-        if self.own.get("state") == "full":
+        if own is not None and own.state == "full":
             return "full"
-        state: str = self.reported.get("shown") or self.own.get("state") or "unknown"
-        return state
+        if self.reported is not None:
+            return self.reported.shown
+        return "unknown" if own is None else own.state
 
     @property
     def fault(self) -> str:
         """Why it is away, if it or the proposer reported an error."""
-        error = self.own.get("error") or {}
-        if self.hosted and error and not _fresh(self.own):
-            return f"{error['where']}: {error['what']}; {error['repair']}"
-        fault: str = self.reported.get("fault") or ""
-        return fault
+        if self.ended is not None:
+            return f"{self.ended.where}: {self.ended.sentence}"
+        return (self.reported and self.reported.fault) or ""
 
     @property
     def low_on_space(self) -> str:
         """The free space, if it is below the limit although prepared segments still take WAL; otherwise empty."""
-        free, limit = self.own.get("free_bytes"), self.own.get("free_limit")
-        if not self.hosted or not _fresh(self.own) or free is None or free >= (limit or 0):
+        own = self.own
+        if own is None or not own.fresh(STALE) or own.free_bytes is None:
             return ""
-        return f"{free} bytes are free, less than free_bytes = {limit}"
+        if own.free_bytes >= (own.free_limit or 0):
+            return ""
+        return f"{own.free_bytes} bytes are free, less than free_bytes = {own.free_limit}"
 
     @property
     def lost_wal(self) -> list[str]:
         """Slots and archives that have lost WAL, or are about to, because more was needed than is kept for them."""
-        lost = [each for each in self.server.get("slots", ()) if each.get("wal_status") == "lost"]
         found = [
-            f"replication slot {each['slot']} is lost: WAL from {each['restart_lsn']} on has been removed "
+            f"replication slot {each.slot} is lost: WAL from {each.restart_lsn} on has been removed "
             "(max_slot_wal_keep_size); drop the slot"
-            for each in lost
+            for each in (self.server.slots if self.server is not None else ())
+            if each.wal_status == "lost"
         ]
-        archive = self.own.get("archive") or {}
+        archive = None if self.own is None else self.own.archive
         found += [
             f"WAL from {begin} to {end} was removed before it was archived here, and may be missing in the archive"
-            for begin, end in archive.get("missing", ())
+            for begin, end in (archive.missing if archive is not None else ())
         ]
-        error = self.archiver.get("error")
-        if error and _fresh(self.archiver, ARCHIVER_STALE):
+        error = None if self.archiver is None else self.archiver.error
+        if self.archiver is not None and error is not None and self.archiver.fresh(ARCHIVER_STALE):
+            found.append(f"WAL is not archived: {error.what} ({error.where}); {error.repair}")
+        if archive is not None and archive.unreserved:
             found.append(
-                f"WAL is not archived: {error['what']} ({error['where']}); {error['repair']}"
-            )
-        if archive.get("unreserved"):
-            found.append(
-                f"the archive has no WAL from {archive['archived_lsn'] or 'the beginning'} on, and WAL is no longer "
+                f"the archive has no WAL from {archive.archived_lsn or 'the beginning'} on, and WAL is no longer "
                 "kept for it (max_slot_wal_keep_size)"
             )
         return found
 
     @property
+    def identity(self) -> str | None:
+        """Its identity; None: unknown."""
+        if self.own is not None:
+            return self.own.safekeeper
+        return None if self.reported is None else self.reported.safekeeper
+
+    @property
     def begin_lsn(self) -> str | None:
         """The begin of the WAL that it has; on another machine, as it last reported to the proposer."""
-        lsn: str | None = self.own.get("begin_lsn") or self.reported.get("begin_lsn")
-        return lsn
+        if self.own is not None:
+            return self.own.begin_lsn
+        return None if self.reported is None else self.reported.begin_lsn
 
     @property
     def damaged(self) -> list[str]:
         """Damaged segments, which it does not serve."""
-        return [*self.server.get("damaged", ()), *self.own.get("damaged", ())]
+        return [name for each in (self.server, self.own) if each for name in each.damaged]
 
     @property
     def catch_up_fault(self) -> str:
         """Why it cannot catch up on older WAL that others have; empty: it can, or lacks none."""
-        why = (self.own.get("catch_up") or {}).get("why")
-        if not (self.reported.get("stuck") and self.reported.get("catch_up_target_lsn")):
+        reported = self.reported
+        if reported is None or not (reported.stuck and reported.catch_up_target_lsn):
             return ""
         return (
-            f"lacks WAL from {self.reported['catch_up_target_lsn']} to {self.begin_lsn}, and could not get it from another: "
-            f"{why or 'their WAL is damaged, or cannot be read'}"
+            f"lacks WAL from {reported.catch_up_target_lsn} to {self.begin_lsn}, and could not get it from another: "
+            f"{self._rejection or 'their WAL is damaged, or cannot be read'}"
         )
 
     @property
     def catch_up_progress(self) -> str:
         """The progress of its catch-up on older WAL, as the end of a sentence."""
-        catch_up = self.own.get("catch_up") or {}
-        if catch_up.get("why"):
-            return f"; {catch_up['why']}"
-        lsn = self.reported.get("catch_up_target_lsn")
+        if self._rejection:
+            return f"; {self._rejection}"
+        lsn = self.reported and self.reported.catch_up_target_lsn
         return f" until it has caught up, down to {lsn}" if lsn else ""
+
+    @property
+    def _rejection(self) -> str:
+        """Why it rejected the older WAL that it received last; empty: it did not."""
+        catch_up = None if self.own is None else self.own.catch_up
+        return "" if catch_up is None else catch_up.why
 
     @property
     def catch_up_bytes(self) -> int | None:
         """Bytes of older WAL that it is still to receive from another member; None: unknown."""
-        if self.begin_lsn is None or "catch_up_target_lsn" not in self.reported:
+        if self.begin_lsn is None or self.reported is None:
             return None
-        lsn = self.reported["catch_up_target_lsn"]
+        lsn = self.reported.catch_up_target_lsn
         return parse_lsn(self.begin_lsn) - parse_lsn(lsn) if lsn else 0
 
     @property
     def flush_lsn(self) -> str | None:
         """The last known durable end of its WAL."""
-        lsn: str | None = self.own.get("flush_lsn") or self.reported.get("flush_lsn")
-        return lsn
+        if self.own is not None:
+            return self.own.flush_lsn
+        return None if self.reported is None else self.reported.flush_lsn
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """Bytes of the proposer's WAL that it lacks; None: unknown."""
+        return None if self.reported is None else self.reported.lag_bytes
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is known to be no member: it has left, or has not joined yet."""
+        return self.reported is not None and not self.reported.member
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumView:
-    """The proposer (empty: it has no status) and the safekeepers. `proposer_here`: its bridge runs here, or did."""
+    """The proposer (None: it has no status) and the safekeepers. `proposer_here`: its bridge runs here, or did."""
 
-    proposer: Mapping[str, Any]
+    proposer: ProposerStatus | None
     proposer_here: bool
     safekeepers: tuple[SafekeeperView, ...]
     #: The configured amount of WAL that each safekeeper retains behind its end.
@@ -159,22 +197,28 @@ class QuorumView:
     @property
     def phase(self) -> str:
         """The proposer's phase; `unknown` if its status is stale."""
-        if self.proposer and (_fresh(self.proposer) or self.proposer.get("phase") == "ended"):
-            phase: str = self.proposer["phase"]
-            return phase
+        status = self.proposer
+        if status is not None and (status.phase == ENDED or status.fresh(STALE)):
+            return status.phase
         return "unknown"
+
+    @property
+    def session(self) -> SessionStatus | None:
+        """The proposer's session, as it last reported it; None: it has none, or no status."""
+        return self.proposer if isinstance(self.proposer, SessionStatus) else None
 
     @property
     def quorum(self) -> bool:
         """Whether a majority follows the proposer; otherwise commits wait."""
-        return self.phase == "leading" and bool(self.proposer.get("quorum"))
+        return self.phase == "leading" and self.session is not None and self.session.quorum
 
     @property
     def lag_bytes(self) -> int | None:
         """Bytes of WAL that the primary has sent and that are not committed yet; None: unknown."""
-        if not self.quorum:
+        session = self.session
+        if session is None or not self.quorum:
             return None
-        return parse_lsn(self.proposer["end_lsn"]) - parse_lsn(self.proposer["commit_lsn"])
+        return parse_lsn(session.end_lsn) - parse_lsn(session.commit_lsn)
 
     @property
     def problems(self) -> list[str]:
@@ -186,16 +230,16 @@ class QuorumView:
             found.append("it is unknown whether a quorum follows the proposer")
         elif self.proposer_here and not self.quorum:
             found.append(f"the quorum is lost, commits hang: {self._why()}")
-        if fault := self.proposer.get("commit_page_fault"):
+        if self.proposer is not None and (fault := self.proposer.commit_page_fault):
             found.append(
                 f"commit gates that wait for the quorum stay closed: {fault}; free space there, or give the folder to the bridge's user"
             )
-        if unlike := (self.proposer.get("membership") or {}).get("unlike"):
+        if self.session is not None and (unlike := self.session.membership.unlike):
             found.append(f"the membership differs from the configured one: {unlike}")
         spare = self._all_members_heard()
         for each in self.safekeepers:
-            if spare and each.reported.get("member") is False:
-                continue  # it has left, or has not joined yet: it is not needed
+            if spare and each.has_left:
+                continue  # it is not needed
             name = f"safekeeper {each.address}"
             if self.memory_full and each.state == "away" and not each.fault:
                 continue  # its state is unknown
@@ -203,8 +247,8 @@ class QuorumView:
                 found.append(
                     f"{name} fell too far behind: the WAL that it needs was removed, and it needs a full resync"
                 )
-            elif each.state == "full":
-                found.append(f"{name} has no space for WAL: {each.own.get('why')}")
+            elif each.own is not None and each.state == "full":
+                found.append(f"{name} has no space for WAL: {each.own.why}")
             elif each.state not in {*_FOLLOWING, "following"}:
                 found.append(f"{name} is {each.state}" + (f": {each.fault}" if each.fault else ""))
             elif damaged := each.damaged:
@@ -226,7 +270,7 @@ class QuorumView:
         known = [
             (parse_lsn(each.begin_lsn), parse_lsn(each.flush_lsn), each)
             for each in self.safekeepers
-            if each.begin_lsn and each.flush_lsn and each.reported.get("member") is not False
+            if each.begin_lsn and each.flush_lsn and not each.has_left
             if parse_lsn(each.begin_lsn)  # it has WAL
         ]
         oldest = min(known, key=lambda each: each[0], default=None)
@@ -241,15 +285,16 @@ class QuorumView:
 
     def _all_members_heard(self) -> bool:
         """Whether the proposer knows the address of each member, so that other addresses are not of members."""
-        membership = self.proposer.get("membership") or {}
-        members = {*membership.get("members", ()), *(membership.get("new_members") or ())}
-        heard = {each.reported.get("safekeeper") for each in self.safekeepers if each.reported}
+        if self.session is None:
+            return False
+        membership = self.session.membership
+        members = {*membership.members, *(membership.new_members or ())}
+        heard = {each.reported.safekeeper for each in self.safekeepers if each.reported}
         return bool(members) and members <= heard
 
     def _why(self) -> str:
-        error = self.proposer.get("error") or {}
-        if error.get("what"):
-            return f"{error['what']}" + (f"; {error['repair']}" if error.get("repair") else "")
+        if self.proposer is not None and self.proposer.error is not None:
+            return self.proposer.error.sentence
         if self.phase == "unknown":
             return "the proposer does not report: it is not running, or it hangs"
         if self.phase != "leading":
@@ -265,38 +310,25 @@ def observe(settings: "Config") -> QuorumView | None:
         return None
     from walsender_bridge.quorum.safekeeper import hosting
 
-    proposer = status_file.read(settings.proposer_status)
-    reported = {each["address"]: each for each in proposer.get("safekeepers", ())}
-    by_identity = {each["safekeeper"]: each for each in reported.values() if each.get("safekeeper")}
+    proposer = proposer_record.read(settings.proposer_status)
+    reported = {each.address: each for each in (proposer.safekeepers if proposer else ())}
+    by_identity = {each.safekeeper: each for each in reported.values() if each.safekeeper}
     found: dict[str, SafekeeperView] = {}
     for each in hosting.hosted(section, settings.log_server[0].data_dir, settings.run_dir):
-        own = status_file.read(each.status)
-        seen = reported.get(each.listen) or by_identity.get(own.get("safekeeper")) or {}
-        server = status_file.read(each.wal_server_status)
-        found[seen.get("address", each.listen)] = SafekeeperView(
-            *(each.name, each.listen, seen, own, server),
+        status = safekeeper_record.read(each.status)
+        own = status if isinstance(status, SafekeeperStatus) else None
+        seen = reported.get(each.listen) or (by_identity.get(own.safekeeper) if own else None)
+        found[seen.address if seen else each.listen] = SafekeeperView(
+            *(each.name, each.listen, seen, own),
+            server=status_file.read(each.wal_server_status, WalServerStatus),
             hosted=True,
-            archiver=status_file.read(each.archiver_status),
+            archiver=status_file.read(each.archiver_status, ArchiverStatus),
+            ended=status.error if isinstance(status, EndedSafekeeper) else None,
         )
     for address in (*section.proposed_to, *reported):
         if address not in found:
-            found[address] = SafekeeperView(
-                address, address, reported.get(address, {}), {}, {}, hosted=False
-            )
-    here = bool(proposer) or "proposer" in read_states(settings.run_dir, "bridge").get(
-        "children", {}
-    )
+            found[address] = SafekeeperView(address, address, reported.get(address))
+    children = read_states(settings.run_dir, "bridge").children
+    here = proposer is not None or "proposer" in children
     full = shared_files.full(settings.run_dir)
     return QuorumView(proposer, here, tuple(found.values()), section.keep_bytes, full)
-
-
-def fresh(path: Path) -> dict[str, Any]:
-    """The status in this file, if its process lives and it is not stale; otherwise {}."""
-    found = status_file.read(path)
-    return found if _fresh(found) else {}
-
-
-def _fresh(record: Mapping[str, Any], stale: float = STALE) -> bool:
-    """Whether the process lives and its status is not stale."""
-    at, pid = record.get("updated_at", 0.0), record.get("pid", 0)
-    return time.time() - at < stale and processes.alive(pid)

@@ -8,11 +8,13 @@ from typing import Any
 
 from walsender_bridge.config import Config
 from walsender_bridge.errors import ConfigError, TusklineError
-from walsender_bridge.observability import quorum_view
+from walsender_bridge.observability.quorum_view import STALE
 from walsender_bridge.observability.verify_bar import verify_bar
 from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
 from walsender_bridge.quorum.safekeeper import hosting, verify
+from walsender_bridge.quorum.safekeeper.status_record import SafekeeperStatus
 from walsender_bridge.quorum.safekeeper.verify import DataDirectory, HeldWal
+from walsender_bridge.runtime import status_file
 from walsender_bridge.runtime.output import Output
 
 
@@ -47,8 +49,10 @@ def hosted_places(settings: Config) -> list[PlaceToVerify]:
         )
 
     def place(each: hosting.Hosted) -> DataDirectory:
-        own = quorum_view.fresh(each.status)
-        lsns = (parse_lsn(own.get(name, "0/0")) for name in ("flush_lsn", "commit_lsn"))
+        own = status_file.read(each.status, SafekeeperStatus)
+        if own is None or not own.fresh(STALE):
+            return DataDirectory(each.name, each.data_dir)
+        lsns = parse_lsn(own.flush_lsn), parse_lsn(own.commit_lsn)
         return DataDirectory(each.name, each.data_dir, *lsns)
 
     return [(place(each), partial(place, each)) for each in hosted]

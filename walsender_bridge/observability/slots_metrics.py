@@ -26,14 +26,14 @@ def families(seen: SlotsView | None) -> Iterator[Metric]:
         "standby",
         "slot",
     )
-    if seen is not None and seen.report:
-        active.add_metric([], float(bool(seen.report["active"])))
-        for each in seen.report["standbys"]:
-            if each["ready"] is not None:
-                ready.add_metric([each["standby"]], float(each["ready"]))
-        for each in seen.report["slots"]:
-            names = [each["standby"], each["slot"]]
-            state.add_metric([*names, each["state"]], 1)
-            for family, key in ((lag, "lag_bytes"), (age, "age")):
-                add_known(family, names, each[key])
+    if seen is not None and seen.report is not None:
+        active.add_metric([], float(bool(seen.report.active)))
+        for each in seen.report.standbys:
+            if each.ready is not None:
+                ready.add_metric([each.standby], float(each.ready))
+        for copy in seen.report.slots:
+            names = [copy.standby, copy.slot]
+            state.add_metric([*names, copy.state], 1)
+            add_known(lag, names, copy.lag_bytes)
+            add_known(age, names, copy.age)
     yield from (active, ready, state, lag, age)

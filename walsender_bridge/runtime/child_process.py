@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from walsender_bridge.errors import ConfigError, TusklineError, UsageError
-from walsender_bridge.runtime import json_codec, logs, supervisor
+from walsender_bridge.runtime import json_model, logs, supervisor
 
 T = TypeVar("T")
 #: The largest document that a child reads, in bytes.
@@ -30,7 +30,7 @@ def child(
 ) -> supervisor.Child:
     """A child that runs `module` with these settings, for `Supervisor`."""
     argv = [sys.executable, "-m", module, name]
-    return supervisor.Child(name, argv, stdin=json_codec.dump(settings), final=final)
+    return supervisor.Child(name, argv, stdin=json_model.encode(settings), final=final)
 
 
 def run(kind: type[T], body: Callable[[T], None]) -> int:
@@ -65,7 +65,7 @@ def received(kind: type[T]) -> T:
     if len(document) > LIMIT_BYTES:
         raise ConfigError(f"the settings on standard input exceed {LIMIT_BYTES >> 20} MiB")
     try:
-        return json_codec.load(kind, document)
+        return json_model.decode(kind, document, strict=True)
     except ValueError as error:
         raise ConfigError(
             f"the settings on standard input are invalid: {error}",

@@ -1,29 +1,70 @@
 """Status files: a JSON file with the state of a process, replaced atomically, so a reader sees a consistent state.
 
-It is written from loops that must not stop if the disk is full. The failure is logged once, and the
-reader detects from `updated_at` (seconds since the Unix epoch) that the file is old. `pid` is that of the writer.
+Each kind of file has a model, a subclass of `Status` beside its writer, which readers get, too (`json_model`). A file
+that is missing, damaged, or of another version that wrote other fields, has no status: a reader never fails because of it.
+
+It is written from loops that must not stop if the disk is full. The failure is logged once, and the reader detects
+from `updated_at` that the file is old.
 """
 
 import contextlib
-import json
 import os
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from walsender_bridge.runtime import logs, shared_files
+from walsender_bridge.errors import TusklineError, from_wire
+from walsender_bridge.runtime import json_model, logs, processes, shared_files
 
 _log = logs.logger(__name__)
 #: Files that could not be written at the last attempt.
 _unwritten: set[Path] = set()
+_M = TypeVar("_M")
 
 
-def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Replace the file, with `pid` and `updated_at` added."""
-    whole = {**record, "pid": os.getpid(), "updated_at": time.time()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What every status has. `pid`: of the writer; `updated_at`: seconds since the Unix epoch. `write` fills both."""
+
+    pid: int = 0
+    updated_at: float = 0.0
+
+    def fresh(self, seconds: float) -> bool:
+        """Whether the writer lives, and wrote it within these seconds."""
+        return time.time() - self.updated_at < seconds and processes.alive(self.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """An error in a status (`TusklineError.to_wire`)."""
+
+    code: str
+    what: str
+    where: str
+    repair: str
+
+    @classmethod
+    def of(cls, error: TusklineError) -> "ErrorRecord":
+        """The record of an error."""
+        return cls(**error.to_wire())
+
+    def error(self) -> TusklineError:
+        """The error, as its own class."""
+        return from_wire(json_model.plain(self))
+
+    @property
+    def sentence(self) -> str:
+        """The message and the hint, if it has one."""
+        return f"{self.what}; {self.repair}" if self.repair else self.what
+
+
+def write(path: Path, status: Status) -> None:
+    """Replace the file, with this process's `pid` and the time now."""
+    whole = changed(status, pid=os.getpid(), updated_at=time.time())
     try:
-        replace(path, json.dumps(whole).encode())
+        replace(path, json_model.encode(whole))
     except OSError as error:
         if path not in _unwritten:
             _log.error("could not write status file", where=str(path), reason=str(error))
@@ -57,10 +98,13 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The record last written, or {} if there is no valid file."""
+def read(path: Path, kind: type[_M], *others: type[_M]) -> _M | None:
+    """The status last written, as the first of these models that the file has all fields of; None if it has no other."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        content = path.read_bytes()
+    except OSError:
+        return None
+    for each in (kind, *others):
+        with contextlib.suppress(ValueError):
+            return json_model.decode(each, content)
+    return None

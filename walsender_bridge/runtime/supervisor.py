@@ -14,18 +14,16 @@ the file is written as soon as possible.
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from walsender_bridge.runtime import logs, status_file
+from walsender_bridge.runtime import json_model, logs, status_file
 from walsender_bridge.runtime.private_folder import private_file
 
 PARENT_FD = "TUSKLINE_PARENT_FD"
@@ -65,6 +63,14 @@ class ChildState:
     started_at: float = 0.0
     #: Consecutive runs shorter than `GOOD_LIFE`.
     failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStates:
+    """The states that a supervisor publishes. `pid`: its own; 0: it has published none. `children`: by name."""
+
+    pid: int = 0
+    children: Mapping[str, ChildState] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -190,7 +196,7 @@ class Supervisor:
         """Write the states if possible."""
         path = self._run_dir / f"{self.name}.json"
         try:
-            status_file.replace(path, json.dumps(self._record()).encode())
+            status_file.replace(path, json_model.encode(SupervisorStates(os.getpid(), self.states)))
         except OSError as error:
             if not self._unwritten:
                 _log.error("could not write state file", where=str(path), reason=str(error))
@@ -198,26 +204,10 @@ class Supervisor:
         else:
             self._unwritten = ""
 
-    def _record(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "children": {
-                name: {
-                    "pid": s.pid,
-                    "state": s.state,
-                    "restarts": s.restarts,
-                    "exit_code": s.exit_code,
-                    "started_at": s.started_at,
-                    "failures": s.failures,
-                }
-                for name, s in self.states.items()
-            },
-        }
 
-
-def read_states(run_dir: Path, name: str) -> dict[str, Any]:
-    """The states last written by the supervisor `name`; `{}` if there is no valid file."""
-    return status_file.read(run_dir / f"{name}.json")
+def read_states(run_dir: Path, name: str) -> SupervisorStates:
+    """The states last written by the supervisor `name`; none if there is no valid file."""
+    return status_file.read(run_dir / f"{name}.json", SupervisorStates) or SupervisorStates()
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:

@@ -17,6 +17,7 @@ from spark_consumers.lake.epoch.quarantine import QuarantineFile, QuarantineOfCo
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import sync
 from spark_consumers.lake.format.table_format import FileInfo
+from spark_consumers.lake.status import CopyStatus
 from walsender_bridge.errors import UnavailableError
 
 
@@ -46,18 +47,18 @@ class CopyProgress:
             self.bytes += size
             self.pieces_done += 1
 
-    def to_json(self, now: float) -> dict[str, Any]:
-        """For a status: the rates are per second since the copy began."""
+    def status(self, now: float) -> CopyStatus:
+        """The progress as the status file has it."""
         seconds = max(now - self.began_at, 1e-3) if self.began_at else 0.0
-        return {
-            "began_at": self.began_at,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "pieces": self.pieces,
-            "pieces_done": self.pieces_done,
-            "rows_per_second": round(self.rows / seconds, 1) if seconds else 0.0,
-            "bytes_per_second": round(self.bytes / seconds, 1) if seconds else 0.0,
-        }
+        return CopyStatus(
+            began_at=self.began_at,
+            rows=self.rows,
+            bytes=self.bytes,
+            pieces=self.pieces,
+            pieces_done=self.pieces_done,
+            rows_per_second=round(self.rows / seconds, 1) if seconds else 0.0,
+            bytes_per_second=round(self.bytes / seconds, 1) if seconds else 0.0,
+        )
 
 
 class _Pace:

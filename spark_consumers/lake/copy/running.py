@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from spark_consumers.lake.copy.bootstrap import CopyRequest, TableCopier
 from spark_consumers.lake.copy.initial_copy import CopyProgress
 from spark_consumers.lake.manifest.chain import TableVersion
+from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.tables.states import stream_of
 from walsender_bridge.errors import (
     ConnectionFailedError,
@@ -107,10 +107,10 @@ class Copies:
         """Whether a table of the stream is being copied."""
         return any(stream_of(name) == stream for name in self._progress)
 
-    def status(self) -> dict[str, dict[str, Any]]:
-        """The progress of each table, by name (`CopyProgress`)."""
+    def status(self) -> dict[str, CopyStatus]:
+        """The progress of each table, by name."""
         now = time.time()
-        return {name: progress.to_json(now) for name, progress in sorted(self._progress.items())}
+        return {name: progress.status(now) for name, progress in sorted(self._progress.items())}
 
     def close(self) -> None:
         """End what runs, and wait for it."""

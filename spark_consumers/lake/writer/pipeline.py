@@ -26,6 +26,7 @@ from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
 from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy
+from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.fault import TableFaultsError
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
@@ -88,7 +89,7 @@ class Lakehouse:
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
-    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`CopyProgress`), about
+    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
     ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `failing` is called
     with the error of each failed round, and with None when the next one has succeeded.
     """
@@ -107,7 +108,7 @@ class Lakehouse:
         format: str = "iceberg",  # noqa: A002  # the configuration's own word
         failing_table: str = WAIT_FOR_COPY,
         copy_rate: float | None = None,
-        progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
+        progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         on_unrepresentable_value: Mapping[str, str] | None = None,
         failing: Callable[[TusklineError | None], None] | None = None,
     ) -> None:

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import structlog
 
@@ -20,7 +19,7 @@ from spark_consumers.lake.epoch.epoch_writer import ShapeChangedError
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
 from spark_consumers.lake.policy import Policy
-from spark_consumers.lake.status import write_status
+from spark_consumers.lake.status import CopyStatus, write_status
 from spark_consumers.lake.tables import noticed, states
 from spark_consumers.lake.tables.fault import reason_of
 from spark_consumers.lake.tables.origin import Joins, joins
@@ -67,7 +66,7 @@ class TableWork:
         poller: PublicationPoller,
         policy: Policy,
         clock: SteadyClock,
-        progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
+        progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
     ) -> None:
         self._chain = chain
         self._lake = lake

@@ -26,6 +26,7 @@ from walsender_bridge.capture.gate.invariants import check_invariants, checked
 from walsender_bridge.capture.gate.record import GateRecord
 from walsender_bridge.capture.gate.slots import GateSlot, Sender
 from walsender_bridge.capture.source import CaptureSource
+from walsender_bridge.capture.status_record import CandidateStatus, GateStatus
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, format_lsn
 from walsender_bridge.postgres.protocol.replication import SystemIdentity
@@ -50,8 +51,8 @@ class Watch(Protocol):
     def want(self, lsn: Lsn) -> None:
         """Note that the log has a transaction that ends here."""
 
-    def status(self) -> dict[str, Any] | None:
-        """The gate's part of the status file (`capture.status`); None without a gate."""
+    def status(self) -> GateStatus | None:
+        """The gate's part of the status file; None without a gate, or before its first poll."""
 
 
 class GateMonitor(Protocol):
@@ -171,7 +172,7 @@ class _ServerWatch:
         self._closed = False
         self._error: TusklineError | None = None
         self._position = 0
-        self._status: dict[str, Any] = {}
+        self._status: GateStatus | None = None
         #: Since when transactions have waited without any passing; seconds since the Unix epoch.
         self._stuck_since: float | None = None
         self._query = load("gate/slots").encode()
@@ -203,7 +204,7 @@ class _ServerWatch:
             if lsn > self._position:
                 self._changed.notify_all()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> GateStatus | None:
         return self._status
 
     # -- the thread ---------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ class _ServerWatch:
             self._stuck_since = None
         elif moved or self._stuck_since is None:
             self._stuck_since = time.time()
-        self._status = self._to_json(position)
+        self._status = self._to_status(position)
         if not moved:
             return False
         self._position = position
@@ -299,21 +300,16 @@ class _ServerWatch:
             return None, ""
         return self._page.committed(self._identity.system_id, self._identity.timeline)
 
-    def _to_json(self, position: Lsn) -> dict[str, Any]:
+    def _to_status(self, position: Lsn) -> GateStatus:
         state = self._state
-        return {
-            "open": state.open,
-            "position_lsn": position,
-            "holding": state.holding(self._wanted),
-            "stuck_since": self._stuck_since,
-            "quorum_lsn": state.quorum if state.rule.safekeepers else None,
-            "candidates": [
-                {
-                    "slot": each.slot,
-                    "standing": each.standing,
-                    "flush_lsn": each.flush_lsn,
-                    "away": each.away,
-                }
+        return GateStatus(
+            open=state.open,
+            position_lsn=position,
+            holding=tuple(state.holding(self._wanted)),
+            stuck_since=self._stuck_since,
+            quorum_lsn=state.quorum if state.rule.safekeepers else None,
+            candidates=tuple(
+                CandidateStatus(each.slot, each.standing, each.flush_lsn, each.away)
                 for each in state.candidates.values()
-            ],
-        }
+            ),
+        )

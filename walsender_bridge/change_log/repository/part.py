@@ -9,11 +9,13 @@ repository's file can be locked.
 """
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from walsender_bridge.errors import ConfigError, TusklineError, UnavailableError, from_wire
+from walsender_bridge.errors import ConfigError, TusklineError, UnavailableError
 from walsender_bridge.runtime import logs, processes, status_file
+from walsender_bridge.runtime.status_file import ErrorRecord, Status
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from walsender_bridge.config import Config
 
 _PAUSE: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryStatus(Status):
+    """`error`: why the repository does not run. Without such a file it runs, or no bridge does."""
+
+    error: ErrorRecord
 
 
 class RepositoryPart:
@@ -71,7 +80,8 @@ class RepositoryPart:
         self._said = error.what
         with contextlib.suppress(OSError):
             self._settings.run_dir.mkdir(parents=True, exist_ok=True)
-        status_file.write(_file(self._settings.run_dir), {"error": error.to_wire()})
+        status = RepositoryStatus(error=ErrorRecord.of(error))
+        status_file.write(_file(self._settings.run_dir), status)
 
     def stop(self) -> None:
         """Stop the repository."""
@@ -109,10 +119,10 @@ class RepositoryPart:
 
 def trouble(run_dir: Path) -> TusklineError | None:
     """Why the repository of a running bridge does not run; None if it does, or if nothing is known."""
-    found = status_file.read(_file(run_dir))
-    if not found.get("error") or not processes.alive(found["pid"]):
+    found = status_file.read(_file(run_dir), RepositoryStatus)
+    if found is None or not processes.alive(found.pid):
         return None
-    return from_wire(found["error"])
+    return found.error.error()
 
 
 def _file(run_dir: Path) -> Path:

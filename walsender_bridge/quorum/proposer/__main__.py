@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from typing import Any
 
 import structlog
 
@@ -30,9 +29,11 @@ from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.quorum_id_record import draw, known_on
 from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.proposer.status import commit_page, without_session
+from walsender_bridge.quorum.proposer.status_record import ENDED, ProposerStatus
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.runtime import child_process, gc_control, status_file
 from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 #: Seconds between two sessions.
 _PAUSE = 0.5
@@ -80,11 +81,11 @@ class _Process:
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)
                 self._session = None
-                self._say(without_session(Phase.GREETING), error)
+                self._say(without_session(Phase.GREETING, ErrorRecord.of(error)))
                 time.sleep(_PAUSE)
             except TusklineError as error:
                 # A restart cannot fix it, and would get in the way of the rightful proposer.
-                self._say(without_session("ended"), error)
+                self._say(without_session(ENDED, ErrorRecord.of(error)))
                 raise
         self._say(without_session(Phase.STOPPED))
 
@@ -122,21 +123,20 @@ class _Process:
         self._told = phase, commit_lsn, now
         self._say(self._session.status())
 
-    def _say(self, record: dict[str, Any], error: TusklineError | None = None) -> None:
+    def _say(self, status: ProposerStatus) -> None:
         if self._page is not None:
-            self._page.write(self._committed(record, error))
-            record = {**record, "commit_page_fault": self._page.fault}
+            self._page.write(self._committed(status))
+            status = replace(status, commit_page_fault=self._page.fault)
         if self._settings.status_file is not None:
-            shown = None if error is None else error.to_wire()
-            status_file.write(self._settings.status_file, {**record, "error": shown})
+            status_file.write(self._settings.status_file, status)
 
-    def _committed(self, record: dict[str, Any], error: TusklineError | None) -> CommitPage:
+    def _committed(self, status: ProposerStatus) -> CommitPage:
         """The commit page: what a quorum has on disk."""
-        if error is not None:
-            return CommitPage(why=f"the safekeepers' proposer: {error.what}")
-        if self._session is None or record["phase"] == Phase.STOPPED:
+        if status.error is not None:
+            return CommitPage(why=f"the safekeepers' proposer: {status.error.what}")
+        if self._session is None or status.phase == Phase.STOPPED:
             return CommitPage(why="the safekeepers' proposer has stopped")
-        return commit_page(self._session.core, has_quorum=record["quorum"])
+        return commit_page(self._session.core, has_quorum=status.quorum)
 
 
 def propose(settings: ProposerSettings) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from walsender_bridge.errors import DeadlineError, UnavailableError, UsageError
 from walsender_bridge.quorum.proposer.handshake import greet
@@ -23,6 +22,7 @@ from walsender_bridge.quorum.proposer.member_changes import (
     MemberRequest,
     parse_address,
 )
+from walsender_bridge.quorum.proposer.status_record import ChangeRecord, SessionStatus
 from walsender_bridge.quorum.protocol.messages import ServerInfo
 from walsender_bridge.runtime import status_file
 
@@ -42,11 +42,10 @@ class ProposerFiles:
     status: Path
     members: Path
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> SessionStatus:
         """Its status. Raises `UnavailableError` when it does not run, or has no quorum yet."""
-        status = status_file.read(self.status)
-        old = time.time() - status.get("updated_at", 0.0) > _STALE_SECONDS
-        if old or "membership" not in status:
+        status = status_file.read(self.status, SessionStatus)
+        if status is None or time.time() - status.updated_at > _STALE_SECONDS:
             raise UnavailableError(
                 "the proposer is not running, or has not learned the membership yet",
                 where=str(self.status),
@@ -63,11 +62,11 @@ def change(
     Returns the request; `wait` waits for it. Raises `UsageError`, `UnavailableError`.
     """
     status, leaving = _leaving(files, remove)
-    membership = status["membership"]
-    members = _identities(membership["members"])
-    quorum = int(membership.get("quorum", "0"), 16)
-    joining = {address: _identity_at(address, status["server"], quorum) for address in add}
-    _refuse_distrusted(joining, _identities(membership.get("distrusted", ())))
+    membership = status.membership
+    members = _identities(membership.members)
+    quorum = int(membership.quorum, 16)
+    joining = {address: _identity_at(address, _server(status), quorum) for address in add}
+    _refuse_distrusted(joining, _identities(membership.distrusted))
     wanted = (members - leaving) | frozenset(joining.values())
     if not wanted:
         raise UsageError(
@@ -75,13 +74,13 @@ def change(
         )
     addresses = _addresses(status, members) | set(add)
     request = MemberRequest(
-        membership["generation"],
+        membership.generation,
         wanted,
         tuple(parse_address(each) for each in sorted(addresses)),
         time.time(),
         quorum,
     )
-    under_way = membership["new_members"]
+    under_way = membership.new_members
     if under_way is not None:
         if _identities(under_way) not in (wanted, wanted - leaving):
             raise UsageError(
@@ -93,7 +92,7 @@ def change(
     return request
 
 
-def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[str, Any]:
+def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> SessionStatus:
     """The proposer's status once the change is complete. Raises `DeadlineError`, and `UsageError` if another came first."""
     deadline = time.monotonic() + timeout
     why = "the proposer is not running"
@@ -103,16 +102,17 @@ def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[s
         except UnavailableError:
             time.sleep(_POLL_SECONDS)
             continue
+        membership = status.membership
         if (
-            _identities(status["membership"]["members"]) == request.members
-            and status["membership"]["new_members"] is None
-            and status["membership"]["settled"]
+            _identities(membership.members) == request.members
+            and membership.new_members is None
+            and membership.settled
         ):
             return status
         # The status may still be about the previous request.
-        if status["change"].get("asked_at") == request.asked_at:
-            _refuse_unless_under_way(status["change"], str(files.status))
-        why = status["change"]["why"] or "a majority of the new members has not persisted it yet"
+        if status.change.asked_at == request.asked_at:
+            _refuse_unless_under_way(status.change, str(files.status))
+        why = status.change.why or "a majority of the new members has not persisted it yet"
         time.sleep(_POLL_SECONDS)
     raise DeadlineError(
         f"the membership has not changed yet: {why}",
@@ -128,14 +128,14 @@ def _refuse_distrusted(joining: Mapping[str, int], distrusted: frozenset[int]) -
             raise UsageError(has_forgotten(identity), where=address, repair="and start it again")
 
 
-def _refuse_unless_under_way(change: dict[str, Any], where: str) -> None:
-    if change["state"] == ChangeState.EXPIRED:
+def _refuse_unless_under_way(change: ChangeRecord, where: str) -> None:
+    if change.state == ChangeState.EXPIRED:
         raise UsageError(
-            f"the membership was not changed: {change['why']}",
+            f"the membership was not changed: {change.why}",
             where=where,
             repair="start the safekeepers that are to join, and repeat the command",
         )
-    if change["state"] == ChangeState.SUPERSEDED:
+    if change.state == ChangeState.SUPERSEDED:
         raise UsageError(
             "another change of the membership came first",
             where=where,
@@ -147,9 +147,14 @@ def _identities(texts: Sequence[str]) -> frozenset[int]:
     return frozenset(int(text, 16) for text in texts)
 
 
-def _identity_at(address: str, server: dict[str, int], quorum: int) -> int:
+def _server(status: SessionStatus) -> ServerInfo:
+    server = status.server
+    return ServerInfo(server.system_id, server.major, server.segment_size)
+
+
+def _identity_at(address: str, server: ServerInfo, quorum: int) -> int:
     host, port = parse_address(address)
-    greeting = greet(host, port, ServerInfo(**server))
+    greeting = greet(host, port, server)
     if greeting is None:
         raise UnavailableError(
             "no safekeeper for this server answers there",
@@ -165,26 +170,26 @@ def _identity_at(address: str, server: dict[str, int], quorum: int) -> int:
     return greeting.safekeeper
 
 
-def _addresses(status: dict[str, Any], members: frozenset[int]) -> set[str]:
+def _addresses(status: SessionStatus, members: frozenset[int]) -> set[str]:
     """The members' addresses, for the next proposer. A member that was never heard of may be at any silent address."""
     missing = members - _heard(status)
     return {
-        each["address"]
-        for each in status["safekeepers"]
-        if each["member"] or (missing and not each["safekeeper"])
+        each.address
+        for each in status.safekeepers
+        if each.member or (missing and not each.safekeeper)
     }
 
 
-def _heard(status: dict[str, Any]) -> frozenset[int]:
-    return _identities([each["safekeeper"] for each in status["safekeepers"] if each["safekeeper"]])
+def _heard(status: SessionStatus) -> frozenset[int]:
+    return _identities([each.safekeeper for each in status.safekeepers if each.safekeeper])
 
 
-def _leaving(files: ProposerFiles, names: Sequence[str]) -> tuple[dict[str, Any], frozenset[int]]:
+def _leaving(files: ProposerFiles, names: Sequence[str]) -> tuple[SessionStatus, frozenset[int]]:
     """The proposer's status, and the members to remove; waits for members that are just starting."""
     deadline = time.monotonic() + _HEARD_SECONDS
     while True:
         status = files.read()
-        members = _identities(status["membership"]["members"])
+        members = _identities(status.membership.members)
         try:
             meant = {_member(name, status, members) for name in names}
         except UnavailableError:
@@ -195,19 +200,20 @@ def _leaving(files: ProposerFiles, names: Sequence[str]) -> tuple[dict[str, Any]
             return status, frozenset(each for each in meant if each is not None)
 
 
-def _member(name: str, status: dict[str, Any], members: frozenset[int]) -> int | None:
+def _member(name: str, status: SessionStatus, members: frozenset[int]) -> int | None:
     """The member of this name; None: it has already left."""
     found = [each for each in members if f"{each:032x}".startswith(name.lower())]
     if len(name) >= _FEWEST_DIGITS and len(found) == 1:
         return found[0]
     if len(name) == len(f"{0:032x}") and not found:
         return None
-    for each in status["safekeepers"]:
-        if each["address"] == name and each["member"]:
-            return int(each["safekeeper"], 16)
-    known = any(each["address"] == name for each in status["safekeepers"])
+    at_address = [each for each in status.safekeepers if each.address == name]
+    for each in at_address:
+        if each.member and each.safekeeper:
+            return int(each.safekeeper, 16)
+    known = bool(at_address)
     # A newly started proposer has not heard of all members.
-    there = greet(*parse_address(name), ServerInfo(**status["server"])) if known else None
+    there = greet(*parse_address(name), _server(status)) if known else None
     if there is not None and there.safekeeper in members:
         return there.safekeeper
     missing = members - _heard(status)

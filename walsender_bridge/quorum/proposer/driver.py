@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import structlog
 
@@ -47,6 +46,7 @@ from walsender_bridge.quorum.proposer.primary.wal_source import WalSource
 from walsender_bridge.quorum.proposer.quorum_id_record import QuorumRecord
 from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.proposer.status import Surroundings, keeps_up, of_session
+from walsender_bridge.quorum.proposer.status_record import SessionStatus
 from walsender_bridge.quorum.proposer.wal_queue import WalQueue
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
@@ -241,8 +241,8 @@ class ProposerSession:
 
     # -- safekeepers --------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        """The status of this session (`status.py`)."""
+    def status(self) -> SessionStatus:
+        """The status of this session."""
         around = Surroundings(
             addresses=self._addresses,
             faults=self._faults,

@@ -1,23 +1,8 @@
-"""The status of a proposer, for `status` and `/metrics`; and the page that capture's commit gate reads. Pure.
-
-It is written at each change of phase, twice a second, and more often while commit_lsn advances, as JSON.
-
-Keys, besides `term`, `server`, `membership`, `change` (of the membership), `rebuild`, `restart_lsn` and `end_lsn`:
-`phase` (`core.Phase`; `ended` when it has stopped for good), `error` (why it has no session, or null), `proposer` (its
-UUID), `election_epoch` and `timeline` of what it proposes; the LSNs `vcl` and `commit_lsn` as PostgreSQL writes them;
-bytes `queue_bytes` (of WAL in memory) and `queue_limit`; `quorum`: whether a majority of each membership follows, and
-sent a message within `SILENT_SECONDS`; `commit_page_fault`: why the page of the commit gates cannot be written (empty:
-it can).
-
-Each of its `safekeepers` has `begin_lsn`, the oldest WAL that it last reported; `catch_up_target_lsn`: the LSN down to
-which it catches up (null: it lacks no WAL that another one has); `stuck`: no donor could send the next of it;
-`lag_bytes` (null: unknown). It is `shown` as `streaming`, `catching up` (its next byte is not in memory), `silent`
-(connected, but no message arrives), `joining`, `rebuild` (its WAL was released: it needs a full resync) or `away`.
-"""
+"""The status of a proposer (`status_record`), and the page that capture's commit gate reads. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.proposer import identities
@@ -25,7 +10,16 @@ from walsender_bridge.quorum.proposer.configured_membership import difference
 from walsender_bridge.quorum.proposer.core import Phase, Proposer
 from walsender_bridge.quorum.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
+from walsender_bridge.quorum.proposer.status_record import (
+    ChangeRecord,
+    MembershipRecord,
+    ProposerStatus,
+    ReportedSafekeeper,
+    ServerRecord,
+    SessionStatus,
+)
 from walsender_bridge.runtime.commit_page import CommitPage
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 #: Seconds without a message after which a safekeeper counts as hung: it is sent heartbeats five times a second.
 SILENT_SECONDS: Final = 3.0
@@ -58,9 +52,11 @@ def keeps_up(core: Proposer, number: int) -> bool:
     return follows and streaming is not None and peer.flush_lsn == streaming.end
 
 
-def without_session(phase: str) -> dict[str, Any]:
+def without_session(phase: str, error: ErrorRecord | None = None) -> ProposerStatus:
     """The status without a session: the primary is disconnected, or the proposer has ended."""
-    return {"phase": phase, "commit_lsn": format_lsn(0), "quorum": False, "safekeepers": []}
+    return ProposerStatus(
+        phase=phase, commit_lsn=format_lsn(0), quorum=False, safekeepers=(), error=error
+    )
 
 
 def commit_page(core: Proposer, *, has_quorum: bool) -> CommitPage:
@@ -73,72 +69,80 @@ def commit_page(core: Proposer, *, has_quorum: bool) -> CommitPage:
     )
 
 
-def of_session(core: Proposer, around: Surroundings) -> dict[str, Any]:
-    """The status of a session; the caller adds `error`."""
+def of_session(core: Proposer, around: Surroundings) -> SessionStatus:
+    """The status of a session."""
     streaming = core.streaming
     entry = core.history.entries[-1] if core.history else None
     safekeepers = {n: _safekeeper(core, peer, around) for n, peer in sorted(core.peers.items())}
-    there = {core.peers[n].identity for n, each in safekeepers.items() if each["shown"] in _FOLLOWS}
-    changes = around.changes
-    return {
-        "term": core.node_id.term,
-        "server": asdict(core.server),
-        "membership": _membership(core, around),
-        "change": {
-            "state": changes.state(core.membership),
-            "why": changes.why,
-            "asked_at": changes.request.asked_at if changes.request else None,
-        },
-        "rebuild": sorted(f"{each:032x}" for each in streaming.rebuild) if streaming else [],
-        "restart_lsn": format_lsn(streaming.restart_lsn if streaming else 0),
-        "end_lsn": format_lsn(streaming.end if streaming else 0),
-        "phase": core.phase,
-        "proposer": f"{core.node_id.proposer:032x}",
-        "election_epoch": entry.election_epoch if entry else 0,
-        "timeline": entry.timeline if entry else 0,
-        "vcl": format_lsn(core.vcl),
-        "commit_lsn": format_lsn(streaming.commit_lsn if streaming else 0),
-        "queue_bytes": streaming.end - streaming.queue_begin if streaming else 0,
-        "queue_limit": core.limits.queue_bytes,
-        "quorum": core.phase == Phase.LEADING and core.configuration.has_quorum(there),
-        "safekeepers": [*safekeepers.values()],
-    }
+    there = {core.peers[n].identity for n, each in safekeepers.items() if each.shown in _FOLLOWS}
+    server = core.server
+    return SessionStatus(
+        term=core.node_id.term,
+        server=ServerRecord(server.system_id, server.major, server.segment_size),
+        membership=_membership(core, around),
+        change=_change(core, around.changes),
+        rebuild=_names(streaming.rebuild) if streaming else (),
+        restart_lsn=format_lsn(streaming.restart_lsn if streaming else 0),
+        end_lsn=format_lsn(streaming.end if streaming else 0),
+        phase=core.phase,
+        proposer=f"{core.node_id.proposer:032x}",
+        election_epoch=entry.election_epoch if entry else 0,
+        timeline=entry.timeline if entry else 0,
+        vcl=format_lsn(core.vcl),
+        commit_lsn=format_lsn(streaming.commit_lsn if streaming else 0),
+        queue_bytes=streaming.end - streaming.queue_begin if streaming else 0,
+        queue_limit=core.limits.queue_bytes,
+        quorum=core.phase == Phase.LEADING and core.configuration.has_quorum(there),
+        safekeepers=tuple(safekeepers.values()),
+    )
 
 
-def _membership(core: Proposer, around: Surroundings) -> dict[str, Any]:
+def _names(identities: Collection[int]) -> tuple[str, ...]:
+    return tuple(sorted(f"{each:032x}" for each in identities))
+
+
+def _change(core: Proposer, changes: MemberChanges) -> ChangeRecord:
+    # Its reason is updated with its state.
+    state = changes.state(core.membership)
+    asked_at = changes.request.asked_at if changes.request else None
+    return ChangeRecord(state, changes.why, asked_at)
+
+
+def _membership(core: Proposer, around: Surroundings) -> MembershipRecord:
     configuration = core.configuration
     new = configuration.new_members
     found = {around.addresses[number]: peer.identity for number, peer in core.peers.items()}
     request = around.changes.request
-    return {
-        "quorum": f"{core.membership.quorum:032x}",
-        "generation": configuration.generation,
-        "members": sorted(f"{member:032x}" for member in configuration.members),
-        "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
-        "distrusted": sorted(f"{member:032x}" for member in configuration.distrusted),
-        "settled": core.membership.settled,
-        "unlike": difference(configuration, around.configured, found, request),
-    }
+    return MembershipRecord(
+        quorum=f"{core.membership.quorum:032x}",
+        generation=configuration.generation,
+        members=_names(configuration.members),
+        new_members=None if new is None else _names(new),
+        distrusted=_names(configuration.distrusted),
+        settled=core.membership.settled,
+        unlike=difference(configuration, around.configured, found, request),
+    )
 
 
-def _safekeeper(core: Proposer, peer: SafekeeperPeer, around: Surroundings) -> dict[str, Any]:
+def _safekeeper(core: Proposer, peer: SafekeeperPeer, around: Surroundings) -> ReportedSafekeeper:
     number, streaming = peer.number, core.streaming
     host, port = around.addresses[number]
     held = streaming.acked.get(peer.identity) if streaming and peer.identity else None
-    return {
-        "address": f"{host}:{port}",
-        "safekeeper": f"{peer.identity:032x}" if peer.identity else None,
-        "state": peer.state,
-        "member": peer.identity in core.configuration.everyone,
-        "flush_lsn": None if held is None else format_lsn(held),
-        "begin_lsn": format_lsn(peer.begin_lsn) if peer.state in _FOLLOWERS else None,
-        "catch_up_target_lsn": format_lsn(around.goals[number]) if number in around.goals else None,
-        "stuck": number in around.stuck,
-        "reads_from": peer.source if peer.reading is not None else None,
-        "fault": around.faults.get(number) or _of_its_disk(core, peer),
-        "shown": _shown(core, peer, around.heard, around.now),
-        "lag_bytes": None if streaming is None or held is None else streaming.end - held,
-    }
+    goal = around.goals.get(number)
+    return ReportedSafekeeper(
+        address=f"{host}:{port}",
+        safekeeper=f"{peer.identity:032x}" if peer.identity else None,
+        state=peer.state,
+        member=peer.identity in core.configuration.everyone,
+        flush_lsn=None if held is None else format_lsn(held),
+        begin_lsn=format_lsn(peer.begin_lsn) if peer.state in _FOLLOWERS else None,
+        catch_up_target_lsn=None if goal is None else format_lsn(goal),
+        stuck=number in around.stuck,
+        reads_from=peer.source if peer.reading is not None else None,
+        fault=around.faults.get(number) or _of_its_disk(core, peer),
+        shown=_shown(core, peer, around.heard, around.now),
+        lag_bytes=None if streaming is None or held is None else streaming.end - held,
+    )
 
 
 def _of_its_disk(core: Proposer, peer: SafekeeperPeer) -> str | None:

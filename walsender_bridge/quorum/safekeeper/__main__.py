@@ -12,7 +12,9 @@ from walsender_bridge.quorum.safekeeper import data_dir
 from walsender_bridge.quorum.safekeeper.driver import SafekeeperDriver
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.status import Tell, tell_nobody
+from walsender_bridge.quorum.safekeeper.status_record import EndedSafekeeper
 from walsender_bridge.runtime import child_process, gc_control, status_file
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 
 def keep_wal(settings: SafekeeperSettings) -> None:
@@ -23,7 +25,8 @@ def keep_wal(settings: SafekeeperSettings) -> None:
         with child_process.disk_errors():
             _run(settings, tell)
     except TusklineError as error:
-        tell({"state": "ended", "error": error.to_wire()})
+        if path is not None:
+            status_file.write(path, EndedSafekeeper(error=ErrorRecord.of(error)))
         raise
 
 

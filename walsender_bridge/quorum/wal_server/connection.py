@@ -116,13 +116,8 @@ class ClientConnection(ClientSocket):
         return self._login.step is LoginStep.START
 
     @property
-    def who(self) -> dict[str, str]:
-        """The client's user and addresses; the user is authenticated once it has logged in."""
-        return {"user": self._login.user, "application_name": self._login.application}
-
-    @property
     def reader(self) -> tuple[str, str]:
-        """Identifies it across reconnections."""
+        """Its user and application name, which identify it across reconnections; authenticated once it has logged in."""
         return self._login.user, self._login.application
 
     def end(self, error: SqlError) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -26,6 +26,11 @@ from walsender_bridge.quorum.wal_server.scrub import STEP_SECONDS, Scrub
 from walsender_bridge.quorum.wal_server.settings import WalServerSettings
 from walsender_bridge.quorum.wal_server.slot_file import SlotFile
 from walsender_bridge.quorum.wal_server.slots import Slots
+from walsender_bridge.quorum.wal_server.status_record import (
+    ReaderRecord,
+    SlotRecord,
+    WalServerStatus,
+)
 from walsender_bridge.quorum.wal_server.tls import tls_context
 from walsender_bridge.quorum.wal_server.users import Users
 from walsender_bridge.quorum.wal_server.wal_folder import WalFolder
@@ -261,43 +266,36 @@ class WalServer:
             self._wake()
         return bool(lost)
 
-    def status(self, positions: Positions | None = None) -> dict[str, Any]:
-        """The status: readers and slots. LSNs as PostgreSQL writes them; null: unknown, or none.
-
-        `readers`: for each streaming one `user`, `address`, `application_name`, `timeline`, `sent_lsn`, `flush_lsn`; `slots`: for
-        each `slot` (its name), `restart_lsn`, `active`, `temporary`, and `wal_status` as in PostgreSQL (`reserved`,
-        `unreserved`: past `max_slot_wal_keep_size`, `lost`); `logins`: the number of clients that have not logged in yet;
-        `damaged`: segments that are not served.
-        """
+    def status(self, positions: Positions | None = None) -> WalServerStatus:
+        """The status at these positions; None: unknown."""
         flush_lsn = positions.flush_lsn if positions else 0
         reserved = reserved_lsn(flush_lsn, self._settings.max_slot_wal_keep_size)
-        return {
-            "damaged": sorted(self.folder.damaged),
-            "logins": len(self._logins),
-            "readers": [
-                {
-                    "address": c.address,
-                    **c.who,
-                    "timeline": c.stream.timeline,
-                    "sent_lsn": format_lsn(c.stream.sent_lsn),
-                    "flush_lsn": format_lsn(c.stream.flush_lsn),
-                }
+        return WalServerStatus(
+            damaged=tuple(sorted(self.folder.damaged)),
+            logins=len(self._logins),
+            readers=tuple(
+                ReaderRecord(
+                    address=c.address,
+                    user=c.reader[0],
+                    application_name=c.reader[1],
+                    timeline=c.stream.timeline,
+                    sent_lsn=format_lsn(c.stream.sent_lsn),
+                    flush_lsn=format_lsn(c.stream.flush_lsn),
+                )
                 for c in self._readers.values()
                 if c.stream is not None
-            ],
-            "slots": [
-                {
-                    "slot": slot.name,
-                    "restart_lsn": None
-                    if slot.restart_lsn is None
-                    else format_lsn(slot.restart_lsn),
-                    "active": active,
-                    "temporary": slot.temporary,
-                    "wal_status": slot.wal_status(reserved),
-                }
+            ),
+            slots=tuple(
+                SlotRecord(
+                    slot=slot.name,
+                    restart_lsn=None if slot.restart_lsn is None else format_lsn(slot.restart_lsn),
+                    active=active,
+                    temporary=slot.temporary,
+                    wal_status=slot.wal_status(reserved),
+                )
                 for slot, active in self.slots.all()
-            ],
-        }
+            ),
+        )
 
     async def _keep(self, now: float, *, urgent: bool) -> None:
         try:

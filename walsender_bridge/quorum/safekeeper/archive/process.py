@@ -21,8 +21,10 @@ from walsender_bridge.quorum.safekeeper import control_file, data_dir
 from walsender_bridge.quorum.safekeeper.archive.settings import ArchiverSettings
 from walsender_bridge.quorum.safekeeper.archive.upload import Archive
 from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.quorum.safekeeper.status_record import ArchiverStatus
 from walsender_bridge.runtime import child_process, status_file
 from walsender_bridge.runtime.folder import FolderDisk
+from walsender_bridge.runtime.status_file import ErrorRecord
 
 #: Seconds between two polls when there is nothing to do, and after a failure.
 POLL_SECONDS = 1.0
@@ -96,7 +98,8 @@ def _its_disk(error: OSError, place: Path) -> UnavailableError:
 
 def _tell(path: Path | None, error: TusklineError | None) -> None:
     if path is not None:
-        status_file.write(path, {"error": None if error is None else error.to_wire()})
+        record = None if error is None else ErrorRecord.of(error)
+        status_file.write(path, ArchiverStatus(error=record))
 
 
 def archive_wal(settings: ArchiverSettings) -> None:
