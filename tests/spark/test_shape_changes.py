@@ -34,6 +34,7 @@ DETACH, REATTACH = (
     "ALTER TABLE {t} DETACH PARTITION {t}_a",
     "ALTER TABLE {t} ATTACH PARTITION {t}_a FOR VALUES FROM (0) TO (100)",
 )
+OUTPUT = "CREATE OR REPLACE FUNCTION {{t}}_out({{t}}_own) RETURNS cstring AS '{}' LANGUAGE internal IMMUTABLE STRICT"
 ENUM = "CREATE TYPE {t}_mood AS ENUM ('calm', 'cross')"
 ADD, REMOVE = (
     f"ALTER PUBLICATION {PUBLICATION} {{}} TABLE {{{{t}}}}".format(w) for w in ("ADD", "DROP")
@@ -147,6 +148,26 @@ NOTICED = {
         ("ALTER TABLE {t} ALTER g DROP EXPRESSION", "INSERT INTO {t} VALUES (3, 1)"),
         "generated no more",
     ),
+    "output_replaced": (
+        (
+            "CREATE TYPE {t}_own",
+            "CREATE FUNCTION {t}_in(cstring) RETURNS {t}_own AS 'int4in' LANGUAGE internal IMMUTABLE STRICT",
+            OUTPUT.format("int4out"),
+            "CREATE TYPE {t}_own (INPUT = {t}_in, OUTPUT = {t}_out, LIKE = int4)",
+            "CREATE TABLE {t} (id int PRIMARY KEY, o {t}_own[])",
+            "INSERT INTO {t} VALUES (1, '{{-1}}')",
+        ),
+        (OUTPUT.format("oidout"),),
+        "output function",
+    ),
+    "rounded": (
+        (
+            "CREATE TABLE {t} (id int PRIMARY KEY, n numeric(10,2), at timestamp(6))",
+            "INSERT INTO {t} VALUES (1, 1.25, '2001-01-01 00:00:00.7')",
+        ),
+        ("ALTER TABLE {t} ALTER n TYPE numeric(10,1), ALTER at TYPE timestamp(0)",),
+        "rewritten",
+    ),
     "rewritten": (PLAIN, ("ALTER TABLE {t} ALTER note TYPE text USING note || '!'",), "rewritten"),
 }
 #: As above, and nothing has to be copied.
@@ -158,6 +179,13 @@ FOLLOWED = {
     "empty_attached": (TREE, (LOOSE, ATTACH)),
     "emptied": (PLAIN, ("TRUNCATE {t}", "INSERT INTO {t} VALUES (1, 'new')")),
     "tuned": (PLAIN, ("ANALYZE {t}", "ALTER TABLE {t} ALTER id SET STATISTICS 9")),
+    "widened": (
+        (
+            "CREATE TABLE {t} (id int PRIMARY KEY, n numeric(10,2), v varchar(10))",
+            "INSERT INTO {t} VALUES (1, 1.25, 'a')",
+        ),
+        ("ALTER TABLE {t} ALTER n TYPE numeric(12,2), ALTER v TYPE varchar(20)",),
+    ),
     "label_added": (
         (ENUM, "CREATE TABLE {t} (id int PRIMARY KEY, m {t}_mood)"),
         ("ALTER TYPE {t}_mood ADD VALUE 'sad'", "INSERT INTO {t} VALUES (1, 'sad')"),
@@ -169,7 +197,7 @@ FOLLOWED = {
 SOME = (
     *("leaf_truncated", "leaf_dropped", "leaf_attached", "swapped", "list_grown", "out_and_in"),
     *("label_of_array", "leaf_made", "leaf_came_and_went", "emptied"),
-    *("column_again", "name_taken"),
+    *("column_again", "name_taken", "output_replaced", "rounded", "widened"),
 )
 
 

@@ -57,6 +57,8 @@ def shapes(
         schemas = _NO_SCHEMAS
     query = sql.SQL(load("lake/shapes")).format(schemas=sql.SQL(schemas))
     names = {"publication": publication, "known": list(known)}
+    # The estimated cost is above `jit_above_cost`, and compiling takes fifty times as long as the query.
+    connection.execute("SET jit = off")
     rows = connection.execute(query, names).fetchall()
     found = {
         relation_name(schema, name): Shape.from_json(record)
