@@ -71,11 +71,19 @@ def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[di
                 "skipped_rows": table.skipped_rows if table is not None else None,
                 "as_of": (table.as_of or head.epoch) if table is not None else None,
                 "resync": _resync(name, table.resync if table else "", head, copy),
-                "reason": head.set_aside.get(name) or (table.reason if table is not None else ""),
+                "reason": _waits_for(copy)
+                or head.set_aside.get(name)
+                or (table.reason if table is not None else ""),
                 "copy": copy,
             }
         )
     return rows
+
+
+def _waits_for(copy: Mapping[str, Any] | None) -> str:
+    """What a copy waits for before it begins; a driver of an earlier version does not say."""
+    waits_for = (copy or {}).get("waits_for", "")
+    return f"its copy waits for {waits_for}" if waits_for else ""
 
 
 def _resync(name: str, reason: str, head: Manifest, copy: object) -> str:

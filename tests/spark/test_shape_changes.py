@@ -2,17 +2,20 @@
 
 import re
 import threading
+import time
 
 import pytest
 
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.reader import read
+from spark_consumers.lake.status import read_status, table_rows
 from spark_consumers.lake.tables.sources import Source
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import Pipeline, unreadable
 from tests.support.waiting import wait_for
+from walsender_bridge.postgres.client import replication_connection
 
 #: A partitioned table `{t}` with 10 rows in `{t}_a` and 20 in `{t}_b`.
 TREE = (
@@ -357,3 +360,28 @@ def test_tables_that_the_stream_cannot_follow_are_refused_by_name(
         )
         assert_equal(database.dsn, flushed(pipeline))
         assert_no_orphans(spark, pipeline.lake)
+
+
+def test_a_copy_that_waits_for_a_transaction_names_it(spark, tmp_path, database, monkeypatch):
+    monkeypatch.setattr(replication_connection, "_ALIVE_SECONDS", 0.1)
+    run(database, "first", PLAIN)
+    with Pipeline(spark, tmp_path, database, ["public.first"]) as pipeline:
+        pipeline.wait_for_tables("first")
+        run(database, "later", PLAIN)
+        with database.connect() as other:
+            other.execute("BEGIN; SELECT txid_current()")
+            run(database, "later", (ADD,))
+            words = (
+                f"its copy waits for the transaction of the server process {other.info.backend_pid}"
+            )
+
+            def is_named():
+                pipeline.house.run_once()
+                chain = open_chain(pipeline.lake)
+                rows = table_rows(pipeline.head(), read_status(chain), time.time())
+                return any("later" in row["table"] and words in row["reason"] for row in rows)
+
+            wait_for(is_named, 60, words)
+            other.execute("ROLLBACK")
+        pipeline.wait_for_tables("first", "later")
+        assert_equal(database.dsn, pipeline.flush())
