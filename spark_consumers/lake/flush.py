@@ -33,6 +33,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.postgres.protocol.lsn import Lsn
+from walsender_bridge.postgres.protocol.refusals import connection_error
 from walsender_bridge.runtime.sql import load
 
 #: Tables that an error names.
@@ -48,7 +49,8 @@ _ASK_AGAIN = 2.0
 def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0) -> int:
     """Write to each source (stream name -> DSN) and force a barrier; the version that holds the writes.
 
-    Raises `ConfigError` (`init` has not run), `ConnectionFailedError`, `PrivilegeError`, `DeadlineError`, `UnavailableError`.
+    Raises `ConfigError` (`init` has not run), the errors of `connection_error`, `PrivilegeError`, `DeadlineError`,
+    `UnavailableError`.
     """
     return _Patience(timeout, None).barrier(log, _written(sources))
 
@@ -263,8 +265,10 @@ def _write(stream: str, dsn: str) -> Lsn:
             "the table tuskline.flush does not exist", where=stream, repair="run `tuskline init`"
         ) from None
     except psycopg.Error as error:
+        if error.sqlstate is None:
+            raise connection_error(str(error), stream) from None
         raise ConnectionFailedError(
-            str(error).strip() or type(error).__name__,
+            str(error).strip(),
             where=stream,
             repair="check that it accepts connections",
         ) from None

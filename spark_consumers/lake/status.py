@@ -22,7 +22,8 @@ class CopyStatus:
     """How far the copy of one table is.
 
     `began_at`: seconds since the Unix epoch; 0: the table waits for its turn. `bytes`: of the rows in memory; `pieces`: the
-    parts in which the table is read. The rates are per second since the copy began.
+    parts in which the table is read. `waits_for`: the transaction of the source that has to end first, if any. The rates are per
+    second since the copy began.
     """
 
     began_at: float
@@ -32,6 +33,7 @@ class CopyStatus:
     pieces_done: int
     rows_per_second: float
     bytes_per_second: float
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,18 @@ def table_rows(head: Manifest, status: LakeStatus, now: float) -> list[dict[str,
                 "skipped_rows": table.skipped_rows if table is not None else None,
                 "as_of": (table.as_of or head.epoch) if table is not None else None,
                 "resync": _resync(name, table.resync if table else "", head, copy),
-                "reason": head.not_copied.get(name) or (table.reason if table is not None else ""),
+                "reason": _waits_for(copy)
+                or head.not_copied.get(name)
+                or (table.reason if table is not None else ""),
                 "copy": None if copy is None else json_model.plain(copy),
             }
         )
     return rows
+
+
+def _waits_for(copy: CopyStatus | None) -> str:
+    """What a copy waits for before it begins."""
+    return f"its copy waits for {copy.waits_for}" if copy is not None and copy.waits_for else ""
 
 
 def _resync(name: str, reason: str, head: Manifest, copy: object) -> str:

@@ -8,7 +8,7 @@ transactions are the table, whatever was written meanwhile, with or without a pr
 This module also knows what there is to read: tables, columns, keys, and parts of tables.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,13 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from walsender_bridge.errors import PublicationError, SnapshotError, TusklineError, UsageError
+from walsender_bridge.errors import (
+    DeadlineError,
+    PublicationError,
+    SnapshotError,
+    TusklineError,
+    UsageError,
+)
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.postgres.client.dsn import parameters
 from walsender_bridge.postgres.client.hosts import for_reading, one_server
@@ -98,6 +104,38 @@ class BlockRange:
     last: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class AwaitedTransaction:
+    """A transaction that has to end before a snapshot is exported: in words, and what ends it."""
+
+    text: str
+    repair: str
+
+
+def awaited_transaction(dsn: str, pid: int) -> AwaitedTransaction | None:
+    """The transaction that the walsender `pid` waits for, if there is one and the server says so. Raises `DeadlineError`."""
+    try:
+        with BoundedConnection.open(dsn) as connection:
+            row = connection.execute(load("snapshot/waits_for"), {"pid": pid}).fetchone()
+    except psycopg.Error:
+        # The walsender's own connection shows what is wrong with the server.
+        return None
+    if row is None:
+        return None
+    gid, database, holder, seconds = row
+    age = "" if seconds is None else f", which is {seconds} s old"
+    if gid is not None:
+        name = sql.Literal(gid).as_string()
+        return AwaitedTransaction(
+            f"the prepared transaction {name} of database {database}{age}",
+            f"in that database: COMMIT PREPARED {name}, or ROLLBACK PREPARED {name}",
+        )
+    return AwaitedTransaction(
+        f"the transaction of the server process {holder}{age}",
+        f"end it, or SELECT pg_terminate_backend({holder})",
+    )
+
+
 def reader_conninfo(dsn: str) -> str:
     """`dsn` for a session that reads a snapshot: settings pinned, read only, one snapshot."""
     pinned = pinned_conninfo(dsn)
@@ -139,10 +177,17 @@ class ExportedSnapshot(Closing):
     timeline `timeline` of the cluster `system_id`.
     `snapshot`: its name for `SET TRANSACTION SNAPSHOT`. It holds back vacuum and WAL while it is open.
     `dsn`: of the server that exports it, for the sessions that read it. Raises the errors of connections, and
-    `DeadlineError` when transactions that run do not end within `timeout` seconds.
+    `DeadlineError` when transactions that run do not end within `timeout` seconds. Every few seconds until then, `waiting` is
+    called with the transaction that the server waits for, and can end the wait by raising `UnavailableError`.
     """
 
-    def __init__(self, dsn: str, *, timeout: float | None = 300.0) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        timeout: float | None = 300.0,
+        waiting: Callable[[AwaitedTransaction | None], None] = lambda _: None,
+    ) -> None:
         # Of several hosts one: a snapshot is of the server that exports it.
         self.dsn = one_server(dsn)
         self._connection = ReplicationConnection.connect(self.dsn)
@@ -156,12 +201,33 @@ class ExportedSnapshot(Closing):
             # Before the snapshot, which the connection's next command would end.
             identity = self._connection.identify()
             self.system_id, self.timeline = identity.system_id, identity.timeline
-            self.lsn, self.snapshot = self._connection.create_temporary_slot_with_snapshot(
-                timeout=timeout
-            )
+            self.lsn, self.snapshot = self._export(timeout, waiting)
         except BaseException:
             self._connection.close()
             raise
+
+    def _export(
+        self, timeout: float | None, waiting: Callable[[AwaitedTransaction | None], None]
+    ) -> tuple[int, str]:
+        awaited: AwaitedTransaction | None = None
+
+        def check() -> None:
+            nonlocal awaited
+            # If the server does not answer now, that is what ends the wait.
+            awaited = None
+            awaited = awaited_transaction(self.dsn, self._connection.backend_pid)
+            waiting(awaited)
+
+        try:
+            return self._connection.create_temporary_slot_with_snapshot(
+                timeout=timeout, check=check
+            )
+        except DeadlineError as error:
+            if awaited is None:
+                raise
+            raise DeadlineError(
+                f"the snapshot waits for {awaited.text}", where=error.where, repair=awaited.repair
+            ) from None
 
     def tables(self, publication: str) -> list[PublishedTable]:
         """The publication's tables, in the order of their names. Raises `PublicationError`."""

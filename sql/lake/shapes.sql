@@ -40,7 +40,7 @@ WITH RECURSIVE publication AS (
     UNION ALL
     SELECT s.oid, 'all tables', NULL FROM sent AS s JOIN publication AS p ON p.puballtables
 ), types AS (
-    -- Built-in types have no labels, and no attributes that change.
+    -- Built-in types have no labels, no attributes that change, and output functions that nobody replaces.
     SELECT a.attrelid AS root, a.atttypid AS type
     FROM sent AS s JOIN pg_attribute AS a ON a.attrelid = s.oid
     WHERE a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
@@ -114,6 +114,10 @@ SELECT s.nspname, s.relname, jsonb_build_object(
             SELECT coalesce(string_agg(concat(a.attnum, ':', a.atttypid, ':', a.xmin), ' ' ORDER BY a.attnum), '')
             FROM pg_attribute AS a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)) ORDER BY t.oid)
         FROM types AS y JOIN pg_type AS t ON t.oid = y.type AND t.typtype = 'c' WHERE y.root = s.oid),
+    'outputs', (
+        SELECT jsonb_agg(jsonb_build_array(t.oid::bigint, t.typname, concat(f.oid, ' ', f.xmin)) ORDER BY t.oid)
+        FROM types AS y JOIN pg_type AS t ON t.oid = y.type AND t.typtype = 'b'
+        JOIN pg_proc AS f ON f.oid = t.typoutput AND f.oid >= 16384 WHERE y.root = s.oid),
     'parts', (
         SELECT jsonb_agg(jsonb_build_object(
             'oid', p.oid::bigint, 'parent', p.parent::bigint, 'link', p.link, 'file', c.relfilenode::bigint,

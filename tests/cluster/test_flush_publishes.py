@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from spark_consumers.lake.flush import flush
+from spark_consumers.lake.flush import flush, force_barrier
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.tables.sources import Source
 from tests.support.servers import Database
@@ -17,7 +17,12 @@ from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.cli.flush import publish_new
 from walsender_bridge.config import SourceSection
-from walsender_bridge.errors import DeadlineError, PublicationError, UnavailableError
+from walsender_bridge.errors import (
+    AuthenticationError,
+    DeadlineError,
+    PublicationError,
+    UnavailableError,
+)
 from walsender_bridge.provisioning.configured import capture_source
 from walsender_bridge.provisioning.detach import detach
 from walsender_bridge.provisioning.init import init
@@ -48,6 +53,18 @@ def test_a_new_table_is_published_before_the_flush_waits(shop: Database) -> None
     assert "late" in published(shop)
     assert "public.bare left out" in note
     detach(capture_source(section))
+
+
+def test_a_changed_password_is_named_as_such(tmp_path: Path, shop: Database) -> None:
+    """Whoever waits for an answer would wait for ever: this is not a server that does not answer."""
+    open_chain(tmp_path).initialise("a log", "iceberg")
+    wrong = make_conninfo(shop.dsn, password=SECRET)
+    with pytest.raises(AuthenticationError, match="password") as raised:
+        flush(str(tmp_path), "127.0.0.1:1", [Source("shop", wrong, "tuskline_shop")])
+    assert raised.value.where == "shop"
+    assert SECRET not in str(raised.value)
+    with pytest.raises(AuthenticationError, match="password"):
+        force_barrier("127.0.0.1:1", {"shop": wrong})
 
 
 def test_a_publication_without_updates_is_named_with_the_statement_that_mends_it(

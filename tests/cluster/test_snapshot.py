@@ -1,5 +1,6 @@
 """What the parts of a copy are read from, when their names change under them. Needs no Spark session."""
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 
 from spark_consumers.lake.copy import bootstrap
 from spark_consumers.lake.tables.sources import Source
-from spark_consumers.snapshot.exported import ExportedSnapshot, reading
+from spark_consumers.snapshot.exported import AwaitedTransaction, ExportedSnapshot, reading
 from spark_consumers.sources.snapshot import SnapshotSource
 from tests.support.servers import Database, each_major
-from walsender_bridge.errors import SnapshotError, TusklineError
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import DeadlineError, SnapshotError, TusklineError
+from walsender_bridge.postgres.client import replication_connection
 
 SETUP = (
     "CREATE TABLE root (id int, a text, b text) PARTITION BY LIST (id)",
@@ -176,3 +179,30 @@ def test_no_timeout_of_the_database_ends_a_snapshot_that_is_read(database: Datab
         with reading(snapshot.dsn, snapshot.snapshot) as connection:
             connection.execute("SELECT pg_sleep(1)")
         assert read(planned(snapshot, "plain")) == [ROW]
+
+
+@each_major
+def test_the_transaction_that_a_snapshot_waits_for_is_named(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication_connection, "_ALIVE_SECONDS", 0.1)
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'"
+    told: list[str] = []
+    with database.connect() as busy, database.connect() as looking:
+        busy.execute("BEGIN; SELECT txid_current()")
+
+        def note(awaited: AwaitedTransaction | None) -> None:
+            if awaited is not None:
+                told.append(awaited.text)
+                busy.execute("ROLLBACK")
+
+        with pytest.raises(
+            DeadlineError, match=f"server process {busy.info.backend_pid}"
+        ) as raised:
+            ExportedSnapshot(database.dsn, timeout=1.0)
+        assert f"pg_terminate_backend({busy.info.backend_pid})" in raised.value.repair
+        # The server does not go on waiting, with a slot and a walsender.
+        wait_for(lambda: looking.execute(waiting).fetchall() == [(0,)], 10, "it has ended")
+        with ExportedSnapshot(database.dsn, timeout=30.0, waiting=note) as snapshot:
+            assert snapshot.lsn > 0
+    assert re.fullmatch(r"the transaction of the server process \d+, which is \d+ s old", told[0])

@@ -2,17 +2,20 @@
 
 import re
 import threading
+import time
 
 import pytest
 
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.reader import read
+from spark_consumers.lake.status import read_status, table_rows
 from spark_consumers.lake.tables.sources import Source
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import Pipeline, unreadable
 from tests.support.waiting import wait_for
+from walsender_bridge.postgres.client import replication_connection
 
 #: A partitioned table `{t}` with 10 rows in `{t}_a` and 20 in `{t}_b`.
 TREE = (
@@ -34,6 +37,7 @@ DETACH, REATTACH = (
     "ALTER TABLE {t} DETACH PARTITION {t}_a",
     "ALTER TABLE {t} ATTACH PARTITION {t}_a FOR VALUES FROM (0) TO (100)",
 )
+OUTPUT = "CREATE OR REPLACE FUNCTION {{t}}_out({{t}}_own) RETURNS cstring AS '{}' LANGUAGE internal IMMUTABLE STRICT"
 ENUM = "CREATE TYPE {t}_mood AS ENUM ('calm', 'cross')"
 ADD, REMOVE = (
     f"ALTER PUBLICATION {PUBLICATION} {{}} TABLE {{{{t}}}}".format(w) for w in ("ADD", "DROP")
@@ -147,6 +151,26 @@ NOTICED = {
         ("ALTER TABLE {t} ALTER g DROP EXPRESSION", "INSERT INTO {t} VALUES (3, 1)"),
         "generated no more",
     ),
+    "output_replaced": (
+        (
+            "CREATE TYPE {t}_own",
+            "CREATE FUNCTION {t}_in(cstring) RETURNS {t}_own AS 'int4in' LANGUAGE internal IMMUTABLE STRICT",
+            OUTPUT.format("int4out"),
+            "CREATE TYPE {t}_own (INPUT = {t}_in, OUTPUT = {t}_out, LIKE = int4)",
+            "CREATE TABLE {t} (id int PRIMARY KEY, o {t}_own[])",
+            "INSERT INTO {t} VALUES (1, '{{-1}}')",
+        ),
+        (OUTPUT.format("oidout"),),
+        "output function",
+    ),
+    "rounded": (
+        (
+            "CREATE TABLE {t} (id int PRIMARY KEY, n numeric(10,2), at timestamp(6))",
+            "INSERT INTO {t} VALUES (1, 1.25, '2001-01-01 00:00:00.7')",
+        ),
+        ("ALTER TABLE {t} ALTER n TYPE numeric(10,1), ALTER at TYPE timestamp(0)",),
+        "rewritten",
+    ),
     "rewritten": (PLAIN, ("ALTER TABLE {t} ALTER note TYPE text USING note || '!'",), "rewritten"),
 }
 #: As above, and nothing has to be copied.
@@ -158,6 +182,13 @@ FOLLOWED = {
     "empty_attached": (TREE, (LOOSE, ATTACH)),
     "emptied": (PLAIN, ("TRUNCATE {t}", "INSERT INTO {t} VALUES (1, 'new')")),
     "tuned": (PLAIN, ("ANALYZE {t}", "ALTER TABLE {t} ALTER id SET STATISTICS 9")),
+    "widened": (
+        (
+            "CREATE TABLE {t} (id int PRIMARY KEY, n numeric(10,2), v varchar(10))",
+            "INSERT INTO {t} VALUES (1, 1.25, 'a')",
+        ),
+        ("ALTER TABLE {t} ALTER n TYPE numeric(12,2), ALTER v TYPE varchar(20)",),
+    ),
     "label_added": (
         (ENUM, "CREATE TABLE {t} (id int PRIMARY KEY, m {t}_mood)"),
         ("ALTER TYPE {t}_mood ADD VALUE 'sad'", "INSERT INTO {t} VALUES (1, 'sad')"),
@@ -169,7 +200,7 @@ FOLLOWED = {
 SOME = (
     *("leaf_truncated", "leaf_dropped", "leaf_attached", "swapped", "list_grown", "out_and_in"),
     *("label_of_array", "leaf_made", "leaf_came_and_went", "emptied"),
-    *("column_again", "name_taken"),
+    *("column_again", "name_taken", "output_replaced", "rounded", "widened"),
 )
 
 
@@ -329,3 +360,28 @@ def test_tables_that_the_stream_cannot_follow_are_refused_by_name(
         )
         assert_equal(database.dsn, flushed(pipeline))
         assert_no_orphans(spark, pipeline.lake)
+
+
+def test_a_copy_that_waits_for_a_transaction_names_it(spark, tmp_path, database, monkeypatch):
+    monkeypatch.setattr(replication_connection, "_ALIVE_SECONDS", 0.1)
+    run(database, "first", PLAIN)
+    with Pipeline(spark, tmp_path, database, ["public.first"]) as pipeline:
+        pipeline.wait_for_tables("first")
+        run(database, "later", PLAIN)
+        with database.connect() as other:
+            other.execute("BEGIN; SELECT txid_current()")
+            run(database, "later", (ADD,))
+            words = (
+                f"its copy waits for the transaction of the server process {other.info.backend_pid}"
+            )
+
+            def is_named():
+                pipeline.house.run_once()
+                chain = open_chain(pipeline.lake)
+                rows = table_rows(pipeline.head(), read_status(chain), time.time())
+                return any("later" in row["table"] and words in row["reason"] for row in rows)
+
+            wait_for(is_named, 60, words)
+            other.execute("ROLLBACK")
+        pipeline.wait_for_tables("first", "later")
+        assert_equal(database.dsn, pipeline.flush())

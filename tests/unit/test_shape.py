@@ -33,6 +33,7 @@ TREE = Shape(
     members=("table 6",),
     labels=((91, "calm", "690"), (92, "cross", "690")),
     composites=((95, "pair", "1:23 2:23"),),
+    outputs=((98, "own", "97 690"),),
     parts=(A, MIDDLE, B),
 )
 PLAIN = replace(TREE, file=10, parts=(), natts=2)
@@ -61,6 +62,7 @@ def tree(*parts):
         ),
         (replace(PLAIN, labels=((91, "calm", "692"),)), "'calm' was renamed to 'calm'"),
         (replace(PLAIN, composites=((95, "pair", "1:23"),)), "composite type pair"),
+        (replace(PLAIN, outputs=((98, "own", "97 691"),)), "output function of the type own"),
         (replace(PLAIN, file=12, columns=((1, "id", 23, "690"), (2, "mood", 25, "691"))), "type"),
         (replace(PLAIN, file=12, columns=((1, "id", 23, "691"), PLAIN.columns[1])), "rewritten"),
         (replace(PLAIN, columns=PLAIN.columns[:1]), "lost mood"),
@@ -95,7 +97,8 @@ def test_what_a_table_lacks_is_said(now, word):
         replace(PLAIN, filled=(1, 2)),
         replace(PLAIN, members=("schema 8", "table 6")),
         replace(PLAIN, labels=(*PLAIN.labels, (93, "sad", "691"))),
-        replace(PLAIN, labels=(), composites=()),
+        replace(PLAIN, labels=(), composites=(), outputs=()),
+        replace(PLAIN, outputs=(*PLAIN.outputs, (99, "newer", "96 691"))),
         replace(PLAIN, identity=None),
     ],
 )

@@ -42,7 +42,12 @@ from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import unusable
 from spark_consumers.lake.tables.shape import Publication, Shape, refusal, texts_changed
 from spark_consumers.lake.tables.sources import Source, mark, read_publication, shapes
-from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable, reading
+from spark_consumers.snapshot.exported import (
+    AwaitedTransaction,
+    ExportedSnapshot,
+    PublishedTable,
+    reading,
+)
 from spark_consumers.sources.snapshot import PARTITION_BYTES, SnapshotSource
 from walsender_bridge import errors
 from walsender_bridge.change_log.client import ReplicaClient, StreamCut
@@ -109,10 +114,12 @@ class TableCopier:
                     where=source.stream,
                     repair="check that `tuskline bridge run` is running",
                 )
-        with ExportedSnapshot(source.dsn) as snapshot:
+        with ExportedSnapshot(source.dsn, waiting=self._waiting(source, progress)) as snapshot:
             origin = Origin(snapshot.system_id, snapshot.timeline, snapshot.lsn)
             check(origin, source.stream, log_status.system_id, request.cut)
             published = {table.full_name: table for table in snapshot.tables(source.publication)}
+            for each in progress.values():
+                each.waits_for = ""
             found = _shapes(source, snapshot)
             later = read_publication(replace(source, dsn=snapshot.dsn))
             for relation in sorted(request.tables):
@@ -141,6 +148,29 @@ class TableCopier:
                 else:
                     deliver(name, made)
                     mark(source)
+
+    def _waiting(
+        self, source: Source, progress: Mapping[str, CopyProgress]
+    ) -> Callable[[AwaitedTransaction | None], None]:
+        """Tells of a transaction that these tables wait for, and ends the wait when the copies are to end."""
+        named = ""
+
+        def waiting(awaited: AwaitedTransaction | None) -> None:
+            nonlocal named
+            if self.stop.is_set():
+                raise UnavailableError("the copy was ended", where=source.stream)
+            for each in progress.values():
+                each.waits_for = f"{awaited.text} (HINT: {awaited.repair})" if awaited else ""
+            if awaited is not None and awaited.repair != named:
+                named = awaited.repair
+                log.warning(
+                    "copy waits for a transaction",
+                    stream=source.stream,
+                    waits_for=awaited.text,
+                    repair=awaited.repair,
+                )
+
+        return waiting
 
     def remove(self, path: str) -> None:
         """Remove a copy that no manifest names; `path` is relative to the lake."""

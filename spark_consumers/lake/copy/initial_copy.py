@@ -26,7 +26,8 @@ class CopyProgress:
     """How far the copy of one table is. Written by the copy's threads, read by anybody.
 
     `bytes` are those of the rows in memory, `pieces` the parts in which the table is read; times are seconds
-    since the Unix epoch. A table that waits for its turn has begun at 0.
+    since the Unix epoch. A table that waits for its turn has begun at 0. `waits_for`: the transaction that has to end first, and
+    how; empty otherwise.
     """
 
     began_at: float = 0.0
@@ -34,6 +35,7 @@ class CopyProgress:
     bytes: int = 0
     pieces: int = 0
     pieces_done: int = 0
+    waits_for: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def begin(self, pieces: int) -> None:
@@ -58,6 +60,7 @@ class CopyProgress:
             pieces_done=self.pieces_done,
             rows_per_second=round(self.rows / seconds, 1) if seconds else 0.0,
             bytes_per_second=round(self.bytes / seconds, 1) if seconds else 0.0,
+            waits_for=self.waits_for,
         )
 
 

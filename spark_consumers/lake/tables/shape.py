@@ -5,6 +5,9 @@ the snapshot that it was copied from. Whenever the source is polled, `changed` c
 replication message (DROP of a partition, a new row filter, ALTER TYPE ... RENAME VALUE) shows there, and the table is
 copied again. A change that is harmless, or is in the stream, is adopted as the table's shape.
 
+Type modifiers are not compared: where ALTER TYPE changes values (`numeric(10,2)` to `numeric(10,1)`), the server rewrites the
+table, which `file` and the versions of the columns show on every major. Where it rewrites nothing, no value has changed.
+
 Why no change is missed, even if it is undone before the next poll: OIDs are compared, which are not used twice, and the
 versions of catalog rows (xmin), which never return. Why none is repaired twice: the copy has the shape of its own
 snapshot, which contains the change, and only polls that begin after the copy are compared.
@@ -55,7 +58,8 @@ class Shape:
     publication leaves out. `columns`: number, name, type, row version. `publication`: its OID and row version.
     `members`: by which entries the table is in the publication. `column_list`, `row_filter`: their text, if there are
     any. `labels`: of the enums in its columns, each its OID, text and row version; `composites`: of the composite types
-    OID, name and attributes. `filled`: numbers of the columns in which a row may have a value that no change has carried.
+    OID, name and attributes; `outputs`: of the base types of others than PostgreSQL OID, name, and OID and row version of the
+    output function. `filled`: numbers of the columns in which a row may have a value that no change has carried.
     `natts`: the greatest number that a column has had (0: not known). `generated`: numbers of the generated columns that
     the publication does not send.
     `via_root`: whether the publication sends partitions as the table that they are of. `unlogged`: `unlogged` or
@@ -80,13 +84,14 @@ class Shape:
     unlogged: str = ""
     natts: int = 0
     generated: tuple[int, ...] = ()
+    outputs: tuple[tuple[int, str, str], ...] = ()
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """The shape in the query's JSON, or in `dump`'s."""
         lists = {
-            name: tuple(tuple(each) for each in record[name] or ())
-            for name in ("columns", "labels", "composites")
+            name: tuple(tuple(each) for each in record.get(name) or ())
+            for name in ("columns", "labels", "composites", "outputs")
         }
         return cls(
             **{
@@ -311,6 +316,10 @@ def texts_changed(before: Shape, now: Shape) -> str | None:
     for oid, name, attributes in now.composites:
         if composites.get(oid, attributes) != attributes:
             return f"the composite type {name} has other attributes"
+    outputs = {oid: function for oid, _, function in before.outputs}
+    for oid, name, function in now.outputs:
+        if outputs.get(oid, function) != function:
+            return f"the output function of the type {name} was replaced or altered"
     return None
 
 

@@ -11,14 +11,9 @@ from psycopg import sql
 
 from spark_consumers.lake.tables.shape import Publication, Shape
 from spark_consumers.snapshot import flush_mark
-from walsender_bridge.errors import (
-    DeadlineError,
-    PublicationError,
-    UnavailableError,
-    UntrustedError,
-)
+from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
-from walsender_bridge.postgres.protocol.refusals import server_error
+from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.runtime.sql import load
 
@@ -41,7 +36,10 @@ class Source:
 
 
 def read_publication(source: Source, known: Collection[int] = ()) -> Publication:
-    """Read what is published now. `known`: OIDs of partitions, see `Publication`. Raises `UnavailableError`, `DeadlineError`."""
+    """Read what is published now. `known`: OIDs of partitions, see `Publication`.
+
+    Raises the errors of `connection_error`, `UnavailableError` and `DeadlineError`.
+    """
     with _connected(source) as connection:
         # The size of a locked new partition is not available, and a backend that waits for it would outlive this query.
         connection.execute(load("lake/lock_timeout").encode())
@@ -57,6 +55,8 @@ def shapes(
         schemas = _NO_SCHEMAS
     query = sql.SQL(load("lake/shapes")).format(schemas=sql.SQL(schemas))
     names = {"publication": publication, "known": list(known)}
+    # The estimated cost is above `jit_above_cost`, and compiling takes fifty times as long as the query.
+    connection.execute("SET jit = off")
     rows = connection.execute(query, names).fetchall()
     found = {
         relation_name(schema, name): Shape.from_json(record)
@@ -87,6 +87,8 @@ def _connected(source: Source) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         text = error.diag.message_primary or str(error)
         raise server_error(error.sqlstate or "", text, source.stream) from None
     except psycopg.Error as error:
+        if error.sqlstate is None:
+            raise connection_error(str(error), source.stream) from None
         raise UnavailableError(
             str(error).strip() or type(error).__name__,
             where=source.stream,
@@ -100,6 +102,6 @@ def mark(source: Source) -> None:
         with _connected(source) as connection:
             flush_mark.check_published(connection, source.publication, source.stream)
             flush_mark.write(connection, source.stream)
-    except (UnavailableError, DeadlineError, UntrustedError, PublicationError) as error:
+    except TusklineError as error:
         # Then the tables are shown with the next commit of any client.
         log.warning("could not write a mark to the log", stream=source.stream, error=error.what)

@@ -136,6 +136,11 @@ class ReplicationConnection(Closing):
         return self._pgconn.socket
 
     @property
+    def backend_pid(self) -> int:
+        """The pid of the walsender."""
+        return self._pgconn.backend_pid
+
+    @property
     def server_version(self) -> int:
         """The server's version number, 160014 for 16.14."""
         return self._pgconn.server_version
@@ -151,8 +156,8 @@ class ReplicationConnection(Closing):
     ) -> list[Row]:
         """Run one replication command or simple query and return its (last) result's rows.
 
-        `timeout` is in seconds; None waits for as long as the connection lives, and `check` does not raise.
-        Raises the error that the server's answer means (`server_error`), `ConnectionFailedError`,
+        `timeout` is in seconds; None waits for as long as the connection lives, and `check`, which is called every few
+        seconds, does not raise. Raises the error that the server's answer means (`server_error`), `ConnectionFailedError`,
         `DeadlineError`.
         """
         result = self._ask(sql, timeout, check=check)
@@ -186,29 +191,36 @@ class ReplicationConnection(Closing):
         seconds and can end the wait by raising. Then, and after `timeout` seconds, the command is canceled:
         otherwise the server would keep waiting with the slot's name taken. Raises `DeadlineError` after `timeout`.
         """
+        text = replication.create_logical_slot(slot)
+        rows = self._canceled_at_the_end(text, timeout, check)
+        return parse_lsn(rows[0][1] or "")
+
+    def create_temporary_slot_with_snapshot(
+        self, *, timeout: float | None = None, check: Callable[[], object] | None = None
+    ) -> tuple[Lsn, str]:
+        """Export a snapshot: (consistent point, name for `SET TRANSACTION SNAPSHOT`).
+
+        The snapshot holds exactly the transactions whose commit record starts below the consistent
+        point. It lives until the next command on this connection, its temporary slot (which holds back
+        WAL) until `close`. `check`, `timeout` and what is raised: as of `create_slot`.
+        """
+        slot = f"tuskline_snapshot_{secrets.token_hex(8)}"
+        text = replication.create_logical_slot(slot, temporary=True, export_snapshot=True)
+        rows = self._canceled_at_the_end(text, timeout, check)
+        return parse_lsn(rows[0][1] or ""), rows[0][2] or ""
+
+    def _canceled_at_the_end(
+        self, text: str, timeout: float | None, check: Callable[[], object] | None
+    ) -> list[Row]:
+        """Run a command that is not left running in the server when its `timeout` or `check` ends it here."""
         try:
-            rows = self.command(replication.create_logical_slot(slot), timeout=timeout, check=check)
+            return self.command(text, timeout=timeout, check=check)
         except (DeadlineError, UnavailableError):
             # libpq's cancel call has no time limit, and a stopped server does not answer it.
             cancel = threading.Thread(target=self._pgconn.get_cancel().cancel, daemon=True)
             cancel.start()
             cancel.join(_ALIVE_SECONDS)
             raise
-        return parse_lsn(rows[0][1] or "")
-
-    def create_temporary_slot_with_snapshot(
-        self, *, timeout: float | None = None
-    ) -> tuple[Lsn, str]:
-        """Export a snapshot: (consistent point, name for `SET TRANSACTION SNAPSHOT`).
-
-        The snapshot holds exactly the transactions whose commit record starts below the consistent
-        point. It lives until the next command on this connection, its temporary slot (which holds back
-        WAL) until `close`.
-        """
-        slot = f"tuskline_snapshot_{secrets.token_hex(8)}"
-        text = replication.create_logical_slot(slot, temporary=True, export_snapshot=True)
-        rows = self.command(text, timeout=timeout)
-        return parse_lsn(rows[0][1] or ""), rows[0][2] or ""
 
     # -- the stream ---------------------------------------------------------------------------------
 
@@ -310,9 +322,13 @@ class ReplicationConnection(Closing):
                 pgconn.consume_input()
             while True:
                 while pgconn.is_busy():
-                    if check is not None and not self._ready(select.POLLIN, _ALIVE_SECONDS):
+                    left = _ALIVE_SECONDS if deadline is None else deadline - time.monotonic()
+                    if check is not None and not self._ready(
+                        select.POLLIN, max(min(left, _ALIVE_SECONDS), 0.0)
+                    ):
                         check()
-                        continue
+                        if left > 0:
+                            continue
                     self._wait(select.POLLIN, deadline)
                     pgconn.consume_input()
                 result = pgconn.get_result()
