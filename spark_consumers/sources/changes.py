@@ -415,6 +415,15 @@ class _StreamReader(DataSourceStreamReader):
 
     def _beginning(self, status: LogStatus) -> StreamOffsets:
         if self._first is None:
+            chosen = self._plan.settings.starting_version
+            if isinstance(chosen, int) and chosen > status.version + 1:
+                # It would begin now, and read what comes before that version.
+                raise UsageError(
+                    f"option startingVersion: version {chosen} is beyond the end of the log, which is at version "
+                    f"{status.version}",
+                    where=f"format({NAME!r})",
+                    repair=f"specify {status.version + 1} or an earlier one, or latest",
+                )
             self._first = self._plan.first(self._log, status)
         return self._first
 

@@ -3,13 +3,14 @@
 import pytest
 
 from spark_consumers import read
+from spark_consumers.lake.epoch.epoch_writer import EpochWriter
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal
 from walsender_bridge.errors import LakeError, UnsupportedValueError
 
-BILLS = f"{STREAM}.public.bills"
+BILLS, PAIRS = (f"{STREAM}.public.{name}" for name in ("bills", "pairs"))
 SETUP = (
     "CREATE TABLE bills (id int PRIMARY KEY, due timestamptz)",
     "INSERT INTO bills VALUES (1, '2024-01-01 00:00+00')",
@@ -103,3 +104,57 @@ def test_who_wants_all_or_nothing_gets_it(bills, database):
     assert bills.head().tables[BILLS].state == "held"
     requests.ask(open_chain(bills.lake), "pause", [BILLS])
     assert bills.flush()["docs"].where("id = 1").first().n == 7
+
+
+def test_a_column_that_iceberg_has_no_name_for_stops_its_table_alone(pipeline, database):
+    """An array's elements have a name in Iceberg, which a new column may have too."""
+    database.execute(
+        'ALTER TABLE pairs ADD "tags.element" int',
+        """INSERT INTO pairs VALUES (3, 'z', NULL, '{1}', 7)""",
+        "UPDATE docs SET n = 7 WHERE id = 1",
+    )
+    after = pipeline.flush()
+    assert after["docs"].where("id = 1").first().n == 7
+    table = after.manifest.tables[PAIRS]
+    assert table.state == "stale"
+    assert "'tags.element' has the name that Iceberg gives" in table.reason
+    assert "add or rename a column" in after.manifest.set_aside[PAIRS]
+
+
+def test_the_name_of_the_hidden_row_id_is_an_ordinary_one_where_there_is_a_key(pipeline, database):
+    database.execute(
+        'CREATE TABLE marked (id int PRIMARY KEY, "_tuskline_row" text)',
+        "INSERT INTO marked VALUES (1, 'a'), (2, 'b')",
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE marked",
+    )
+    pipeline.wait_for_tables("marked")
+    database.execute(
+        """UPDATE marked SET "_tuskline_row" = 'c' WHERE id = 2""",
+        "DELETE FROM marked WHERE id = 1",
+        'ALTER TABLE docs ADD "_tuskline_row" text',
+        """UPDATE docs SET "_tuskline_row" = 'd' WHERE id = 1""",
+    )
+    after = pipeline.flush()
+    assert_equal(database.dsn, after)
+    assert after["marked"].columns == ["id", "_tuskline_row"]
+
+
+def test_a_bug_that_one_table_meets_before_its_changes_are_read_stops_it_alone(
+    pipeline, database, monkeypatch
+):
+    original = EpochWriter._target
+
+    def target(self, name, table, stage):
+        if name == PAIRS:
+            raise KeyError(name)
+        return original(self, name, table, stage)
+
+    monkeypatch.setattr(EpochWriter, "_target", target)
+    database.execute(
+        "UPDATE pairs SET a = 9 WHERE b = 'x'",
+        "UPDATE docs SET n = 7 WHERE id = 1",
+    )
+    after = pipeline.flush()
+    assert after["docs"].where("id = 1").first().n == 7
+    assert after.manifest.tables[PAIRS].state == "stale"
+    assert "report this bug" in after.manifest.tables[PAIRS].reason

@@ -232,6 +232,23 @@ def test_17_starting_and_ending_version(writer: LogWriter, reads: Reads) -> None
     assert ids(startingVersion="earliest", endingVersion=versions[3] + 99) == [0, 1, 2, 3]
 
 
+def test_17_a_stream_does_not_begin_before_its_starting_version(
+    writer: LogWriter, reads: Reads, tmp_path: Path
+) -> None:
+    """It would read the versions from now on, as the named one has yet to come."""
+    newest = commit_orders(writer, 1)
+    beyond = Collector(reads.stream(startingVersion=newest + 2), tmp_path / "beyond")
+    with pytest.raises(
+        PySparkException, match=f"{newest + 2} is beyond the end(?s:.)*{newest + 1}"
+    ):
+        beyond.run(availableNow=True)
+    following = Collector(reads.stream(startingVersion=newest + 1), tmp_path / "following")
+    following.run(availableNow=True)
+    commit_orders(writer, 2)
+    following.run(availableNow=True)
+    assert following.ids == [2]
+
+
 def test_17_starting_timestamp(writer: LogWriter, reads: Reads) -> None:
     began = dt.datetime.fromtimestamp(writer.began // SECOND, dt.UTC).replace(second=0)
     micros = int(began.timestamp()) * SECOND

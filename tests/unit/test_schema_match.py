@@ -111,6 +111,24 @@ def test_a_column_with_a_name_of_icebergs_own_is_refused_since_spark_reads_no_su
     assert unusable(("id", "pos", "_POS", "_change_type"), ("id",)) is None
 
 
+@pytest.mark.parametrize("taken", ["tags.element", "TAGS.Element"])
+def test_a_column_named_like_the_elements_of_an_array_is_refused_since_iceberg_names_both_alike(
+    taken,
+):
+    tags, other = Column("tags", 1007, -1, is_key=False), Column(taken, 23, -1, is_key=False)
+    columns = (Column("id", 23, -1, is_key=True), tags, other)
+    word = f"'{taken}' has the name that Iceberg gives to the elements of its array 'tags'"
+    copied = PublishedTable("public", "t", 7, "r", "d", columns, ("id",), None, ())
+    with pytest.raises(NotSupportedError, match=word):
+        usable_key(copied)
+    # As a plain new column of a table that is followed: the lake's own table could not get it.
+    change = replace(batch("d", (), "I"), relation=Relation(7, "public", "t", "d", columns))
+    before = (Layout(0, tuple((c.name, c.type_oid, c.typmod) for c in columns[:2])),)
+    assert word in str(mismatch(change, pa.schema([]), before, ("id",), 7))
+    # The same names, without an array.
+    assert unusable(("id", "tags", taken), ("id",)) is None
+
+
 @pytest.mark.parametrize("table", ["x/../../../planted/y", "a" * 63, "plain", "nul\x01"])
 def test_scratch_files_have_names_that_no_table_chooses(table):
     names = [f"{stream}.public.{table}" for stream in ("shop", "bank")]

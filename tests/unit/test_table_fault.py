@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 from spark_consumers.decode.entries import decode_entries
 from spark_consumers.lake.epoch import stage
 from spark_consumers.lake.epoch.stage import ComposeTask, RangeTask, Staged, Target, run_range
+from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables import fault as table_fault
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
@@ -199,3 +200,18 @@ def test_on_the_driver_a_tables_bug_is_its_fault_and_what_spark_says_is_not() ->
     assert [fault.table for fault in raised.value.faults] == ["s.p.b"]
     with pytest.raises(Py4JError):
         run("s.p.b", "spark")
+
+
+def test_a_table_to_which_nothing_can_be_committed_stops_alone() -> None:
+    """Others may have given it a property by which its next metadata file has another name."""
+
+    def do(effect: takeover.Effect) -> Any:
+        return None if isinstance(effect, takeover.ReadTable) else False
+
+    where = "/lake/tables/shop/public/bills"
+    with pytest.raises(CorruptError, match="gave up after") as found:
+        takeover.carry_out(takeover.commit(lambda _: "next", where), do)
+    assert found.value.where == where
+    fault = table_fault.fault_of(NAMES["bills"], found.value)
+    assert fault is not None
+    assert "tuskline table resync" in fault.error.repair

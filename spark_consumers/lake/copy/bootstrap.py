@@ -39,7 +39,7 @@ from spark_consumers.lake.manifest.table_version import Column
 from spark_consumers.lake.manifest.takeover import folder_of
 from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
-from spark_consumers.lake.tables.schema_match import unusable
+from spark_consumers.lake.tables.schema_match import arrays_of, unusable
 from spark_consumers.lake.tables.shape import Publication, Shape, refusal, texts_changed
 from spark_consumers.lake.tables.sources import Source, mark, read_publication, shapes
 from spark_consumers.snapshot.exported import (
@@ -285,7 +285,8 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
 
     Raises `NotSupportedError` for a key that Iceberg cannot delete by, and for columns that the lake cannot keep.
     """
-    reason = unusable([column.name for column in table.columns], table.key or ())
+    schema = arrow_schema(table.columns)
+    reason = unusable(schema.names, table.key or (), arrays_of(schema))
     if reason is not None:
         raise NotSupportedError(
             reason,
@@ -294,7 +295,6 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
         )
     if table.key is None:
         return ()
-    schema = arrow_schema(table.columns)
     for name in table.key:
         if pa.types.is_nested(schema.field(name).type):
             raise NotSupportedError(

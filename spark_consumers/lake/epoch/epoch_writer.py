@@ -153,14 +153,16 @@ class EpochWriter:
             plan = self._extended(plan, layouts)
             following = {n: t for n, t in plan.tables.items() if t.state == LIVE}
             known = aliases(status, following.items())
-            targets = {
-                name: replace(
+
+            def target(name: str, table: TableVersion) -> Target:
+                return replace(
                     self._target(name, table, stage),
                     layouts=layouts.get(table.path, first_layout(table)),
                     aliases=known.get(name, ()),
                 )
-                for name, table in following.items()
-            }
+
+            made = self._each_of(plan, list(following.items()), target)
+            targets = dict(zip(following, made, strict=True))
             plan, staged = self._stage(plan, targets, status, late, scratch, polled)
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
@@ -275,12 +277,13 @@ class EpochWriter:
         path = self._path(table)
         if (path, table.schema_hash) not in self._schemas:
             columns, files = self._format.schemas(path)
-            if table.layout:
-                # An attempt that was not published may have left the table with more columns.
-                wanted = [column for column, _, _ in table.layout]
-                columns = pa.schema([columns.field(column) for column in wanted])
-                hidden = [] if table.key else [ROW_ID]
-                files = pa.schema([files.field(column) for column in [*wanted, *hidden]])
+            # With a key, a column of this name is the table's own.
+            hidden = [] if table.key else [ROW_ID]
+            # An attempt that was not published may have left the table with more columns.
+            wanted = [column for column, _, _ in table.layout]
+            wanted = wanted or [name for name in columns.names if name not in hidden]
+            columns = pa.schema([columns.field(column) for column in wanted])
+            files = pa.schema([files.field(column) for column in [*wanted, *hidden]])
             self._schemas[path, table.schema_hash] = columns, files
         columns, file_schema = self._schemas[path, table.schema_hash]
         return Target(

@@ -117,12 +117,10 @@ class IcebergFormat:
 
     @of_table
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
-        """Its columns now, and the data files' schema with Iceberg's field numbers."""
+        """All its columns now, and the data files' schema with Iceberg's field numbers."""
         table = self._tables.current(path)
         columns = decoded(table.properties().get(_COLUMNS))
         files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(table.schema())))
-        if columns.names[-1] == ROW_ID:
-            columns = columns.remove(len(columns) - 1)
         return columns, files
 
     @of_table

@@ -78,7 +78,7 @@ class TableFormat(Protocol):
         """The folder is gone: what is known of its table is of no table that may come there."""
 
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
-        """Its columns (`ROW_ID` not among them), and its data files' schema."""
+        """Its columns (without a key, `ROW_ID` is the last), and its data files' schema."""
 
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""

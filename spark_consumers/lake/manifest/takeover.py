@@ -26,7 +26,7 @@ from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from spark_consumers.lake.manifest import newest as newest_link
-from walsender_bridge.errors import FencedError, LakeError
+from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
 
@@ -452,7 +452,8 @@ def commit(
 
     `change` gets the table's newest metadata and returns the next, or None to leave it; it raises `FencedError`
     for a writer whose branch is gone. `clean`: remove what was prepared for commits that never came,
-    which only a takeover may do. Returns whether something was committed.
+    which only a takeover may do. Returns whether something was committed. Raises `CorruptError` for a table to which
+    nothing can be committed.
     """
     for _ in range(ATTEMPTS):
         # Before the table is read: what is there now was not made by a writer that comes after us.
@@ -464,10 +465,11 @@ def commit(
         if (yield LinkTable(base, made)):
             break
     else:
-        raise LakeError(
+        # Of this table alone: as any other error it would end the epochs of all.
+        raise CorruptError(
             f"gave up after {ATTEMPTS} attempts: other writers commit to this table",
             where=where,
-            repair="let only Tuskline write to the lake's tables",
+            repair="let only Tuskline write to the lake's tables, and copy it again: tuskline table resync",
         )
     if prepared:
         needed = yield ReadNamed(prepared)

@@ -76,8 +76,13 @@ def without_copied(batch: ChangeBatch, start_lsn: Lsn) -> ChangeBatch:
     return batch
 
 
-def unusable(names: Collection[str], key: Collection[str]) -> str | None:
-    """Why rows of these columns cannot be kept in a table with this key; None if they can."""
+def unusable(
+    names: Collection[str], key: Collection[str], arrays: Collection[str] = ()
+) -> str | None:
+    """Why rows of these columns cannot be kept in a table with this key; None if they can.
+
+    `arrays`: those of the columns whose values the lake keeps as lists.
+    """
     if not names:
         return "it has no published column, so its rows cannot be distinguished or counted"
     if not key and ROW_ID in names:
@@ -91,7 +96,15 @@ def unusable(names: Collection[str], key: Collection[str]) -> str | None:
         other = same.setdefault(_folded(name), name)
         if other != name:
             return f"its columns {other!r} and {name!r} differ only in case, so Spark could not read it"
+    for array in arrays:
+        if taken := same.get(_folded(f"{array}.element")):
+            return f"its column {taken!r} has the name that Iceberg gives to the elements of its array {array!r}"
     return None
+
+
+def arrays_of(columns: pa.Schema) -> list[str]:
+    """The names of the columns that are lists."""
+    return [field.name for field in columns if pa.types.is_list(field.type)]
 
 
 def _folded(name: str) -> str:
@@ -114,7 +127,8 @@ def mismatch(
     relation = batch.relation
     if relation.oid != relation_id:
         return "the table was dropped, and another one created with its name"
-    if reason := unusable([column.name for column in relation.columns], key):
+    names = [column.name for column in relation.columns]
+    if reason := unusable(names, key, arrays_of(arrow_schema(relation.columns))):
         return reason
     identity = key_of(relation)
     if identity != set(key):
