@@ -1,9 +1,10 @@
 """Evaluates one copy of a slot, and chooses the action that brings it nearer to READY.
 
-Safety: the verdict rests on `conditions.py` alone. The actions cannot do harm: an advance decodes, and moves the copy no
-farther than the slot; the fields are set only to the slot's own three, where a snapshot for them exists, or `catalog_xmin`
-alone is set back, to hold more; a rename applies only to a safe copy. A copy is not moved while nothing is held: that
-would raise what the copy stands for, and prove nothing.
+Safety: a copy is READY by `conditions.py` alone (`silent.py`: by what was proven before, while the primary does not
+answer). The actions cannot do harm: an advance decodes, and moves the copy no farther than the slot; the fields are set
+only to the slot's own three, where a snapshot for them exists, or `catalog_xmin` alone is set back, to hold more; a rename
+applies only to a safe copy. A copy is not moved while nothing is held: that would raise what the copy stands for, and prove
+nothing.
 """
 
 from collections.abc import Mapping

@@ -142,8 +142,11 @@ def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:
 
 
 def _manifest_list(folder: Path, snapshot: int) -> Path:
+    # Not compressed metadata (v4.gz.metadata.json), which another writer may have left.
     numbers = [
-        int(file.name[1:].partition(".")[0]) for file in folder.glob("v[0-9]*.metadata.json")
+        int(number)
+        for file in folder.glob("v*.metadata.json")
+        if (number := file.name[1:].partition(".metadata.json")[0]).isdecimal()
     ]
     if not numbers:
         raise CorruptError("the table has no metadata", where=str(folder.parent))

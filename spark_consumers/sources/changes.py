@@ -16,7 +16,7 @@ only with the option `pruneByFilters`, since Spark 4.1 goes on using them in lat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -360,6 +360,8 @@ class _StreamReader(DataSourceStreamReader):
         self._warned = False
         self._here: StreamOffsets | None = None
         self._first: StreamOffsets | None = None
+        #: Whether a batch was planned here: if none was, the next one is the query's first.
+        self._planned = False
         self._renewed: float | None = None
 
     @property
@@ -390,14 +392,19 @@ class _StreamReader(DataSourceStreamReader):
                 f"tuskline: a batch is limited to version {end.version} of {status.version}; with "
                 "Trigger.AvailableNow this query would end there\n"
             )
+        if end is not here and not self._planned:
+            end = replace(end, began=self._beginning(status).streams)
         self._here = end
         return end.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
-        self._here = last
+        self._here, self._planned = last, True
         if first == last:
             return []
+        if last.began is not None:
+            # A first batch that comes again: `first` is where the query would begin today.
+            first = replace(first, streams=last.began)
         status = self._log.status()
         self._log.check_log(status, first)
         self._log.check_log(status, last)
@@ -423,6 +430,13 @@ class _StreamReader(DataSourceStreamReader):
                     f"{status.version}",
                     where=f"format({NAME!r})",
                     repair=f"specify {status.version + 1} or an earlier one, or latest",
+                )
+            moment = self._plan.settings.starting_time
+            if moment is not None and moment > time.time_ns() // 1000:
+                raise UsageError(
+                    "option startingTimestamp: the time is in the future, and a stream would begin now",
+                    where=f"format({NAME!r})",
+                    repair="specify a time that has passed, or startingVersion=latest",
                 )
             self._first = self._plan.first(self._log, status)
         return self._first

@@ -36,36 +36,46 @@ class StreamOffsets:
     """A cut: `streams` maps each stream to its exclusive end offset.
 
     `ends`: by stream, the end of the last transaction before it, where it is known (`history`); checkpoints of earlier
-    versions have none.
+    versions have none. `began`: by stream, where a query's first batch begins, if this is its end: Spark keeps the ends of
+    batches alone, and a restart would begin the first one where `earliest` or `latest` is by then.
     """
 
     log_id: str
     version: int
     streams: Mapping[str, int] = field(default_factory=dict)
     ends: Mapping[str, TransactionEnd] = field(default_factory=dict, compare=False)
+    began: Mapping[str, int] | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The form in which Spark keeps it in a checkpoint."""
         streams = dict(sorted(self.streams.items()))
         ends = {stream: list(end) for stream, end in sorted(self.ends.items())}
-        return {"log_id": self.log_id, "version": self.version, "streams": streams, "ends": ends}
+        record = {"log_id": self.log_id, "version": self.version, "streams": streams, "ends": ends}
+        return (
+            record if self.began is None else {**record, "began": dict(sorted(self.began.items()))}
+        )
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "StreamOffsets":
         """A position from a checkpoint. Raises `ConfigError`."""
         try:
-            streams = {str(name): int(end) for name, end in record["streams"].items()}
+            streams = _offsets(record["streams"])
+            began = _offsets(record["began"]) if "began" in record else None
             ends = {
                 str(s): TransactionEnd(int(end[0]), int(end[1]))
                 for s, end in record.get("ends", {}).items()
             }
-            return cls(str(record["log_id"]), int(record["version"]), streams, ends)
+            return cls(str(record["log_id"]), int(record["version"]), streams, ends, began)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise ConfigError(
                 f"{record!r:.200} is not a position in a change log",
                 where="checkpoint",
                 repair="use a checkpoint written by this source",
             ) from None
+
+
+def _offsets(record: Mapping[str, Any]) -> dict[str, int]:
+    return {str(name): int(offset) for name, offset in record.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +214,13 @@ class LogReader(Closing):
 
         `max_bytes` are bytes of the log as it is stored. `here` itself if nothing new is there.
         """
+        if last_version is not None and last_version <= here.version:
+            # That cut may be trimmed by now, and nothing up to it is left to read.
+            return here
         goal = (
             self.newest(status)
             if last_version is None or last_version >= status.version
-            else self.at(status, max(last_version, here.version))
+            else self.at(status, last_version)
         )
         starts = {name: here.streams.get(name, 1) for name in goal.streams}
         if all(goal.streams[name] <= starts[name] for name in starts):

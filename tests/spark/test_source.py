@@ -269,6 +269,16 @@ def test_17_starting_timestamp(writer: LogWriter, reads: Reads) -> None:
     assert ids(after(days=1)) == []
 
 
+def test_17_a_stream_does_not_begin_at_a_time_to_come(
+    writer: LogWriter, reads: Reads, tmp_path: Path
+) -> None:
+    commit_orders(writer, 0)
+    tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    stream = Collector(reads.stream(startingTimestamp=str(tomorrow)), tmp_path)
+    with pytest.raises(PySparkException, match=r"the time is in the future"):
+        stream.run(availableNow=True)
+
+
 def test_17_available_now_reads_everything_and_ends(
     writer: LogWriter, reads: Reads, tmp_path: Path
 ) -> None:
@@ -332,10 +342,6 @@ def test_17_a_restart_goes_on_exactly_where_the_checkpoint_is(
     commit_orders(writer, 12)
     commit_orders(writer, 13)
 
-    class Fails(Collector):
-        def _take(self, frame: DataFrame, batch: int) -> None:
-            raise ValueError("the sink broke")
-
     with pytest.raises(PySparkException, match=r"the sink broke"):
         Fails(reads.stream(), tmp_path).run(availableNow=True)
     commit_orders(writer, 14)
@@ -343,6 +349,45 @@ def test_17_a_restart_goes_on_exactly_where_the_checkpoint_is(
     again.run(availableNow=True)
     again.run(availableNow=True)
     assert again.ids == list(range(15))
+
+
+class Fails(Collector):
+    """A sink that breaks in each batch."""
+
+    def _take(self, frame: DataFrame, batch: int) -> None:
+        raise ValueError("the sink broke")
+
+
+def test_19_a_first_batch_that_comes_again_has_the_rows_that_it_had(
+    log: ChangeLog, writer: LogWriter, reads: Reads, tmp_path: Path
+) -> None:
+    """Spark does not keep its beginning, and `latest` and `earliest` are elsewhere by then."""
+    for i in range(2):
+        commit_orders(writer, i)
+    earliest, latest = tmp_path / "earliest", tmp_path / "latest"
+    Collector(reads.stream(startingVersion="latest"), latest).run(availableNow=True)
+    for i in range(2, 6):
+        commit_orders(writer, i)
+    for start, checkpoint in (("earliest", earliest), ("latest", latest)):
+        with pytest.raises(PySparkException, match=r"the sink broke"):
+            Fails(reads.stream(startingVersion=start), checkpoint).run(availableNow=True)
+    commit_orders(writer, 6)
+    trim(log, writer.stream, 4)
+    with pytest.raises(PySparkException, match=r"(?s)TrimmedError.*kept from offset 4"):
+        Collector(reads.stream(), earliest).run(availableNow=True)
+
+
+def test_a_finished_stream_needs_nothing_of_the_log(
+    log: ChangeLog, writer: LogWriter, reads: Reads, tmp_path: Path
+) -> None:
+    """One that has read everything up to `endingVersion` ends again when that cut is trimmed."""
+    versions = [commit_orders(writer, i) for i in range(4)]
+    ended = Collector(reads.stream(endingVersion=versions[1]), tmp_path)
+    ended.run(availableNow=True)
+    trim(log, writer.stream, 4)
+    ended.run(availableNow=True)
+    assert ended.ids == [0, 1]
+    assert reads.batch(endingVersion=0).collect() == []
 
 
 def test_a_transaction_of_many_entries_is_never_split(
