@@ -235,7 +235,7 @@ def test_a_version_that_changed_on_the_wire_is_an_error() -> None:
             self, context: flight.ServerCallContext, ticket: flight.Ticket
         ) -> flight.GeneratorStream:
             del context
-            sent = json.loads(ticket.ticket)["from"]
+            sent = json.loads(ticket.ticket)["from_offset"]
             batch = _batch([StoredEntry(1, 8, 1, data)])
             meant = _batch([StoredEntry(1, sent, 1, data)])
             crc = protocol.places_crc("shop", meant)

@@ -247,7 +247,7 @@ class HostedReplica:
     def commit(self, contexts: Sequence[CommitContext], now: int | None = None) -> None:
         """Apply commits, in order, each durably unless it is empty.
 
-        `now`: the repository's steady time (microseconds); without it, as from an older repository, the wall clock's.
+        `now`: the repository's steady time (microseconds); None: the wall clock's.
         """
         at = int(time.time() * 1e6) if now is None else now
         with self._lock:
