@@ -40,7 +40,7 @@ def write(replica: HostedReplica, make: EntryMaker, commits: int = 6) -> list[tu
         first = len(written) + 1
         entries = [make.whole(), make.whole(rows=2)]
         replica.append(session, entries, list(SCHEMAS.values()), None, 2**64 - 1)
-        replica.commit([CommitContext(version, first, first, 2)])
+        replica.commit([CommitContext(version, first, first, 2)], version)
         written += [(first + i, version, first + i, data) for i, data in enumerate(entries)]
     return written
 

@@ -71,7 +71,7 @@ class Stream:
         assert report is not None
         self.version += 1
         at = CommitContext(self.version, report.local_offset, report.local_offset, report.length)
-        self.host.commit([at])
+        self.host.commit([at], at.version)
         return report
 
 
