@@ -14,7 +14,7 @@ from slot_sync.resolver.transitions import CopyState, Transition
 from slot_sync.status_record import CandidateRecord, CopyRecord, SlotsStatus
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.runtime.status_file import ErrorRecord
+from walsender_bridge.runtime.error_record import ErrorRecord
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from pyarrow import flight
 
 from tests.support.child import run_child, start_child
 from tests.support.log_entries import SCHEMAS, EntryMaker
-from walsender_bridge.change_log import entry, protocol
+from walsender_bridge.change_log import entry
+from walsender_bridge.change_log.actions import MAX_REQUEST_BYTES, Action, Empty
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.service import RepositoryServer
@@ -580,16 +581,23 @@ def test_errors_cross_the_wire_as_what_they_are(processes: Processes) -> None:
             list(replica.read("nowhere", 1, 2))
         with pytest.raises(UnknownStreamError):
             replica.open_writer("nowhere", 1)
+        for term in (-1, 10**30):
+            with pytest.raises(MalformedMessageError, match="append/<stream>/<term>"):
+                replica.open_writer(STREAM, term)
         with pytest.raises(UnknownStreamError):
             log.writer_term("nowhere")
+        with pytest.raises(MalformedMessageError, match="-1 in a message"):
+            log.raise_version(-1)
+        with pytest.raises(MalformedMessageError, match=r"relations\[0\] is not of type str"):
+            list(replica.read(STREAM, 1, 2, [7]))  # type: ignore[list-item]  # as another client
         with pytest.raises(ConfigError, match="invalid stream name"):
             log.create_stream("../up")
         with pytest.raises(UsageError, match="above 1"):
             list(replica.read(STREAM, 1, 5))
         with pytest.raises(NotSupportedError, match="unknown action"):
-            log._call("drop_everything")
+            log._call(Action("drop_everything", Empty, Empty), Empty())
         with pytest.raises(MalformedMessageError, match="exceeds the limit"):
-            log._call("status", ballast="x" * protocol.MAX_ACTION_BYTES)
+            log.create_stream("x" * MAX_REQUEST_BYTES)
     with pytest.raises(UnavailableError, match="does not answer"):
         LogClient(f"127.0.0.1:{free_port()}").status()
 
@@ -602,7 +610,7 @@ def test_any_flight_client_can_read_the_log(processes: Processes) -> None:
         log.barrier({STREAM: make.end_lsn}, 10)
         address = log.status().streams[STREAM].address
     with flight.FlightClient(address) as client:
-        ticket = flight.Ticket(b'{"v": 1, "stream": "shop", "from": 1, "to": 4}')
+        ticket = flight.Ticket(b'{"v": 2, "stream": "shop", "from_offset": 1, "to_offset": 4}')
         table: pa.Table = client.do_get(ticket).read_all()
     assert table["offset"].to_pylist() == [1, 2, 3]
     assert table["data"].to_pylist() == entries

@@ -152,7 +152,7 @@ class Simulation:
         for report in counted:
             if self.choose.random() < 0.9:
                 missed = self.repository.streams[report.stream].missed(report.version)
-                self.hosts[report.stream].commit(missed)
+                self.hosts[report.stream].commit(missed, int(self.now * 1e6))
                 if self.choose.random() < 0.9:
                     taken = self.hosts[report.stream].report("k")
                     assert taken is not None
@@ -260,7 +260,8 @@ class Writer:
         host.append(self.session, [], [], None, 0)
         report = host.report("k")
         assert report is not None
-        host.commit(self.simulation.repository.streams[self.stream].missed(report.version))
+        missed = self.simulation.repository.streams[self.stream].missed(report.version)
+        host.commit(missed, int(self.simulation.now * 1e6))
         end = host.status().committed_end
         if host._core.tail.whole.history_start > end:
             # Not committed yet: it is never cut off.

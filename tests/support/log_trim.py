@@ -4,8 +4,10 @@ from pyarrow import flight
 
 from tests.support.capture_stack import ChangeLog
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log import actions
 from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.change_log.log_server_messages import TRIM, TrimRequest
+from walsender_bridge.change_log.replica.host import FOREVER
 
 
 def trim(log: ChangeLog, stream: str, low: int | None = None) -> int:
@@ -14,9 +16,8 @@ def trim(log: ChangeLog, stream: str, low: int | None = None) -> int:
         cut = client.status().streams[stream]
         low = cut.end_offset if low is None else low
         log_server = flight.FlightClient(cut.address)
-        protocol.call(
-            log_server, cut.address, "trim", 10.0, stream=stream, up_to=low, before_time=2**62
-        )
+        request = TrimRequest(stream, low, before_time=FOREVER, now=FOREVER)
+        actions.call(log_server, cut.address, TRIM, request, 10.0)
         log_server.close()
         wait_for(lambda: client.status().streams[stream].low_offset == low, 30, "the trim")
     return low

@@ -11,7 +11,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -27,6 +27,11 @@ class Inner:
     action: Literal["block", "degrade"] = "block"
 
 
+class Place(NamedTuple):
+    timeline: int
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class Outer:
     dsn: str
@@ -37,6 +42,7 @@ class Outer:
     limit: int | None = None
     on: bool = False
     file: Path | None = None
+    place: Place | None = None
 
 
 WHOLE = Outer(
@@ -48,13 +54,16 @@ WHOLE = Outer(
     7,
     on=True,
     file=Path("f"),
+    place=Place(1, "a"),
 )
 
 
 def test_a_record_is_read_as_it_was_written():
     least = Outer("", Path(), (), (), Inner(0.0))
     for each in (WHOLE, least):
-        assert json_model.decode(Outer, json_model.encode(each), strict=True) == each
+        found = json_model.decode(Outer, json_model.encode(each), strict=True)
+        assert found == each
+        assert type(found.place) is type(each.place)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +77,8 @@ def test_a_record_is_read_as_it_was_written():
         ({"names": "secret"}, "names is not of type array"),
         ({"names": ["a", 1]}, "names[1] is not of type str"),
         ({"addresses": [["db", 1, 2]]}, "addresses[0] is not of type array of 2"),
+        ({"place": [1]}, "place is not of type array of 2"),
+        ({"place": [1, 2]}, "place[1] is not of type str"),
         ({"inner": {"ratio": 1.0, "action": "secret"}}, "inner.action is none of block, degrade"),
         ({"inner": {}}, "inner.ratio is missing"),
         ({"inner": []}, "inner is not of type object"),

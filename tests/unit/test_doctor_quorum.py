@@ -19,7 +19,7 @@ from walsender_bridge.quorum.proposer.status import without_session
 from walsender_bridge.quorum.proposer.status_record import ENDED
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.runtime.status_file import ErrorRecord
+from walsender_bridge.runtime.error_record import ErrorRecord
 
 NAME, SLOT = "tuskline_quorum", "tuskline_safekeepers"
 QUORUM = ConfiguredQuorum(CaptureSource("shop", "host=db dbname=x", "s", "p"), NAME, SLOT)

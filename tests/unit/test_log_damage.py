@@ -40,7 +40,7 @@ def write(replica: HostedReplica, make: EntryMaker, commits: int = 6) -> list[tu
         first = len(written) + 1
         entries = [make.whole(), make.whole(rows=2)]
         replica.append(session, entries, list(SCHEMAS.values()), None, 2**64 - 1)
-        replica.commit([CommitContext(version, first, first, 2)])
+        replica.commit([CommitContext(version, first, first, 2)], version)
         written += [(first + i, version, first + i, data) for i, data in enumerate(entries)]
     return written
 
@@ -235,7 +235,7 @@ def test_a_version_that_changed_on_the_wire_is_an_error() -> None:
             self, context: flight.ServerCallContext, ticket: flight.Ticket
         ) -> flight.GeneratorStream:
             del context
-            sent = json.loads(ticket.ticket)["from"]
+            sent = json.loads(ticket.ticket)["from_offset"]
             batch = _batch([StoredEntry(1, 8, 1, data)])
             meant = _batch([StoredEntry(1, sent, 1, data)])
             crc = protocol.places_crc("shop", meant)

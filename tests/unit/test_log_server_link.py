@@ -3,6 +3,7 @@
 import pytest
 import structlog
 
+from walsender_bridge.change_log.log_server_messages import ReportAnswer
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 from walsender_bridge.errors import UnavailableError
 
@@ -44,7 +45,7 @@ def test_one_that_never_answers_is_warned_of_once(
 def test_one_that_has_answered_is_warned_of_at_once_and_each_time(
     link: LogServerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "call", lambda _: {"log_server": "k", "reports": []})
+    monkeypatch.setattr(link, "call", lambda *_: ReportAnswer("k", ()))
     for now in (1.0, 2.0):
         link.report()
         assert [warnings(link, monkeypatch, now) for _ in range(2)] == [1, 0]

@@ -72,7 +72,7 @@ class Log:
         context = CommitContext(
             self.version, report.local_offset, report.local_offset, report.length
         )
-        self.host.commit([context])
+        self.host.commit([context], int(time.time() * 1e6))
         return context
 
     def fill(self, commits: int, size: int = 300_000) -> None:
@@ -117,7 +117,7 @@ def test_a_roll_takes_the_uncommitted_tail_along(log: Log) -> None:
     assert report is not None
     tail = [log.make.whole(), log.make.start(), log.make.middle()]
     log.append(*tail)
-    log.host.commit([CommitContext(9, report.local_offset, report.local_offset, report.length)])
+    log.host.commit([CommitContext(9, report.local_offset, report.local_offset, report.length)], 1)
     assert log.segments()[-1] == report.local_offset + report.length
     log.restart()
     assert log.host.status().end_offset == 8
@@ -458,7 +458,7 @@ def test_empty_commits_are_written_once_a_second(log: Log) -> None:
     log.fill(1)
     for n in range(2, 12):
         log.version = n
-        log.host.commit([CommitContext(n, 2, 2, 0)])
+        log.host.commit([CommitContext(n, 2, 2, 0)], n)
         report = log.host.report("k")
         assert report is not None
         assert report.version == 1
@@ -466,7 +466,7 @@ def test_empty_commits_are_written_once_a_second(log: Log) -> None:
     report = log.host.report("k")
     assert report is not None
     assert report.version == 11
-    log.host.commit([CommitContext(12, 2, 2, 0)])
+    log.host.commit([CommitContext(12, 2, 2, 0)], 12)
     log.restart()  # a polite end writes it down
     assert log.host.status().version == 12
 
@@ -475,7 +475,7 @@ def test_thirty_six_thousand_empty_versions_leave_nothing_behind(log: Log) -> No
     log.fill(2)
     before = log.host.disk_bytes
     for version in range(3, 36_003):
-        log.host.commit([CommitContext(version, 3, 3, 0)])
+        log.host.commit([CommitContext(version, 3, 3, 0)], version)
         log.now += 0.01  # 100 versions a second: 360 writes
         log.host.report("k")
     assert log.host.disk_bytes <= before + (64 << 10)

@@ -22,7 +22,7 @@ from walsender_bridge.quorum.safekeeper.status_record import (
 from walsender_bridge.quorum.wal_server.status_record import SlotRecord, WalServerStatus
 from walsender_bridge.runtime import shared_files, status_file
 from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
-from walsender_bridge.runtime.status_file import ErrorRecord
+from walsender_bridge.runtime.error_record import ErrorRecord
 
 MEMBERS = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.log_entries import ACCOUNTS, AUDIT, HASHES, SCHEMAS, EntryMaker
-from walsender_bridge.change_log.protocol import CommitContext, Position
+from walsender_bridge.change_log.protocol import START, CommitContext
 from walsender_bridge.change_log.replica.core import TRANSITIONS, Event, Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import (
     DropFrom,
@@ -85,7 +85,7 @@ def found_in(picture: str) -> StoredReplica:
     if index_end is None and "C" in cells:
         index_end = context_end
     context = None if context_end is None else CommitContext(9, low, low, context_end - low)
-    position = Position(end_offset=context_end or 1)
+    position = replace(START, end_offset=context_end or 1)
     durable = Durable("s", "log", low_offset=low, context=context, position=position)
     first, last = (there[0], there[-1]) if there else (None, None)
     return StoredReplica(durable, first, last, index_end)

@@ -36,7 +36,8 @@ def report(
 ) -> ReplicaReport:
     """A report whose entries end at LSN 100 * offset, of 10 bytes each."""
     end = local + length
-    position = Position(end, 100 * (end - 1) if lsn is None else lsn, end, end, 1, 10 * (end - 1))
+    end_lsn = 100 * (end - 1) if lsn is None else lsn
+    position = Position(end, end_lsn, end, end, 1, 10 * (end - 1), 0)
     return ReplicaReport(log_server, stream, "log", 1, version, local, length, position, 1)
 
 

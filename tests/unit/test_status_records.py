@@ -32,7 +32,8 @@ from walsender_bridge.quorum.wal_server.status_record import (
     WalServerStatus,
 )
 from walsender_bridge.runtime import json_model, status_file
-from walsender_bridge.runtime.status_file import ErrorRecord, Status
+from walsender_bridge.runtime.error_record import ErrorRecord
+from walsender_bridge.runtime.status_file import Status
 from walsender_bridge.runtime.supervisor import ChildState, SupervisorStates
 
 ERROR = ErrorRecord.of(DivergedError("it differs", where="there", repair="look"))

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field, replace
 
 from tests.unit.test_repository import log_of, report, tick
-from walsender_bridge.change_log import protocol
-from walsender_bridge.change_log.protocol import LogStatus
 from walsender_bridge.change_log.repository.core import Repository, StreamState
 from walsender_bridge.change_log.repository.stream_faults import AWAY_SECONDS, StreamFaults
 from walsender_bridge.errors import (
@@ -158,12 +156,3 @@ def test_a_commit_that_the_replica_refuses_is_its_streams_fault() -> None:
     case = Case()
     refusal = InvalidReplicaError("commit 2 does not follow", where="stream b")
     assert case.found(LogServer(refused={"b": refusal})) == {"b": refusal}
-
-
-def test_faults_cross_the_wire_and_an_older_repository_tells_none() -> None:
-    record = {"log_id": "l", "version": 1, "forced_version": 0, "streams": {}}
-    assert protocol.load(LogStatus, record).faults == {}
-    fault = DivergedError("it does not fit", where="stream a", repair="mend it")
-    found = protocol.load(LogStatus, {**record, "faults": {"a": fault.to_wire()}}).faults["a"]
-    assert isinstance(found, DivergedError)
-    assert str(found) == str(fault)

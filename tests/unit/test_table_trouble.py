@@ -6,7 +6,7 @@ from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableV
 from tests.support import statuses
 from walsender_bridge.observability.observation import Observation, Process, SourceView
 from walsender_bridge.observability.table_problems import sentences
-from walsender_bridge.runtime.status_file import ErrorRecord
+from walsender_bridge.runtime.error_record import ErrorRecord
 
 NAME = "shop.public.a"
 

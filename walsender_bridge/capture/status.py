@@ -13,8 +13,8 @@ from walsender_bridge.capture.status_record import CaptureStatus, GateStatus
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 from walsender_bridge.runtime import status_file
+from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.sql import load
-from walsender_bridge.runtime.status_file import ErrorRecord
 
 
 class StatusFile:

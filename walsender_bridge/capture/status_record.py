@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from walsender_bridge.runtime.status_file import ErrorRecord, Status
+from walsender_bridge.runtime.error_record import ErrorRecord
+from walsender_bridge.runtime.status_file import Status
 
 
 @dataclass(frozen=True, slots=True)

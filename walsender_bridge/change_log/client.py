@@ -12,13 +12,16 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.change_log import log_server_messages as of_log_server
+from walsender_bridge.change_log import repository_messages as of_repository
+from walsender_bridge.change_log.actions import Action, Empty, unhex
 from walsender_bridge.change_log.entry import (
     EntryHeader,
     EntryKind,
@@ -66,6 +69,9 @@ _GRACE = 5.0
 #: Seconds allowed for closing an append.
 _CLOSING = 0.8
 
+_R = TypeVar("_R")
+_A = TypeVar("_A")
+
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
@@ -83,12 +89,12 @@ class _Client(Closing):
     def __init__(self, address: str, *, timeout: float = 10.0) -> None:
         self.address = protocol.address_of(address)
         self.timeout = timeout
-        with protocol.at(self.address):
+        with actions.at(self.address):
             self._flight = _connect(self.address)
 
-    def _call(self, action: str, *, within: float | None = None, **fields: Any) -> dict[str, Any]:
+    def _call(self, action: Action[_R, _A], request: _R, *, within: float | None = None) -> _A:
         within = self.timeout if within is None else within
-        return protocol.call(self._flight, self.address, action, within, **fields)
+        return actions.call(self._flight, self.address, action, request, within)
 
     def close(self) -> None:
         """Close the connection."""
@@ -104,15 +110,24 @@ class LogClient(_Client):
 
     def status(self) -> LogStatus:
         """The newest version that can be read completely, and where it cuts each stream."""
-        return protocol.load(LogStatus, self._call("status"))
+        found = self._call(of_repository.STATUS, Empty())
+        return LogStatus(
+            log_id=found.log_id,
+            version=found.version,
+            forced_version=found.forced_version,
+            streams=dict(found.streams),
+            faults={name: fault.error() for name, fault in found.faults.items()},
+        )
 
     def create_stream(self, stream: str) -> StreamCut:
         """Create the stream unless it exists. Raises `ConfigError` for an invalid name."""
-        return protocol.load(StreamCut, self._call("create_stream", stream=stream))
+        request = of_repository.CreateStreamRequest(stream)
+        return self._call(of_repository.CREATE_STREAM, request)
 
     def writer_term(self, stream: str) -> int:
         """Obtain a term for a new writer of the stream, greater than any issued before."""
-        return protocol.number(self._call("writer_term", stream=stream), "term")
+        request = of_repository.WriterTermRequest(stream)
+        return self._call(of_repository.WRITER_TERM, request).term
 
     def barrier(self, positions: Mapping[str, Lsn], timeout: float) -> int:
         """Wait until each stream is committed up to its position (an end LSN), then force a version.
@@ -120,10 +135,8 @@ class LogClient(_Client):
         Returns that version once it can be read. Concurrent barriers share one version. Raises
         `DeadlineError` after `timeout`.
         """
-        answer = self._call(
-            "barrier", within=timeout + _GRACE, positions=dict(positions), timeout=timeout
-        )
-        return protocol.number(answer, "version")
+        request = of_repository.BarrierRequest(dict(positions), timeout)
+        return self._call(of_repository.BARRIER, request, within=timeout + _GRACE).version
 
     def register_consumer(self, name: str, version: int | None, lease_seconds: float) -> None:
         """Prevent trimming above the version that this consumer has published, until the lease ends.
@@ -131,15 +144,16 @@ class LogClient(_Client):
         `version`: the last one published; None: none yet, so everything is retained. A further call
         before the lease ends renews it.
         """
-        self._call("register_consumer", name=name, version=version, lease_seconds=lease_seconds)
+        request = of_repository.RegisterConsumerRequest(name, version, lease_seconds)
+        self._call(of_repository.REGISTER_CONSUMER, request)
 
     def drop_consumer(self, name: str) -> None:
         """End the consumer's lease now."""
-        self._call("drop_consumer", name=name)
+        self._call(of_repository.DROP_CONSUMER, of_repository.DropConsumerRequest(name))
 
     def raise_version(self, version: int) -> None:
         """Skip the versions up to this one, so that every later commit gets a greater one."""
-        self._call("raise_version", version=version)
+        self._call(of_repository.RAISE_VERSION, of_repository.RaiseVersionRequest(version))
 
 
 class ReplicaClient(_Client):
@@ -147,7 +161,7 @@ class ReplicaClient(_Client):
 
     def stream_status(self, stream: str) -> ReplicaStatus:
         """The status of this log server's replica of the stream."""
-        return protocol.load(ReplicaStatus, self._call("stream_status", stream=stream))
+        return self._call(of_log_server.STREAM_STATUS, of_log_server.StreamRequest(stream))
 
     def cut_tail(self, stream: str, term: int, end: int) -> None:
         """Remove the uncommitted entries, at or above the local offset `end`, where the last commit ends.
@@ -155,7 +169,7 @@ class ReplicaClient(_Client):
         To be called by the writer of this term after it has ensured that no commit is in transit; the writer must then be
         opened again.
         """
-        self._call("cut_tail", stream=stream, term=term, end=end)
+        self._call(of_log_server.CUT_TAIL, of_log_server.CutTailRequest(stream, term, end))
 
     def open_writer(self, stream: str, term: int) -> "AppendWriter":
         """Become the stream's writer: older terms are fenced, an unfinished transaction is cut off.
@@ -177,16 +191,13 @@ class ReplicaClient(_Client):
         a transaction begins in the entry and does not end there; offsets then have gaps. The offsets and versions are
         checked here, the entries' bytes by the decoder (`check`, `verify`). Raises `CorruptError`.
         """
-        ticket = protocol.encode(
-            stream=stream,
-            **{"from": from_offset, "to": to_offset},
-            relations=None if relations is None else list(relations),
-        )
-        with protocol.at(self.address):
+        names = None if relations is None else tuple(relations)
+        ticket = actions.encode(of_log_server.ReadRequest(stream, from_offset, to_offset, names))
+        with actions.at(self.address):
             reader = self._flight.do_get(flight.Ticket(ticket))
         try:
             while True:
-                with protocol.at(self.address):
+                with actions.at(self.address):
                     try:
                         chunk = reader.read_chunk()
                     except StopIteration:
@@ -206,8 +217,9 @@ class ReplicaClient(_Client):
     def schemas(self, stream: str, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
         """Schema records by their hashes. Raises `UnknownStreamError` or `CorruptError`."""
         wanted = list(hashes)
-        answer = self._call("schema", stream=stream, hashes=[digest.hex() for digest in wanted])
-        found = {digest: bytes.fromhex(answer["schemas"][digest.hex()]) for digest in wanted}
+        request = of_log_server.SchemaRequest(stream, tuple(digest.hex() for digest in wanted))
+        schemas = self._call(of_log_server.SCHEMA, request).schemas
+        found = {digest: unhex(schemas.get(digest.hex(), "")) for digest in wanted}
         for digest, record in found.items():
             if schema_hash(record) != digest:
                 raise CorruptError(
@@ -218,7 +230,8 @@ class ReplicaClient(_Client):
 
     def relations(self, stream: str) -> list[bytes]:
         """The newest schema record of each relation that the stream has ever had, ordered by name."""
-        return [bytes.fromhex(r) for r in self._call("relations", stream=stream)["schemas"]]
+        answer = self._call(of_log_server.RELATIONS, of_log_server.StreamRequest(stream))
+        return [unhex(record) for record in answer.schemas]
 
     def plan(
         self,
@@ -233,27 +246,20 @@ class ReplicaClient(_Client):
         `max_bytes` counts from `after_offset`; at least one commit is returned, whatever its size, and at
         most `protocol.MAX_PLAN`. Raises `TrimmedError`.
         """
-        answer = self._call(
-            "plan",
-            stream=stream,
-            after_offset=after_offset,
-            up_to_version=up_to_version,
-            max_bytes=max_bytes,
-            max_versions=max_versions,
+        request = of_log_server.PlanRequest(
+            stream, after_offset, up_to_version, max_bytes, max_versions
         )
-        return [CutPoint(*row) for row in answer["cuts"]]
+        return [*self._call(of_log_server.PLAN, request).cuts]
 
     def version_at(self, stream: str, commit_time_us: int) -> CutPoint | None:
         """The first commit whose last transaction was committed at that time or later."""
-        return self._cut("version_at", stream=stream, commit_time=commit_time_us)
+        request = of_log_server.VersionAtRequest(stream, commit_time_us)
+        return self._call(of_log_server.VERSION_AT, request).cut
 
     def cut_before(self, stream: str, version: int) -> CutPoint | None:
         """The last commit below `version` that has not been trimmed."""
-        return self._cut("cut_before", stream=stream, version=version)
-
-    def _cut(self, action: str, **fields: Any) -> CutPoint | None:
-        cut = self._call(action, **fields)["cut"]
-        return None if cut is None else CutPoint(*cut)
+        request = of_log_server.CutBeforeRequest(stream, version)
+        return self._call(of_log_server.CUT_BEFORE, request).cut
 
     def list_transactions_after(
         self, stream: str, timeline: int, lsn: Lsn, limit: int = 100
@@ -262,8 +268,8 @@ class ReplicaClient(_Client):
 
         Includes those not committed in the log; oldest first.
         """
-        answer = self._call("transactions", stream=stream, timeline=timeline, lsn=lsn, limit=limit)
-        return [(end, xid, time) for end, xid, time in answer["transactions"]]
+        request = of_log_server.TransactionsRequest(stream, timeline, lsn, limit)
+        return [*self._call(of_log_server.TRANSACTIONS, request).transactions]
 
 
 def _entries(batch: pa.RecordBatch) -> Iterator[LogEntry]:
@@ -331,8 +337,8 @@ class AppendWriter(Closing):
             ],
             schema=protocol.APPEND_SCHEMA,
         )
-        words = {"confirm_to": confirm_to, "gate_lsn": gate_lsn, "system_id": system_id}
-        self._batches.put((batch, protocol.encode(**words)))
+        request = of_log_server.AppendRequest(confirm_to, gate_lsn, system_id)
+        self._batches.put((batch, actions.encode(request)))
 
     def next_ack(self, timeout: float | None = None) -> Ack | None:
         """Return the next acknowledgement, in the order of `send`; None if none arrives within `timeout`."""
@@ -365,7 +371,7 @@ class AppendWriter(Closing):
         """Send the queued batches. If the call ends, `_listen` receives the reason from the log server."""
         path = flight.FlightDescriptor.for_path("append", self.stream, str(self.term))
         try:
-            with protocol.at(self.address), _connect(self.address) as client:
+            with actions.at(self.address), _connect(self.address) as client:
                 writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
                 listener = threading.Thread(
                     target=self._listen, args=(writer, reader), name="acks", daemon=True
@@ -382,13 +388,12 @@ class AppendWriter(Closing):
     def _listen(self, writer: Any, reader: Any) -> None:
         """Deliver acknowledgements until the log server ends the call, then fail with its reason."""
         try:
-            with protocol.at(self.address):
+            with actions.at(self.address):
                 buffer = reader.read()
                 if buffer is not None:
-                    status = protocol.load(ReplicaStatus, protocol.decode(buffer.to_pybytes()))
-                    self._opened.put(status)
+                    self._opened.put(actions.decode(ReplicaStatus, buffer.to_pybytes()))
                 while buffer is not None and (buffer := reader.read()) is not None:
-                    self._acks.put(protocol.load(Ack, protocol.decode(buffer.to_pybytes())))
+                    self._acks.put(actions.decode(Ack, buffer.to_pybytes()))
                 # Only here does Flight report why a call ended.
                 writer.close()
             self._fail(UnavailableError("the append has ended", where=self.address))

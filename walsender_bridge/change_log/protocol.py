@@ -1,36 +1,20 @@
-"""The wire protocol between clients, replicas and the repository of the change log.
+"""What clients, log servers and the repository of the change log exchange: records, and batches of entries.
 
-The body of every action and every ticket is JSON with the protocol version `v`; entries are sent as Arrow
-record batches. Errors are sent with their cause, and raised again at the other side as the same
-class (`fault`, `raised`). Each side validates its input: sizes here, semantics in the cores.
+Entries are sent as Arrow record batches; everything else is sent by actions (`actions.py`).
 """
 
-import contextlib
-import dataclasses
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
-from pyarrow import flight
 
-from walsender_bridge.errors import (
-    ConfigError,
-    MalformedMessageError,
-    NotSupportedError,
-    TusklineError,
-    UnavailableError,
-    from_wire,
-)
+from walsender_bridge.errors import ConfigError, TusklineError
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 
-VERSION = 1
-#: Bytes of an action's body, which contains names, numbers and hashes only.
-MAX_ACTION_BYTES = 4 << 20
 #: Bytes of one batch: an entry of the greatest length, or many small ones.
 MAX_BATCH_BYTES = (1 << 30) + (64 << 20)
 #: Bytes of entries that are sent together to a reader, unless a single one is longer.
@@ -67,7 +51,6 @@ CHANNEL_OPTIONS = [
 ]
 
 _STREAM = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +86,18 @@ class Position:
     `history_start`: the local offset where the present history begins, behind the newest RESTART entry.
     """
 
-    end_offset: int = 1
-    end_lsn: Lsn = 0
-    commit_time: int = 0
-    latest_time: int = 0
-    timeline: int = 0
-    bytes_total: int = 0
-    crc: int = 0
+    end_offset: int
+    end_lsn: Lsn
+    commit_time: int
+    latest_time: int
+    timeline: int
+    bytes_total: int
+    crc: int
     history_start: int = 1
 
 
 #: Where every stream starts.
-START = Position()
+START = Position(1, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +193,7 @@ class LogStatus:
     version: int
     forced_version: int
     streams: dict[str, StreamCut]
-    faults: dict[str, TusklineError] = dataclasses.field(default_factory=dict)
+    faults: dict[str, TusklineError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,144 +247,3 @@ def check_stream(stream: str) -> str:
             repair="use a lower-case letter followed by up to 39 lower-case letters, digits and underscores",
         )
     return stream
-
-
-def encode(**fields: Any) -> bytes:
-    """Encode a JSON body with the protocol version."""
-    return json.dumps({"v": VERSION, **fields}, separators=(",", ":")).encode()
-
-
-def decode(body: bytes | memoryview) -> dict[str, Any]:
-    """Decode a body. Raises `MalformedMessageError` or `NotSupportedError`."""
-    if len(body) > MAX_ACTION_BYTES:
-        raise MalformedMessageError(f"request of {len(body)} bytes exceeds the limit")
-    try:
-        record = json.loads(bytes(body))
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise MalformedMessageError("request is not a JSON object")
-    if record.get("v") != VERSION:
-        raise NotSupportedError(
-            f"unsupported version {record.get('v')} of the change log's protocol (this is version {VERSION})",
-            repair="run the same version of Tuskline on all machines",
-        )
-    return record
-
-
-def load(kind: type[_T], record: Mapping[str, Any]) -> _T:
-    """Build a record of this module from JSON. Raises `MalformedMessageError`.
-
-    Types are checked here, so that no core needs to.
-    """
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, by contract
-        if field.name in {"faults", "history_start"} and field.name not in record:
-            # Missing in messages of older versions.
-            continue
-        try:
-            value = record[field.name]
-        except (KeyError, TypeError):
-            raise MalformedMessageError(f"{kind.__name__} lacks {field.name!r}") from None
-        if field.type is Position:
-            value = load(Position, value)
-        elif field.type is int or field.type is str:
-            if type(value) is not field.type:
-                raise MalformedMessageError(f"{kind.__name__}.{field.name} is {value!r:.60}")
-        elif field.name == "confirmed_to" and value is not None:
-            value = WalPosition(int(value[0]), int(value[1]))
-        elif field.name == "system_id" and value is not None:
-            value = int(value)
-        elif field.name == "streams":
-            value = {name: load(StreamCut, cut) for name, cut in value.items()}
-        elif field.name == "faults":
-            value = {name: from_wire(fault) for name, fault in value.items()}
-        values[field.name] = value
-    return kind(**values)
-
-
-def number(record: Mapping[str, Any], name: str) -> int:
-    """Return a non-negative number from a request. Raises `MalformedMessageError`."""
-    value = record.get(name)
-    if type(value) is not int or value < 0:
-        raise MalformedMessageError(f"{name} is {value!r:.60}, not a number")
-    return value
-
-
-def text(record: Mapping[str, Any], name: str) -> str:
-    """Return a string from a request. Raises `MalformedMessageError`."""
-    value = record.get(name)
-    if not isinstance(value, str):
-        raise MalformedMessageError(f"{name} is {value!r:.60}, not a string")
-    return value
-
-
-# -- errors -----------------------------------------------------------------------------------------
-
-
-def fault(error: Exception) -> flight.FlightServerError:
-    """Convert an error into the form that a Flight server raises."""
-    if not isinstance(error, TusklineError):
-        error = TusklineError(f"{type(error).__name__}: {error}")
-    return flight.FlightServerError(error.what, json.dumps(error.to_wire()).encode())
-
-
-@contextlib.contextmanager
-def faults() -> Iterator[None]:
-    """For servers: send errors raised in the block over the wire with their cause."""
-    try:
-        yield
-    except flight.FlightError:
-        raise
-    except Exception as error:
-        raise fault(error) from error
-
-
-def raised(error: Exception, where: str) -> TusklineError:
-    """Convert a Flight error at the client; `where` is the service's address."""
-    extra = getattr(error, "extra_info", b"")
-    if extra:
-        try:
-            return from_wire(json.loads(extra))
-        except ValueError:
-            pass
-    if isinstance(error, flight.FlightTimedOutError):
-        return UnavailableError(
-            "service did not answer in time", where=where, repair="check whether it hangs"
-        )
-    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
-        return UnavailableError(
-            "service does not answer", where=where, repair="check that it runs there"
-        )
-    return UnavailableError(f"the connection broke: {error}"[:500], where=where, repair="try again")
-
-
-@contextlib.contextmanager
-def at(where: str) -> Iterator[None]:
-    """For clients: convert Flight's errors raised in the block."""
-    try:
-        yield
-    except (flight.FlightError, pa.ArrowException, OSError) as error:
-        raise raised(error, where) from error
-
-
-def call(
-    client: flight.FlightClient, where: str, action: str, timeout: float, /, **fields: Any
-) -> dict[str, Any]:
-    """Perform an action and return its answer. `timeout` in seconds. Raises the error that the service raised."""
-    with at(where):
-        options = flight.FlightCallOptions(timeout=timeout)
-        results = list(client.do_action(flight.Action(action, encode(**fields)), options))
-    answer: dict[str, Any] = json.loads(results[0].body.to_pybytes()) if results else {}
-    return answer
-
-
-def answer(
-    handlers: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]], action: flight.Action
-) -> list[bytes]:
-    """For servers: dispatch an action to its handler and return the answer."""
-    with faults():
-        handler = handlers.get(action.type)
-        if handler is None:
-            raise NotSupportedError(f"unknown action {action.type!r:.60}")
-        return [encode(**handler(decode(memoryview(action.body))))]

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.runtime import pid_file, processes, status_file
-from walsender_bridge.runtime.status_file import ErrorRecord, Status
+from walsender_bridge.runtime.error_record import ErrorRecord
+from walsender_bridge.runtime.status_file import Status
 from walsender_bridge.runtime.supervisor import read_states
 
 #: Seconds within which a job that cannot start is restarted, and reports its error again.

@@ -25,7 +25,7 @@ from walsender_bridge.quorum.safekeeper.status_record import (
 )
 from walsender_bridge.quorum.wal_server.status_record import WalServerStatus
 from walsender_bridge.runtime import shared_files, status_file
-from walsender_bridge.runtime.status_file import ErrorRecord
+from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.supervisor import read_states
 
 if TYPE_CHECKING:

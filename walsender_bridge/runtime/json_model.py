@@ -8,8 +8,8 @@ password.
 Only the standard library: pydantic would cost each process with a hot loop 20 MB, and 0.2 s of CPU at its start, for which
 commits may wait.
 
-A field may be a scalar, `Path`, `Literal`, a dataclass, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]` or
-`Any`.
+A field may be a scalar, `Path`, `Literal`, a dataclass, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`, a `NamedTuple` (in JSON
+an array), `Mapping[str, X]` or `Any`.
 """
 
 import json
@@ -88,6 +88,8 @@ def _converter(kind: Any, strict: bool) -> _Convert:
         return _mapping(_converter(arguments[1], strict))
     if is_dataclass(kind):
         return _object(kind, strict)
+    if issubclass(kind, tuple):
+        return _named_tuple(kind, strict)
     return _scalar(kind)
 
 
@@ -129,6 +131,12 @@ def _tuple(arguments: tuple[Any, ...], strict: bool) -> _Convert:
         return tuple(inner(each, f"{at}[{n}]") for n, (inner, each) in pairs)
 
     return convert
+
+
+def _named_tuple(kind: Any, strict: bool) -> _Convert:
+    types = get_type_hints(kind)
+    inner = _tuple(tuple(types[name] for name in kind._fields), strict)
+    return lambda value, at: kind(*inner(value, at))
 
 
 def _mapping(inner: _Convert) -> _Convert:

@@ -15,7 +15,6 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import TypeVar
 
-from walsender_bridge.errors import TusklineError, from_wire
 from walsender_bridge.runtime import json_model, logs, processes, shared_files
 
 _log = logs.logger(__name__)
@@ -34,30 +33,6 @@ class Status:
     def fresh(self, seconds: float) -> bool:
         """Whether the writer lives, and wrote it within these seconds."""
         return time.time() - self.updated_at < seconds and processes.alive(self.pid)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorRecord:
-    """An error in a status (`TusklineError.to_wire`)."""
-
-    code: str
-    what: str
-    where: str
-    repair: str
-
-    @classmethod
-    def of(cls, error: TusklineError) -> "ErrorRecord":
-        """The record of an error."""
-        return cls(**error.to_wire())
-
-    def error(self) -> TusklineError:
-        """The error, as its own class."""
-        return from_wire(json_model.plain(self))
-
-    @property
-    def sentence(self) -> str:
-        """The message and the hint, if it has one."""
-        return f"{self.what}; {self.repair}" if self.repair else self.what
 
 
 def write(path: Path, status: Status) -> None:

@@ -5,7 +5,7 @@ its duration does not depend on the length of the stream. It is strict: anything
 and only the durable low watermark distinguishes a loss from a trim. The evaluation removes nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from walsender_bridge.change_log.entry import EntryHeader, EntryKind
@@ -199,8 +199,9 @@ class Tail:
         whole = self.whole
         if header.kind == EntryKind.RESTART:
             # As at the start of a stream: the LSNs of the next history are unrelated.
-            whole = Position(
-                end,
+            whole = replace(
+                START,
+                end_offset=end,
                 latest_time=whole.latest_time,
                 bytes_total=total,
                 crc=header.crc,

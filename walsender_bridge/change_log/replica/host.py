@@ -244,15 +244,11 @@ class HostedReplica:
                 self._do(lambda core: core.persist())
             return self._core.report(replica)
 
-    def commit(self, contexts: Sequence[CommitContext], now: int | None = None) -> None:
-        """Apply commits, in order, each durably unless it is empty.
-
-        `now`: the repository's steady time (microseconds); without it, as from an older repository, the wall clock's.
-        """
-        at = int(time.time() * 1e6) if now is None else now
+    def commit(self, contexts: Sequence[CommitContext], now: int) -> None:
+        """Apply commits, in order, each durably unless it is empty. `now`: the repository's steady time (microseconds)."""
         with self._lock:
             for context in contexts:
-                self._do(_commit(context, at))
+                self._do(_commit(context, now))
 
     def seal(self, end: int) -> ReplicaStatus:
         """See `Replica.seal`."""

@@ -1,7 +1,7 @@
 """The log server's Flight service: the replicas in one data directory.
 
     DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
-    DoGet   {v, stream, from, to, relations}; with each batch the checksum of its places
+    DoGet   `ReadRequest`; with each batch the checksum of its places
     actions report commit create cut_tail seal unseal trim stream_status schema relations plan version_at
             cut_before transactions
 
@@ -11,23 +11,25 @@ blocks no other. Streams do not wait for each other.
 
 import fcntl
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import structlog
 from pyarrow import flight
 
-from walsender_bridge.change_log import protocol
-from walsender_bridge.change_log.protocol import CommitContext, check_stream, load, number, text
+from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.actions import Handler, unhex
+from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus, check_stream
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
-from walsender_bridge.change_log.replica.host import FOREVER, HostedReplica
+from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import StoredEntry
@@ -38,18 +40,16 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime import listening
+from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 
 #: Seconds for calls in progress when the service stops.
 _GRACE = 2.0
+#: A term in the path of an append: it must fit into the reports that contain it later.
+_TERM = re.compile(r"[0-9]{1,19}")
 
 _log = structlog.get_logger(__name__)
-
-
-def _record(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in type(value).__slots__}
 
 
 class DataDirectory:
@@ -170,9 +170,9 @@ class ReplicaServer:
 
     # -- actions ------------------------------------------------------------------------------------
 
-    def create(self, request: dict[str, Any]) -> dict[str, Any]:
+    def create(self, request: m.CreateRequest) -> ReplicaStatus:
         """Create a replica of a stream of this log, unless it exists."""
-        stream, log_id = check_stream(text(request, "stream")), text(request, "log_id")
+        stream, log_id = check_stream(request.stream), request.log_id
         with self._lock:
             if self._stopped.is_set():
                 raise UnavailableError("log server is shutting down", where=self.address)
@@ -187,94 +187,85 @@ class ReplicaServer:
                 where=self.address,
                 repair="give each log its own log servers",
             )
-        return _record(status)
+        return status
 
-    def report(self, request: dict[str, Any]) -> dict[str, Any]:
+    def report(self) -> m.ReportAnswer:
         """The reports of all replicas that are not LEARNING."""
-        del request
-        return {"log_server": self.log_server_id, "reports": [*self._reports(self._known())]}
-
-    def _known(self) -> list[str]:
         with self._lock:
-            return list(self._replicas)
+            streams = list(self._replicas)
+        return m.ReportAnswer(self.log_server_id, self._reports(streams))
 
-    def _reports(self, streams: list[str]) -> Iterator[dict[str, Any]]:
-        for stream in streams:
-            report = self.replica(stream).report(self.log_server_id)
-            if report is not None:
-                yield {**_record(report), "position": _record(report.position)}
+    def _reports(self, streams: Iterable[str]) -> tuple[ReplicaReport, ...]:
+        reports = (self.replica(stream).report(self.log_server_id) for stream in streams)
+        return tuple(report for report in reports if report is not None)
 
-    def commit(self, request: dict[str, Any]) -> dict[str, Any]:
+    def commit(self, request: m.CommitRequest) -> m.CommitAnswer:
         """Apply commits for several streams, in order, and return their reports. A failure does not affect other streams."""
-        now = number(request, "now") if "now" in request else None
         refused = {}
-        for stream, contexts in request["commits"].items():
+        for stream, contexts in request.commits.items():
             try:
-                self.replica(stream).commit([load(CommitContext, c) for c in contexts], now)
+                self.replica(stream).commit(contexts, request.now)
             except TusklineError as error:
-                refused[stream] = error.to_wire()
-        reports = [*self._reports([s for s in request["commits"] if s in self._replicas])]
-        return {"log_server": self.log_server_id, "reports": reports, "refused": refused}
+                refused[stream] = ErrorRecord.of(error)
+        reports = self._reports(s for s in request.commits if s in self._replicas)
+        return m.CommitAnswer(reports, refused)
 
-    def _of(self, request: dict[str, Any]) -> HostedReplica:
-        return self.replica(text(request, "stream"))
+    def trim(self, request: m.TrimRequest) -> m.TrimAnswer:
+        """See `HostedReplica.trim`."""
+        replica = self.replica(request.stream)
+        return m.TrimAnswer(replica.trim(request.up_to, request.before_time, request.now))
 
-    def _plan(self, request: dict[str, Any]) -> dict[str, Any]:
-        cuts = self._of(request).plan(
-            number(request, "after_offset"),
-            number(request, "up_to_version"),
-            request.get("max_bytes"),
-            request.get("max_versions"),
-        )
-        return {"cuts": [list(_record(cut).values()) for cut in cuts]}
-
-    def _transactions(self, request: dict[str, Any]) -> dict[str, Any]:
-        found = self._of(request).transactions_after(
-            number(request, "timeline"), number(request, "lsn"), number(request, "limit")
-        )
-        return {"transactions": found}
-
-    def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        replica = self._of(request)
+    def stream_status(self, request: m.StreamRequest) -> ReplicaStatus:
+        """The status of a replica that takes part. Raises what prevents that."""
+        replica = self.replica(request.stream)
         replica.check()
-        return _record(replica.status())
+        return replica.status()
 
-    def _schemas(self, request: dict[str, Any]) -> dict[str, Any]:
-        found = self._of(request).schemas([bytes.fromhex(h) for h in request["hashes"]])
-        return {"schemas": {digest.hex(): record.hex() for digest, record in found.items()}}
+    def schemas(self, request: m.SchemaRequest) -> m.SchemaAnswer:
+        """See `ReplicaClient.schemas`."""
+        found = self.replica(request.stream).schemas([unhex(each) for each in request.hashes])
+        return m.SchemaAnswer({digest.hex(): record.hex() for digest, record in found.items()})
 
-    def handlers(self) -> dict[str, Any]:
+    def relations(self, request: m.StreamRequest) -> m.RelationsAnswer:
+        """See `ReplicaClient.relations`."""
+        found = self.replica(request.stream).newest_schemas()
+        return m.RelationsAnswer(tuple(record.hex() for record in found))
+
+    def plan(self, request: m.PlanRequest) -> m.PlanAnswer:
+        """See `ReplicaClient.plan`."""
+        cuts = self.replica(request.stream).plan(
+            request.after_offset, request.up_to_version, request.max_bytes, request.max_versions
+        )
+        return m.PlanAnswer(tuple(cuts))
+
+    def transactions(self, request: m.TransactionsRequest) -> m.TransactionsAnswer:
+        """See `ReplicaClient.list_transactions_after`."""
+        found = self.replica(request.stream).transactions_after(
+            request.timeline, request.lsn, request.limit
+        )
+        return m.TransactionsAnswer(tuple(found))
+
+    def handlers(self) -> dict[str, Handler]:
         """The actions by name."""
-
-        def cut(found: Any) -> dict[str, Any]:
-            return {"cut": None if found is None else list(_record(found).values())}
-
-        return {
-            "report": self.report,
-            "commit": self.commit,
-            "create": self.create,
-            "cut_tail": lambda r: _record(
-                self._of(r).cut_tail(number(r, "term"), number(r, "end"))
+        replica = self.replica
+        return actions.by_name(
+            m.REPORT.handled_by(lambda _: self.report()),
+            m.COMMIT.handled_by(self.commit),
+            m.CREATE.handled_by(self.create),
+            m.CUT_TAIL.handled_by(lambda r: replica(r.stream).cut_tail(r.term, r.end)),
+            m.SEAL.handled_by(lambda r: replica(r.stream).seal(r.end)),
+            m.UNSEAL.handled_by(lambda r: replica(r.stream).unseal()),
+            m.TRIM.handled_by(self.trim),
+            m.STREAM_STATUS.handled_by(self.stream_status),
+            m.SCHEMA.handled_by(self.schemas),
+            m.RELATIONS.handled_by(self.relations),
+            m.PLAN.handled_by(self.plan),
+            m.VERSION_AT.handled_by(
+                lambda r: m.CutAnswer(replica(r.stream).version_at(r.commit_time)),
             ),
-            "seal": lambda r: _record(self._of(r).seal(number(r, "end"))),
-            "unseal": lambda r: _record(self._of(r).unseal()),
-            "trim": lambda r: {
-                "low_offset": self._of(r).trim(
-                    number(r, "up_to"),
-                    number(r, "before_time"),
-                    number(r, "now") if "now" in r else FOREVER,
-                )
-            },
-            "stream_status": self._status,
-            "schema": self._schemas,
-            "relations": lambda r: {
-                "schemas": [record.hex() for record in self._of(r).newest_schemas()]
-            },
-            "plan": self._plan,
-            "version_at": lambda r: cut(self._of(r).version_at(number(r, "commit_time"))),
-            "cut_before": lambda r: cut(self._of(r).cut_before(number(r, "version"))),
-            "transactions": self._transactions,
-        }
+            m.CUT_BEFORE.handled_by(lambda r: m.CutAnswer(replica(r.stream).cut_before(r.version))),
+            m.TRANSACTIONS.handled_by(self.transactions),
+        )
 
 
 class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
@@ -293,28 +284,24 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         """One action."""
         del context
-        return protocol.answer(self._handlers, action)
+        return actions.answer(self._handlers, action)
 
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.GeneratorStream:
         """Read committed entries."""
         del context
-        with protocol.faults():
-            request = protocol.decode(ticket.ticket)
-            relations = request.get("relations")
-            if relations is not None and not isinstance(relations, list):
-                raise MalformedMessageError("relations is not a list of names")
-            stream = text(request, "stream")
-            batches = self._server.replica(stream).read(
-                number(request, "from"), number(request, "to"), relations
+        with actions.faults():
+            request = actions.decode_request(m.ReadRequest, ticket.ticket)
+            batches = self._server.replica(request.stream).read(
+                request.from_offset, request.to_offset, request.relations
             )
 
         def chunks() -> Iterator[tuple[pa.RecordBatch, bytes]]:
-            with protocol.faults():
+            with actions.faults():
                 for entries in batches:
                     batch = _batch(entries)
-                    yield batch, protocol.places_crc(stream, batch)
+                    yield batch, protocol.places_crc(request.stream, batch)
 
         return flight.GeneratorStream(protocol.READ_SCHEMA, chunks())
 
@@ -327,34 +314,33 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
     ) -> None:
         """Append entries until the writer ends the call."""
         del context
-        with protocol.faults():
+        with actions.faults():
             path = [part.decode() for part in descriptor.path or ()]
-            if len(path) != 3 or path[0] != "append" or not path[2].isdigit():
+            if len(path) != 3 or path[0] != "append" or not _TERM.fullmatch(path[2]):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
             replica = self._server.replica(path[1])
             session, status = replica.open_writer(int(path[2]))
             if reader.schema != protocol.APPEND_SCHEMA:
                 raise MalformedMessageError("an append must have the columns kind and data")
-            writer.write(protocol.encode(**_record(status)))
+            writer.write(actions.encode(status))
             for chunk in reader:
                 batch, about = chunk.data, chunk.app_metadata
                 if batch.nbytes > protocol.MAX_BATCH_BYTES or about is None:
                     raise MalformedMessageError(
                         f"batch of {batch.nbytes} bytes exceeds the limit or has no metadata"
                     )
-                metadata = protocol.decode(memoryview(about))
-                confirm = metadata.get("confirm_to")
+                request = actions.decode_request(m.AppendRequest, memoryview(about))
                 kinds = batch.column(0).to_pylist()
                 data = batch.column(1).to_pylist()
                 ack = replica.append(
                     session,
                     [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_ENTRY],
                     [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_SCHEMA],
-                    None if confirm is None else WalPosition(int(confirm[0]), int(confirm[1])),
-                    number(metadata, "gate_lsn"),
-                    None if metadata.get("system_id") is None else number(metadata, "system_id"),
+                    request.confirm_to,
+                    request.gate_lsn,
+                    request.system_id,
                 )
-                writer.write(protocol.encode(**_record(ack)))
+                writer.write(actions.encode(ack))
 
 
 def _batch(entries: list[StoredEntry]) -> pa.RecordBatch:

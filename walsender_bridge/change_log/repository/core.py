@@ -22,8 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from walsender_bridge.change_log.protocol import START, CommitContext, Position, ReplicaReport, load
+from walsender_bridge.change_log.protocol import START, CommitContext, Position, ReplicaReport
 from walsender_bridge.postgres.protocol.lsn import Lsn
+from walsender_bridge.runtime import json_model
 
 # -- records ----------------------------------------------------------------------------------------
 
@@ -441,7 +442,7 @@ def record_from_json(values: Mapping[str, Any]) -> Record:
     """Restore a record from `record_to_json`."""
     fields = {k: v for k, v in values.items() if k != "kind"}
     if values["kind"] == "RepositoryTick":
-        reports = tuple(load(ReplicaReport, report) for report in fields["reports"])
+        reports = tuple(json_model.from_plain(ReplicaReport, each) for each in fields["reports"])
         return RepositoryTick(fields["now"], reports, tuple(fields["barriers"]), fields["issue"])
     if "replicas" in fields:
         fields["replicas"] = tuple(fields["replicas"])
@@ -450,7 +451,7 @@ def record_from_json(values: Mapping[str, Any]) -> Record:
 
 
 def report_to_json(report: ReplicaReport) -> dict[str, Any]:
-    """Convert a report for the wire and for storage."""
+    """Convert a report for storage."""
     values = {name: getattr(report, name) for name in type(report).__slots__}
     position = {name: getattr(report.position, name) for name in Position.__slots__}
     return {**values, "position": position}

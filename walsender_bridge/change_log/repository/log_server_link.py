@@ -8,16 +8,17 @@ commits cannot be reordered.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TypeVar
 
 import structlog
 from pyarrow import flight
 
-from walsender_bridge.change_log import protocol
-from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport, load, text
+from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
 from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
-from walsender_bridge.errors import TusklineError, from_wire
+from walsender_bridge.errors import TusklineError
 
 #: Seconds to wait for a log server's answer.
 _ANSWER = 5.0
@@ -27,6 +28,8 @@ _MOST_COMMITS = 1000
 _STARTING = 30.0
 
 _log = structlog.get_logger(__name__)
+_R = TypeVar("_R")
+_A = TypeVar("_A")
 
 
 class LogServerLink:
@@ -49,15 +52,15 @@ class LogServerLink:
         #: Whether its missing answer has been logged.
         self._warned = False
 
-    def call(self, action: str, **fields: Any) -> dict[str, Any]:
+    def call(self, action: actions.Action[_R, _A], request: _R) -> _A:
         """Perform an action. Raises the log server's error, or `UnavailableError`."""
-        return protocol.call(self._flight, self.address, action, _ANSWER, **fields)
+        return actions.call(self._flight, self.address, action, request, _ANSWER)
 
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""
-        answer = self.call("report")
-        self.log_server_id, self._warned = text(answer, "log_server"), False
-        return [load(ReplicaReport, report) for report in answer["reports"]]
+        answer = self.call(m.REPORT, actions.Empty())
+        self.log_server_id, self._warned = answer.log_server, False
+        return [*answer.reports]
 
     def lost(self, error: TusklineError) -> None:
         """Note that the log server did not answer."""
@@ -149,24 +152,21 @@ class LogServers:
         link: LogServerLink, commits: Mapping[str, Sequence[CommitContext]], now: float
     ) -> list[ReplicaReport]:
         """Send commits with the time of the steady clock; return the replicas' reports after them."""
-        records = {
-            stream: [{name: getattr(c, name) for name in CommitContext.__slots__} for c in missed]
-            for stream, missed in commits.items()
-        }
+        wanted = {stream: tuple(missed) for stream, missed in commits.items()}
         try:
-            answer = link.call("commit", commits=records, now=int(now * 1e6))
+            answer = link.call(m.COMMIT, m.CommitRequest(wanted, int(now * 1e6)))
         except TusklineError as error:
             link.lost(error)
             return []
         for stream in commits:
-            refusal = answer["refused"].get(stream)
+            refusal = answer.refused.get(stream)
             if refusal is None:
                 link.refused.pop(stream, None)
                 continue
             if stream not in link.refused:
-                _log.error("commit refused", stream=stream, reason=refusal.get("what"))
-            link.refused[stream] = from_wire(refusal)
-        return [load(ReplicaReport, report) for report in answer["reports"]]
+                _log.error("commit refused", stream=stream, reason=refusal.what)
+            link.refused[stream] = refusal.error()
+        return [*answer.reports]
 
     def close(self) -> None:
         """Close the connections."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from walsender_bridge.errors import ConfigError, TusklineError, UnavailableError
 from walsender_bridge.runtime import logs, processes, status_file
-from walsender_bridge.runtime.status_file import ErrorRecord, Status
+from walsender_bridge.runtime.error_record import ErrorRecord
+from walsender_bridge.runtime.status_file import Status
 
 if TYPE_CHECKING:
     import asyncio

@@ -15,17 +15,18 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import structlog
 from pyarrow import flight
 
-from walsender_bridge.change_log import protocol
-from walsender_bridge.change_log.protocol import ReplicaReport, check_stream, number, text
+from walsender_bridge.change_log import actions, log_server_messages, protocol
+from walsender_bridge.change_log import repository_messages as m
+from walsender_bridge.change_log.actions import Empty
+from walsender_bridge.change_log.protocol import ReplicaReport, StreamCut, check_stream
 from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
 from walsender_bridge.change_log.repository.core import (
     ConsumerDropped,
@@ -55,6 +56,7 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.runtime import listening
+from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -237,16 +239,19 @@ class RepositoryServer:
         self._trim_at = time.monotonic() + min(5.0, max(0.2, self._retention / 4))
         with self._changed:
             now = self._clock.now()
-            times = {"now": int(now * 1e6), "before_time": int((now - self._retention) * 1e6)}
+            before_time = int((now - self._retention) * 1e6)
             limits = {
                 name: (stream.replicas, self._state.trim_limit(name, now))
                 for name, stream in self._state.streams.items()
             }
         for name, (replicas, limit) in limits.items():
             for log_server in self._log_servers.answering():
-                if log_server.log_server_id in replicas and limit > 1 and times["before_time"] > 0:
+                if log_server.log_server_id in replicas and limit > 1 and before_time > 0:
+                    request = log_server_messages.TrimRequest(
+                        name, limit, before_time, int(now * 1e6)
+                    )
                     try:
-                        log_server.call("trim", stream=name, up_to=limit, **times)
+                        log_server.call(log_server_messages.TRIM, request)
                     except TusklineError as error:
                         _log.warning("trim failed", stream=name, error=error.what)
 
@@ -262,39 +267,38 @@ class RepositoryServer:
             )
         return stream
 
-    def _cut(self, name: str) -> dict[str, Any]:
+    def _cut(self, name: str) -> StreamCut:
         stream = self._stream(name)
         commit = stream.at(self._state.published)
         assert commit is not None, "history reaches down to what is published"
         report = self._reports.get(name)
-        return {
-            "stream": name,
-            "address": self._state.log_servers[stream.replicas[0]],
-            "end_offset": commit.position.end_offset,
-            "global_end": commit.context.global_end,
-            "last_end_lsn": commit.position.end_lsn,
-            "last_commit_time": commit.position.commit_time,
-            "timeline": commit.position.timeline,
-            "low_offset": report.low_offset if report else 1,
-            "bytes_total": commit.position.bytes_total,
-            "history_start": commit.position.history_start,
-        }
+        return StreamCut(
+            stream=name,
+            address=self._state.log_servers[stream.replicas[0]],
+            end_offset=commit.position.end_offset,
+            global_end=commit.context.global_end,
+            last_end_lsn=commit.position.end_lsn,
+            last_commit_time=commit.position.commit_time,
+            timeline=commit.position.timeline,
+            low_offset=report.low_offset if report else 1,
+            bytes_total=commit.position.bytes_total,
+            history_start=commit.position.history_start,
+        )
 
-    def status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def status(self) -> m.StatusAnswer:
         """See `LogStatus`."""
-        del request
         with self._changed:
-            return {
-                "log_id": self._state.log_id,
-                "version": self._state.published,
-                "forced_version": min(self._state.forced_version, self._state.published),
-                "streams": {name: self._cut(name) for name in sorted(self._state.streams)},
-                "faults": {name: fault.to_wire() for name, fault in self._faults.items()},
-            }
+            return m.StatusAnswer(
+                log_id=self._state.log_id,
+                version=self._state.published,
+                forced_version=min(self._state.forced_version, self._state.published),
+                streams={name: self._cut(name) for name in sorted(self._state.streams)},
+                faults={name: ErrorRecord.of(fault) for name, fault in self._faults.items()},
+            )
 
-    def create_stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def create_stream(self, request: m.CreateStreamRequest) -> StreamCut:
         """Create a stream on the log server that has the fewest, unless it exists."""
-        name = check_stream(text(request, "stream"))
+        name = check_stream(request.stream)
         with self._changed:
             if name not in self._state.streams:
                 self._met()
@@ -311,51 +315,48 @@ class RepositoryServer:
             log_id = self._state.log_id
         # A stream with commits exists on its log servers, or has been lost there: it is not created again.
         if not stream.last.context.version:
+            creation = log_server_messages.CreateRequest(name, log_id)
             for log_server in self._log_servers:
                 if log_server.log_server_id in stream.replicas:
-                    log_server.call("create", stream=name, log_id=log_id)
+                    log_server.call(log_server_messages.CREATE, creation)
         with self._changed:
             return self._cut(name)
 
     def _streams_on(self, log_server_id: str) -> int:
         return sum(log_server_id in stream.replicas for stream in self._state.streams.values())
 
-    def writer_term(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def writer_term(self, request: m.WriterTermRequest) -> m.WriterTermAnswer:
         """Issue a term above every one issued before or known to a replica."""
-        name = text(request, "stream")
+        name = request.stream
         with self._changed:
             term = self._stream(name).term
             if name in self._reports:
                 term = max(term, self._reports[name].term)
             self._record(TermGiven(name, term + 1))
-            return {"term": term + 1}
+            return m.WriterTermAnswer(term + 1)
 
     def barrier(
-        self, request: Mapping[str, Any], gone: Callable[[], bool] = lambda: False
-    ) -> dict[str, Any]:
+        self, request: m.BarrierRequest, gone: Callable[[], bool] = lambda: False
+    ) -> m.BarrierAnswer:
         """See `LogClient.barrier`. `gone`: whether the client has disconnected."""
-        positions, timeout = request.get("positions"), request.get("timeout")
-        if not isinstance(positions, dict) or not isinstance(timeout, int | float):
-            raise MalformedMessageError("a barrier must have positions and a timeout")
-        if math.isnan(timeout):
+        if math.isnan(request.timeout):
             raise MalformedMessageError("timeout is not a number of seconds")
-        wanted = {name: number(positions, name) for name in positions}
         with self._changed:
-            for name in wanted:
+            for name in request.positions:
                 self._stream(name)
             if self._stopping:
                 raise UnavailableError("repository is shutting down", where=self.address)
-            barrier = self.barriers.add(wanted)
+            barrier = self.barriers.add(dict(request.positions))
             # It cuts the pause between two ticks short.
             self._changed.notify_all()
         try:
-            barrier.wait(min(float(timeout), _LONGEST_BARRIER), gone)
+            barrier.wait(min(request.timeout, _LONGEST_BARRIER), gone)
         finally:
             with self._changed:
                 self.barriers.remove(barrier)
         with self._changed:
             if 0 < barrier.version <= self._state.published:
-                return {"version": barrier.version}
+                return m.BarrierAnswer(barrier.version)
             raise self._unmet(barrier)
 
     def _unmet(self, barrier: Barrier) -> TusklineError:
@@ -381,12 +382,11 @@ class RepositoryServer:
             repair="check that capture and the log server run (`tuskline log status`), or increase the timeout",
         )
 
-    def register_consumer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def register_consumer(self, request: m.RegisterConsumerRequest) -> Empty:
         """See `LogClient.register_consumer`."""
-        name, lease = text(request, "name"), request.get("lease_seconds")
-        version = None if request.get("version") is None else number(request, "version")
-        if not name or len(name) > 200 or not isinstance(lease, int | float):
-            raise MalformedMessageError("a consumer must have a name and a lease in seconds")
+        name, version, lease = request.name, request.version, request.lease_seconds
+        if not 0 < len(name) <= 200:
+            raise MalformedMessageError("a consumer must have a name of 1 to 200 characters")
         if not 0 < lease <= _LONGEST_LEASE:
             raise UsageError(f"a lease of {lease} s is not between 0 and {_LONGEST_LEASE:.0f}")
         with self._changed:
@@ -397,24 +397,24 @@ class RepositoryServer:
                     repair="check that this is the log that the lake was created from",
                 )
             self._record(ConsumerSeen(name, version, self._clock.now() + lease))
-        return {}
+        return Empty()
 
-    def drop_consumer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def drop_consumer(self, request: m.DropConsumerRequest) -> Empty:
         """See `LogClient.drop_consumer`."""
         with self._changed:
-            self._record(ConsumerDropped(text(request, "name")))
-        return {}
+            self._record(ConsumerDropped(request.name))
+        return Empty()
 
-    def raise_version(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def raise_version(self, request: m.RaiseVersionRequest) -> Empty:
         """See `LogClient.raise_version`."""
-        version = number(request, "version")
+        version = request.version
         with self._changed:
             refusal = self._noted.refusal(self._state.streams, self._log_servers)
             if refusal is not None:
                 raise refusal
             if self._store.append(VersionRaised(version)):
                 _log.warning("skipped versions that a reader has seen", version=version)
-        return {}
+        return Empty()
 
 
 def _jumped(seconds: float) -> None:
@@ -429,22 +429,23 @@ class _RepositoryService(flight.FlightServerBase):  # type: ignore[misc]  # Flig
 
     def __init__(self, server: RepositoryServer, listen: str) -> None:
         self._server = server
-        self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "status": server.status,
-            "create_stream": server.create_stream,
-            "writer_term": server.writer_term,
-            "register_consumer": server.register_consumer,
-            "drop_consumer": server.drop_consumer,
-            "raise_version": server.raise_version,
-        }
+        self._handlers = actions.by_name(
+            m.STATUS.handled_by(lambda _: server.status()),
+            m.CREATE_STREAM.handled_by(server.create_stream),
+            m.WRITER_TERM.handled_by(server.writer_term),
+            m.BARRIER.handled_by(server.barrier),
+            m.REGISTER_CONSUMER.handled_by(server.register_consumer),
+            m.DROP_CONSUMER.handled_by(server.drop_consumer),
+            m.RAISE_VERSION.handled_by(server.raise_version),
+        )
         super().__init__(f"grpc://{listen}")
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         """The names of the actions."""
         del context
-        return [(name, "see the change log's README") for name in (*self._handlers, "barrier")]
+        return [(name, "see the change log's README") for name in self._handlers]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         """One action."""
-        waits = {"barrier": partial(self._server.barrier, gone=context.is_cancelled)}
-        return protocol.answer({**self._handlers, **waits}, action)
+        barrier = m.BARRIER.handled_by(partial(self._server.barrier, gone=context.is_cancelled))
+        return actions.answer({**self._handlers, **actions.by_name(barrier)}, action)

@@ -33,7 +33,7 @@ from walsender_bridge.quorum.proposer.status_record import ENDED, ProposerStatus
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.runtime import child_process, gc_control, status_file
 from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
-from walsender_bridge.runtime.status_file import ErrorRecord
+from walsender_bridge.runtime.error_record import ErrorRecord
 
 #: Seconds between two sessions.
 _PAUSE = 0.5

@@ -19,7 +19,7 @@ from walsender_bridge.quorum.proposer.status_record import (
     SessionStatus,
 )
 from walsender_bridge.runtime.commit_page import CommitPage
-from walsender_bridge.runtime.status_file import ErrorRecord
+from walsender_bridge.runtime.error_record import ErrorRecord
 
 #: Seconds without a message after which a safekeeper counts as hung: it is sent heartbeats five times a second.
 SILENT_SECONDS: Final = 3.0

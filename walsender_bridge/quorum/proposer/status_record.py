@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from walsender_bridge.runtime import status_file
-from walsender_bridge.runtime.status_file import ErrorRecord, Status
+from walsender_bridge.runtime.error_record import ErrorRecord
+from walsender_bridge.runtime.status_file import Status
 
 #: The phase of a proposer that has stopped for good; the others are those of `core.Phase`.
 ENDED: Final = "ended"

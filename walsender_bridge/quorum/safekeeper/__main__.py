@@ -14,7 +14,7 @@ from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.status import Tell, tell_nobody
 from walsender_bridge.quorum.safekeeper.status_record import EndedSafekeeper
 from walsender_bridge.runtime import child_process, gc_control, status_file
-from walsender_bridge.runtime.status_file import ErrorRecord
+from walsender_bridge.runtime.error_record import ErrorRecord
 
 
 def keep_wal(settings: SafekeeperSettings) -> None:

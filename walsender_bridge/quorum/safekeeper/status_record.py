@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from walsender_bridge.runtime import status_file
-from walsender_bridge.runtime.status_file import ErrorRecord, Status
+from walsender_bridge.runtime.error_record import ErrorRecord
+from walsender_bridge.runtime.status_file import Status
 
 #: Upper bounds of the histogram of durable writes, in seconds; one more bucket counts longer ones.
 WRITE_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)

@@ -23,8 +23,8 @@ from walsender_bridge.quorum.safekeeper.archive.upload import Archive
 from walsender_bridge.quorum.safekeeper.effects import ControlState
 from walsender_bridge.quorum.safekeeper.status_record import ArchiverStatus
 from walsender_bridge.runtime import child_process, status_file
+from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.folder import FolderDisk
-from walsender_bridge.runtime.status_file import ErrorRecord
 
 #: Seconds between two polls when there is nothing to do, and after a failure.
 POLL_SECONDS = 1.0

@@ -1,0 +1,189 @@
+"""Actions of the change log's services: requests and answers over Flight, and their errors.
+
+Request and answer are frozen dataclasses (`repository_messages.py`, `log_server_messages.py`), sent as JSON
+(`runtime/json_model.py`) with the protocol version `v`. The version is raised with every change of a message, so both sides
+know the same fields: one that is missing, unknown or of another type is refused, as is an integer that is negative or
+longer than 64 bits. What the values mean is checked by the handlers and the cores. Errors are sent with their cause, and
+raised again at the other side as the same class (`fault`, `raised`).
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Generic, TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from walsender_bridge.errors import (
+    MalformedMessageError,
+    NotSupportedError,
+    TusklineError,
+    UnavailableError,
+)
+from walsender_bridge.runtime import json_model
+from walsender_bridge.runtime.error_record import ErrorRecord
+
+VERSION: Final = 2
+#: Bytes of a request, which contains names, numbers and hashes only.
+MAX_REQUEST_BYTES: Final = 4 << 20
+#: Digits of the greatest integer in a message.
+_MOST_DIGITS: Final = len(str(2**64 - 1))
+
+_R = TypeVar("_R")
+_A = TypeVar("_A")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """The function with which a service performs an action. Made by `Action.handled_by`, which checks its types."""
+
+    action: "Action[Any, Any]"
+    handle: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Action(Generic[_R, _A]):
+    """An action of a service, with the classes of its request and its answer."""
+
+    name: str
+    request: type[_R]
+    answer: type[_A]
+
+    def handled_by(self, handle: Callable[[_R], _A]) -> Handler:
+        """The handler of this action."""
+        return Handler(self, handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A request or an answer without fields."""
+
+
+# -- messages ---------------------------------------------------------------------------------------
+
+
+def encode(message: Any) -> bytes:
+    """The JSON of a message, with the protocol version."""
+    values = {each.name: getattr(message, each.name) for each in fields(message)}
+    return json_model.encode({"v": VERSION, **values})
+
+
+def decode(kind: type[_T], body: bytes | memoryview) -> _T:
+    """The message of this kind in a body. Raises `MalformedMessageError` or `NotSupportedError`."""
+    try:
+        record = json.loads(bytes(body), parse_int=_integer)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise MalformedMessageError(f"{kind.__name__} is not a JSON object")
+    version = record.pop("v", None)
+    if version != VERSION:
+        raise NotSupportedError(
+            f"unsupported version {version!r:.20} of the change log's protocol (this is version {VERSION})",
+            repair="run the same version of Tuskline on all machines",
+        )
+    try:
+        return json_model.from_plain(kind, record, strict=True)
+    except ValueError as error:
+        raise MalformedMessageError(f"{kind.__name__}: {error}"[:200]) from None
+
+
+def decode_request(kind: type[_T], body: bytes | memoryview) -> _T:
+    """For servers: as `decode`, of limited size."""
+    if len(body) > MAX_REQUEST_BYTES:
+        raise MalformedMessageError(f"request of {len(body)} bytes exceeds the limit")
+    return decode(kind, body)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS or not 0 <= (value := int(digits)) < 2**64:
+        raise MalformedMessageError(
+            f"{digits[:_MOST_DIGITS]} in a message is not between 0 and 2^64 - 1"
+        )
+    return value
+
+
+def unhex(text: str) -> bytes:
+    """The bytes that a message contains in hexadecimal. Raises `MalformedMessageError`."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise MalformedMessageError(f"{text[:40]!r} is not hexadecimal") from None
+
+
+# -- calls ------------------------------------------------------------------------------------------
+
+
+def call(
+    client: flight.FlightClient, where: str, action: Action[_R, _A], request: _R, timeout: float
+) -> _A:
+    """Perform an action and return its answer. `timeout` in seconds. Raises the error that the service raised."""
+    with at(where):
+        options = flight.FlightCallOptions(timeout=timeout)
+        results = list(client.do_action(flight.Action(action.name, encode(request)), options))
+    return decode(action.answer, results[0].body.to_pybytes() if results else b"")
+
+
+def by_name(*handlers: Handler) -> dict[str, Handler]:
+    """The handlers of a service by the names of their actions."""
+    return {each.action.name: each for each in handlers}
+
+
+def answer(handlers: Mapping[str, Handler], action: flight.Action) -> list[bytes]:
+    """For servers: dispatch an action to its handler and return the answer."""
+    with faults():
+        found = handlers.get(action.type)
+        if found is None:
+            raise NotSupportedError(f"unknown action {action.type!r:.60}")
+        request = decode_request(found.action.request, memoryview(action.body))
+        return [encode(found.handle(request))]
+
+
+# -- errors -----------------------------------------------------------------------------------------
+
+
+def fault(error: Exception) -> flight.FlightServerError:
+    """Convert an error into the form that a Flight server raises."""
+    if not isinstance(error, TusklineError):
+        error = TusklineError(f"{type(error).__name__}: {error}")
+    return flight.FlightServerError(error.what, json_model.encode(ErrorRecord.of(error)))
+
+
+@contextlib.contextmanager
+def faults() -> Iterator[None]:
+    """For servers: send errors raised in the block over the wire with their cause."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except Exception as error:
+        raise fault(error) from error
+
+
+def raised(error: Exception, where: str) -> TusklineError:
+    """Convert a Flight error at the client; `where` is the service's address."""
+    extra = getattr(error, "extra_info", b"")
+    if extra:
+        with contextlib.suppress(ValueError):
+            return json_model.decode(ErrorRecord, extra).error()
+    if isinstance(error, flight.FlightTimedOutError):
+        return UnavailableError(
+            "service did not answer in time", where=where, repair="check whether it hangs"
+        )
+    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
+        return UnavailableError(
+            "service does not answer", where=where, repair="check that it runs there"
+        )
+    return UnavailableError(f"the connection broke: {error}"[:500], where=where, repair="try again")
+
+
+@contextlib.contextmanager
+def at(where: str) -> Iterator[None]:
+    """For clients: convert Flight's errors raised in the block."""
+    try:
+        yield
+    except (flight.FlightError, pa.ArrowException, OSError) as error:
+        raise raised(error, where) from error

@@ -1,0 +1,207 @@
+"""The actions of a log server: their requests and answers, and what accompanies the entries that are read and appended.
+
+The repository uses the actions from REPORT to TRIM, `ReplicaClient` the others and CUT_TAIL. Offsets are local, and ends
+exclusive; times are microseconds since the Unix epoch. Schema records and their hashes are hexadecimal (`unhex`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from walsender_bridge.change_log.actions import Action, Empty
+from walsender_bridge.change_log.protocol import (
+    CommitContext,
+    CutPoint,
+    ReplicaReport,
+    ReplicaStatus,
+)
+from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
+from walsender_bridge.runtime.error_record import ErrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """The ticket of DoGet: the committed entries [from, to). `relations` ("schema.table"): None: all."""
+
+    stream: str
+    from_offset: int
+    to_offset: int
+    relations: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest:
+    """The metadata of a batch of entries in DoPut. See `AppendWriter.send`."""
+
+    confirm_to: WalPosition | None
+    gate_lsn: Lsn
+    system_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """An action on a stream that needs no more than its name."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAnswer:
+    """`log_server`: its id. `reports`: of its replicas that are not LEARNING."""
+
+    log_server: str
+    reports: tuple[ReplicaReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """`commits`: by stream, in order. `now`: the repository's steady time."""
+
+    commits: Mapping[str, tuple[CommitContext, ...]]
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswer:
+    """`reports`: of these streams' replicas, after the commits. `refused`: by stream, why a commit was not applied."""
+
+    reports: tuple[ReplicaReport, ...]
+    refused: Mapping[str, ErrorRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """A replica of a stream of this log."""
+
+    stream: str
+    log_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutTailRequest:
+    """`term`: of the writer. `end`: where the last commit ends."""
+
+    stream: str
+    term: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealRequest:
+    """See `Replica.seal`."""
+
+    stream: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimRequest:
+    """See `HostedReplica.trim`."""
+
+    stream: str
+    up_to: int
+    before_time: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimAnswer:
+    """`low_offset`: the first one retained."""
+
+    low_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRequest:
+    """`hashes`: of the records wanted."""
+
+    stream: str
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaAnswer:
+    """`schemas`: records by hash."""
+
+    schemas: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RelationsAnswer:
+    """`schemas`: the newest record of each relation, ordered by name."""
+
+    schemas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """See `ReplicaClient.plan`."""
+
+    stream: str
+    after_offset: int
+    up_to_version: int
+    max_bytes: int | None
+    max_versions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """`cuts`: in order."""
+
+    cuts: tuple[CutPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionAtRequest:
+    """See `ReplicaClient.version_at`."""
+
+    stream: str
+    commit_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutBeforeRequest:
+    """See `ReplicaClient.cut_before`."""
+
+    stream: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutAnswer:
+    """`cut`: None if there is no such commit."""
+
+    cut: CutPoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsRequest:
+    """See `ReplicaClient.list_transactions_after`."""
+
+    stream: str
+    timeline: int
+    lsn: Lsn
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsAnswer:
+    """`transactions`: (end LSN, xid, commit time), oldest first."""
+
+    transactions: tuple[tuple[Lsn, int, int], ...]
+
+
+REPORT: Final = Action("report", Empty, ReportAnswer)
+COMMIT: Final = Action("commit", CommitRequest, CommitAnswer)
+CREATE: Final = Action("create", CreateRequest, ReplicaStatus)
+CUT_TAIL: Final = Action("cut_tail", CutTailRequest, ReplicaStatus)
+SEAL: Final = Action("seal", SealRequest, ReplicaStatus)
+UNSEAL: Final = Action("unseal", StreamRequest, ReplicaStatus)
+TRIM: Final = Action("trim", TrimRequest, TrimAnswer)
+STREAM_STATUS: Final = Action("stream_status", StreamRequest, ReplicaStatus)
+SCHEMA: Final = Action("schema", SchemaRequest, SchemaAnswer)
+RELATIONS: Final = Action("relations", StreamRequest, RelationsAnswer)
+PLAN: Final = Action("plan", PlanRequest, PlanAnswer)
+VERSION_AT: Final = Action("version_at", VersionAtRequest, CutAnswer)
+CUT_BEFORE: Final = Action("cut_before", CutBeforeRequest, CutAnswer)
+TRANSACTIONS: Final = Action("transactions", TransactionsRequest, TransactionsAnswer)
