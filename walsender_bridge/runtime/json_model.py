@@ -36,7 +36,7 @@ _SCALARS: Final[Mapping[Any, frozenset[type]]] = {
 
 def encode(model: object) -> bytes:
     """The JSON of a model. A field of another type than those above raises `TypeError`."""
-    return json.dumps(model, default=_plain).encode()
+    return json.dumps(model, default=_plain, separators=(",", ":")).encode()
 
 
 def plain(model: object) -> dict[str, Any]:
