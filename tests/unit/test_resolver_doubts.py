@@ -183,7 +183,7 @@ def test_20_a_candidate_with_an_old_primary_s_own_slot_is_not_ready(active: int 
     found = answered(here=here, known=known)
     assert found.after is CopyState.LEFTOVER
     assert made(found).ready is False
-    assert made(found).rows()[0]["expected"] is True
+    assert made(found).copies()[0].expected is True
 
 
 def test_20_a_leftover_that_is_not_to_be_kept_says_nothing_of_the_others() -> None:
