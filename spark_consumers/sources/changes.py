@@ -371,6 +371,10 @@ class _StreamReader(DataSourceStreamReader):
         return self._connected
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Where the query's first batch begins. Spark asks for no other, and asks again if that batch comes again."""
+        if self._here is not None and self._here.began is not None:
+            # Not where the options, which may be others, would have a query begin today.
+            return StreamOffsets(self._here.log_id, 0, self._here.began).to_json()
         return self._beginning(self._log.status()).to_json()
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
@@ -402,9 +406,6 @@ class _StreamReader(DataSourceStreamReader):
         self._here, self._planned = last, True
         if first == last:
             return []
-        if last.began is not None:
-            # A first batch that comes again: `first` is where the query would begin today.
-            first = replace(first, streams=last.began)
         status = self._log.status()
         self._log.check_log(status, first)
         self._log.check_log(status, last)

@@ -37,7 +37,7 @@ class StreamOffsets:
 
     `ends`: by stream, the end of the last transaction before it, where it is known (`history`); checkpoints of earlier
     versions have none. `began`: by stream, where a query's first batch begins, if this is its end: Spark keeps the ends of
-    batches alone, and a restart would begin the first one where `earliest` or `latest` is by then.
+    batches only, and a first batch that comes again would begin where `earliest` or `latest` is by then.
     """
 
     log_id: str

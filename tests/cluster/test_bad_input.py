@@ -194,7 +194,9 @@ CASES = {
         dsn(host="no-such-host.invalid"),
         TRY,
     ),
-    "never answers": Case(Cause.CONNECTION, "timeout", "server is running", mute, ("init", "detach")),
+    "never answers": Case(
+        Cause.CONNECTION, "timeout", "server is running", mute, ("init", "detach")
+    ),
     "no such user": Case(
         Cause.AUTHENTICATION,
         "password",

@@ -371,7 +371,18 @@ def test_19_a_first_batch_that_comes_again_has_the_rows_that_it_had(
     for start, checkpoint in (("earliest", earliest), ("latest", latest)):
         with pytest.raises(PySparkException, match=r"the sink broke"):
             Fails(reads.stream(startingVersion=start), checkpoint).run(availableNow=True)
+    # Options are ignored where there is a checkpoint: nothing was lost, and nothing has diverged.
+    other = Collector(reads.stream(startingVersion="latest"), tmp_path / "other")
+    with pytest.raises(PySparkException, match=r"the sink broke"):
+        Fails(reads.stream(), tmp_path / "other").run(availableNow=True)
+    other.run(availableNow=True)
+    assert other.ids == list(range(6))
     commit_orders(writer, 6)
+    again = Collector(reads.stream(startingVersion="latest"), latest)
+    again.run(availableNow=True)
+    assert again.ids == [2, 3, 4, 5]
+    again.run(availableNow=True)
+    assert again.ids == [2, 3, 4, 5, 6]
     trim(log, writer.stream, 4)
     with pytest.raises(PySparkException, match=r"(?s)TrimmedError.*kept from offset 4"):
         Collector(reads.stream(), earliest).run(availableNow=True)

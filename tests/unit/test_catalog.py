@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from spark_consumers.lake.catalog import file as catalog_file
 from spark_consumers.lake.catalog import links as table_links
 from spark_consumers.lake.catalog.entries import TABLE, CatalogChanges, Entry, Name, changes
-from spark_consumers.lake.catalog.other_engines import TableNames
+from spark_consumers.lake.catalog.other_engines import OtherEngines, TableNames
 from spark_consumers.lake.manifest.chain import LEFT, Manifest, TableVersion, open_chain
 from spark_consumers.lake.manifest.takeover import name_of
 from spark_consumers.lake.verify import verify
@@ -144,6 +144,19 @@ class Lake:
 @pytest.fixture
 def lake(tmp_path):
     return Lake(tmp_path / "lake")
+
+
+def test_a_table_that_could_not_be_shown_is_shown_with_the_next_epoch(lake):
+    """Otherwise plain readers would see it an epoch behind the others until its next change."""
+    tables = Mock(metadata_file=lambda path, at: None)
+    engines = OtherEngines(lake.chain, tables, lake.publish(orders="orders%t1-ab 1"))
+    published = lake.publish(orders="orders%t1-ab 2")
+    tables.show.side_effect = CorruptError("gave up")
+    engines.show(published)
+    tables.show.side_effect = None
+    engines.show(published)
+    engines.show(published)
+    assert tables.show.call_count == 2
 
 
 def test_a_name_gives_the_newest_copy_and_goes_with_its_table(lake):

@@ -112,10 +112,10 @@ def run(stdin: bytes) -> subprocess.CompletedProcess[bytes]:
 
 def test_a_child_without_settings_names_the_command_that_starts_it():
     done = run(b"")
-    assert done.returncode == Cause.USAGE
+    assert done.returncode == Cause.UNAVAILABLE
     assert done.stderr.decode().splitlines() == [
         "error: this process received no settings on its standard input",
-        "HINT:  run `tuskline up`, which starts it",
+        "HINT:  `tuskline up` starts this process; if Tuskline was upgraded while it ran, restart `tuskline up`",
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_child_that_is_started_on_a_terminal_does_not_wait_for_input():
     finally:
         os.close(master)
         os.close(terminal)
-    assert done.returncode == Cause.USAGE
+    assert done.returncode == Cause.UNAVAILABLE
     assert b"received no settings" in done.stderr
 
 
@@ -145,9 +145,9 @@ def test_a_child_that_is_started_on_a_terminal_does_not_wait_for_input():
 )
 def test_settings_that_are_malformed_are_named_without_their_content(document, said):
     done = run(document)
-    assert done.returncode == Cause.CONFIG
+    assert done.returncode == Cause.UNAVAILABLE
     assert b"the settings on standard input are invalid: " + said in done.stderr
-    assert b"HINT:  if Tuskline was upgraded" in done.stderr
+    assert b"if Tuskline was upgraded while it ran, restart" in done.stderr
     assert b"secret" not in done.stderr
     assert b"Traceback" not in done.stderr
 
@@ -169,7 +169,7 @@ def test_settings_without_an_end_are_read_up_to_the_limit():
     writer = threading.Thread(target=flood)
     writer.start()
     said = process.stderr.read()
-    assert process.wait(60) == Cause.CONFIG
+    assert process.wait(60) == Cause.UNAVAILABLE
     writer.join(30)
     process.stderr.close()
     process.stdin.close()

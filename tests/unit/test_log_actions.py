@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,14 +116,18 @@ def test_the_version_is_checked_before_all_else(action: Action[Any, Any]) -> Non
         (r.BARRIER, BARRIER | {"timeout": True}, "timeout is not of type float"),
         (r.BARRIER, BARRIER | {"positions": [1]}, "positions is not of type object"),
         (r.BARRIER, BARRIER | {"positions": {"a": "1"}}, "positions.a is not of type int"),
-        (r.BARRIER, BARRIER | {"positions": {"a": -1}}, "-1 in a message is not between"),
+        (r.BARRIER, BARRIER | {"positions": {"a": -1}}, "-1 in a request is negative"),
         (r.BARRIER, BARRIER | {"positions": {"a": 2**64}}, "18446744073709551616 in a message"),
         (r.BARRIER, BARRIER | {"positions": {"a": 10**4000}}, "10000000000000000000 in a message"),
         (r.WRITER_TERM, {"stream": None}, "stream is not of type str"),
         (r.RAISE_VERSION, {"version": 1.0}, "version is not of type int"),
         (m.COMMIT, {"commits": {"a": COMMIT}, "now": 1}, "commits.a is not of type array"),
         (m.COMMIT, {"commits": {"a": [{}]}, "now": 1}, "commits.a[0].version is missing"),
-        (m.COMMIT, {"commits": {"a": [COMMIT | {"length": -1}]}, "now": 1}, "-1 in a message"),
+        (
+            m.COMMIT,
+            {"commits": {"a": [COMMIT | {"length": -1}]}, "now": 1},
+            "-1 in a request is negative",
+        ),
         (m.SCHEMA, {"stream": "shop", "hashes": [7]}, "hashes[0] is not of type str"),
         (m.PLAN, {"stream": "shop", "after_offset": "1"}, "is missing"),
     ],
@@ -133,6 +138,20 @@ def test_a_wrong_field_is_named(
     error = performed(action, of(values))
     assert isinstance(error, MalformedMessageError)
     assert said in error.what
+
+
+@pytest.mark.parametrize("commit_time", [-1, -(2**63)])
+def test_a_commit_time_before_1970_arrives(commit_time: int) -> None:
+    """A client sets that of a transaction with an origin, and a report that is refused would stop the whole log."""
+    position = replace(START, commit_time=commit_time)
+    cut = StreamCut("s", "a", 4, 4, 1, commit_time, 1, 1, 9)
+    for answer in (
+        m.CommitAnswer((replace(REPORT, position=position),), {}),
+        replace(STATUS, last_commit_time=commit_time),
+        r.StatusAnswer("log", 1, 0, {"s": cut}, {}),
+        m.CutAnswer(CutPoint(1, 2, 3, 4, commit_time)),
+    ):
+        assert actions.decode(type(answer), actions.encode(answer)) == answer
 
 
 def test_what_accompanies_an_append_is_checked_likewise() -> None:

@@ -110,6 +110,12 @@ def test_a_file_that_is_no_object_is_no_status(content: bytes, tmp_path: Path) -
     assert status_file.read(tmp_path / "none.json", SupervisorStates) is None
 
 
+def test_a_number_beyond_every_float_is_damage_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    path.write_text('{"updated_at": 1' + "0" * 400 + ', "error": null}')
+    assert status_file.read(path, ArchiverStatus) is None
+
+
 def test_the_first_wrong_field_is_named() -> None:
     record = json_model.plain(statuses.session(safekeepers=(statuses.reported(),)))
     record["safekeepers"][0]["lag_bytes"] = True

@@ -2,9 +2,10 @@
 
 Request and answer are frozen dataclasses (`repository_messages.py`, `log_server_messages.py`), sent as JSON
 (`runtime/json_model.py`) with the protocol version `v`. The version is raised with every change of a message, so both sides
-know the same fields: one that is missing, unknown or of another type is refused, as is an integer that is negative or
-longer than 64 bits. What the values mean is checked by the handlers and the cores. Errors are sent with their cause, and
-raised again at the other side as the same class (`fault`, `raised`).
+know the same fields: one that is missing, unknown or of another type is refused, as is an integer longer than 64 bits, and
+a negative one in a request. In an answer it can be a commit time before 1970, which PostgreSQL sends as a client set it
+(`pg_replication_origin_xact_setup`). What the values mean is checked by the handlers and the cores. Errors are sent with
+their cause, and raised again at the other side as the same class (`fault`, `raised`).
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from walsender_bridge.runtime.error_record import ErrorRecord
 VERSION: Final = 2
 #: Bytes of a request, which contains names, numbers and hashes only.
 MAX_REQUEST_BYTES: Final = 4 << 20
-#: Digits of the greatest integer in a message.
+#: Characters of the longest integer in a message.
 _MOST_DIGITS: Final = len(str(2**64 - 1))
 
 _R = TypeVar("_R")
@@ -73,8 +74,12 @@ def encode(message: Any) -> bytes:
 
 def decode(kind: type[_T], body: bytes | memoryview) -> _T:
     """The message of this kind in a body. Raises `MalformedMessageError` or `NotSupportedError`."""
+    return _decode(kind, body, _integer)
+
+
+def _decode(kind: type[_T], body: bytes | memoryview, integer: Callable[[str], int]) -> _T:
     try:
-        record = json.loads(bytes(body), parse_int=_integer)
+        record = json.loads(bytes(body), parse_int=integer)
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
@@ -92,17 +97,24 @@ def decode(kind: type[_T], body: bytes | memoryview) -> _T:
 
 
 def decode_request(kind: type[_T], body: bytes | memoryview) -> _T:
-    """For servers: as `decode`, of limited size."""
+    """For servers: as `decode`, of limited size, and without negative integers."""
     if len(body) > MAX_REQUEST_BYTES:
         raise MalformedMessageError(f"request of {len(body)} bytes exceeds the limit")
-    return decode(kind, body)
+    return _decode(kind, body, _natural)
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS or not 0 <= (value := int(digits)) < 2**64:
+    if len(digits) > _MOST_DIGITS or not -(2**63) <= (value := int(digits)) < 2**64:
         raise MalformedMessageError(
-            f"{digits[:_MOST_DIGITS]} in a message is not between 0 and 2^64 - 1"
+            f"{digits[:_MOST_DIGITS]} in a message is not between -2^63 and 2^64 - 1"
         )
+    return value
+
+
+def _natural(digits: str) -> int:
+    value = _integer(digits)
+    if value < 0:
+        raise MalformedMessageError(f"{digits} in a request is negative")
     return value
 
 

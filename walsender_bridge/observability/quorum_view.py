@@ -75,7 +75,8 @@ class SafekeeperView:
     def fault(self) -> str:
         """Why it is away, if it or the proposer reported an error."""
         if self.ended is not None:
-            return f"{self.ended.where}: {self.ended.sentence}"
+            place = f"{self.ended.where}: " if self.ended.where else ""
+            return f"{place}{self.ended.sentence}"
         return (self.reported and self.reported.fault) or ""
 
     @property

@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from walsender_bridge.errors import ConfigError, TusklineError, UsageError
+from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.runtime import json_model, logs, supervisor
 
 T = TypeVar("T")
 #: The largest document that a child reads, in bytes.
 LIMIT_BYTES: Final = 16 << 20
-_START: Final = "run `tuskline up`, which starts it"
+_START: Final = "`tuskline up` starts this process; if Tuskline was upgraded while it ran, restart `tuskline up`"
 
 
 def child(
@@ -57,19 +57,21 @@ def disk_errors() -> Iterator[None]:
 def received(kind: type[T]) -> T:
     """The settings on standard input, which is `/dev/null` from then on.
 
-    Raises `UsageError` if there are none, and `ConfigError` if they are not those of this process.
+    Raises `UnavailableError` if there are none, or they are not those of this process. That is not final for any child: a
+    supervisor of another version, or a fault of the moment, must not keep a safekeeper stopped for good.
     """
     document = _document()
     if not document:
-        raise UsageError("this process received no settings on its standard input", repair=_START)
+        raise UnavailableError(
+            "this process received no settings on its standard input", repair=_START
+        )
     if len(document) > LIMIT_BYTES:
-        raise ConfigError(f"the settings on standard input exceed {LIMIT_BYTES >> 20} MiB")
+        raise UnavailableError(f"the settings on standard input exceed {LIMIT_BYTES >> 20} MiB")
     try:
         return json_model.decode(kind, document, strict=True)
     except ValueError as error:
-        raise ConfigError(
-            f"the settings on standard input are invalid: {error}",
-            repair="if Tuskline was upgraded while it ran, restart `tuskline up`",
+        raise UnavailableError(
+            f"the settings on standard input are invalid: {error}", repair=_START
         ) from None
 
 

@@ -99,7 +99,10 @@ def _scalar(kind: Any) -> _Convert:
     def convert(value: Any, at: str) -> Any:
         if type(value) not in valid:
             raise _mistyped(at, kind.__name__)
-        return kind(value)
+        try:
+            return kind(value)
+        except OverflowError:
+            raise _mistyped(at, kind.__name__) from None
 
     return convert
 

@@ -21,6 +21,7 @@ _log = logs.logger(__name__)
 #: Files that could not be written at the last attempt.
 _unwritten: set[Path] = set()
 _M = TypeVar("_M")
+_N = TypeVar("_N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +74,15 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def read(path: Path, kind: type[_M], *others: type[_M]) -> _M | None:
+def read(path: Path, kind: type[_M], *others: type[_N]) -> _M | _N | None:
     """The status last written, as the first of these models that the file has all fields of; None if it has no other."""
     try:
         content = path.read_bytes()
     except OSError:
         return None
-    for each in (kind, *others):
+    with contextlib.suppress(ValueError):
+        return json_model.decode(kind, content)
+    for other in others:
         with contextlib.suppress(ValueError):
-            return json_model.decode(each, content)
+            return json_model.decode(other, content)
     return None

@@ -54,7 +54,8 @@ class OtherEngines:
             except CorruptError as error:
                 # It is held as soon as it is to be written again.
                 log.warning("table is damaged", table=name, error=str(error))
-            self._shown[table.path] = table.snapshot_id
+            else:
+                self._shown[table.path] = table.snapshot_id
 
         readable = manifest.readable.items()
         unseen = [(n, t) for n, t in readable if self._shown.get(t.path) != t.snapshot_id]

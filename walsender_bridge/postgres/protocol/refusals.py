@@ -17,6 +17,16 @@ from walsender_bridge.errors import (
 #: another lc_messages becomes a `ConnectionFailedError`.
 _CONNECTION_TEXTS: tuple[tuple[tuple[str, ...], type[TusklineError], str], ...] = (
     (
+        (
+            "too many connections",
+            "too many clients",
+            "canceling authentication",
+            "connection slots",
+        ),
+        ConnectionFailedError,
+        "retry when the server is less busy, or raise max_connections or the role's CONNECTION LIMIT",
+    ),
+    (
         ("password", "SASL", "pg_hba.conf", 'role "', "authentication"),
         AuthenticationError,
         "correct the user and password (.pgpass, PGPASSWORD, service file), or allow the connection in pg_hba.conf",
@@ -42,7 +52,7 @@ def connection_error(text: str, where: str) -> TusklineError:
         return ConfigError(
             f"no such database: {line}", where=where, repair="correct dbname in the DSN"
         )
-    # The more specific text first: the message about a missing REPLICATION also contains "role".
+    # The more specific text first: the messages about REPLICATION and connection limits also contain "role".
     for parts, kind, repair in sorted(
         _CONNECTION_TEXTS, key=lambda row: row[1] is AuthenticationError
     ):

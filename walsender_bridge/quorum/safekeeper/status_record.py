@@ -105,4 +105,4 @@ class ArchiverStatus(Status):
 
 def read(path: Path) -> SafekeeperStatus | EndedSafekeeper | None:
     """The status last written; None if there is none."""
-    return status_file.read(path, SafekeeperStatus) or status_file.read(path, EndedSafekeeper)
+    return status_file.read(path, SafekeeperStatus, EndedSafekeeper)
