@@ -10,6 +10,8 @@ import typer
 
 from spark_consumers.lake.status import CopyStatus, LakeStatus
 from tests.support import statuses
+from walsender_bridge.capture.status import StatusFile
+from walsender_bridge.capture.status_record import CaptureStatus
 from walsender_bridge.change_log.repository.part import RepositoryStatus
 from walsender_bridge.cli import safekeeper
 from walsender_bridge.config import load_config
@@ -108,6 +110,22 @@ def test_a_file_that_is_no_object_is_no_status(content: bytes, tmp_path: Path) -
     assert proposer_record.read(path) is None
     assert status_file.read(path, SupervisorStates) is None
     assert status_file.read(tmp_path / "none.json", SupervisorStates) is None
+
+
+def test_a_capture_keeps_its_position_from_a_status_that_it_cannot_read_whole(
+    tmp_path: Path,
+) -> None:
+    """As of another version, whose gate has other fields."""
+    path = tmp_path / "capture.json"
+    record = json_model.plain(
+        CaptureStatus(source="shop", state="streaming", system_id=7, timeline=2, confirmed_lsn=5)
+    )
+    path.write_text(json.dumps({**record, "gate": {"unlike": 1}}))
+    assert status_file.read(path, CaptureStatus) is None
+    StatusFile(path, "shop", "s").state("connecting")
+    kept = status_file.read(path, CaptureStatus)
+    assert kept is not None
+    assert (kept.system_id, kept.timeline, kept.confirmed_lsn) == (7, 2, 5)
 
 
 def test_a_number_beyond_every_float_is_damage_like_any_other(tmp_path: Path) -> None:

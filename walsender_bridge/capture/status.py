@@ -9,7 +9,7 @@ from psycopg import pq
 
 from walsender_bridge.capture.core import CaptureState
 from walsender_bridge.capture.source import LogPosition
-from walsender_bridge.capture.status_record import CaptureStatus, GateStatus
+from walsender_bridge.capture.status_record import CaptureStatus, GateStatus, KeptPosition
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 from walsender_bridge.runtime import status_file
@@ -26,7 +26,7 @@ class StatusFile:
     def __init__(self, path: Path | None, source: str, slot: str) -> None:
         self._path = path
         self._status = CaptureStatus(source=source, slot=slot, state="connecting", behind=False)
-        before = None if path is None else status_file.read(path, CaptureStatus)
+        before = None if path is None else status_file.read(path, KeptPosition)
         if before is not None:
             self._status = replace(
                 self._status,

@@ -34,29 +34,39 @@ class GateStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureStatus(Status):
-    """The status of a capture. LSNs are end LSNs, 0 if unknown, except `server_lsn`: the durable end of the server's WAL.
+class KeptPosition(Status):
+    """What the next process keeps of a capture's status, for when neither the log nor capture runs. LSNs: 0 if unknown.
 
-    `state`: `connecting`, `streaming`, `waiting` or `stopped`; `error`: why it does not stream. `system_id`: of the cluster
-    that the log was written from; None: unknown. `behind`: the slot may have been confirmed to more than `confirmed_lsn`
-    since. `lag_bytes`: `server_lsn` - `confirmed_lsn`. `transactions` and `messages`: of this session. `spooled_bytes`: of
-    transactions in progress, on disk. `silent_seconds`: since the server sent anything, while it has WAL that it has not
-    sent; 0: it sends, or has nothing to send. `gate`: None: there is none.
+    It is read by itself, so that another field that a version does not know costs nobody the position. `system_id`: of the
+    cluster that the log was written from; None: unknown. `behind`: the slot may have been confirmed to more than
+    `confirmed_lsn` since.
     """
 
     source: str
     slot: str = ""
+    system_id: int | None = None
+    behind: bool = True
+    timeline: int = 0
+    committed_lsn: int = 0
+    confirmed_lsn: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureStatus(KeptPosition):
+    """The status of a capture. LSNs are end LSNs, 0 if unknown, except `server_lsn`: the durable end of the server's WAL.
+
+    `state`: `connecting`, `streaming`, `waiting` or `stopped`; `error`: why it does not stream. `lag_bytes`:
+    `server_lsn` - `confirmed_lsn`. `transactions` and `messages`: of this session. `spooled_bytes`: of transactions in
+    progress, on disk. `silent_seconds`: since the server sent anything, while it has WAL that it has not sent; 0: it
+    sends, or has nothing to send. `gate`: None: there is none.
+    """
+
     state: str
     error: ErrorRecord | None = None
-    timeline: int = 0
     gate: GateStatus | None = None
-    system_id: int | None = None
-    behind: bool
     server_lsn: int = 0
     received_lsn: int = 0
     logged_lsn: int = 0
-    committed_lsn: int = 0
-    confirmed_lsn: int = 0
     silent_seconds: float = 0.0
     lag_bytes: int = 0
     transactions: int = 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from walsender_bridge.capture.source import LogPosition
-from walsender_bridge.capture.status_record import CaptureStatus
+from walsender_bridge.capture.status_record import KeptPosition
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import WalPosition
@@ -28,7 +28,7 @@ def ask(address: str, written: Path | None, stream: str) -> KnownPosition | None
         with LogClient(address, timeout=_ANSWER_SECONDS) as log:
             position = of_log(log, stream)
     except TusklineError:
-        status = None if written is None else status_file.read(written, CaptureStatus)
+        status = None if written is None else status_file.read(written, KeptPosition)
         return None if status is None else of_status(status)
     return None if position is None else KnownPosition(position)
 
@@ -44,7 +44,7 @@ def of_log(log: LogClient, stream: str) -> LogPosition | None:
     return LogPosition(timeline, cut.last_end_lsn, status.confirmed_to, status.system_id)
 
 
-def of_status(status: CaptureStatus) -> KnownPosition | None:
+def of_status(status: KeptPosition) -> KnownPosition | None:
     """The position in capture's status; None if no session has started yet."""
     if not status.confirmed_lsn:
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import tuple_row
 
-from walsender_bridge.capture.status_record import CaptureStatus
+from walsender_bridge.capture.status_record import KeptPosition
 from walsender_bridge.runtime import status_file
 from walsender_bridge.runtime.sql import load
 
@@ -39,14 +39,14 @@ class LeftSlot:
 
 def former_sources(settings: "Config") -> list[Former]:
     """The former sources whose names and slots no configured source uses."""
-    captured = (status_file.read(each, CaptureStatus) for each in settings.capture_statuses)
+    captured = (status_file.read(each, KeptPosition) for each in settings.capture_statuses)
     found = (former for each in captured if each and (former := _former(each)))
     names = {each.name for each in settings.source}
     slots = {each.slot_name for each in settings.source}
     return [each for each in found if each.source not in names and each.slot not in slots]
 
 
-def _former(status: CaptureStatus) -> Former | None:
+def _former(status: KeptPosition) -> Former | None:
     if status.system_id is None:
         return None
     # The status of an earlier version does not name the slot.
