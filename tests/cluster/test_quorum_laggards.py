@@ -91,7 +91,10 @@ def test_8_two_laggards_at_different_places_catch_up_at_once(quorum):
     behind = quorum.make_wal(60)
     began = time.monotonic()
     quorum.start("safekeeper-1", "safekeeper-2")
-    wait_for(lambda: min(map(quorum.held, range(3))) >= behind, 60, "both catch up")
+    try:
+        wait_for(lambda: min(map(quorum.held, range(3))) >= behind, 60, "both catch up")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{quorum.status()}\n{quorum.logs()}") from None
     print("both caught up in", round(time.monotonic() - began, 1), "s")
     quorum.insert(1)
 
