@@ -586,7 +586,7 @@ def test_errors_cross_the_wire_as_what_they_are(processes: Processes) -> None:
                 replica.open_writer(STREAM, term)
         with pytest.raises(UnknownStreamError):
             log.writer_term("nowhere")
-        with pytest.raises(MalformedMessageError, match="-1 in a message"):
+        with pytest.raises(MalformedMessageError, match="-1 in a request is negative"):
             log.raise_version(-1)
         with pytest.raises(MalformedMessageError, match=r"relations\[0\] is not of type str"):
             list(replica.read(STREAM, 1, 2, [7]))  # type: ignore[list-item]  # as another client
