@@ -360,8 +360,6 @@ class _StreamReader(DataSourceStreamReader):
         self._warned = False
         self._here: StreamOffsets | None = None
         self._first: StreamOffsets | None = None
-        #: Whether a batch was planned here: if none was, the next one is the query's first.
-        self._planned = False
         self._renewed: float | None = None
 
     @property
@@ -396,14 +394,14 @@ class _StreamReader(DataSourceStreamReader):
                 f"tuskline: a batch is limited to version {end.version} of {status.version}; with "
                 "Trigger.AvailableNow this query would end there\n"
             )
-        if end is not here and not self._planned:
-            end = replace(end, began=self._beginning(status).streams)
+        if end is not here and here is self._first:
+            end = replace(end, began=here.streams)
         self._here = end
         return end.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
-        self._here, self._planned = last, True
+        self._here = last
         if first == last:
             return []
         status = self._log.status()

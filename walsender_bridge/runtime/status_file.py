@@ -80,9 +80,8 @@ def read(path: Path, kind: type[_M], *others: type[_N]) -> _M | _N | None:
         content = path.read_bytes()
     except OSError:
         return None
-    with contextlib.suppress(ValueError):
-        return json_model.decode(kind, content)
-    for other in others:
+    kinds: tuple[type[_M | _N], ...] = (kind, *others)
+    for each in kinds:
         with contextlib.suppress(ValueError):
-            return json_model.decode(other, content)
+            return json_model.decode(each, content)
     return None
