@@ -5,7 +5,7 @@ import os
 import hypothesis
 import pytest
 
-from tests.support import containers, extension, resume, servers, spark_jvm
+from tests.support import containers, extension, ports, resume, servers, spark_jvm
 from tests.support.containers import container_dsn
 from tests.support.servers import database, make_server, pg_server, pg_servers
 from tests.support.spark import spark
@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     resume.configure(config)
     spark_jvm.set_up(os.environ)
+    ports.share(os.environ)
     # A busy machine is not a fault of an example; and the run's seed is hypothesis's too.
     hypothesis.settings.register_profile("tuskline", deadline=None, print_blob=True)
     hypothesis.settings.load_profile("tuskline")

@@ -49,35 +49,54 @@ _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.
 # A line on the pipe: exit. End of file: the owner died. The pid may then belong to another process.
 _GUARD = 'read -r _ && exit; [ "$(head -n 1 "$2/postmaster.pid")" = "$1" ] && kill -QUIT "$1"'
 # Below the range of ephemeral ports, so that a stopped server gets its port again.
-_PORTS = range(12_000, 32_000)
+_PORTS = "12000-31999"
 _given: set[int] = set()
 _ATTEMPTS = 20
 
 
 def free_port() -> int:
-    """A free TCP port of 127.0.0.1, outside the range of ephemeral ports.
+    """A free TCP port of 127.0.0.1, outside the range of ephemeral ports; `TUSKLINE_PORTS` (first-last) is another range.
 
-    A process gets each port once, since it may not be bound yet when the next one is requested.
+    A process gets each port once, since it may not be bound yet when the next one is requested. Processes that run at the
+    same time and restart their servers need ranges of their own: a stopped server's port looks free to the others.
     """
-    if len(_given) > len(_PORTS) // 2:
+    ports = _ports()
+    if len(_given) > len(ports) // 2:
         _given.clear()
     for _ in range(200):
-        port = secrets.choice(_PORTS)
+        port = secrets.choice(ports)
         if port not in _given and _is_free(port):
             _given.add(port)
             return port
-    raise LocalServerError("no free port", where=f"127.0.0.1:{_PORTS.start}-{_PORTS.stop - 1}")
+    raise LocalServerError("no free port", where=_where(ports))
 
 
 def free_ports(count: int) -> range:
     """This number of consecutive free ports, in the range of `free_port`."""
+    ports = _ports()
     for _ in range(200):
         first = free_port()
         row = range(first, first + count)
-        if row.stop <= _PORTS.stop and _given.isdisjoint(row[1:]) and all(map(_is_free, row)):
+        if row.stop <= ports.stop and _given.isdisjoint(row[1:]) and all(map(_is_free, row)):
             _given.update(row)
             return row
-    raise LocalServerError(f"no {count} free ports in a row", where="127.0.0.1")
+    raise LocalServerError(f"no {count} free ports in a row", where=_where(ports))
+
+
+def _ports() -> range:
+    text = os.environ.get("TUSKLINE_PORTS", _PORTS)
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16):
+        raise LocalServerError(
+            f"not a range of ports: {text!r}",
+            where="TUSKLINE_PORTS",
+            repair=f"set it to first-last, for instance {_PORTS}",
+        )
+    return range(int(first), int(last) + 1)
+
+
+def _where(ports: range) -> str:
+    return f"127.0.0.1:{ports.start}-{ports.stop - 1}"
 
 
 def _is_free(port: int) -> bool:
