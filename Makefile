@@ -13,9 +13,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 READY := .venv/.ready
 CLASSES := .cache/spark-classes.jsa
 BIN := .venv/bin
-# Tests wait for servers about a third of the time, so three processes keep two cores busy; each takes up to 3 GiB.
+# Tests wait for servers about half of the time, so four processes keep two cores busy; each takes up to 3 GiB.
 WORKERS ?= $(shell awk -v cores="$$(getconf _NPROCESSORS_ONLN)" '/^MemAvailable/ {gib = $$2 / 1048576} \
-  END {n = int(cores * 3 / 2); if (gib > 0 && n > gib / 3) n = int(gib / 3); print (n > 1 ? n : 1)}' /proc/meminfo 2>/dev/null || echo 2)
+  END {n = cores * 2; if (gib > 0 && n > gib / 3) n = int(gib / 3); print (n > 1 ? n : 1)}' /proc/meminfo 2>/dev/null || echo 2)
 MINUTES ?= 10
 SEED ?= 1
 SECONDS ?= 45

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import structlog
-
 from slot_sync.copier import SlotCopier
 from slot_sync.plan import SlotSyncPlan
 from slot_sync.probe.shared import SharedProbe
 from slot_sync.report import SlotReport, SlotRound
 from walsender_bridge.errors import InvariantError, RunningError, TusklineError
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.closing import Closing
 
 #: Rounds of `once`: a slot under constant writes always has another action pending.
@@ -25,7 +24,7 @@ _ROUNDS: Final = 10
 #: Seconds that a thread is given to end.
 _ENDING: Final = 2.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 def probe(plan: SlotSyncPlan) -> SlotReport:

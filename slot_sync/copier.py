@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-import structlog
-
 from slot_sync.apply import carry_out, does_something
 from slot_sync.keyed_worker_pool import KeyedWorkerPool
 from slot_sync.plan import FailoverCandidate, SlotSyncPlan
@@ -27,6 +25,7 @@ from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import SAFE, Advance, CopyState, Reason, SetFields, Transition
 from slot_sync.sessions import Sessions
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.closing import Closing
 
 #: Seconds for which a verdict that is unchanged is not saved again.
@@ -39,7 +38,7 @@ UNDECODED: Final = frozenset({Reason.NO_SNAPSHOT, Reason.FOREIGN_SNAPSHOT, Reaso
 LOGS_SNAPSHOTS: Final = 160_000
 ASK_SECONDS: Final = 2.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class SlotCopier(Closing):

@@ -12,8 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from slot_sync.resolver.observed import (
     Confirmed,
     CopyRecord,
@@ -26,13 +24,13 @@ from slot_sync.resolver.observed import (
     StandbyRecord,
 )
 from walsender_bridge.errors import ConfigError, NotSupportedError
-from walsender_bridge.runtime import checksummed_json, record_file
+from walsender_bridge.runtime import checksummed_json, logs, record_file
 from walsender_bridge.runtime.folder import FolderDisk
 
 #: A file of an older version is renamed and kept, like a damaged one.
 VERSION: Final = 6
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class RecordFile:

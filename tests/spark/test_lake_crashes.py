@@ -22,6 +22,7 @@ from tests.support.bank_load import TABLES, check, transfer
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
 from walsender_bridge.runtime.processes import children, command_line
 
 
@@ -114,7 +115,10 @@ def test_a_driver_whose_jvm_dies_ends_with_an_error(tmp_path, database):
         assert list(place.glob("blockmgr-*"))
         os.kill(jvm, signal.SIGKILL)
         database.execute("INSERT INTO one VALUES (1)")
-        assert stack.wait("lake", 60) > 0
+        assert stack.wait("lake", 60) == Cause.UNAVAILABLE
+        log = (tmp_path / "lake.log").read_text()
+        assert "error: lake: its JVM has ended" in log
+        assert "Traceback" not in log
         assert not place.exists()
 
 

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import psycopg
-import structlog
 
 from walsender_bridge.capture import (
     core,
@@ -62,6 +61,7 @@ from walsender_bridge.postgres.client.replication_connection import (
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.replication import mark_for_failover, status_update
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.waker import Waker
 
 #: Seconds between two sessions: the first pause, which doubles up to the longest.
@@ -94,7 +94,7 @@ _RETRIED = (
     DiskFullError,
 )
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class HungLogServerError(TusklineError):

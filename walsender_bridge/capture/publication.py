@@ -44,7 +44,7 @@ _SHOWN: Final = 10
 
 Connection = psycopg.Connection[Any]
 
-_log = logs.logger(__name__)
+_log = logs.logger()
 
 
 def facts(connection: Connection, source: "CaptureSource") -> dict[str, Any] | None:

@@ -11,19 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import structlog
-
 from walsender_bridge.capture import publication, source
 from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import PublicationError, TusklineError
 from walsender_bridge.postgres.table_patterns import Choice
+from walsender_bridge.runtime import logs
 
 #: Seconds between two polls.
 POLL_SECONDS: Final = 10.0
 #: Seconds that the end of a session waits for a poll.
 _END_SECONDS: Final = 1.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class PublicationPoll:

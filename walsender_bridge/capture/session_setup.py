@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from walsender_bridge.capture import core, source
 from walsender_bridge.capture.overlap import Overlap, utc
 from walsender_bridge.capture.publication import reattach
@@ -27,13 +25,14 @@ from walsender_bridge.errors import DivergedError, UnavailableError
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
+from walsender_bridge.runtime import logs
 
 #: Seconds that the log server has to answer a request.
 ANSWER_SECONDS = 120.0
 #: Transactions that a `DivergedError` lists.
 LISTED = 20
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 def settle(writer: AppendWriter, log: LogClient, seconds: float) -> None:

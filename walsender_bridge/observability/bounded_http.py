@@ -14,7 +14,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-import structlog
+from walsender_bridge.runtime import logs
 
 #: Concurrent connections: some scrapers, some probes, and room for clients that hang.
 CONNECTIONS: Final = 32
@@ -25,7 +25,7 @@ LEAVE_SECONDS: Final = 1.0
 #: Seconds between two log lines about too many connections.
 _LOG_SECONDS: Final = 30.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class BoundedServer(ThreadingHTTPServer):

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, Final
 
-import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -27,13 +26,14 @@ from walsender_bridge.observability import lag, quorum_metrics, slots_metrics
 from walsender_bridge.observability.bounded_http import BoundedHandler, BoundedServer
 from walsender_bridge.observability.metric_family import add_known, counter, gauge
 from walsender_bridge.observability.observation import Observation, Observer
+from walsender_bridge.runtime import logs
 
 #: Seconds for which an observation is reused.
 FRESH: Final = 1.0
 #: Seconds within which a client has to send its request.
 REQUEST_SECONDS: Final = 10.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 def serve(settings: Config) -> None:

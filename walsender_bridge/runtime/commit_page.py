@@ -25,7 +25,7 @@ STALE_SECONDS: Final = 5.0
 _MAGIC: Final = b"tsklgate"
 _VERSION: Final = 1
 
-_log = logs.logger(__name__)
+_log = logs.logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ exit code changes.
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -44,7 +45,8 @@ def export_format(form: str) -> None:
 
 def configure() -> None:
     """Configure logging from the environment."""
-    import structlog
+    with _without_rich():
+        import structlog
 
     json = os.environ.get(VARIABLE) == "json"
     renderer: structlog.types.Processor = (
@@ -66,19 +68,28 @@ def configure() -> None:
     )
 
 
-def logger(name: str) -> "FilteringBoundLogger":
+def logger() -> "FilteringBoundLogger":
     """`structlog.get_logger`, which imports the library with the first line: commands that log nothing do not pay for it."""
-    return cast("FilteringBoundLogger", _Logger(name))
+    return cast("FilteringBoundLogger", _Logger())
 
 
 class _Logger:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
     def __getattr__(self, method: str) -> Any:
         import structlog
 
-        return getattr(structlog.get_logger(self._name), method)
+        return getattr(structlog.get_logger(), method)
+
+
+@contextlib.contextmanager
+def _without_rich() -> Iterator[None]:
+    """Import structlog without rich, whose tracebacks are not used here: a fifth of a safekeeper's start."""
+    hidden: dict[str, Any] = {} if "rich" in sys.modules else {"rich": None}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def say_error(error: TusklineError) -> None:

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from walsender_bridge.errors import ConfigError
-from walsender_bridge.runtime import disk_full
+from walsender_bridge.runtime import disk_full, logs
 
 _OTHERS = 0o077
 
@@ -48,9 +48,8 @@ def private_folder(folder: Path) -> None:
             repair="choose a folder that belongs to this account alone, mode 0700",
         )
     folder.chmod(mode & ~_OTHERS)
-    import structlog
 
-    structlog.get_logger(__name__).warning(
+    logs.logger().warning(
         "data folder was accessible to other accounts; its mode has been corrected",
         folder=str(folder),
         mode=f"{mode:04o}",

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from walsender_bridge.runtime import json_model, logs, processes, shared_files
 
-_log = logs.logger(__name__)
+_log = logs.logger()
 #: Files that could not be written at the last attempt.
 _unwritten: set[Path] = set()
 _M = TypeVar("_M")

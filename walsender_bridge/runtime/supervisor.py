@@ -35,7 +35,7 @@ GOOD_LIFE = 60.0
 #: Seconds between two tries to write the states.
 AGAIN_SECONDS = 1.0
 
-_log = logs.logger(__name__)
+_log = logs.logger()
 
 
 @dataclass(frozen=True, slots=True)

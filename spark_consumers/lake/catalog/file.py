@@ -13,8 +13,6 @@ from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-import structlog
-
 from spark_consumers.lake.catalog.entries import (
     CATALOG,
     TABLE,
@@ -23,7 +21,7 @@ from spark_consumers.lake.catalog.entries import (
     Name,
     changes,
 )
-from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime import fail_point, logs
 
 #: Seconds to wait for another process's lock: epochs wait, too.
 _WAIT = 0.2
@@ -76,7 +74,7 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 #: What SQLite keeps beside a file, and applies to it: it goes with the file.
 _BESIDE = ("-journal", "-wal", "-shm")
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 class _UnusableError(Exception):

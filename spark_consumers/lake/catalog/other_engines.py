@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import structlog
-
 from spark_consumers.lake.catalog import links as table_links
 from spark_consumers.lake.catalog.entries import Name
 from spark_consumers.lake.catalog.file import CatalogFile
@@ -24,12 +22,13 @@ from spark_consumers.lake.format.iceberg_files import following
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.runtime import logs
 
 #: Seconds between two comparisons while no link is published, and until the next one after a failure.
 _CHECK_SECONDS = 60.0
 _AFTER_FAILURE = 1.0
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 class OtherEngines:

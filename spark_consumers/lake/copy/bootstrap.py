@@ -26,7 +26,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow as pa
-import structlog
 from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
@@ -57,9 +56,10 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnsupportedValueError,
 )
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.sql import load
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import TypeVar
 from zlib import crc32
 
 import pyarrow as pa
-import structlog
 from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, text_columns
@@ -54,7 +53,7 @@ from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
 from walsender_bridge.change_log.client import CutPoint, LogStatus
 from walsender_bridge.postgres.protocol.pgoutput import Column
-from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 #: A table is rewritten without its files of deletes when there are more than this, and more for each
@@ -63,7 +62,7 @@ from walsender_bridge.runtime.steady_clock import SteadyClock
 _COMPACT_FILES = 8
 _COMPACT_BYTES = 32 << 20
 
-log = structlog.get_logger()
+log = logs.logger()
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")

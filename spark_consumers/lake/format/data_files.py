@@ -25,17 +25,17 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
-import structlog
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.manifest.table_version import TableVersion
 from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.runtime import logs
 
 _STAGE = re.compile(r"(\d{20})-t(\d+)-a(\d+)")
 _ROW_GROUP = 128 * 1024
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 @dataclass(frozen=True, slots=True)

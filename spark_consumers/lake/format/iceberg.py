@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import structlog
 from pyspark.sql import SparkSession
 
 from spark_consumers.lake.format import checksums, leaks
@@ -59,6 +58,7 @@ from spark_consumers.lake.format.iceberg_tables import LoadedTables, of_table
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
 from spark_consumers.lake.manifest import takeover
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.durable import sync_folder
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
@@ -71,7 +71,7 @@ _PROPERTIES = {
 }
 
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 class IcebergFormat:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import structlog
-
 from spark_consumers.lake.tables import sources
 from spark_consumers.lake.tables.shape import Publication
 from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.errors import TusklineError, UnavailableError
+from walsender_bridge.runtime import logs
 
 #: Seconds between two polls of a source.
 POLL_SECONDS = 5.0
@@ -22,7 +21,7 @@ _PATIENCE = 1.0
 #: undetected.
 OVERDUE_SECONDS = 60.0
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 class PublicationPoller:

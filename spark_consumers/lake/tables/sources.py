@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-import structlog
 from psycopg import sql
 
 from spark_consumers.lake.tables.shape import Publication, Shape
@@ -15,6 +14,7 @@ from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
 from walsender_bridge.postgres.protocol.relation_name import relation_name
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.sql import load
 
 #: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
@@ -23,7 +23,7 @@ OWN_SCHEMA = "tuskline"
 _SCHEMAS = 150000
 _NO_SCHEMAS = "SELECT NULL::oid AS oid, NULL::oid AS pnpubid, NULL::oid AS pnnspid"
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from spark_consumers.lake.catalog import links as table_links
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import TableFormat
@@ -14,8 +12,9 @@ from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
 from walsender_bridge.errors import CorruptError, FencedError
+from walsender_bridge.runtime import logs
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 class LakeSite:

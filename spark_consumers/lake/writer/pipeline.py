@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import structlog
 from pyspark.sql import SparkSession
 
 from spark_consumers.lake.catalog.other_engines import OtherEngines
@@ -51,6 +50,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 __all__ = ["Lakehouse", "Source"]
@@ -64,7 +64,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 #: Links in which a takeover looks for orphaned files.
 _RECENT_LINKS = 100
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Lakehouse:
         """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
 
         Survives restarts of the log and of PostgreSQL, and a full disk. Raises `FencedError` when a newer writer has
-        come, `LakeError` for a lake of another log without a request (`adopt`), and any error once the JVM has ended.
+        come, `LakeError` for a lake of another log without a request (`adopt`), `UnavailableError` once the JVM has ended.
         """
         pause = _FIRST_PAUSE
         try:
@@ -182,10 +182,7 @@ class Lakehouse:
         The first one takes over, even if another driver is at work. Returns what was published. Raises what `run` would retry.
         """
         if not is_alive(self._spark):
-            # Nothing else detects this while there is nothing to write.
-            raise UnavailableError(
-                "its JVM has ended", where="lake", repair="start the driver again"
-            )
+            raise _jvm_ended()  # nothing else detects this while there is nothing to write
         writer = self._writer or self._take_over()
         status = self._log.status()
         if adopt.wanted(self._chain, writer.head, status.log_id):
@@ -456,7 +453,7 @@ class Lakehouse:
     def _failed(self, error: Exception, pause: float) -> None:
         """Say what happened, and start the next attempt from what is durable: a newest link that is lost may be given up."""
         if not is_alive(self._spark):
-            raise error
+            raise _jvm_ended() from error
         self._failures.failed(error, pause)
         self._log.close()
         if self._writer is not None:
@@ -475,6 +472,10 @@ class Lakehouse:
                 and self._chain.recorded_newest() is None
             ):
                 self._forget(self._writer)
+
+
+def _jvm_ended() -> UnavailableError:
+    return UnavailableError("its JVM has ended", where="lake", repair="start the driver again")
 
 
 def _paused(stop: threading.Event, seconds: float) -> float:

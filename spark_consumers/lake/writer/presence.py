@@ -14,17 +14,16 @@ import threading
 import uuid
 from pathlib import Path
 
-import structlog
-
 from spark_consumers.lake.manifest.exclusive import names
 from spark_consumers.lake.manifest.takeover import Sign
+from walsender_bridge.runtime import logs
 
 #: Seconds between two beats.
 _BEAT = 1.0
 #: A file's size from the start: a full disk does not end a sign of life.
 _SIZE = 128
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 class Presence:

@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from spark_consumers.lake.epoch import rolled_back
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.exclusive import create_exclusively
@@ -35,6 +33,7 @@ from walsender_bridge.errors import (
     LakeError,
     UsageError,
 )
+from walsender_bridge.runtime import logs
 
 ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
 #: Refused for a table that is not published.
@@ -52,7 +51,7 @@ _POLL_SECONDS = 0.1
 #: The suffix of a file that is not a valid request.
 _ASIDE = ".corrupt"
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
-import structlog
-
 from spark_consumers.lake.format import leaks
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest.chain import Chain, Manifest
@@ -20,12 +18,13 @@ from spark_consumers.lake.manifest.drafts import Drafts
 from spark_consumers.lake.manifest.reader_leases import held_from
 from spark_consumers.lake.writer.lake_site import LakeSite
 from walsender_bridge.errors import FencedError
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 #: How often what is past its retention is removed, in seconds, at most.
 _HOUSEKEEPING = 60.0
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 def _jumped(seconds: float) -> None:

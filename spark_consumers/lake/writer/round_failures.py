@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from spark_consumers.lake.folder import why
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime import logs
 
 #: Seconds after which a cause that lasts is logged again.
 _AGAIN_SECONDS = 60.0
@@ -19,7 +18,7 @@ _WELL_SECONDS = 5.0
 #: Characters of an error that is not one of ours.
 _DETAIL = 4000
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 class RoundFailures:

@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import structlog
-
 from spark_consumers.lake.copy.bootstrap import CopyRequest
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
 from spark_consumers.lake.epoch import quarantined_rows, rolled_back
@@ -40,7 +38,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnsupportedValueError,
 )
-from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 #: After which a copy that failed is tried again, in seconds.
@@ -50,7 +48,7 @@ _NOT_BEGUN = 2.0
 #: How often the status is written while something is copied, in seconds.
 _STATUS = 1.0
 
-log = structlog.get_logger()
+log = logs.logger()
 
 
 class TableWork:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
-import structlog
 
 from walsender_bridge.capture import source
 from walsender_bridge.capture.gate.core import Decided, GateState, ObservedServer, Rule, step
@@ -30,6 +29,7 @@ from walsender_bridge.capture.status_record import CandidateStatus, GateStatus
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, format_lsn
 from walsender_bridge.postgres.protocol.replication import SystemIdentity
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.commit_page import CommitPageReader
 from walsender_bridge.runtime.sql import load
 
@@ -39,7 +39,7 @@ BUSY_SECONDS = 0.05
 LONGEST_SECONDS = 0.2
 IDLE_SECONDS = 1.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class Watch(Protocol):

@@ -19,16 +19,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lmdb
-import structlog
 
 from walsender_bridge.change_log.replica import damaged_segments
 from walsender_bridge.change_log.storage.segment import DAMAGE, Segment
 from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.runtime import logs
 
 #: Signals that kill a reader of a damaged memory map; LMDB's own assertions abort.
 SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 def keep_fatal_aside(streams: Path) -> list[CorruptError]:

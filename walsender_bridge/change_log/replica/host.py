@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-import structlog
-
 from walsender_bridge.change_log.entry import (
     EntryHeader,
     read_header,
@@ -48,14 +46,14 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
-from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime import fail_point, logs
 
 #: Seconds that an empty commit may wait for another write.
 LAZY_SECONDS = 1.0
 #: A time later than that of any commit (microseconds).
 FOREVER = 2**62
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 def cut_point(row: IndexRow) -> CutPoint:

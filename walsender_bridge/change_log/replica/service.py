@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import structlog
 from pyarrow import flight
 
 from walsender_bridge.change_log import actions, protocol
@@ -40,7 +39,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from walsender_bridge.runtime import listening
+from walsender_bridge.runtime import listening, logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 
@@ -49,7 +48,7 @@ _GRACE = 2.0
 #: A term in the path of an append: it must fit into the reports that contain it later.
 _TERM = re.compile(r"[0-9]{1,19}")
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class DataDirectory:

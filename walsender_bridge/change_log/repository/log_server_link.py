@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-import structlog
 from pyarrow import flight
 
 from walsender_bridge.change_log import actions, protocol
@@ -19,6 +18,7 @@ from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
 from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime import logs
 
 #: Seconds to wait for a log server's answer.
 _ANSWER = 5.0
@@ -27,7 +27,7 @@ _MOST_COMMITS = 1000
 #: Seconds that a log server has to start together with its bridge before a missing answer is logged as a warning.
 _STARTING = 30.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 _R = TypeVar("_R")
 _A = TypeVar("_A")
 

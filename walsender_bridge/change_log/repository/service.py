@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import structlog
 from pyarrow import flight
 
 from walsender_bridge.change_log import actions, log_server_messages, protocol
@@ -55,7 +54,7 @@ from walsender_bridge.errors import (
     UnknownStreamError,
     UsageError,
 )
-from walsender_bridge.runtime import listening
+from walsender_bridge.runtime import listening, logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.steady_clock import SteadyClock
@@ -66,7 +65,7 @@ _HASTE = 0.01
 _LONGEST_LEASE = 7 * 86_400.0
 _LONGEST_BARRIER = 86_400.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class RepositoryServer:

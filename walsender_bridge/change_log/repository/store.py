@@ -16,7 +16,6 @@ import sqlite3
 from pathlib import Path
 
 import google_crc32c
-import structlog
 
 from walsender_bridge.change_log.repository.core import (
     Record,
@@ -33,13 +32,13 @@ from walsender_bridge.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from walsender_bridge.runtime import sql
+from walsender_bridge.runtime import logs, sql
 from walsender_bridge.runtime.private_folder import private_file
 
 FORMAT = 2
 CHECKPOINT_EVERY = 1000
 
-_log = structlog.get_logger()
+_log = logs.logger()
 
 
 class RepositoryStore:

@@ -14,11 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
-import structlog
-
 from walsender_bridge.change_log.protocol import ReplicaReport
 from walsender_bridge.change_log.repository.core import ReportEvaluation, StreamState
 from walsender_bridge.errors import ConfigError, DivergedError, TusklineError, UnavailableError
+from walsender_bridge.runtime import logs
 
 #: Seconds without an answer after which a log server is a fault: longer than its restart takes.
 AWAY_SECONDS: Final = 15.0
@@ -28,7 +27,7 @@ REPAIR: Final = (
     " docs/log-lost.md"
 )
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class LogServer(Protocol):

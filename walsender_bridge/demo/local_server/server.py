@@ -52,6 +52,7 @@ _GUARD = 'read -r _ && exit; [ "$(head -n 1 "$2/postmaster.pid")" = "$1" ] && ki
 _PORTS = "12000-31999"
 _given: set[int] = set()
 _ATTEMPTS = 20
+_BLOCK = 64 << 10
 
 
 def free_port() -> int:
@@ -376,7 +377,22 @@ def _template(
             )
         finally:
             shown.unlink()
+        for segment in (aside / "pg_wal").glob("0*"):
+            _make_sparse(segment)
         secret.touch(mode=0o600)
         secret.write_text(password)
         aside.rename(target)
         return target, password
+
+
+def _make_sparse(file: Path) -> None:
+    """Turn blocks of zeros, most of a fresh cluster's WAL, into holes: `cp` copies the cluster for a third less."""
+    data = memoryview(file.read_bytes())
+    with file.open("r+b") as target:
+        target.truncate(0)
+        for at in range(0, len(data), _BLOCK):
+            block = data[at : at + _BLOCK]
+            if any(block):
+                target.seek(at)
+                target.write(block)
+        target.truncate(len(data))

@@ -15,8 +15,6 @@ may lack a segment that the others have.
 
 from collections.abc import Callable
 
-import structlog
-
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DivergedError,
@@ -30,8 +28,9 @@ from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 from walsender_bridge.quorum.failover.plan import PromotionCandidate
 from walsender_bridge.quorum.proposer.catch_up.wal_range import read_range
 from walsender_bridge.quorum.proposer.primary.wal_source import StandbyStream
+from walsender_bridge.runtime import logs
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 def compared_range(

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import structlog
-
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -45,12 +43,12 @@ from walsender_bridge.quorum.proposer.quorum_id_record import known_on
 from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.messages import Purpose, SafekeeperGreeting, ServerInfo
-from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime import fail_point, logs
 
 #: Seconds between two polls.
 _POLL_SECONDS = 0.1
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 @dataclass(frozen=True, slots=True)

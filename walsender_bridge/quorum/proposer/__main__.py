@@ -10,8 +10,6 @@ import threading
 import time
 from dataclasses import replace
 
-import structlog
-
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -31,7 +29,7 @@ from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.proposer.status import commit_page, without_session
 from walsender_bridge.quorum.proposer.status_record import ENDED, ProposerStatus
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.runtime import child_process, gc_control, status_file
+from walsender_bridge.runtime import child_process, gc_control, logs, status_file
 from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
 from walsender_bridge.runtime.error_record import ErrorRecord
 
@@ -42,7 +40,7 @@ _MOVING = 0.05
 #: How often the wait of an outvoted session doubles: two proposers that outvote each other retry ever further apart.
 _MOST_DOUBLINGS = 5
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class _Process:

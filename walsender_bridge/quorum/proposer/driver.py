@@ -19,8 +19,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-import structlog
-
 from walsender_bridge.errors import (
     ConnectionFailedError,
     MalformedMessageError,
@@ -51,7 +49,7 @@ from walsender_bridge.quorum.proposer.wal_queue import WalQueue
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.frames import decode, encode
-from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.gc_control import Sweeper
 from walsender_bridge.runtime.waker import Waker
 
@@ -63,7 +61,7 @@ HOLD_SECONDS = 3.0
 #: A safekeeper in one of these states sends nothing unless asked.
 _QUIET = (PeerState.GREETED, PeerState.VOTED)
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class ProposerSession:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import structlog
 
 from walsender_bridge.errors import (
     ConnectionFailedError,
@@ -42,11 +41,11 @@ from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
-from walsender_bridge.runtime import checksummed_json, record_file
+from walsender_bridge.runtime import checksummed_json, logs, record_file
 from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.sql import load
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 _FORGET = (
     "find the proposer of the other quorum; see docs/quorum-lost.md on how to give up a quorum"
 )

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import google_crc32c
-import structlog
 
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, format_lsn
@@ -32,6 +31,7 @@ from walsender_bridge.postgres.protocol.wal_page import (
 from walsender_bridge.postgres.protocol.wal_record import Pages, RecordScan
 from walsender_bridge.quorum.safekeeper.storage.segments import NO_ROOM, RECEIVING, Segments
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.folder import Disk, File
 
 #: The least WAL that one part of the check scans: a few milliseconds of small records.
@@ -41,7 +41,7 @@ _WINDOW = 1 << 18
 _LEFT_FOR_THE_LOG = 3
 _PAGE_TIMELINE = struct.Struct("<4xI")
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class BackfillStorage:

@@ -3,14 +3,13 @@
 import time
 from collections.abc import Callable
 
-import structlog
-
 from walsender_bridge.quorum.safekeeper.storage.segments import NO_ROOM
+from walsender_bridge.runtime import logs
 
 #: Seconds between two attempts.
 FULL_SECONDS = 0.2
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 def retry_until_space(

@@ -17,8 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import structlog
-
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DiskFullError,
@@ -52,14 +50,14 @@ from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.status import Tell, WriteTimes, tell_nobody
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
-from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.gc_control import Sweeper
 
 #: Seconds between two writes of the lazy LSNs, and between two polls of readers and old WAL.
 PERSIST_SECONDS = 1.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class SafekeeperDriver:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
 import google_crc32c
-import structlog
 
 from walsender_bridge.errors import TrimmedError
 from walsender_bridge.postgres.protocol.lsn import Lsn
@@ -22,6 +21,7 @@ from walsender_bridge.quorum.protocol.frames import MAX_WAL_BYTES
 from walsender_bridge.quorum.safekeeper.effects import SendWal
 from walsender_bridge.quorum.safekeeper.storage.segments import PIECE_BYTES, SegmentFile
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.runtime import logs
 
 _FETCHED_BYTES = MAX_WAL_BYTES // 2
 #: The most segments that are remembered as verified: a segment is requested in pieces, by several at once.
@@ -30,7 +30,7 @@ _REMEMBERED = 8
 _MOST_ASKED = 64
 _DONE: Final = False
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 #: The connection, the frame, and the bytes that follow it.
 Piece = tuple[int, m.Fetched, bytes]

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import structlog
-
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.protocol.history import History
@@ -11,9 +9,10 @@ from walsender_bridge.quorum.protocol.positions import Positions, Readers
 from walsender_bridge.quorum.protocol.shared_page import PositionWriter
 from walsender_bridge.quorum.protocol.timelines import server_history
 from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.closing import Closing
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class ReaderPage(Closing):

@@ -11,8 +11,6 @@ import ssl
 import time
 from typing import Protocol
 
-import structlog
-
 from walsender_bridge.errors import CorruptError, MalformedMessageError
 from walsender_bridge.postgres.protocol import backend, replication_command
 from walsender_bridge.postgres.protocol.backend import SqlError, SqlErrorReply
@@ -42,6 +40,7 @@ from walsender_bridge.quorum.wal_server.stream import (
 )
 from walsender_bridge.quorum.wal_server.users import Users
 from walsender_bridge.quorum.wal_server.wal_folder import REMOVED, WalCursor, WalFolder
+from walsender_bridge.runtime import logs
 
 #: Bytes of WAL in one message. Larger ones cost memory for each reader and save little CPU.
 CHUNK = 256 << 10
@@ -49,7 +48,7 @@ _SMALL = 16 << 10
 #: The error that clients get at shutdown.
 ENDING = SqlError("57P01", "terminating connection: the server is shutting down", fatal=True)
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class ConnectionHost(Protocol):

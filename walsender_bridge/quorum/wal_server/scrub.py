@@ -9,17 +9,17 @@ import time
 from typing import Final
 
 import google_crc32c
-import structlog
 
 from walsender_bridge.quorum.safekeeper.storage import checksums as segment_sums
 from walsender_bridge.quorum.wal_server.wal_folder import WalFolder
+from walsender_bridge.runtime import logs
 
 #: Seconds between reads of two segments, and until a segment is read again.
 STEP_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 24 * 3600.0
 _PIECE_BYTES: Final = 1 << 20
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class Scrub:

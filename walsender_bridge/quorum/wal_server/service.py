@@ -11,8 +11,6 @@ import ssl
 import time
 from typing import Final
 
-import structlog
-
 from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
 from walsender_bridge.postgres.protocol.backend import SqlError, SqlErrorReply
 from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
@@ -34,7 +32,7 @@ from walsender_bridge.quorum.wal_server.status_record import (
 from walsender_bridge.quorum.wal_server.tls import tls_context
 from walsender_bridge.quorum.wal_server.users import Users
 from walsender_bridge.quorum.wal_server.wal_folder import WalFolder
-from walsender_bridge.runtime import status_file
+from walsender_bridge.runtime import logs, status_file
 
 #: The most connections that have logged in, and that have not.
 MOST_READERS: Final = 64
@@ -45,7 +43,7 @@ _STATUS_SECONDS: Final = 1.0
 _SAVE_SECONDS: Final = 30.0
 _BACKLOG = 64
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 class WalServer:

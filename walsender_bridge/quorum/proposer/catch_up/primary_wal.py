@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from walsender_bridge.errors import SlotError, TusklineError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.primary.wal_stream import WalStream
+from walsender_bridge.runtime import logs
 
 #: Seconds without a byte after which a range counts as unavailable.
 _PATIENCE_SECONDS = 30.0
@@ -30,7 +29,7 @@ _IDLE_SECONDS = 2.0
 _AHEAD_BYTES = 2 << 20
 _NAME = "tuskline-catch-up"
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 @dataclass(frozen=True, slots=True)

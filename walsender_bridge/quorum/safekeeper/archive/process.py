@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import structlog
-
 from walsender_bridge.errors import DivergedError, TusklineError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.safekeeper import control_file, data_dir
@@ -22,7 +20,7 @@ from walsender_bridge.quorum.safekeeper.archive.settings import ArchiverSettings
 from walsender_bridge.quorum.safekeeper.archive.upload import Archive
 from walsender_bridge.quorum.safekeeper.effects import ControlState
 from walsender_bridge.quorum.safekeeper.status_record import ArchiverStatus
-from walsender_bridge.runtime import child_process, status_file
+from walsender_bridge.runtime import child_process, logs, status_file
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.folder import FolderDisk
 
@@ -32,7 +30,7 @@ FAILED_SECONDS = 5.0
 #: Seconds between two checks for WAL that the archive lacked, or had with other content.
 AGAIN_SECONDS = 60.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger()
 
 
 def run(
