@@ -30,13 +30,19 @@ def set_up(environment: MutableMapping[str, str], *driver: str) -> None:
 
 
 def _train(folder: Path) -> None:
-    """What every driver does: a session, an Iceberg table, a query, a task in Python."""
+    """What drivers do: a session, an Iceberg table and its changes, queries, tasks in Python, a stream."""
     spark = session("classes", lake=folder / "lake", conf={"spark.log.level": "ERROR"})
     name = "tuskline.trained.rows"
     spark.sql(f"CREATE TABLE {name} (id bigint) USING iceberg")
     spark.range(100).writeTo(name).append()
     spark.table(name).groupBy("id").count().toArrow()
+    spark.sql(f"CREATE TABLE {name}_2 USING iceberg AS SELECT id, string(id) AS text FROM {name}")
+    spark.sql(f"ALTER TABLE {name}_2 ADD COLUMN at timestamp")
+    spark.sql(f"DELETE FROM {name}_2 WHERE id % 3 = 0")
+    spark.read.table(f"{name}_2").orderBy("id").collect()
     spark.sparkContext.parallelize(range(2), 2).map(str).collect()
+    stream = spark.readStream.format("rate").load().writeStream.format("memory")
+    stream.queryName("trained").trigger(availableNow=True).start().awaitTermination()
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     spark.stop()
