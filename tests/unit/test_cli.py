@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 
+import tuskline
 from walsender_bridge.cli import app as cli
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import Cause
@@ -111,6 +113,22 @@ def test_help_and_version_import_nothing_heavy(words, tmp_path):
     assert code == 0
     assert "walsender_bridge.cli.status" in imported
     assert sorted(HEAVY & imported) == []
+
+
+def test_h_is_help_and_the_version_is_the_package_s(tmp_path):
+    assert _run("-h", cwd=tmp_path).stdout == _run("--help", cwd=tmp_path).stdout
+    assert _run("--version", cwd=tmp_path).stdout == f"tuskline {tuskline.__version__}\n"
+
+
+def test_help_takes_less_than_four_tenths_of_a_second(tmp_path):
+    """Of processor time, the least of three: a machine that is busy shares its caches, too."""
+    taken = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert _run("--help", cwd=tmp_path).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(taken) < 0.4, taken
 
 
 def test_status_imports_no_client_of_a_log_that_does_not_run(tmp_path):

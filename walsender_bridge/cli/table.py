@@ -221,7 +221,7 @@ def lake_chain(settings: "Config") -> "Chain":
 
 
 def full_names(settings: "Config", names: Sequence[str]) -> list[str]:
-    """`stream.schema.table` for each name. Raises `UsageError`."""
+    """`stream.schema.table` for each name; `schema.table` is enough where only one table is meant. Raises `UsageError`."""
     streams = [source.name for source in settings.source]
     found = []
     for name in names:
@@ -231,8 +231,21 @@ def full_names(settings: "Config", names: Sequence[str]) -> list[str]:
         elif len(streams) == 1 and "." in name:
             found.append(f"{streams[0]}.{name}")
         else:
-            raise UsageError(
-                f"table name {name!r} is ambiguous",
-                repair=f"write stream.schema.table; the streams are {', '.join(streams)}",
-            )
+            found.append(_only_table(settings, name))
     return list(dict.fromkeys(found))
+
+
+def _only_table(settings: "Config", name: str) -> str:
+    """The lake's only table of this name, whatever its stream."""
+    head = lake_chain(settings).head()
+    tables = head.tables if head is not None else ()
+    found = sorted(full for full in tables if full.partition(".")[2] == name)
+    if len(found) == 1:
+        return found[0]
+    streams = ", ".join(source.name for source in settings.source)
+    raise UsageError(
+        f"table name {name!r} is ambiguous",
+        repair=f"name one of {', '.join(found)}"
+        if found
+        else f"write stream.schema.table; the streams are {streams}",
+    )

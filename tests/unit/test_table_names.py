@@ -1,0 +1,46 @@
+"""Names of tables on the command line: `schema.table` is enough where only one table of the lake is meant."""
+
+from pathlib import Path
+
+import pytest
+
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion, open_chain
+from walsender_bridge.cli.table import full_names
+from walsender_bridge.config import Config, load_config
+from walsender_bridge.errors import UsageError
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Config:
+    """Two sources, `shop` and `hr`, and a lake with three tables."""
+    lake = tmp_path / "lake"
+    (tmp_path / "tuskline.toml").write_text(
+        f'[log]\ndata_dir = "log"\n[lake]\nuri = "{lake}"\n[[log_server]]\nlisten = "127.0.0.1:1"\n'
+        'data_dir = "k"\n[[source]]\nname = "shop"\ndsn = ""\n[[source]]\nname = "hr"\ndsn = ""\n'
+    )
+    chain = open_chain(lake)
+    chain.initialise("log", "iceberg")
+    names = ("shop.public.orders", "hr.public.staff", "shop.public.notes", "hr.public.notes")
+    table = TableVersion("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7)
+    streams = {name: StreamPosition(1, 100, 7, 3) for name in ("shop", "hr")}
+    tables = dict.fromkeys(names, table)
+    chain.publish(Manifest("lake", 1, 0, 0, 1, 1.0, streams=streams, tables=tables), None)
+    return load_config(tmp_path / "tuskline.toml")
+
+
+def test_the_only_table_of_a_name_needs_no_stream(settings):
+    names = ["public.staff", "shop.public.orders", "hr.public.staff", "hr.public.new"]
+    assert full_names(settings, names) == ["hr.public.staff", "shop.public.orders", "hr.public.new"]
+
+
+def test_two_tables_of_a_name_are_both_named(settings):
+    with pytest.raises(UsageError, match=r"'public\.notes' is ambiguous") as raised:
+        full_names(settings, ["public.notes"])
+    assert raised.value.repair == "name one of hr.public.notes, shop.public.notes"
+
+
+@pytest.mark.parametrize("name", ["public.unknown", "orders", ""])
+def test_a_name_that_no_table_has_needs_its_stream(settings, name):
+    with pytest.raises(UsageError) as raised:
+        full_names(settings, [name])
+    assert raised.value.repair == "write stream.schema.table; the streams are shop, hr"
