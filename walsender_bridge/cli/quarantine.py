@@ -78,7 +78,10 @@ def retry(
 @quarantine_app.command()
 def skip(
     table: Annotated[
-        str, typer.Argument(help="stream.schema.table; with a single source, schema.table.")
+        str,
+        typer.Argument(
+            help="stream.schema.table, or schema.table if only one table has that name."
+        ),
     ],
     rows: Annotated[
         list[str] | None,

@@ -33,7 +33,8 @@ table_app = typer.Typer(
 Names = Annotated[
     list[str],
     typer.Argument(
-        metavar="TABLE...", help="stream.schema.table; with a single source, schema.table."
+        metavar="TABLE...",
+        help="stream.schema.table, or schema.table if only one table has that name.",
     ),
 ]
 Wait = Annotated[
