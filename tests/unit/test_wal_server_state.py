@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import select
 import shutil
 import time
@@ -266,6 +267,33 @@ def test_a_segment_that_becomes_complete_is_read_on(folder: Folder) -> None:
     assert folder.read(MIB, 10, 1, history) == b"\1" * 10
     partial.rename(partial.with_suffix(""))
     assert folder.read(MIB + 10, 10, 1, history) == b"\1" * 10
+
+
+@pytest.mark.parametrize("checks", range(3))
+def test_a_segment_that_becomes_complete_between_two_checks_is_no_removed_one(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, checks: int
+) -> None:
+    """Its suffix goes after so many of the checks whether the file that was read has its name."""
+    partial = folder.segment(1, 1, partial=True)
+    assert folder.read(MIB, 8, 1, ServerTimelines(1)) == b"\1" * 8
+    real, done = Path.stat, 0
+
+    def complete_in_time() -> None:
+        if done == checks:
+            partial.rename(partial.with_suffix(""))
+
+    def checked(path: Path) -> os.stat_result:
+        nonlocal done
+        try:
+            return real(path)
+        finally:
+            done += 1
+            complete_in_time()
+
+    complete_in_time()
+    monkeypatch.setattr(Path, "stat", checked)
+    assert folder.read(MIB + 8, 8, 1, ServerTimelines(1)) == b"\1" * 8
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("how", ["removed", "recycled"])

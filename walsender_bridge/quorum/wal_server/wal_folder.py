@@ -132,7 +132,8 @@ class WalCursor:
         raise self._removed(lsn, timeline)
 
     def _still_there(self) -> bool:
-        for path in self._paths:
+        # The name with the suffix first: a segment that becomes complete between the two checks has the other one by then.
+        for path in reversed(self._paths):
             try:
                 if path.stat().st_ino == self._file:
                     return True
