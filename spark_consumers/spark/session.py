@@ -21,7 +21,6 @@ from walsender_bridge.errors import NotSupportedError, UsageError
 CATALOG = "tuskline"
 #: What spark-submit gives a Python program: where the JVM that it has started listens.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-_CLASS_PATH = "spark.driver.extraClassPath"
 _ICEBERG = "org.apache.iceberg.spark.SparkCatalog"
 _EXTENSIONS = (
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -49,7 +48,7 @@ def settings(
     catalog: str = CATALOG,
     progress: jars.Progress = jars.print_progress,
 ) -> dict[str, str]:
-    """What a session needs beyond name and master, for those who build their own; `session` itself uses it as well."""
+    """Everything `session` sets beyond name and master, for those who build their own session."""
     own_jvm = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -109,27 +108,11 @@ def session(
     # The JVM that only makes up the other one's command line keeps no counters in /tmp.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:-UsePerfData")
     builder = SparkSession.builder.appName(app_name).master(master)
-    chosen = settings(lake=lake, catalog=catalog, progress=progress)
-    for key, value in own_jvm_settings(master, chosen, dict(conf or {})).items():
+    for key, value in (
+        settings(lake=lake, catalog=catalog, progress=progress) | dict(conf or {})
+    ).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
-
-
-def own_jvm_settings(
-    master: str, chosen: Mapping[str, str], conf: Mapping[str, str]
-) -> dict[str, str]:
-    """The settings of a JVM that is started here: `chosen`, overridden by `conf`.
-
-    With a local master the jars are on the class path instead of in `spark.jars`: Spark then copies none of them, and the
-    JVM can map their classes from an archive, so a driver starts with a fifth less work. Executors in processes of their
-    own get the jars from `spark.jars` only.
-    """
-    merged = {**chosen, **conf}
-    local = master == "local" or master.startswith("local[")
-    if local and "spark.jars" not in conf and "spark.jars" in merged:
-        ours = merged.pop("spark.jars").replace(",", os.pathsep)
-        merged[_CLASS_PATH] = os.pathsep.join(filter(None, [merged.get(_CLASS_PATH), ours]))
-    return merged
 
 
 def is_alive(spark: SparkSession) -> bool:

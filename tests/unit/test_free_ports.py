@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tests.support import ports
-from walsender_bridge.demo.local_server import free_port, free_ports
+from walsender_bridge.demo.local_server import free_port, free_ports, server
 from walsender_bridge.errors import LocalServerError
 
 
@@ -37,6 +37,7 @@ def test_a_run_without_workers_and_a_range_of_the_caller_s_stay_as_they_are():
 
 
 def test_ports_come_from_the_range_that_is_set(monkeypatch):
+    monkeypatch.setattr(server, "_given", set())
     monkeypatch.setenv("TUSKLINE_PORTS", "31000-31199")
     drawn = [free_port() for _ in range(20)]
     assert len(set(drawn)) == 20

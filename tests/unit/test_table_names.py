@@ -1,5 +1,6 @@
 """Names of tables on the command line: `schema.table` is enough where only one table of the lake is meant."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from walsender_bridge.errors import UsageError
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Config:
-    """Two sources, `shop` and `hr`, and a lake with three tables."""
+    """Two sources, `shop` and `hr`, and a lake with their tables, one not copied, and one of a former source."""
     lake = tmp_path / "lake"
     (tmp_path / "tuskline.toml").write_text(
         f'[log]\ndata_dir = "log"\n[lake]\nuri = "{lake}"\n[[log_server]]\nlisten = "127.0.0.1:1"\n'
@@ -20,11 +21,12 @@ def settings(tmp_path: Path) -> Config:
     )
     chain = open_chain(lake)
     chain.initialise("log", "iceberg")
-    names = ("shop.public.orders", "hr.public.staff", "shop.public.notes", "hr.public.notes")
+    names = ("shop.public.orders", "hr.public.staff", "hr.public.notes", "old.public.staff")
     table = TableVersion("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7)
     streams = {name: StreamPosition(1, 100, 7, 3) for name in ("shop", "hr")}
     tables = dict.fromkeys(names, table)
-    chain.publish(Manifest("lake", 1, 0, 0, 1, 1.0, streams=streams, tables=tables), None)
+    head = Manifest("lake", 1, 0, 0, 1, 1.0, streams=streams, tables=tables)
+    chain.publish(replace(head, not_copied={"shop.public.notes": "a value is too large"}), None)
     return load_config(tmp_path / "tuskline.toml")
 
 
@@ -37,6 +39,11 @@ def test_two_tables_of_a_name_are_both_named(settings):
     with pytest.raises(UsageError, match=r"'public\.notes' is ambiguous") as raised:
         full_names(settings, ["public.notes"])
     assert raised.value.repair == "name one of hr.public.notes, shop.public.notes"
+
+
+def test_a_table_to_be_added_is_none_that_the_lake_has(settings):
+    with pytest.raises(UsageError, match="ambiguous"):
+        full_names(settings, ["public.staff"], in_lake=False)
 
 
 @pytest.mark.parametrize("name", ["public.unknown", "orders", ""])

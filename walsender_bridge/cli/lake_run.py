@@ -3,6 +3,7 @@
 It takes its locks before it starts Spark, which takes seconds. A driver on another machine stands by (docs/decisions/lake-writer.md).
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -72,6 +73,8 @@ def place(uri: str) -> Path:
 
 
 def _drive(settings: Config) -> None:
+    from py4j.protocol import Py4JError
+
     from spark_consumers.lake.writer.pipeline import Lakehouse, Source
     from spark_consumers.spark.scratch import scratch
     from spark_consumers.spark.scratch import settings as scratch_settings
@@ -101,4 +104,5 @@ def _drive(settings: Config) -> None:
                     failing=lambda error: lake_status.write(settings.run_dir, error),
                 ).run(stop)
         finally:
-            spark.stop()
+            with contextlib.suppress(Py4JError, OSError):  # its JVM may have ended
+                spark.stop()

@@ -96,7 +96,8 @@ def add(
     from walsender_bridge.postgres.table_patterns import Choice
     from walsender_bridge.provisioning.table import add_table
 
-    names = full_names(settings, tables)
+    # Not a table of that name that the lake has: this one it does not have yet.
+    names = full_names(settings, tables, in_lake=False)
     for name in names:
         stream, _, table = name.partition(".")
         section = next(source for source in settings.source if source.name == stream)
@@ -221,8 +222,11 @@ def lake_chain(settings: "Config") -> "Chain":
     return open_chain(lake.uri)
 
 
-def full_names(settings: "Config", names: Sequence[str]) -> list[str]:
-    """`stream.schema.table` for each name; `schema.table` is enough where only one table is meant. Raises `UsageError`."""
+def full_names(settings: "Config", names: Sequence[str], *, in_lake: bool = True) -> list[str]:
+    """`stream.schema.table` for each name. Raises `UsageError`.
+
+    `schema.table` is enough with a single source, and, for tables that are `in_lake`, where the lake knows only one.
+    """
     streams = [source.name for source in settings.source]
     found = []
     for name in names:
@@ -232,21 +236,21 @@ def full_names(settings: "Config", names: Sequence[str]) -> list[str]:
         elif len(streams) == 1 and "." in name:
             found.append(f"{streams[0]}.{name}")
         else:
-            found.append(_only_table(settings, name))
+            found.append(_only_table(settings, name, in_lake=in_lake))
     return list(dict.fromkeys(found))
 
 
-def _only_table(settings: "Config", name: str) -> str:
-    """The lake's only table of this name, whatever its stream."""
-    head = lake_chain(settings).head()
-    tables = head.tables if head is not None else ()
-    found = sorted(full for full in tables if full.partition(".")[2] == name)
+def _only_table(settings: "Config", name: str, *, in_lake: bool) -> str:
+    """The only table of this name in the lake, copied or not, among those of the configured sources."""
+    head = lake_chain(settings).head() if in_lake else None
+    known = {*head.tables, *head.copies, *head.not_copied} if head is not None else set()
+    streams = [source.name for source in settings.source]
+    found = sorted(f"{each}.{name}" for each in streams if f"{each}.{name}" in known)
     if len(found) == 1:
         return found[0]
-    streams = ", ".join(source.name for source in settings.source)
     raise UsageError(
         f"table name {name!r} is ambiguous",
         repair=f"name one of {', '.join(found)}"
         if found
-        else f"write stream.schema.table; the streams are {streams}",
+        else f"write stream.schema.table; the streams are {', '.join(streams)}",
     )

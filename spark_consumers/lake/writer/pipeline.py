@@ -452,9 +452,9 @@ class Lakehouse:
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Say what happened, and start the next attempt from what is durable: a newest link that is lost may be given up."""
+        self._failures.failed(error, pause)
         if not is_alive(self._spark):
             raise _jvm_ended() from error
-        self._failures.failed(error, pause)
         self._log.close()
         if self._writer is not None:
             # A link may have been published although publishing it has failed.
