@@ -17,9 +17,9 @@
  * A decoder that starts from a snapshot has not read what the transactions in progress there had done before. The server
  * relies on snapshots up to confirmed_flush_lsn being on disk already; here they need not be, since another copy wrote the
  * one that it starts from. So those that the snapshot names as having changed the catalog are made known to it (16+).
- * Before 16 snapshots do not name them, and the server's decoder notes those only whose commit has invalidations, which
- * changes of user_catalog_table tables do not cause. So all that ran there count as having changed the catalog: one too
- * many in a snapshot is harmless. Where the record does not list all of them no decoder starts.
+ * Before 16 snapshots do not name them, and the server's decoder records only those whose commit has invalidations, which
+ * changes of user_catalog_table tables do not cause. So all transactions in progress there count as having changed the
+ * catalog: an additional one in a snapshot is harmless. If the record does not list all of them, no decoder starts.
  *
  * So by induction every snapshot that it writes is complete: it begins with none or with a complete one, and misses
  * nothing.
@@ -112,7 +112,7 @@ feed_snapshot_point(LogicalDecodingContext *ctx, bool is_running)
 		restored = true;
 	else
 	{
-		/* Of a checkpoint's record nothing but the file would be used. */
+		/* Of a checkpoint's record only the file would be used. */
 		if (is_running)
 		{
 			xl_running_xacts *running = (xl_running_xacts *) XLogRecGetData(ctx->reader);
@@ -210,7 +210,7 @@ tuskline_advance(PG_FUNCTION_ARGS)
 	PG_CATCH();
 	{
 		let_go();
-		/* What a decoder has looked up belongs to another time. */
+		/* The catalog lookups of a decoder belong to another time. */
 		InvalidateSystemCaches();
 		PG_RE_THROW();
 	}

@@ -39,7 +39,7 @@
 #define HAS_TWO_PHASE (PG_VERSION_NUM >= 140000)
 #define HAS_FAILOVER (PG_VERSION_NUM >= 170000)
 
-/* Make a logical slot of the current database that is gone after a crash, and own it. */
+/* Create a logical slot of the current database that a crash removes, and own it. */
 static inline void
 compat_create(const char *name, bool two_phase)
 {
@@ -52,7 +52,7 @@ compat_create(const char *name, bool two_phase)
 #endif
 }
 
-/* Acquire a slot, or ERROR at once if another process owns it. An invalid one is refused elsewhere, alike on all. */
+/* Acquire a slot, or ERROR at once if another process owns it. An invalid one is refused elsewhere, on all versions. */
 static inline void
 compat_acquire(const char *name)
 {
@@ -119,10 +119,10 @@ compat_read_record(XLogReaderState *reader, XLogRecPtr from, char **problem)
 }
 
 /*
- * From a callback that finishes a transaction: report progress, and if the client was told nothing for half of
- * wal_sender_timeout, send a keepalive and read what it sent. The server leaves the latter for later at the end of a
- * transaction, so it is told that this is none. Minor releases of May 2022 brought that member to the majors before
- * 15, at the end of the structure: it is written only where the server that runs has it, too.
+ * From a callback that finishes a transaction: report progress, and if nothing was sent to the client for half of
+ * wal_sender_timeout, send a keepalive and read its reply. The server defers that at the end of a
+ * transaction, so end_xact is false during the call. Minor releases of May 2022 added that member to the majors before
+ * 15, at the end of the structure: it is written only if the running server has it, too.
  */
 static inline void
 compat_keep_alive(LogicalDecodingContext *ctx)
@@ -159,8 +159,8 @@ compat_keep_alive(LogicalDecodingContext *ctx)
 }
 
 /*
- * Whether this process's client has gone; before 14 only the next exchange with it tells. Declared here, since the
- * server's own header wants that of GSSAPI, which a build of extensions is not given.
+ * Whether this process's client has disconnected; before 14 only the next exchange with it shows that. Declared here,
+ * since the server's own header requires that of GSSAPI, which is not available to extension builds.
  */
 #if PG_VERSION_NUM >= 140000
 extern bool pq_check_connection(void);
@@ -224,7 +224,7 @@ compat_invalidation(const ReplicationSlotPersistentData *data)
 #endif
 }
 
-/* Whether PostgreSQL's own slot synchronisation keeps this slot. */
+/* Whether PostgreSQL's own slot synchronization maintains this slot. */
 static inline bool
 compat_synced(const ReplicationSlotPersistentData *data)
 {
@@ -235,7 +235,7 @@ compat_synced(const ReplicationSlotPersistentData *data)
 #endif
 }
 
-/* Whether it is to be synchronised to standbys by PostgreSQL itself, once its server is a primary. */
+/* Whether PostgreSQL itself will synchronize it to standbys, once its server is a primary. */
 static inline bool
 compat_failover(const ReplicationSlotPersistentData *data)
 {

@@ -5,15 +5,15 @@
  *
  * - reserve: the copy is ephemeral until it is complete, so that a crash or an error leaves nothing. Its
  *   restart_lsn is published before its WAL is checked, and its catalog_xmin is chosen while no process can move the
- *   horizon, so that what existed at the check stays.
+ *   horizon, so that the WAL and rows that existed at the check remain.
  * - set_fields: the three fields change together under the slot's spinlock and are on disk before the effective
- *   xmin follows, so that no row is given up which a crash could ask for again.
+ *   xmin follows, so that no row is released that could be needed again after a crash.
  * - A copy is identified by its incarnation id (marker.c), not by its name; it has the id before it is persistent. Only
  *   a slot with one is dropped, unless the caller specifies any_slot.
- * - What is removed by slots' positions and was removed before reserve may be missing: the snapshot for restart_lsn and
- *   mapping files (mappings.c). rename asks for both.
+ * - Files that are removed by slots' positions may have been removed before reserve: the snapshot for restart_lsn and
+ *   mapping files (mappings.c). rename requires both.
  * - rename: PostgreSQL has no rename, and a folder that is renamed by hand has a crash between the folder's name
- *   and the name inside its state file, from which the server makes a slot that it can neither save nor drop. So a
+ *   and the name inside its state file, from which the server loads a slot that it can neither save nor drop. So a
  *   slot of the new name is created, complete and durable, and then the old one is dropped, which is what the server
  *   does by itself and recovers from. The old one is owned throughout: what the new one needs is reserved by
  *   one of them at every moment. After a crash there is the old one, or both, or the new one, each whole.
@@ -36,7 +36,7 @@ PG_FUNCTION_INFO_V1(tuskline_set_failover);
 PG_FUNCTION_INFO_V1(tuskline_rename);
 PG_FUNCTION_INFO_V1(tuskline_drop);
 
-/* Release what an error left acquired. The abort of a transaction would do so too, but an exception handler's does not. */
+/* Release the slot that an error left acquired. A transaction abort would do so, too, but an exception handler does not. */
 void
 let_go(void)
 {
@@ -117,7 +117,7 @@ require_temporary(const char *name)
 				 errhint("Specify a name that begins with \"%s\".", TEMPORARY_PREFIX)));
 }
 
-/* Acquire the slot if it is one that we may change. This is checked first, so that no other slot is ever touched. */
+/* Acquire the slot if it may be changed. This is checked first, so that no other slot is ever touched. */
 void
 take_slot(const char *name)
 {
@@ -142,9 +142,9 @@ take_slot(const char *name)
  * Choose the oldest transaction whose catalog rows are still safe here, and hold it.
  *
  * While both locks are held no process moves the horizon. ReplicationSlotsComputeRequiredXmin(true) is not used: newer
- * minor releases want it called with ReplicationSlotControlLock held, older ones take that lock inside and would
- * wait for themselves. Without it an older release can overwrite the horizon with one that it summed up before, so
- * it is read again until it covers us.
+ * minor releases require it to be called with ReplicationSlotControlLock held, older ones take that lock inside and would
+ * wait for themselves. Without it an older release can overwrite the horizon with one that it computed before, so
+ * it is read again until it covers this slot.
  */
 static TransactionId
 reserve_xmin(void)
@@ -174,8 +174,8 @@ reserve_xmin(void)
 /*
  * reserve(slot_name, plugin, restart_lsn, confirmed_flush_lsn, two_phase, two_phase_at) -> catalog_xmin
  *
- * The positions are those of the slot on the primary; the catalog_xmin is our own, since the primary's may be one
- * that vacuum is already allowed to pass here.
+ * The positions are those of the slot on the primary; the catalog_xmin is this server's own, since VACUUM here
+ * may already be allowed to pass the primary's.
  */
 Datum
 tuskline_reserve(PG_FUNCTION_ARGS)
@@ -199,7 +199,7 @@ tuskline_reserve(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("two_phase is not supported before PostgreSQL 14"),
 				 errhint("Set two_phase to false.")));
-	/* 0/0 is where ALTER_REPLICATION_SLOT (18) leaves it: all that is prepared is sent at its PREPARE. NULL is not known. */
+	/* ALTER_REPLICATION_SLOT (18) leaves it at 0/0: every prepared transaction is sent at its PREPARE. NULL is unknown. */
 	if (two_phase ? PG_ARGISNULL(5) : !XLogRecPtrIsInvalid(two_phase_at))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -238,7 +238,7 @@ tuskline_reserve(PG_FUNCTION_ARGS)
 		write_marker(name, name);
 		ReplicationSlotPersist();
 		FAIL_POINT("reserve.persisted");
-		/* Some releases count a persistent slot's WAL from what is on disk, which it is only now. */
+		/* Some releases compute a persistent slot's WAL from the state on disk, which is written only now. */
 		ReplicationSlotsComputeRequiredLSN();
 		ReplicationSlotRelease();
 	}
@@ -274,7 +274,7 @@ require_forward(const ReplicationSlot *slot, XLogRecPtr restart_lsn, XLogRecPtr 
 				 errhint("Specify may_go_back => true if it is certain that nothing was removed in between.")));
 }
 
-/* The three fields, together. What was noted for a later move belongs to the old ones. */
+/* The three fields, together. Positions recorded for a later move belong to the old ones. */
 static void
 write_fields(ReplicationSlot *slot, XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush, TransactionId catalog_xmin)
 {
@@ -333,7 +333,7 @@ tuskline_set_fields(PG_FUNCTION_ARGS)
 		SpinLockRelease(&slot->mutex);
 		ReplicationSlotsComputeRequiredXmin(false);
 		ReplicationSlotsComputeRequiredLSN();
-		/* A position that went back was not held before: only now is it known whether it is still there. */
+		/* A position that went back was not held before: whether its WAL still exists is known only now. */
 		require_snapshot(restart_lsn);
 		require_wal(restart_lsn);
 		ReplicationSlotRelease();
@@ -358,8 +358,8 @@ tuskline_set_fields(PG_FUNCTION_ARGS)
 /*
  * set_failover(slot_name, failover)
  *
- * The server refuses to make a slot with failover in recovery, since it synchronises none from there. It is a flag
- * that nothing reads before a promotion; then the slot is what it was on the primary.
+ * The server refuses to create a slot with failover in recovery, since it synchronizes none from there. Nothing reads
+ * the flag before a promotion; then the slot is as it was on the primary.
  */
 Datum
 tuskline_set_failover(PG_FUNCTION_ARGS)
@@ -393,7 +393,7 @@ tuskline_set_failover(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* A slot of the new name that is what `old` is; complete and durable when this returns, and no longer owned. */
+/* Create a slot of the new name equal to `old`; complete and durable on return, and no longer owned. */
 static void
 make_renamed(const char *new_name, const ReplicationSlot *old)
 {
@@ -480,7 +480,7 @@ tuskline_rename(PG_FUNCTION_ARGS)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	/* Between the two lines another process can acquire the old slot; the new one is complete all the same. */
+	/* Between the two lines another process can acquire the old slot; the new one is complete nevertheless. */
 	PG_TRY();
 	{
 		ReplicationSlotDrop(name, true);

@@ -1,26 +1,27 @@
 /*
  * The output plugin "tuskline": pgoutput, whose transactions end only when every failover candidate has them.
  *
- * A client that holds a transaction which the promoted standby lacks differs from it for ever. So each callback that
+ * A client that holds a transaction which the promoted standby lacks differs from it forever. So each callback that
  * finishes something at the client (a commit, a prepare, its commit or rollback, a message outside of transactions)
  * waits until the standbys that stream from the physical slots named in tuskline.wait_for_slots have flushed WAL up
  * to the END of the record that finishes it: with the start alone a standby may lack the record. Then pgoutput's own
  * callback runs; what is sent is pgoutput's, byte for byte. A transaction is decoded when its end is known, so its
- * begin waits alike and nothing of it is sent before; the end asks again, as the setting may be another by then. One
- * that is streamed while in progress is sent as it comes, and its end waits.
+ * begin waits as well, and nothing of it is sent before; the end checks again, as the setting may have changed by then. One
+ * that is streamed while in progress is sent at once, and its end waits.
  *
  * A walsender accepts any position that a standby reports, and stores it in the slot. An old primary that comes back
  * without pg_rewind reports WAL of its old timeline. So a slot's restart_lsn alone proves nothing: what counts is the
  * flush position of the walsender that has the slot, while it streams, and only if it has sent that much.
  *
  * In doubt it waits: for a slot that is missing, logical, lost or not in use, and for a setting that is no list,
- * until the slots or the setting are mended; the log says which. Only an empty setting lets everything pass. Anybody
- * may set it, since it is there for the client that reads: were it for superusers alone, a value from somebody else
- * would be dropped when the library is loaded, with the server's own value, and nothing would wait.
+ * until the slots or the setting are repaired; the log names which. Only an empty setting lets everything pass. Any user
+ * may set it, since it protects the client that reads: if only superusers could, a value that another user set would be
+ * dropped when the library is loaded, along with the server's own value, and nothing would wait.
  *
- * No lock is held while waiting. What ends it besides: a cancel or the end of the process, a client that has gone,
- * a changed configuration, and a server that stops. The last has to be looked for: the checkpointer asks walsenders
- * to stop by a flag that only they can read, and waits for them without end; postmaster.pid says it to anybody.
+ * No lock is held while waiting. The wait also ends for a cancel or the end of the process, a client that has
+ * disconnected, a changed configuration, and a server that stops. The last has to be polled: the checkpointer asks
+ * walsenders to stop by a flag that only they can read, and waits for them indefinitely; any process can read it in
+ * postmaster.pid.
  */
 #include "tuskline.h"
 
@@ -61,7 +62,7 @@ typedef struct Obstacle
 	char		name[NAMEDATALEN];
 	const char *reason;
 	const char *hint;
-	bool		streams;		/* it is on its way: a standby is connected and only behind */
+	bool		streams;		/* progress can be expected: a standby is connected and only lags */
 } Obstacle;
 
 /* What a walsender has sent, and what its client has confirmed. */
@@ -220,7 +221,7 @@ server_stops(void)
 	return stops;
 }
 
-/* A walsender's settings; a session that reads by SQL takes them up between its statements, as any other. */
+/* A walsender's settings; a session that reads by SQL reloads them between its statements, as any other. */
 static void
 take_up_settings(void)
 {
@@ -231,7 +232,7 @@ take_up_settings(void)
 	SyncRepInitConfig();
 }
 
-/* End this process where nothing is left to wait for. */
+/* End this process if there is nothing left to wait for. */
 static void
 end_if_pointless(const Obstacle *obstacle, TimestampTz now, TimestampTz *looked, TimestampTz *stopping_since)
 {
@@ -307,7 +308,7 @@ commit(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr commit_lsn
 	pgoutput.commit_cb(ctx, txn, commit_lsn);
 }
 
-/* A message within a transaction is not there before its commit. One outside is decoded as soon as it is read. */
+/* A message within a transaction is not decoded before its commit. One outside is decoded as soon as it is read. */
 static void
 message(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr message_lsn, bool transactional,
 		const char *prefix, Size size, const char *content)
@@ -363,7 +364,7 @@ stream_commit(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr com
 }
 #endif
 
-/* Put `ours` in front of pgoutput's callback; the server asks which there are, so one that it lacks stays out. */
+/* Put `ours` in front of pgoutput's callback; the server checks which ones exist, so a missing one stays NULL. */
 #define GATE(callback, ours) \
 	do { \
 		if (callbacks->callback != NULL) \

@@ -1,5 +1,5 @@
 /*
- * What pg_replication_slots does not show: for each slot what is in memory, what is on disk, and what it lives by.
+ * What pg_replication_slots does not show: for each slot its state in memory, on disk, and the files it depends on.
  *
  * Read only. Shared memory is copied first, under the locks that it needs; files are read afterwards, so that
  * no lock waits for a disk.
@@ -90,7 +90,7 @@ put_xid(Row *row, enum Column column, TransactionId xid)
 		put(row, column, TransactionIdGetDatum(xid));
 }
 
-/* What a restart of the server would find; false while the slot comes or goes, or if the file is damaged. */
+/* What a restart of the server would find; false while the slot is created or dropped, or if the file is damaged. */
 static bool
 read_state(const char *slot_name, StateFile *state)
 {

@@ -41,7 +41,7 @@ PG_FUNCTION_INFO_V1(tuskline_restore_mappings);
 #define MAPPINGS "pg_logical/mappings"
 #define NOTE "pg_replslot/%s/tuskline_mappings"
 
-/* Whether all mapping files that a decoder of this slot may need are there, and stay. */
+/* Whether all mapping files that a decoder of this slot may need exist, and will be kept. */
 bool
 mappings_complete(const char *slot_name)
 {
@@ -65,7 +65,7 @@ begin_note(const char *unfinished)
 	CloseTransientFile(file);
 }
 
-/* The note of a slot whose files are known to be there: of one that takes the place of another at the same position. */
+/* The note of a slot whose files are known to exist: one that replaces another at the same position. */
 void
 note_mappings(const char *slot_name)
 {
@@ -78,7 +78,7 @@ note_mappings(const char *slot_name)
 	durable_rename(unfinished, path, ERROR);
 }
 
-/* What was restored is not enough any more. Durable before the slot itself changes. */
+/* The restored files are no longer sufficient. Durable before the slot itself changes. */
 void
 forget_mappings(const char *slot_name)
 {
@@ -152,7 +152,7 @@ restore_from(XLogReaderState *reader, XLogRecPtr begin, XLogRecPtr upto)
 	fsync_fname(MAPPINGS, true);
 }
 
-/* Where the slot of that name begins; its folder has the unfinished note when this returns. */
+/* The restart_lsn of the slot of that name; its folder has the unfinished note on return. */
 static XLogRecPtr
 begin_restoring(const char *name, const char *unfinished)
 {

@@ -1,6 +1,6 @@
 /*
- * Which output plugins a copy may have: those that this server would take for a slot of its own, and can load. With any
- * other the slot would be of no use after a promotion.
+ * Which output plugins a copy may have: those that this server accepts for its own slots, and can load. With any
+ * other the slot would be useless after a promotion.
  */
 #include "tuskline.h"
 
@@ -16,8 +16,8 @@ explain_plugin(void *plugin)
 }
 
 /*
- * Refuse a plugin that this server would not take from anybody else. Minor releases of 2026 take those only that a
- * setting names, so that who may make slots cannot have any library loaded; older ones have no such setting.
+ * Refuse a plugin that this server would not accept from another client. Minor releases of 2026 accept only those that
+ * a setting names, so that a role that may create slots cannot load any library; older ones have no such setting.
  */
 static void
 require_listed(const char *plugin)
@@ -46,7 +46,7 @@ require_listed(const char *plugin)
 	pfree(text);
 }
 
-/* Refuse a plugin that cannot be loaded here: after a promotion the slot would be of no use. */
+/* Refuse a plugin that cannot be loaded here: the slot would be useless after a promotion. */
 void
 require_plugin(char *plugin)
 {

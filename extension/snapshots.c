@@ -39,7 +39,7 @@
 #define COMMITTED_COUNT 80
 #define IN_PROGRESS_COUNT 112
 
-/* What a note stands for; another number makes all older ones void. Before 16 the first ones stood for less (advance.c). */
+/* The meaning of a note; another number invalidates all older ones. Before 16 the first ones meant less (advance.c). */
 #define NOTE_VERSION (PG_VERSION_NUM >= 160000 ? 1 : 2)
 
 /* The third number of the lock by which one process at a time writes snapshots of ours; users' own have 1 and 2. */
@@ -73,7 +73,7 @@ read_beginning(const char *path, void *into, size_t size, off_t *length)
 	return count;
 }
 
-/* What a note about the snapshot in this file says; false if there is none, or one that was cut off. */
+/* Read the note about the snapshot in this file; false if there is none, or a truncated one. */
 static bool
 describe(const char *path, Note *note)
 {
@@ -138,8 +138,8 @@ write_note(const char *path, const Note *note)
 }
 
 /*
- * Have the builder's snapshot at `lsn`, the beginning of the record that it is about to be given. A consistent builder
- * whose own snapshot is whole is asked for; what another decoder has left under that name gives way.
+ * Write the builder's snapshot at `lsn`, the start of the record that it is about to be given. The builder has to be
+ * consistent, and its own snapshot complete; a file of another decoder under that name is replaced.
  */
 void
 write_snapshot(struct SnapBuild *builder, XLogRecPtr lsn)
@@ -159,7 +159,7 @@ write_snapshot(struct SnapBuild *builder, XLogRecPtr lsn)
 	(void) LockAcquire(&lock, ExclusiveLock, false, false);
 	if (!snapshot_complete(lsn))
 	{
-		/* What a crash has left: the server would not write over it. */
+		/* A leftover of a crash: the server would not overwrite it. */
 		if (unlink(aside) != 0 && errno != ENOENT)
 			ereport(ERROR, (errcode_for_file_access(), errmsg("could not remove file \"%s\": %m", aside)));
 		SnapBuildSerializationPoint(builder, lsn - 1);

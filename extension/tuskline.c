@@ -2,8 +2,8 @@
  * Tuskline's extension: copies of logical replication slots on a server in recovery.
  *
  * PostgreSQL's slot API is made for callers inside the server: it checks little, and a wrong call shows as rows
- * that a decoder misses months later. So each function here refuses, by an ordinary ERROR, whatever it cannot
- * show to be right, before it changes anything; this file has the checks that they share.
+ * that a decoder misses months later. So each function here rejects, with an ordinary ERROR, anything that it cannot
+ * prove correct, before it changes anything; this file contains the shared checks.
  */
 #include "tuskline.h"
 
@@ -23,7 +23,7 @@ has_temporary_name(const char *name)
 	return strncmp(name, TEMPORARY_PREFIX, strlen(TEMPORARY_PREFIX)) == 0;
 }
 
-/* Copy what shared memory has of a slot; false if there is none of that name. */
+/* Copy a slot's state in shared memory; false if there is none of that name. */
 bool
 find_slot(const char *name, ReplicationSlot *found)
 {
@@ -70,8 +70,8 @@ require_standby(void)
 }
 
 /*
- * Both this server's setting and what the WAL that it replays was written with. With a lower setting here a
- * standby that has a logical slot does not start again.
+ * Both this server's setting and the one with which the replayed WAL was written. With a lower setting here a
+ * standby that has a logical slot cannot restart.
  */
 void
 require_logical_wal(void)

@@ -13,7 +13,7 @@
 /* A slot under a name with this prefix is being proven; no client uses it, and none of it survives a promotion. */
 #define TEMPORARY_PREFIX "_tuskline_tmp_"
 
-/* A position as errors show it. */
+/* A position as errors print it. */
 #define LSN_TEXT "%X/%X"
 #define LSN_PARTS(lsn) (uint32) ((lsn) >> 32), (uint32) (lsn)
 
@@ -75,8 +75,8 @@ extern void write_marker(const char *slot_name, const char *value);
 extern void require_plugin(char *plugin);
 
 /*
- * Where a test ends the server's process, named by the setting tuskline.fail_point. Nothing of it is compiled
- * unless the build asks for it.
+ * Where a test terminates the server process, named by the setting tuskline.fail_point. It is compiled only if the
+ * build requests it.
  */
 #ifdef TUSKLINE_FAIL_POINTS
 extern void fail_point(const char *name);

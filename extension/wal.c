@@ -1,5 +1,5 @@
 /*
- * The WAL that a slot lives by, from its restart_lsn on.
+ * The WAL that a slot depends on, from its restart_lsn on.
  *
  * Nothing here is a promise about the next moment, except for a slot whose restart_lsn was published before: the
  * server then keeps the segments from it on, unless it had already chosen them for removal. That is why a copy's
@@ -12,7 +12,7 @@
 
 #include "storage/fd.h"
 
-/* More segments than any server keeps; an older position is not searched. */
+/* More segments than any server keeps; older positions are not searched. */
 #define MOST_SEGMENTS ((XLogSegNo) 1 << 24)
 
 /* The end of the WAL that this server has applied (a standby) or written (a primary), and its timeline. */
@@ -29,8 +29,8 @@ wal_end(TimeLineID *timeline)
  * The oldest segment, not before that of `from`, from which all WAL up to wal_end is there; one past the end's
  * segment if there is none.
  *
- * XLogGetLastRemovedSegno() answers 0 until something was removed since the start, so the files decide; it is
- * asked as well because it moves before the files go.
+ * XLogGetLastRemovedSegno() returns 0 until a segment was removed since the start, so the files decide; it is checked
+ * as well because it advances before the files are removed.
  */
 XLogSegNo
 wal_oldest_segment(XLogRecPtr from)
@@ -90,7 +90,7 @@ read_next_record(XLogReaderState *reader, XLogRecPtr from)
 				 errhint("Check whether WAL files are missing from pg_wal on this standby.")));
 }
 
-/* Whether all WAL from `from` to wal_end is there. */
+/* Whether all WAL from `from` to wal_end exists. */
 bool
 wal_present(XLogRecPtr from)
 {

@@ -250,7 +250,7 @@ class _Plan:
                 as_text=self._shape is None,
             )
             yield from self._rows(replica, task, batches)
-            # Offsets of another log are the same numbers. After the reading: it could come at any moment before.
+            # Offsets of another log are the same numbers. Checked after the read: it could answer at any moment before.
             found = replica.stream_status(task.stream).log_id
             if found != task.log_id:
                 raise other_log(task.log_id, found, task.address)
@@ -303,7 +303,7 @@ class _BatchReader(DataSourceReader):
         self._only = _EVERYTHING
 
     def partitions(self) -> Sequence[InputPartition]:
-        # First how far to read, then which tables there are: one that comes between the two is behind.
+        # First the end of the range, then the tables: a table that is created between the two lies after the range.
         with LogClient(self._plan.settings.log) as client:
             newest = client.status().version
         tables = self._plan.wanted(self._only)
@@ -324,7 +324,7 @@ class _BatchReader(DataSourceReader):
 
 
 class _FilteringReader(_BatchReader):
-    """The same, for a session that lets a source see filters."""
+    """The same, for a session that passes filters to sources."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
         """Prune by them; Spark applies all of them again."""
@@ -333,12 +333,12 @@ class _FilteringReader(_BatchReader):
 
 
 class _StreamReader(DataSourceStreamReader):
-    """`spark.readStream`. It limits a batch itself, counting from what it planned last.
+    """`spark.readStream`. It limits a batch itself, counting from the end of the last planned range.
 
-    Spark 4.1 tells a source neither its trigger nor its checkpoint. A restarted query first has the
-    reader plan the empty range at its last position, and so tells where it stands. A trigger that ends
-    by itself (AvailableNow, Once) asks for the end exactly once; a limited answer would end the query
-    short, so a limit needs the user's word on which trigger it is.
+    Spark 4.1 passes a source neither its trigger nor its checkpoint. A restarted query first has the
+    reader plan the empty range at its last position, which shows where the query continues. A trigger that
+    ends by itself (AvailableNow, Once) asks for the end exactly once; a limited answer would end the query
+    early, so a limit requires the option that states the trigger.
     """
 
     def __init__(self, plan: _Plan) -> None:
@@ -371,7 +371,7 @@ class _StreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where the query's first batch begins. Spark asks for no other, and asks again if that batch comes again."""
         if self._here is not None and self._here.began is not None:
-            # Not where the options, which may be others, would have a query begin today.
+            # Not where a new query would begin: the options may have changed.
             return StreamOffsets(self._here.log_id, 0, self._here.began).to_json()
         return self._beginning(self._log.status()).to_json()
 
@@ -441,7 +441,7 @@ class _StreamReader(DataSourceStreamReader):
         return self._first
 
     def _lease(self, version: int, *, renewing: bool) -> None:
-        """Tell the log up to where this consumer is done; `renewing` only when it is time."""
+        """Report to the log the position up to which this consumer is done; with `renewing` only when a renewal is due."""
         settings = self._plan.settings
         if settings.consumer is None:
             return

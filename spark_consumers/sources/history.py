@@ -1,8 +1,8 @@
 """Whether a log still has the history that a position in it was taken from. Pure, but for `around`.
 
 The log's disk may be restored from a snapshot, together with PostgreSQL's: then the log ends before positions that
-readers have, goes on with other transactions, and passes these positions again. Its identity does not change. What
-tells the two histories apart, for a position of version V at an offset:
+readers have, continues with other transactions, and passes these positions again. Its identity does not change. For a
+position of version V at an offset, these conditions distinguish the two histories:
 
     versions     ... <= V |  > V ...
     commits     --+-------+-------+--
@@ -10,14 +10,14 @@ tells the two histories apart, for a position of version V at an offset:
                        offset
 
 - the log's version is V or greater, and the stream reaches the offset;
-- a commit ends exactly at the offset, and its last transaction has the LSN and the commit time that were noted with
+- a commit ends exactly at the offset, and its last transaction has the LSN and the commit time that were recorded with
   the position: two histories that have parted do not have a transaction of one end LSN and one microsecond;
-- the first commit behind it has a version greater than V.
+- the first commit after it has a version greater than V.
 
-Commits are immutable, so what fits once fits until the log is restored again.
+Commits are immutable, so a position that matches once matches until the log is restored again.
 
 A stream whose source was reattached begins another history at `history_start` (`change_log.restart`), under offsets
-that were never used: what was read below it has no continuation, whatever else fits.
+that were never used: positions below it have no continuation, whatever else matches.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class HistoryMark:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The commits around a position, as far as the log has them: the one that ends there, and the one behind it."""
+    """The commits around a position, as far as the log has them: the one that ends there, and the one after it."""
 
     before: CutPoint | None
     first: CutPoint | None

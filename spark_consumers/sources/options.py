@@ -24,7 +24,7 @@ class Options:
                 )
 
     def wrong(self, name: str, what: str) -> UsageError:
-        """The error for an option that does not make sense."""
+        """The error for an option whose value is invalid."""
         return UsageError(f"option {name}: {what}", where=f"format({self._source!r})")
 
     def text(self, name: str) -> str | None:

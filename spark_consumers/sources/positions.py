@@ -145,7 +145,7 @@ class LogReader(Closing):
         return StreamOffsets(status.log_id, 0, first)
 
     def at(self, status: LogStatus, version: int) -> StreamOffsets:
-        """The cut at `version` (its end). Raises `TrimmedError` where that is gone."""
+        """The cut at `version` (its end). Raises `TrimmedError` if it was trimmed."""
         if version >= status.version:
             return self.newest(status)
         ends, last = {}, {}
@@ -188,9 +188,9 @@ class LogReader(Closing):
                 )
 
     def check_kept(self, status: LogStatus, position: StreamOffsets) -> None:
-        """Raise `TrimmedError` if something behind the position has been trimmed.
+        """Raise `TrimmedError` if entries after the position have been trimmed.
 
-        `DivergedError` if what is behind it is another history, as the source was reattached.
+        `DivergedError` if another history follows it, because the source was reattached.
         """
         for name, cut in status.streams.items():
             first = position.streams.get(name, 1)
@@ -322,7 +322,7 @@ def split(
 ) -> list[tuple[int, int]]:
     """[first, last) in ranges of about `size` bytes, each of which ends at a commit.
 
-    `page(offset)` gives the next commits behind an offset, some at a time.
+    `page(offset)` returns the next commits after an offset, some at a time.
     """
     bounds = [first]
     begun: int | None = None
@@ -365,7 +365,7 @@ def reattached(cut: StreamCut, offset: int, where: str) -> DivergedError:
 
 
 def trimmed(stream: str, low: int, asked: str, where: str) -> TrimmedError:
-    """The error for what the log has dropped."""
+    """The error for entries that the log has trimmed."""
     return TrimmedError(
         f"stream {stream} is kept from offset {low} on, but {asked} was requested",
         where=where,

@@ -1,12 +1,12 @@
 """Spark's own filters on `format("tuskline")`, as far as they spare reading.
 
 Filters on the stream, the relation and the version decide which parts of the log are read at all. Spark
-applies every filter again, so a part that is read in vain costs time and nothing else; only what no row of
-interest can be in is left out.
+applies every filter again, so reading a part in vain costs only time; only parts that cannot contain a matching row
+are skipped.
 
-It is for those who ask for it (option `pruneByFilters`). Spark 4.1 keeps what was planned under one query's
-filters with the DataFrame, and reads that again for a query of the same DataFrame that has no filter: rows
-would be missing. Who asks for it loads a DataFrame for each query.
+It is off by default (option `pruneByFilters`). Spark 4.1 keeps the plan of one query's filters with the
+DataFrame, and uses it again for a query of the same DataFrame that has no filter: rows would be missing. With the
+option, load a DataFrame for each query.
 """
 
 import sys
@@ -30,7 +30,7 @@ _WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 def asked() -> bool:
     """Whether Spark makes a reader in order to give it filters.
 
-    It does so, in a worker program of its own, only with `spark.sql.python.filterPushdown.enabled`.
+    It does so, in a separate worker process, only with `spark.sql.python.filterPushdown.enabled`.
     Without that setting a reader that has `pushFilters` at all fails every batch read.
     """
     return _WORKER in sys.modules
@@ -46,7 +46,7 @@ class Pruning:
     last_version: int | None = None
 
     def with_filters(self, filters: Iterable[Filter], *, table: bool) -> "Pruning":
-        """What is left with these filters, all of which hold. `table`: the rows are those of mode=table."""
+        """The pruning that these filters allow, all of which hold. `table`: the rows are those of mode=table."""
         found = self
         for each in filters:
             found = found._with(each, "_version" if table else "version", table)

@@ -56,7 +56,7 @@ _BEFORE = "_before"
 
 
 def table_schema(columns: pa.Schema) -> pa.Schema:
-    """`mode=table` for a table of these columns. Raises `SchemaError` for a name that is ours."""
+    """`mode=table` for a table of these columns. Raises `SchemaError` for a name that is reserved."""
     taken = {*_ABOUT.names, _BEFORE} & set(columns.names)
     if taken:
         raise SchemaError(
@@ -145,7 +145,7 @@ def table_rows(batch: ChangeBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _fit(array: pa.Array, field: pa.Field, batch: ChangeBatch) -> pa.Array:
-    """The array in the field's type, if every such value has a place there."""
+    """The array in the field's type, if every value fits."""
     have, want = array.type, field.type
     if have == want:
         return array

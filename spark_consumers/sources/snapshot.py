@@ -80,7 +80,7 @@ _BINARY = frozenset(
         types.TIMESTAMPTZ,
     }
 )
-#: Of these the ones that have values which their Arrow type has not: their text tells what they were.
+#: Of these, the types with values that their Arrow type lacks: the text shows the value.
 _BEYOND = frozenset({types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ})
 #: 0001-01-01 and 9999-12-31 in days, and the first and last microsecond of them, since 1970. What lies
 #: outside, infinity too, has no text in the stream that a target could hold.
@@ -90,7 +90,7 @@ _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 
 @dataclass
 class _Piece(InputPartition):
-    """What one task reads: everything it needs, so that it asks nobody but PostgreSQL."""
+    """What one task reads: everything it needs, so that it queries only PostgreSQL."""
 
     part: BlockRange
     query: str
@@ -204,7 +204,7 @@ class _SnapshotReader(DataSourceReader):
             raise cause or failure(None, str(error), where) from None
 
     def _queries(self, piece: _Piece) -> tuple[str, str, str]:
-        """All that is asked for a piece."""
+        """All queries for a piece."""
         question = same_relation.question(piece.part.relation, piece.part.oid)
         return self._locking(piece.part), question, piece.query
 

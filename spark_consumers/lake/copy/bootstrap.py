@@ -102,7 +102,7 @@ class TableCopier:
     ) -> None:
         """Copy all tables of the request from one snapshot; one that fails does not stop the others.
 
-        Raises `UnavailableError` while the stream's slot is not there yet, the errors of `origin.check` and
+        Raises `UnavailableError` while the stream's slot does not exist yet, the errors of `origin.check` and
         those of the server.
         """
         source = request.source
@@ -152,7 +152,7 @@ class TableCopier:
     def _waiting(
         self, source: Source, progress: Mapping[str, CopyProgress]
     ) -> Callable[[AwaitedTransaction | None], None]:
-        """Tells of a transaction that these tables wait for, and ends the wait when the copies are to end."""
+        """Report a transaction that these tables wait for, and end the wait when the copies are to stop."""
         named = ""
 
         def waiting(awaited: AwaitedTransaction | None) -> None:
@@ -254,7 +254,7 @@ def checked(shape: Shape, later: Shape | None, where: str) -> Shape:
     """The shape. Raises `NotSupportedError` for a table whose changes would not give its rows.
 
     And `UnavailableError` where the snapshot's values and what an ordinary query sees `later`, before the copy reads
-    them, have not the same texts: then the copy has one, and the changes after it have the other.
+    them, differ in their texts: then the copy has one text, and later changes have the other.
     """
     changes = later and (texts_changed(shape, later) or texts_changed(later, shape))
     if changes:
@@ -266,7 +266,7 @@ def checked(shape: Shape, later: Shape | None, where: str) -> Shape:
 
 
 def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, ...]:
-    """The table's columns as the stream will tell them."""
+    """The table's columns as the stream will send them."""
     with reading(snapshot.dsn, snapshot.snapshot) as connection:
         rows = connection.execute(load("lake/table_columns"), {"table": table.oid}).fetchall()
     declared = {name: kind for name, kind, _, _ in rows}
@@ -323,7 +323,7 @@ def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
 
 def _copy_error(name: str, error: Exception) -> TusklineError:
     """The error of this table for an executor's error, which Spark wraps."""
-    # What the driver's own Java raises stands behind a colon.
+    # An exception of the driver's own JVM follows a colon.
     text = [line.removeprefix(": ") for line in str(error).strip().splitlines()]
     # Spark wraps what an executor raised between stack traces; an exception begins a line with its class.
     named = [line for line in text if re.match(r"[\w.]+(Error|Exception): .", line)]

@@ -23,7 +23,7 @@ from walsender_bridge.errors import UnavailableError
 
 @dataclass
 class CopyProgress:
-    """How far the copy of one table is. Written by the copy's threads, read by anybody.
+    """How far the copy of one table is. Written by the copy's threads, read by any thread.
 
     `bytes` are those of the rows in memory, `pieces` the parts in which the table is read; times are seconds
     since the Unix epoch. A table that waits for its turn has begun at 0. `waits_for`: the transaction that has to end first, and
@@ -65,9 +65,9 @@ class CopyProgress:
 
 
 class _Pace:
-    """Keeps what is written to so many bytes a second, by letting the next part wait for its turn.
+    """Limits writes to a number of bytes a second, by delaying the start of the next part.
 
-    Nobody sleeps on an executor, where a task that waits would keep others from its core.
+    No task sleeps on an executor: it would occupy a core that other tasks need.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -76,7 +76,7 @@ class _Pace:
         self._lock = threading.Lock()
 
     def wait(self, stop: threading.Event) -> None:
-        """Wait until what was written is not too much any more, or until `stop`."""
+        """Wait until the written bytes are within the rate, or until `stop`."""
         while not stop.is_set():
             with self._lock:
                 left = self._free_at - time.monotonic()
@@ -85,7 +85,7 @@ class _Pace:
             stop.wait(min(left, 1.0))
 
     def spent(self, size: int) -> None:
-        """So many bytes were written."""
+        """Count these bytes as written."""
         if self._rate is not None:
             with self._lock:
                 self._free_at += size / self._rate
@@ -105,17 +105,17 @@ def write_source(
 ) -> tuple[list[FileInfo], list[QuarantineFile]]:
     """Write what a data source reads, a file a partition; the rows never pass through the JVM.
 
-    Every partition is a job of its own, as many at a time as there are cores: whatever else the session has
-    to do gets the next core that is free, and need not wait for the whole table. With `ids` a last column
-    is added that tells every row from all others: text that begins with `ids`. `rate`: bytes a second, of
-    all partitions together. `apart`: rows that do not fit are written apart; the reader tells them. Returns
+    Every partition is a separate job, as many at a time as there are cores: other work of the session gets the
+    next free core, and need not wait for the whole table. With `ids` a last column is added that
+    identifies each row: text that begins with `ids`. `rate`: bytes a second, of all partitions
+    together. `apart`: rows that do not fit are written to separate files; the reader identifies them. Returns
     the files that have rows, and those of rows that do not fit. An error on an executor is raised by
     Spark; `stop` ends the copy between two partitions, with `UnavailableError`.
     """
     work = list(enumerate(reader.partitions()))
     context = spark.sparkContext
     at_once = max(1, min(len(work), context.defaultParallelism))
-    # Where a table cannot be read in parts, its one task has to keep the rate.
+    # If a table cannot be read in parts, its single task has to keep to the rate.
     within = rate if len(work) == 1 else None
     pace, stop = _Pace(rate), stop or threading.Event()
     progress = progress or CopyProgress()
@@ -164,7 +164,7 @@ def write_source(
 
 
 def _path(prefix: str) -> str:
-    """A name of its own for each attempt of each task."""
+    """A unique name for each attempt of each task."""
     context = TaskContext.get()
     assert context is not None
     return f"{prefix}-{context.partitionId()}-{context.taskAttemptId()}.parquet"

@@ -29,7 +29,7 @@ _AT_ONCE = 2
 
 @dataclass(frozen=True)
 class NotBegun:
-    """A copy that could not begin, for a reason that is not the table's: the server is away, say."""
+    """A copy that could not begin for a reason other than the table: for example, the server does not answer."""
 
     reason: TusklineError
 
@@ -38,7 +38,7 @@ Result = TableVersion | TusklineError | NotBegun | None
 
 
 class Copies:
-    """The copies of one writer. `close` ends those that run, between two parts of a table."""
+    """The copies of one writer. `close` stops running copies, between two parts of a table."""
 
     def __init__(self, copier: TableCopier) -> None:
         self._copier = copier
@@ -94,7 +94,7 @@ class Copies:
             self._copier.remove(result.path)
 
     def drop(self, name: str) -> None:
-        """What comes of this table's copy, if it is being copied, is not wanted any more."""
+        """Discard the result of this table's copy, if it is being copied."""
         if name in self._progress:
             self._unwanted.add(name)
 
@@ -113,6 +113,6 @@ class Copies:
         return {name: progress.status(now) for name, progress in sorted(self._progress.items())}
 
     def close(self) -> None:
-        """End what runs, and wait for it."""
+        """Stop running copies, and wait for them."""
         self._copier.stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -7,7 +7,7 @@
 - *Compaction* rewrites the table's rows, without those that delete files have removed.
 
 Every patch must find its row and every removal its rows (the driver counts them): anything else means that
-the table and the log do not belong together, and is an error, never a row less or more.
+the table and the log do not belong together, and is an error, never a lost or additional row.
 
 The files are read here rather than through a Spark query: a query that finds ten rows costs seconds of
 planning and waiting, and an epoch has one for each such table.
@@ -35,7 +35,7 @@ from walsender_bridge.errors import CorruptError
 
 #: Bytes of a table's files that one task scans.
 _SCAN_BYTES = 64 << 20
-#: Up to so many values, files that have none of them are not even opened.
+#: With at most this many values, files that contain none of them are not opened.
 _NARROWED = 200
 
 
@@ -73,7 +73,7 @@ class Completed:
 
 
 def run_complete(task: CompleteTask) -> Completed:
-    """Do all that is asked of these files."""
+    """Carry out the task on these files."""
     prefix = f"{task.target.prefix}-{{}}-{task.number}.parquet"
     count, rows, quarantined = (
         (0, None, None)
@@ -115,7 +115,7 @@ def _patch(
         here, there, gone = row_codes([keys, wanted, deleted])
         place = np.full(int(max(c.max(initial=-1) for c in (here, there, gone))) + 1, -1)
         place[there] = np.arange(len(there))
-        # A deleted row of that key is an older one: the row itself is elsewhere.
+        # A deleted row of that key is an older one: the row itself is in another file.
         place[gone] = -1
         rows = np.flatnonzero(place[here] >= 0)
         if not len(rows):
@@ -255,7 +255,7 @@ def _one(table: pa.Table, name: str) -> pa.Array:
 
 
 def narrowed(target: Target, staged: Staged) -> tuple[str | None, Sequence[Any]]:
-    """A column and the few values of it that are looked for, if Iceberg can leave files out by them."""
+    """A column and the few values to look for, if Iceberg can skip files by them."""
     path, prefix = (staged.patches, "s") if staged.patches else (staged.removals, "c")
     names = target.key if staged.patches else tuple(target.columns.names)
     assert path is not None

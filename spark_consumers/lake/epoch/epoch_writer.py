@@ -2,9 +2,9 @@
 
 In this order: the executors read the log and write files that no manifest names (*staging*); every table gets its
 files in one commit to a branch that no reader uses (*table writes*); one link is created (*the manifest*).
-Only the last is visible, and it is one file. A crash before it leaves things that no manifest names; a crash
+Only the link is visible, and it is one file. A crash before it leaves files that no manifest names; a crash
 after it leaves a whole epoch. Repeating any part is harmless, because a table write follows the snapshot
-that the *manifest* names, whatever was written since.
+that the *manifest* names, regardless of later writes.
 """
 
 import shutil
@@ -195,7 +195,7 @@ class EpochWriter:
     def _plan(
         self, head: Manifest, status: LogStatus, *, everything: bool
     ) -> tuple[EpochPlan, dict[str, Sequence[CutPoint]]]:
-        """What the epoch holds, and for each table that it shows first what it still lacks of the log."""
+        """What the epoch holds, and what each table that it first shows still lacks of the log."""
         commits = new_commits(head, status, None if everything else self._pace.limit)
         plan = choose(head, status.version, status.streams, commits)
         return plan, late_commits(head, status, plan)
@@ -209,7 +209,7 @@ class EpochWriter:
         scratch: Path,
         polled: Collection[str],
     ) -> tuple[EpochPlan, dict[str, Staged]]:
-        """Have everything read and written; what there is, by table, and the plan with what it tells of partitions."""
+        """Read and write everything; the staged files by table, and the plan with the partitions that they showed."""
         addresses = {stream: cut.address for stream, cut in status.streams.items()}
         work = tasks(plan, targets, addresses, late, str(scratch))
         found: dict[str, list[Staged]] = defaultdict(list)
@@ -244,7 +244,7 @@ class EpochWriter:
             for name in partial
         ]
         composing += [
-            # What is to be tried again, in a table that has no changes.
+            # Rows to convert again, in a table that has no changes.
             ComposeTask(target, (), plan.version, str(scratch), 0)
             for name, target in targets.items()
             if target.retry_quarantined and target.quarantine_files and name not in found
@@ -303,11 +303,11 @@ class EpochWriter:
     def _run(
         self, function: Callable[[_In], _Out], work: Sequence[_In], plan: EpochPlan
     ) -> list[_Out]:
-        """Run the tasks on the executors. An error of ours is raised here as what it was there."""
+        """Run the tasks on the executors. An error of Tuskline is raised here as the same class."""
         if not work:
             return []
         context = self._spark.sparkContext
-        # A task of Spark costs more than most of ours: as many as run at the same time are enough.
+        # A Spark task costs more than most of these tasks: as many as run concurrently are enough.
         slices = min(len(work), context.defaultParallelism)
         done = context.parallelize(work, slices).map(table_fault.as_values(function)).collect()
         return table_fault.results(done, plan.tables)

@@ -33,7 +33,7 @@ def apart(
 
 
 def without_lost(head: Manifest, status: LogStatus) -> tuple[Manifest, set[str]]:
-    """The head without the copies that were made of a history which the log has lost, and their streams."""
+    """The head without the copies from a history that the log has lost, and their streams."""
     lost = set()
     for name, copy in head.copies.items():
         stream, marked = stream_of(name), mark_of_copy(copy)
@@ -65,7 +65,7 @@ def first_link(lake: str, status: LogStatus, steady_at: float) -> Manifest:
 def new_commits(
     head: Manifest, status: LogStatus, max_bytes: int | None
 ) -> dict[str, Sequence[CutPoint]]:
-    """Each stream's commits behind the lake's cut: as many as `max_bytes` allow, or all of them."""
+    """Each stream's commits after the lake's cut: as many as `max_bytes` allow, or all of them."""
     commits: dict[str, Sequence[CutPoint]] = {}
     for stream, cut in status.streams.items():
         position = head.streams.get(stream)

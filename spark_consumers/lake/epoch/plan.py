@@ -16,7 +16,7 @@ from walsender_bridge.change_log.client import CutPoint, StreamCut
 
 #: Bytes of the log, as stored, that one task reads.
 RANGE_BYTES = 8 << 20
-#: More than any backlog needs.
+#: More than any backlog requires.
 _DOUBLINGS = 40
 
 
@@ -43,7 +43,7 @@ class EpochPlan:
     fresh: frozenset[str]
     #: What is copied, and cannot be shown at this epoch yet.
     copies: dict[str, TableVersion]
-    #: Those of them that only wait for the lake: the log has passed their LSN.
+    #: Of these, the copies that only wait for the lake: the log has passed their LSN.
     waiting: frozenset[str] = frozenset()
 
 
@@ -51,8 +51,8 @@ class EpochPlan:
 class Pace:
     """How much of the log one epoch may hold: `max_bytes`, and twice as much each time that a copy has waited.
 
-    A copy is shown once the lake's cut has passed its LSN, by which the log may be far ahead: with epochs of one size
-    that takes as many as the backlog is long. So it takes as many as its logarithm, whatever comes meanwhile.
+    A copy is shown once the lake's cut has passed its LSN, when the log may be far ahead: with epochs of one size
+    the number of epochs would grow with the backlog. With doubling it grows with its logarithm.
     """
 
     max_bytes: int
@@ -64,7 +64,7 @@ class Pace:
         return self.max_bytes << self._waited
 
     def published(self, plan: EpochPlan) -> None:
-        """An epoch was."""
+        """Record that an epoch was published."""
         self._waited = min(self._waited + 1, _DOUBLINGS) if plan.waiting else 0
 
 
@@ -157,15 +157,15 @@ def _joins(copy: TableVersion, position: StreamPosition) -> bool:
 
 
 def begin(position: StreamPosition, cut: StreamCut) -> int:
-    """From where on a stream is read.
+    """The offset from which a stream is read.
 
-    That is the lake's cut, or what the log still has, if nothing that follows the log needs what is gone.
+    That is the lake's cut, or the log's oldest entry, if no table that follows the log needs the trimmed ones.
     """
     return max(position.offset, cut.low_offset)
 
 
 def position_of(cut: StreamCut) -> StreamPosition:
-    """The lake's position when it has everything up to there."""
+    """The lake's position once it has everything up to there."""
     return StreamPosition(cut.timeline, cut.last_end_lsn, cut.last_commit_time, cut.end_offset)
 
 

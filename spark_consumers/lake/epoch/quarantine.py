@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: The policies for a row with an unrepresentable value.
 FAIL, QUARANTINE = "fail", "quarantine"
-#: Where the last change of a quarantined row was: its place in the log, its transaction, and the log's version (0
+#: The last change of a quarantined row: its position in the log, its transaction, and the log's version (0
 #: and NULL for the initial copy, which has its snapshot's LSN). `skipped`: an operator accepted that it is missing.
 ABOUT = pa.schema(
     [
@@ -144,7 +144,7 @@ def held(target: "Target") -> Fold | MultisetFold | None:
 
 
 def parts(folded: Fold, columns: int) -> FoldParts:
-    """A wide fold of a table with so many columns. Patches are left to `complete`, fit or not."""
+    """A wide fold of a table with so many columns. Patches are left to `complete`, representable or not."""
     unrepresentable = is_unrepresentable(folded.columns, columns)
     there = folded.state != 0
     if (folded.existed & is_unrepresentable(folded.keys, len(folded.key) // 2)).any():
@@ -190,7 +190,7 @@ def is_unrepresentable(wide: Sequence[pa.Array], columns: int) -> Bools:
 def write_quarantined(
     target: "Target | QuarantineOfCopy", name: str, columns: list[pa.Array]
 ) -> QuarantineFile | None:
-    """Write quarantined rows (wide); None, and no file, without any. `name` tells the files of a round apart.
+    """Write quarantined rows (wide); None, and no file, without any. `name` distinguishes the files of a round.
 
     Raises `UnsupportedValueError` if there are too many.
     """
@@ -325,7 +325,7 @@ def _wide_key(key: tuple[int, ...], columns: int) -> tuple[int, ...]:
 
 
 def _tried_again(wide: list[pa.Array], schema: pa.Schema) -> list[pa.Array]:
-    """The rows with every text converted again; what is representable by now becomes a value."""
+    """The rows with every text converted again; a text that is now representable becomes a value."""
     columns, made = len(schema), list(wide)
     for i, arrow in enumerate(schema.types):
         text = wide[columns + i]

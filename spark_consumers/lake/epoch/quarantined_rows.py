@@ -122,7 +122,7 @@ def _reason(text: str, arrow: pa.DataType) -> str:
         from_text(pa.array([text], pa.string()), ColumnType(0, -1, arrow, kept_as_text=False))
     except UnrepresentableValueError as fault:
         return fault.what
-    # The text of bytes that are no text is; or this version holds what an earlier one did not.
+    # Either the bytes were not valid text, or an earlier version could not represent the value.
     return f"was not representable as {arrow} when it arrived"
 
 

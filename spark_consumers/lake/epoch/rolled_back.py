@@ -9,11 +9,11 @@ a stream is *apart* from the lake:
 - when every table that is to follow was asked to be copied again, the lake gives the old history up: the cut becomes
   the log's own, and no table goes on from an offset of the old one. A paused table is copied again when it is resumed.
 
-A copy that is not shown yet may be ahead of the lake's cut, so it has a mark of its own: if the log has lost that
-place, the copy is dropped, and made once more.
+A copy that is not shown yet may be ahead of the lake's cut, so it has its own mark: if the log has lost that
+position, the copy is dropped, and the table is copied again.
 
-A stream whose source was reattached (`history.was_reattached`) is apart as well, but somebody has decided already: all
-its tables are copied again by themselves, and the lake takes the log's cut at once. Copies that were under way are
+A stream whose source was reattached (`history.was_reattached`) is apart as well, but the operator has already decided: all
+its tables are copied again automatically, and the lake takes the log's cut at once. Copies that were under way are
 dropped, as they may end before the new slot begins.
 
 An epoch never goes back, so the log first skips the versions that the lake has used (`LogClient.raise_version`).
@@ -95,7 +95,7 @@ def hold(head: Manifest, apart: Mapping[str, str], *, holds: bool) -> Manifest:
 
 
 def unasked(head: Manifest, stream: str) -> list[str]:
-    """The tables of the stream that are to follow, and that nobody has asked to be copied again."""
+    """The tables of the stream that are to follow, and that no operator has requested to be copied again."""
     return sorted(
         name
         for name, table in head.tables.items()
@@ -106,7 +106,7 @@ def unasked(head: Manifest, stream: str) -> list[str]:
 def given_up(head: Manifest, apart: Mapping[str, str]) -> list[str]:
     """The streams that are apart, and whose old history is needed by no table any more.
 
-    Paused tables follow the others, but where all are paused nobody has decided anything, unless the source was
+    Paused tables follow the others, but if all are paused the operator has not decided, unless the source was
     reattached.
     """
     return [
@@ -143,7 +143,7 @@ def without(status: LogStatus, apart: Iterable[str]) -> LogStatus:
 
 
 def check(head: Manifest, apart: Mapping[str, str], where: str) -> None:
-    """Raise `DivergedError` while tables of these streams wait for somebody to decide."""
+    """Raise `DivergedError` while tables of these streams wait for the operator to decide."""
     for stream, why in apart.items():
         if names := unasked(head, stream):
             raise DivergedError(

@@ -80,7 +80,7 @@ class Target:
 
     @property
     def scratch_name(self) -> str:
-        """How its scratch files begin: whoever may create a table chose its name, which may be a path."""
+        """How its scratch files begin: the table's name may be a path, chosen by any role that may create tables."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:20]
 
     @property
@@ -145,7 +145,7 @@ class Staged:
 
 @dataclass
 class _Pending:
-    """One table's changes so far: folded, and not yet."""
+    """One table's changes so far: folded and unfolded."""
 
     target: Target
     changes: int = 0
@@ -163,7 +163,7 @@ class _Pending:
             self.fold()
 
     def fold(self) -> Fold | MultisetFold:
-        """All that came so far, folded. Raises `CorruptError` with the table's name."""
+        """All changes so far, folded. Raises `CorruptError` with the table's name."""
         if self.batches:
             new: Fold | MultisetFold
             with _of(self.target):
@@ -274,7 +274,7 @@ def _take(
         reason = mismatch(new, target.columns, target.layouts, target.key, target.relation_id)
     if reason is None:
         if target.name in mismatches:
-            # What it was before, after it was something else: that is a change as well.
+            # Back to the earlier state after another one: that is a change, too.
             reason = ""
         else:
             pending.setdefault(target.name, _Pending(target)).add(padded(new, target.columns))
@@ -403,5 +403,5 @@ def total_changes(staged: Iterable[Staged]) -> int:
 
 
 def in_order(staged: Sequence[Staged]) -> list[Staged]:
-    """By the ranges that they come from."""
+    """In the order of their ranges."""
     return sorted(staged, key=lambda s: s.number)

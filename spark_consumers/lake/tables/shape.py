@@ -60,7 +60,7 @@ class Shape:
     any. `labels`: of the enums in its columns, each its OID, text and row version; `composites`: of the composite types
     OID, name and attributes; `outputs`: of the base types of others than PostgreSQL OID, name, and OID and row version of the
     output function. `filled`: numbers of the columns in which a row may have a value that no change has carried.
-    `natts`: the greatest number that a column has had (0: not known). `generated`: numbers of the generated columns that
+    `natts`: the greatest number that a column has had (0: unknown). `generated`: numbers of the generated columns that
     the publication does not send.
     `via_root`: whether the publication sends partitions as the table that they are of. `unlogged`: `unlogged` or
     `foreign`, if changes of its rows are not in the WAL.
@@ -141,7 +141,7 @@ def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The tables that a source publishes, by `schema.table`, without our own.
+    """The tables that a source publishes, by `schema.table`, without Tuskline's own.
 
     `empty`: the OIDs of partitions that were not known, and whose files are empty. `lsn`: commits at or above it came
     after the read began. `marked`: the table that marks positions in the log is published, too; `updates`: and so is the
@@ -211,7 +211,7 @@ def _partitions(before: Shape, now: Shape, empty: Collection[int]) -> str | None
 
 
 def _new_parts(before: Shape, now: Shape) -> list[Partition]:
-    """What was not there before and can have rows."""
+    """The partitions that are new and can have rows."""
     known = before.relations
     return [part for part in now.parts if part.oid not in known and part.file != 0]
 
@@ -222,7 +222,7 @@ def _born_here(before: Shape, part: Partition) -> bool:
 
 
 def followed(before: Shape, now: Shape, lsn: Lsn) -> Shape:
-    """The shape of a table that was `before`, has lost nothing, and is `now`, as a look at this LSN has seen it."""
+    """The shape of a table that was `before`, has lost nothing, and is `now`, as polled at this LSN."""
     empty_at = {part.oid: part.empty_at for part in before.parts}
     new = _new_parts(before, now)
     empty_at |= {part.oid: 0 if _born_here(before, part) else lsn for part in new}
@@ -231,14 +231,14 @@ def followed(before: Shape, now: Shape, lsn: Lsn) -> Shape:
 
 
 def _columns(before: Shape, now: Shape) -> str | None:
-    """What became of the columns that are sent, by their numbers: names go from one column to another.
+    """What became of the sent columns, by number, since a name can pass from one column to another.
 
-    A new file alone is VACUUM FULL, CLUSTER or TRUNCATE, which the stream tells; beside new columns it is not.
+    A new file alone is VACUUM FULL, CLUSTER or TRUNCATE, which the stream shows; with new columns the stream does not.
     """
     old, new = _sent(before), _sent(now)
     for number, (name, kind, _) in old.items():
         if number in now.generated:
-            # An earlier version took it for one that is sent.
+            # An earlier version recorded it as sent.
             continue
         if number not in new:
             return f"it lost {name}"
@@ -263,7 +263,7 @@ def _columns(before: Shape, now: Shape) -> str | None:
 
 
 def _was_dropped(numbers: range, before: Shape, now: Shape) -> bool:
-    """Whether a column of these numbers is gone: the stream may have sent its values under a name that is another one's now."""
+    """Whether a column of these numbers was dropped: the stream may have sent it under a name that is now another's."""
     return before.natts > 0 and not set(numbers) <= {number for number, *_ in now.columns}
 
 
@@ -281,7 +281,7 @@ def sent_names(shape: Shape) -> list[str]:
 def _lent(before: Shape, now: Shape) -> str | None:
     """Whether the table may have been a partition meanwhile: its changes were then sent as another table's.
 
-    ATTACH and DETACH write the row of each column anew, to count from how many tables it is inherited.
+    ATTACH and DETACH rewrite the row of each column, which counts the tables that it is inherited from.
     """
     versions = {number: version for number, _, _, version in now.columns}
     if (
@@ -306,7 +306,7 @@ def _sent(shape: Shape) -> dict[int, tuple[str, int, str]]:
 def texts_changed(before: Shape, now: Shape) -> str | None:
     """Why PostgreSQL writes other texts for values that it has not touched.
 
-    Its output functions do that as the catalog is when they are called, whatever the snapshot.
+    Its output functions use the current catalog, regardless of the snapshot.
     """
     labels = {oid: rest for oid, *rest in before.labels}
     for oid, label, version in now.labels:
@@ -328,14 +328,14 @@ def texts_changed(before: Shape, now: Shape) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ShapeRefusal:
-    """Why the changes of a table would not give its rows, and what mends it."""
+    """Why the changes of a table would not yield its rows, and the repair."""
 
     reason: str
     repair: str
 
 
 def refusal(shape: Shape) -> ShapeRefusal | None:
-    """Whether the stream cannot give this table's rows, whatever is copied."""
+    """Whether the stream cannot yield this table's rows, even after a copy."""
     missing = [name for name in OPERATIONS if name not in shape.operations.split(", ")]
     if missing:
         return ShapeRefusal(
@@ -371,7 +371,7 @@ def _unlogged(what: str, table: str, kind: str) -> ShapeRefusal:
 
 
 def names_rows(root: tuple[str, ...] | None, part: tuple[str, ...] | None) -> bool:
-    """Whether what a partition's updates and deletes carry contains what the table's rows are named by.
+    """Whether a partition's updates and deletes contain the columns that identify the table's rows.
 
     A partition without an identity (an empty one) has no updates and deletes: the server refuses them.
     """
