@@ -13,7 +13,7 @@ from pathlib import Path
 from spark_consumers.lake.catalog.links import folders
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import count
-from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.format.iceberg_files import local, metadata_file, versions_in
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.newest import PublishedLink, is_lost, lost
@@ -111,7 +111,7 @@ def _wrong_hints(root: Path) -> Iterator[TusklineError]:
         text = _text(hint)
         if text is None or not text.strip().isdecimal():
             continue
-        named = hint.with_name(f"v{int(text)}.metadata.json")
+        named = metadata_file(hint.parent, int(text))
         # Written again meanwhile, it named one that was removed since.
         if not named.exists() and _text(hint) == text:
             yield CorruptError(
@@ -142,15 +142,10 @@ def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:
 
 
 def _manifest_list(folder: Path, snapshot: int) -> Path:
-    # Not compressed metadata (v4.gz.metadata.json), which another writer may have left.
-    numbers = [
-        int(number)
-        for file in folder.glob("v*.metadata.json")
-        if (number := file.name[1:].partition(".metadata.json")[0]).isdecimal()
-    ]
-    if not numbers:
+    versions = versions_in(folder)
+    if not versions:
         raise CorruptError("the table has no metadata", where=str(folder.parent))
-    newest = folder / f"v{max(numbers)}.metadata.json"
+    newest = metadata_file(folder, versions[-1])
     try:
         snapshots = {s["snapshot-id"]: s for s in json.loads(newest.read_bytes())["snapshots"]}
         return local(snapshots[snapshot]["manifest-list"])

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_consumers.lake.format.iceberg_files import refs_in
+from spark_consumers.lake.format.iceberg_files import refs_in, versions_in
 from spark_consumers.lake.format.iceberg_refs import of_users
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion, open_chain
@@ -100,6 +100,16 @@ def test_retention_keeps_it_too_and_removes_it_when_they_are_dropped(chain, site
 def test_metadata_that_is_damaged_does_not_hide_the_references_before_it(chain, site):
     write(chain.root, 9, OURS | {"mine": {"snapshot-id": 7, "type": "tag"}})
     (chain.root / OLD / "metadata" / "v10.metadata.json").write_text('{"refs": ')
+    site.remove(Leftover(LeftoverKind.TABLE, OLD))
+    assert (chain.root / OLD).exists()
+
+
+def test_metadata_that_another_writer_compressed_or_named_hides_no_references(chain, site):
+    write(chain.root, 9, OURS | {"mine": {"snapshot-id": 7, "type": "tag"}})
+    folder = chain.root / OLD / "metadata"
+    for name in ("v10.gz.metadata.json", "v11-copy.metadata.json", "view.metadata.json"):
+        (folder / name).write_text('{"refs": {}, "snapshots": []}')
+    assert versions_in(folder) == [9]
     site.remove(Leftover(LeftoverKind.TABLE, OLD))
     assert (chain.root / OLD).exists()
 

@@ -17,10 +17,10 @@ _KEPT_METADATA = 100
 def link(path: str, number: int, content: str) -> bool:
     """Make `content` the metadata of version `number`, exclusively; False if that is not the next one."""
     folder = Path(path) / "metadata"
-    file = folder / f"v{number}.metadata.json"
+    file = metadata_file(folder, number)
     if not create_exclusively(file, content.encode()):
         return False
-    if number > 1 and not (folder / f"v{number - 1}.metadata.json").exists():
+    if number > 1 and not metadata_file(folder, number - 1).exists():
         # We slept until the version before was removed, and perhaps this number too: the table has gone
         # on far beyond it. Nobody has read ours, for it follows nothing.
         file.unlink()
@@ -29,7 +29,7 @@ def link(path: str, number: int, content: str) -> bool:
     _hint(folder, number)
     if not file.exists():
         # We slept until our version was removed, and readers would look for it.
-        _hint(folder, max((version_of(f) for f in folder.glob("v*.metadata.json")), default=number))
+        _hint(folder, max(versions_in(folder), default=number))
     _remove_old(folder, number - _KEPT_METADATA)
     return True
 
@@ -43,23 +43,37 @@ def _hint(folder: Path, number: int) -> None:
         hint.replace(folder / "version-hint.text")
 
 
+def metadata_file(folder: Path, version: int) -> Path:
+    """The metadata file of that version, in a table's metadata folder."""
+    return folder / f"v{version}.metadata.json"
+
+
+def versions_in(folder: Path) -> list[int]:
+    """The versions of the metadata files in a table's metadata folder, ascending.
+
+    Not of compressed ones (v4.gz.metadata.json), which another writer may have left.
+    """
+    names = [file.name for file in folder.glob("v*.metadata.json")]
+    versions = [name.removeprefix("v").removesuffix(".metadata.json") for name in names]
+    return sorted(int(each) for each in versions if each.isdecimal())
+
+
 def version_of(metadata: Path) -> int:
-    """The version of a metadata file."""
+    """The version of a metadata file, also of a compressed one."""
     return int(metadata.name.removeprefix("v").partition(".")[0])
 
 
 def following(metadata: Path) -> Path:
     """The metadata file of the next version."""
-    return metadata.with_name(f"v{version_of(metadata) + 1}.metadata.json")
+    return metadata_file(metadata.parent, version_of(metadata) + 1)
 
 
 def refs_in(path: str) -> dict[str, Ref]:
     """The branches and tags of the table in a folder, by its newest metadata that is JSON; none if it has none."""
-    for file in sorted(
-        Path(path, "metadata").glob("v*.metadata.json"), key=version_of, reverse=True
-    ):
+    folder = Path(path, "metadata")
+    for version in reversed(versions_in(folder)):
         try:
-            record = json.loads(file.read_bytes())
+            record = json.loads(metadata_file(folder, version).read_bytes())
             summaries = {s["snapshot-id"]: s["summary"] for s in record["snapshots"]}
             return {
                 name: Ref.of(
@@ -82,7 +96,7 @@ def local(location: str) -> Path:
 def _remove_old(folder: Path, number: int) -> None:
     """Remove the metadata files up to this version, the oldest first: so none stays behind a gap."""
     old = []
-    while (file := folder / f"v{number}.metadata.json").exists():
+    while (file := metadata_file(folder, number)).exists():
         old.append(file)
         number -= 1
     for file in reversed(old):
