@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from slot_sync.probe.slot_rows import Row, by_name, databases, invalidation, lsn, two_phase_at, xid
+from slot_sync.probe.slot_rows import Row, by_name, invalidation, lsn, server, two_phase_at, xid
 from slot_sync.resolver.observed import LogicalSlot, ObservedPrimary, PhysicalSlot, Upstream
 from slot_sync.session import BoundedSession, ExtensionSession
 from walsender_bridge.runtime.closing import Closing
@@ -45,17 +45,11 @@ def primary(seen: Row, *, has_extension: bool) -> ObservedPrimary:
     ]
     logical = [_logical(row, more.get(row["slot_name"], {})) for row in seen["logical"]]
     return ObservedPrimary(
-        system_id=int(seen["system_id"]),
-        timeline=seen["timeline"],
-        in_recovery=seen["in_recovery"],
-        postmaster_start=seen["postmaster_start"],
-        version=seen["version"],
-        wal_level=seen["wal_level"],
+        **server(seen),
         wal_lsn=lsn(seen["wal_lsn"]) or 0,
         logical_slots=tuple(logical),
         physical_slots=tuple(physical),
         has_extension=has_extension,
-        databases=databases(seen["databases"]),
         locked_databases=frozenset(int(row["oid"]) for row in seen["databases"] if row["locked"]),
     )
 

@@ -39,9 +39,18 @@ def invalidation(shown: Row, inspected: Row) -> str | None:
     return "rows_removed" if shown.get("conflicting") else None
 
 
-def databases(rows: list[Row]) -> dict[int, int]:
-    """The xmin of each database's row, by oid."""
-    return {int(row["oid"]): int(row["xmin"]) for row in rows}
+def server(seen: Row) -> dict[str, Any]:
+    """The fields that `ObservedPrimary` and `ObservedStandby` have in common."""
+    return {
+        "system_id": int(seen["system_id"]),
+        "timeline": seen["timeline"],
+        "in_recovery": seen["in_recovery"],
+        "postmaster_start": seen["postmaster_start"],
+        "version": seen["version"],
+        "wal_level": seen["wal_level"],
+        # The xmin of each database's row, by oid.
+        "databases": {int(row["oid"]): int(row["xmin"]) for row in seen["databases"]},
+    }
 
 
 def by_name(rows: list[Row]) -> dict[str, Row]:

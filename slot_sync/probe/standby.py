@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from slot_sync.probe.primary import PROBE_SECONDS, upstream
-from slot_sync.probe.slot_rows import Row, by_name, databases, invalidation, lsn, two_phase_at, xid
+from slot_sync.probe.slot_rows import Row, by_name, invalidation, lsn, server, two_phase_at, xid
 from slot_sync.resolver.observed import ObservedStandby, SafekeeperUpstream, SlotCopy, Upstream
 from slot_sync.session import BoundedSession, ExtensionSession
 from walsender_bridge.errors import TusklineError
@@ -99,12 +99,7 @@ def standby(seen: Row, *, has_extension: bool) -> ObservedStandby:
     receiver = seen["receiver"] or {}
     replay, received = lsn(seen["replay_lsn"]) or 0, lsn(seen["flush_lsn"])
     return ObservedStandby(
-        system_id=int(seen["system_id"]),
-        timeline=seen["timeline"],
-        in_recovery=seen["in_recovery"],
-        postmaster_start=seen["postmaster_start"],
-        version=seen["version"],
-        wal_level=seen["wal_level"],
+        **server(seen),
         conf_load_time=seen["conf_load_time"],
         clock=seen["clock"],
         hot_standby_feedback=settings["hot_standby_feedback"] == "on",
@@ -129,7 +124,6 @@ def standby(seen: Row, *, has_extension: bool) -> ObservedStandby:
         slot_wal_segments=_slot_wal_segments(settings),
         segment_bytes=int(settings["wal_segment_size"]),
         idle_timeout=(seen["idle_timeout"] or 0) * 1_000_000,
-        databases=databases(seen["databases"]),
     )
 
 

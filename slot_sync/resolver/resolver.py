@@ -73,6 +73,8 @@ A drop of a slot that is in use becomes Wait. PostgreSQL's own copies (`synced`,
 every action on them but RestoreMappings becomes Wait, or Nothing: PostgreSQL's slot sync worker carries it out.
 """
 
+from typing import Final
+
 from slot_sync.resolver.feedback_epoch import (
     FeedbackEpochProblem,
     link_problem,
@@ -94,6 +96,12 @@ from slot_sync.resolver.silent import primary_is_silent
 from slot_sync.resolver.transitions import CopyState, MarkIncarnation, Reason, Transition, Wait
 
 _ANY = ReadinessTerms()
+_STANDBY_SILENT: Final = FeedbackEpochProblem(
+    Reason.STANDBY_UNREACHABLE,
+    "the standby does not answer",
+    "check that it runs and can be reached",
+    lasting=False,
+)
 
 
 def resolve(
@@ -115,7 +123,7 @@ def resolve(
         left_over = unproven(primary.logical_slots, record, on_primary=True)
     if standby is None:
         names = (*expected, *unknown)
-        return [*left_over, *(_standby_is_silent(name, record) for name in names)]
+        return [*left_over, *(_blocked(name, record, _STANDBY_SILENT) for name in names)]
     if not standby.in_recovery:
         return [
             *unproven(standby.slots, record),
@@ -199,18 +207,6 @@ def _no_such_slot(name: str, record: StandbyRecord) -> Transition:
         Reason.NO_SUCH_SLOT,
         "the primary has no slot of that name",
         repair="create it there, or remove it from names in [slots]",
-        action=Wait(),
-    )
-
-
-def _standby_is_silent(name: str, record: StandbyRecord) -> Transition:
-    return Transition(
-        name,
-        record.of(name).state,
-        CopyState.BLOCKED,
-        Reason.STANDBY_UNREACHABLE,
-        "the standby does not answer",
-        repair="check that it runs and can be reached",
         action=Wait(),
     )
 
