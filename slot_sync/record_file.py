@@ -7,27 +7,15 @@ A file that is unreadable, or fails its checksum (`runtime.checksummed_json`), i
 empty: no copy is then taken for ours, and none is dropped. The file of a newer version is refused.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from slot_sync.resolver.observed import (
-    Confirmed,
-    CopyRecord,
-    FeedbackEpochKey,
-    Incarnation,
-    Reserved,
-    Settled,
-    Sighting,
-    SlotPosition,
-    StandbyRecord,
-)
+from slot_sync.resolver.observed import StandbyRecord
 from walsender_bridge.errors import ConfigError, NotSupportedError
-from walsender_bridge.runtime import checksummed_json, logs, record_file
+from walsender_bridge.runtime import checksummed_json, json_model, logs, record_file
 from walsender_bridge.runtime.folder import FolderDisk
 
-#: A file of an older version is renamed and kept, like a damaged one.
+#: Of the fields of `StandbyRecord`. A file of an older version is renamed and kept, like a damaged one.
 VERSION: Final = 6
 
 _log = logs.logger()
@@ -71,8 +59,9 @@ class RecordFile:
             values = checksummed_json.opened(text, checked=False)
             version = values["version"]
             if version == VERSION:
-                return _record(checksummed_json.opened(text)["record"])
-        except (ValueError, TypeError, KeyError, AttributeError):
+                values = checksummed_json.opened(text)["record"]
+                return json_model.from_plain(StandbyRecord, values, strict=True)
+        except (ValueError, TypeError, KeyError):
             return None
         if isinstance(version, int) and version > VERSION:
             raise NotSupportedError(
@@ -85,52 +74,12 @@ class RecordFile:
     def save(self, record: StandbyRecord) -> None:
         """Replace the file, durably. Raises `ConfigError` when it cannot be written."""
         try:
-            checksummed_json.save(self.path, {"version": VERSION, "record": _values(record)})
+            checksummed_json.save(
+                self.path, {"version": VERSION, "record": json_model.plain(record)}
+            )
         except OSError as error:
             raise ConfigError(
                 f"could not write the record of slot copies: {error.strerror}",
                 where=str(self.path),
                 repair="give this user write permission on the folder [log] data_dir, or free disk space",
             ) from None
-
-
-def _values(record: StandbyRecord) -> dict[str, Any]:
-    return {
-        "epoch": None if record.epoch is None else asdict(record.epoch),
-        "walreceiver_start": record.walreceiver_start,
-        "generation": record.generation,
-        "copies": {name: asdict(copy) for name, copy in record.copies.items()},
-    }
-
-
-def _record(values: Mapping[str, Any]) -> StandbyRecord:
-    copies = {name: _copy(each) for name, each in values["copies"].items()}
-    return StandbyRecord(
-        _epoch(values["epoch"]), values["walreceiver_start"], copies, values["generation"]
-    )
-
-
-def _epoch(values: Mapping[str, Any] | None) -> FeedbackEpochKey | None:
-    return None if values is None else FeedbackEpochKey(**values)
-
-
-def _place(values: Mapping[str, Any] | None) -> SlotPosition | None:
-    return None if values is None else SlotPosition(**values)
-
-
-def _copy(values: Mapping[str, Any]) -> CopyRecord:
-    seen, reserved, confirmed = values["seen"], values["reserved"], values.get("confirmed")
-    settled, incarnation = values.get("settled"), values.get("incarnation")
-    return CopyRecord(
-        **{
-            **values,
-            "seen": None if seen is None else Sighting(**seen),
-            "reserved": None if reserved is None else Reserved(**reserved),
-            "slot_was": _place(values["slot_was"]),
-            "passed": _place(values["passed"]),
-            "confirmed": None if confirmed is None else Confirmed(**confirmed),
-            "incarnation": None if incarnation is None else Incarnation(**incarnation),
-            "settled": None if settled is None else Settled(**settled),
-            "proven_in": _epoch(values["proven_in"]),
-        }
-    )

@@ -387,16 +387,19 @@ class CopyRecord:
 
 @dataclass(frozen=True)
 class StandbyRecord:
-    """The record of one standby. Saved before actions are carried out, read back after a crash."""
+    """The record of one standby. Saved before actions are carried out, read back after a crash.
+
+    It is stored under the names of its fields, and of those of what it consists of: see `record_file.py`.
+    """
 
     #: The epoch of the last poll; `None`: none held.
     epoch: FeedbackEpochKey | None = None
     #: `ObservedStandby.walreceiver_start` in that epoch.
     walreceiver_start: int | None = None
-    copies: Mapping[str, CopyRecord] = field(default_factory=dict)
     #: Incremented at each poll at which `epoch` changed: an epoch that was interrupted is another one, even with an
     #: equal key. What a copy's record has of another generation is void.
     generation: int = 0
+    copies: Mapping[str, CopyRecord] = field(default_factory=dict)
 
     def of(self, name: str) -> CopyRecord:
         """The record of the copy of that name; an empty one if there is none."""

@@ -82,7 +82,7 @@ def remember(
         if found != bare or primary.logical(name) is not None:
             copies[name] = found
     return StandbyRecord(
-        key, standby.walreceiver_start if key is not None else None, copies, generation
+        key, standby.walreceiver_start if key is not None else None, generation, copies
     )
 
 

@@ -114,7 +114,7 @@ UNPROVEN = replace(KNOWN, created=False, temporary_name=TEMPORARY, state="PROVIN
 
 
 def record(known: CopyRecord = KNOWN) -> StandbyRecord:
-    return StandbyRecord(KEY, 400, {known.name: known})
+    return StandbyRecord(KEY, 400, copies={known.name: known})
 
 
 def standby(*copies: SlotCopy, **changes: Any) -> ObservedStandby:

@@ -207,7 +207,7 @@ def record_of(memory: tuple[Any, ...]) -> StandbyRecord:
         proven_at=0 if proven else None,
         state=str(state),
     )
-    return StandbyRecord(key, sender, {NAME: copy}, generation=1)
+    return StandbyRecord(key, sender, generation=1, copies={NAME: copy})
 
 
 def _pair(place: SlotPosition | None) -> tuple[int, int] | None:
