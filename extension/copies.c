@@ -424,6 +424,22 @@ make_renamed(const char *new_name, const ReplicationSlot *old)
 	ReplicationSlotRelease();
 }
 
+/* Drop a slot. An error leaves none acquired. */
+static void
+drop_slot(const char *name)
+{
+	PG_TRY();
+	{
+		ReplicationSlotDrop(name, true);
+	}
+	PG_CATCH();
+	{
+		let_go();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}
+
 /*
  * rename(slot_name, new_name): a proven copy gets the name that clients use.
  *
@@ -481,16 +497,7 @@ tuskline_rename(PG_FUNCTION_ARGS)
 	}
 	PG_END_TRY();
 	/* Between the two lines another process can acquire the old slot; the new one is complete nevertheless. */
-	PG_TRY();
-	{
-		ReplicationSlotDrop(name, true);
-	}
-	PG_CATCH();
-	{
-		let_go();
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	drop_slot(name);
 	FAIL_POINT("rename.dropped");
 	PG_RETURN_VOID();
 }
@@ -531,15 +538,6 @@ tuskline_drop(PG_FUNCTION_ARGS)
 	require_ours(&slot);
 	if (!any_slot)
 		require_made_here(name);
-	PG_TRY();
-	{
-		ReplicationSlotDrop(name, true);
-	}
-	PG_CATCH();
-	{
-		let_go();
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	drop_slot(name);
 	PG_RETURN_VOID();
 }

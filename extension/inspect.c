@@ -6,14 +6,10 @@
  */
 #include "tuskline.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "access/htup_details.h"
 #include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "port/pg_crc32c.h"
-#include "storage/fd.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/pg_lsn.h"
@@ -97,20 +93,11 @@ read_state(const char *slot_name, StateFile *state)
 	char		path[MAXPGPATH];
 	pg_crc32c	checksum;
 	ssize_t		length;
-	int			file;
 
 	snprintf(path, sizeof(path), "pg_replslot/%s/state", slot_name);
-	file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-	if (file < 0)
-	{
-		if (errno == ENOENT)
-			return false;
-		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
-	}
-	length = read(file, state, sizeof(StateFile));
+	length = read_beginning(path, state, sizeof(StateFile), NULL);
 	if (length < 0)
-		ereport(ERROR, (errcode_for_file_access(), errmsg("could not read file \"%s\": %m", path)));
-	CloseTransientFile(file);
+		return false;
 	if (length == sizeof(StateFile) && state->magic == STATE_MAGIC &&
 		state->length == sizeof(ReplicationSlotPersistentData))
 	{

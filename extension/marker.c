@@ -40,21 +40,12 @@ read_marker(const char *slot_name, char *value)
 {
 	char		path[MAXPGPATH];
 	char		text[MARKER_LENGTH + 2];
-	int			file;
-	int			length;
+	ssize_t		length;
 
 	marker_path(path, slot_name, "");
-	file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-	if (file < 0)
-	{
-		if (errno == ENOENT)
-			return MARKER_NONE;
-		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
-	}
-	length = read(file, text, sizeof(text));
+	length = read_beginning(path, text, sizeof(text), NULL);
 	if (length < 0)
-		ereport(ERROR, (errcode_for_file_access(), errmsg("could not read file \"%s\": %m", path)));
-	CloseTransientFile(file);
+		return MARKER_NONE;
 	if (length > 0 && length < sizeof(text))
 		text[length] = '\0';
 	if (length < 2 || length == sizeof(text) || text[length - 1] != '\n' ||

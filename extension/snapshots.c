@@ -52,27 +52,6 @@ typedef struct Note
 	char		header[HEADER_LENGTH];
 } Note;
 
-/* Read a file's first bytes and the length of all of it; how many bytes there were, or -1 if there is no such file. */
-static ssize_t
-read_beginning(const char *path, void *into, size_t size, off_t *length)
-{
-	ssize_t		count;
-	int			file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-
-	if (file < 0)
-	{
-		if (errno == ENOENT)
-			return -1;
-		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
-	}
-	count = read(file, into, size);
-	*length = lseek(file, 0, SEEK_END);
-	if (count < 0 || *length < 0)
-		ereport(ERROR, (errcode_for_file_access(), errmsg("could not read file \"%s\": %m", path)));
-	CloseTransientFile(file);
-	return count;
-}
-
 /* Read the note about the snapshot in this file; false if there is none, or a truncated one. */
 static bool
 describe(const char *path, Note *note)

@@ -3,13 +3,16 @@
  *
  * PostgreSQL's slot API is made for callers inside the server: it checks little, and a wrong call shows as rows
  * that a decoder misses months later. So each function here rejects, with an ordinary ERROR, anything that it cannot
- * prove correct, before it changes anything; this file contains the shared checks.
+ * prove correct, before it changes anything; this file contains the shared checks, and reads small files.
  */
 #include "tuskline.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "commands/dbcommands.h"
+#include "storage/fd.h"
 #include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -187,6 +190,31 @@ bool_argument(FunctionCallInfo fcinfo, int number, const char *what)
 {
 	require_not_null(fcinfo, number, what);
 	return PG_GETARG_BOOL(number);
+}
+
+/*
+ * Read a file's first bytes and, unless `length` is NULL, the length of all of it; how many bytes there were, or -1 if
+ * there is no such file.
+ */
+ssize_t
+read_beginning(const char *path, void *into, size_t size, off_t *length)
+{
+	ssize_t		count;
+	int			file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+
+	if (file < 0)
+	{
+		if (errno == ENOENT)
+			return -1;
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
+	}
+	count = read(file, into, size);
+	if (length != NULL)
+		*length = lseek(file, 0, SEEK_END);
+	if (count < 0 || (length != NULL && *length < 0))
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not read file \"%s\": %m", path)));
+	CloseTransientFile(file);
+	return count;
 }
 
 #ifdef TUSKLINE_FAIL_POINTS

@@ -31,6 +31,7 @@ extern void require_usable(const ReplicationSlot *slot);
 extern char *name_argument(FunctionCallInfo fcinfo, int number, const char *what);
 extern XLogRecPtr lsn_argument(FunctionCallInfo fcinfo, int number, const char *what);
 extern bool bool_argument(FunctionCallInfo fcinfo, int number, const char *what);
+extern ssize_t read_beginning(const char *path, void *into, size_t size, off_t *length);
 
 /* copies.c */
 extern void let_go(void);
