@@ -4,7 +4,6 @@ The slot is dropped first, because that cannot be rolled back: an interrupted de
 in one transaction. Objects shared by all sources of a database are removed with the last source.
 """
 
-import time
 from typing import Any
 
 import psycopg
@@ -13,7 +12,7 @@ from psycopg import sql
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import CaptureSource
-from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
+from walsender_bridge.errors import ConfigError, PrivilegeError
 from walsender_bridge.own_schema.provisioned import (
     PROVISIONED_TABLE,
     ProvisionedObject,
@@ -21,10 +20,8 @@ from walsender_bridge.own_schema.provisioned import (
 )
 from walsender_bridge.provisioning import stats_grant
 from walsender_bridge.provisioning.init import as_admin, identifier
+from walsender_bridge.provisioning.slots import drop_unused
 from walsender_bridge.runtime.sql import load
-
-#: Seconds within which a walsender detects that its client has disconnected.
-_SLOT_SECONDS = 5.0
 
 
 def detach(source: CaptureSource, admin: str | None = None) -> list[ProvisionedObject]:
@@ -97,21 +94,7 @@ def _act_as_owner(
 
 def drop_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> None:
     """Drop the source's slot if it exists. Raises `SlotInUseError` if a client keeps streaming from it."""
-    deadline = time.monotonic() + _SLOT_SECONDS
-    while True:
-        try:
-            with connection.transaction():
-                connection.execute(load("provisioning/slot_drop").encode(), {"slot": source.slot})
-        except psycopg.errors.ObjectInUse as error:
-            if time.monotonic() > deadline:
-                raise SlotInUseError(
-                    str(error.diag.message_primary),
-                    where=f"{source.where}, slot {source.slot}",
-                    repair="run tuskline down, or stop the other client that streams from it",
-                ) from None
-            time.sleep(0.1)
-        else:
-            return
+    drop_unused(connection, "provisioning/slot_drop", source.slot, source.where)
 
 
 def _take_back_shared(

@@ -25,7 +25,6 @@ from walsender_bridge.errors import (
     PrivilegeError,
     ServerSettingError,
     SlotError,
-    SlotInUseError,
     UsageError,
 )
 from walsender_bridge.own_schema.login import login_of
@@ -35,6 +34,7 @@ from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.provisioning import stats_grant
 from walsender_bridge.provisioning.init import as_admin
 from walsender_bridge.provisioning.release_record import ReleaseDecision
+from walsender_bridge.provisioning.slots import drop_unused
 from walsender_bridge.runtime.sql import load
 
 SETTING: Final = "synchronous_standby_names"
@@ -42,8 +42,6 @@ SETTING: Final = "synchronous_standby_names"
 _NAMES, _SLOT = "setting", "physical slot"
 #: Seconds within which a server reloads its configuration.
 _RELOAD_SECONDS: Final = 10.0
-#: Seconds within which a walsender detects that its client has disconnected.
-_SLOT_SECONDS: Final = 5.0
 
 Connection = psycopg.Connection[Any]
 
@@ -164,7 +162,9 @@ def detach_quorum(quorum: ConfiguredQuorum, admin: str | None = None) -> list[Pr
                 _put_back(connection, quorum, record, made)
         for made in found:
             if made.kind == _SLOT and made.name == quorum.slot:
-                _drop_slot(connection, quorum)
+                drop_unused(
+                    connection, "provisioning/physical_slot_drop", quorum.slot, quorum.where
+                )
             elif made.kind == stats_grant.KIND:
                 stats_grant.take_grant(connection, quorum.source, record, made)
         if found:
@@ -196,25 +196,6 @@ def _make_slot(connection: Connection, quorum: ConfiguredQuorum, record: Provisi
         connection.execute(
             load("provisioning/physical_slot_create").encode(), {"slot": quorum.slot}
         )
-
-
-def _drop_slot(connection: Connection, quorum: ConfiguredQuorum) -> None:
-    deadline = time.monotonic() + _SLOT_SECONDS
-    while True:
-        try:
-            connection.execute(
-                load("provisioning/physical_slot_drop").encode(), {"slot": quorum.slot}
-            )
-        except psycopg.errors.ObjectInUse as error:
-            if time.monotonic() > deadline:
-                raise SlotInUseError(
-                    str(error.diag.message_primary),
-                    where=f"{quorum.where}, slot {quorum.slot}",
-                    repair="run tuskline down, or stop the other client that uses it",
-                ) from None
-            time.sleep(0.1)
-        else:
-            return
 
 
 # -- what commits wait for ------------------------------------------------------------------------------
