@@ -24,8 +24,8 @@ EPOCH = FeedbackEpochKey(7, 1, 100, "standby_a", "abc", 42, 200, 300)
 RECORD = StandbyRecord(
     EPOCH,
     400,
-    17,
-    {
+    generation=17,
+    copies={
         "a": CopyRecord("a", temporary_name="_tuskline_tmp_a", seen=Sighting(5, 6)),
         "b": CopyRecord(
             "b",
