@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from walsender_bridge.errors import CorruptError, NotSupportedError
-from walsender_bridge.runtime import logs, record_file, status_file
+from walsender_bridge.runtime import json_model, logs, record_file, status_file
 
 #: Seconds without a new page after which the last one is no longer valid.
 STALE_SECONDS: Final = 5.0
@@ -41,6 +41,14 @@ class CommitPage:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written(CommitPage):
+    """The page as it is in the file. `writer`: identifies the process, which counts its pages by `sequence`."""
+
+    writer: str
+    sequence: int
+
+
 class CommitPageWriter:
     """The proposer's side. `fault`: why the page could not be written at the last attempt; empty if it was."""
 
@@ -53,9 +61,10 @@ class CommitPageWriter:
     def write(self, page: CommitPage) -> None:
         """Replace the page. A failure is stored in `fault` and logged; gates hold meanwhile."""
         self._sequence += 1
-        record = {**asdict(page), "writer": self._writer, "sequence": self._sequence}
+        whole = _Written(**asdict(page), writer=self._writer, sequence=self._sequence)
+        content = record_file.pack(_MAGIC, _VERSION, json_model.plain(whole))
         try:
-            status_file.replace(self._path, record_file.pack(_MAGIC, _VERSION, record))
+            status_file.replace(self._path, content)
         except OSError as error:
             fault = f"{self._path} cannot be written: {error.strerror}"
             if fault != self.fault:
@@ -72,7 +81,7 @@ class CommitPageReader:
         self._path = path
         self._clock = clock
         #: Identity and sequence of the last page, and when the sequence last changed; None if it never has.
-        self._seen: tuple[object, object] | None = None
+        self._seen: tuple[str, int] | None = None
         self._changed_at: float | None = None
         self._began = clock()
 
@@ -80,7 +89,7 @@ class CommitPageReader:
         """The LSN that a quorum has of this server's timeline, or None; and why it is not higher (empty: no reason)."""
         try:
             _, record = record_file.unpack(self._path.read_bytes(), _MAGIC, _VERSION)
-            page = _page(record)
+            page = json_model.from_plain(_Written, record)
         except FileNotFoundError:
             return (
                 None,
@@ -93,7 +102,9 @@ class CommitPageReader:
             )
         except (CorruptError, NotSupportedError) as error:
             return None, f"the safekeepers' commit page {self._path} is damaged: {error.what}"
-        stale = self._stale((record.get("writer"), record.get("sequence")))
+        except ValueError as error:
+            return None, f"the safekeepers' commit page {self._path} is damaged: {error}"
+        stale = self._stale((page.writer, page.sequence))
         if not page.commit_lsn and page.why:
             return None, page.why
         if stale:
@@ -106,7 +117,7 @@ class CommitPageReader:
             return None, f"the safekeepers are on timeline {page.timeline}"
         return page.commit_lsn, page.why
 
-    def _stale(self, number: tuple[object, object]) -> str:
+    def _stale(self, number: tuple[str, int]) -> str:
         """Why a page with this sequence is not fresh; empty if it is."""
         now = self._clock()
         if self._seen is None:
@@ -119,12 +130,3 @@ class CommitPageReader:
         if self._changed_at is None:
             return "the safekeepers' proposer has not renewed its page yet"
         return ""
-
-
-def _page(record: dict[str, Any]) -> CommitPage:
-    """Raises `CorruptError`."""
-    try:
-        system_id, timeline = int(record["system_id"]), int(record["timeline"])
-        return CommitPage(system_id, timeline, int(record["commit_lsn"]), str(record["why"]))
-    except (KeyError, TypeError, ValueError):
-        raise CorruptError("not a commit page") from None

@@ -31,7 +31,7 @@ from walsender_bridge.quorum.proposer.membership import Membership
 from walsender_bridge.quorum.proposer.peer import SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol.configuration import majority
-from walsender_bridge.runtime import checksummed_json
+from walsender_bridge.runtime import checksummed_json, json_model
 
 Address = tuple[str, int]
 #: How long a change may wait before it begins.
@@ -47,6 +47,17 @@ class ChangeState(StrEnum):
     DONE = "done"
     SUPERSEDED = "superseded"
     EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredRequest:
+    """The file: identities in hexadecimal, addresses as `host:port`."""
+
+    generation: int
+    members: tuple[str, ...]
+    addresses: tuple[str, ...]
+    asked_at: float
+    quorum: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +100,30 @@ class MemberRequest:
 
     def save(self, file: Path) -> None:
         """Write the file, durably. Raises `OSError`."""
-        record = {
-            "generation": self.generation,
-            "members": sorted(f"{member:032x}" for member in self.members),
-            "addresses": [f"{host}:{port}" for host, port in self.addresses],
-            "asked_at": self.asked_at,
-            "quorum": f"{self.quorum:032x}",
-        }
-        checksummed_json.save(file, record)
+        stored = _StoredRequest(
+            generation=self.generation,
+            members=tuple(sorted(f"{member:032x}" for member in self.members)),
+            addresses=tuple(f"{host}:{port}" for host, port in self.addresses),
+            asked_at=self.asked_at,
+            quorum=f"{self.quorum:032x}",
+        )
+        checksummed_json.save(file, json_model.plain(stored))
 
     @classmethod
     def load(cls, file: Path) -> "MemberRequest | None":
         """The file's request; None if there is no file. Raises `CorruptError`."""
         try:
-            record = checksummed_json.load(file)
+            stored = json_model.from_plain(_StoredRequest, checksummed_json.load(file))
             return cls(
-                int(record["generation"]),
-                frozenset(int(member, 16) for member in record["members"]),
-                tuple(parse_address(each) for each in record["addresses"]),
-                float(record["asked_at"]),
-                int(record["quorum"], 16),
+                stored.generation,
+                frozenset(int(member, 16) for member in stored.members),
+                tuple(parse_address(each) for each in stored.addresses),
+                stored.asked_at,
+                int(stored.quorum, 16),
             )
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, UsageError) as error:
+        except (ValueError, TypeError, UsageError) as error:
             raise CorruptError(
                 f"invalid membership request: {error!r}",
                 where=str(file),

@@ -16,6 +16,7 @@ bridge's file is enough, and on a standby the safekeepers at a majority of the a
 
 import contextlib
 import os
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
-from walsender_bridge.runtime import checksummed_json, logs, record_file
+from walsender_bridge.runtime import checksummed_json, json_model, logs, record_file
 from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.sql import load
 
@@ -53,29 +54,37 @@ _AGAIN = "then tuskline down, tuskline up"
 _DISK = "check the owner, the free space and the disk of [log] data_dir; the operation is retried"
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The bridge's file: the id in hexadecimal."""
+
+    quorum: str
+    formed: bool
+
+
 def load_file(file: Path | None) -> KnownQuorumId:
     """The content of the bridge's file; empty, if there is none. Raises `CorruptError`, `UnavailableError` (not now)."""
     if file is None:
         return KnownQuorumId()
     try:
-        record = checksummed_json.load(file, checked=False)
-        return KnownQuorumId(int(record["quorum"], 16), bool(record["formed"]))
+        stored = json_model.from_plain(_Stored, checksummed_json.load(file, checked=False))
+        return KnownQuorumId(int(stored.quorum, 16), stored.formed)
     except FileNotFoundError:
         return KnownQuorumId()
     except OSError as error:
         raise UnavailableError(
             f"could not read the quorum's id: {error.strerror}", where=str(file), repair=_DISK
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise CorruptError(
-            f"invalid record of the quorum's id: {error!r}",
+            f"invalid record of the quorum's id: {error}",
             where=str(file),
             repair=f"remove the file while the safekeepers of its quorum run, {_AGAIN}: the proposer reads the id from them",
         ) from error
 
 
 def _record(known: KnownQuorumId) -> dict[str, Any]:
-    return {"quorum": f"{known.quorum:032x}", "formed": known.formed}
+    return json_model.plain(_Stored(f"{known.quorum:032x}", known.formed))
 
 
 def save_file(file: Path, known: KnownQuorumId) -> None:

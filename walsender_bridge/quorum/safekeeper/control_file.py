@@ -6,15 +6,16 @@ give them twice. It rejoins as a new member, with a full resync from the others 
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from typing import Any
 
 from walsender_bridge.errors import CorruptError, NotSupportedError, TusklineError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import NodeId, ServerInfo
 from walsender_bridge.quorum.safekeeper.effects import ControlState, Fence
-from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime import json_model, record_file
 from walsender_bridge.runtime.folder import Disk
 
 NAME = "control"
@@ -37,55 +38,92 @@ _REPAIR = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredConfiguration:
+    generation: int
+    members: tuple[str, ...]
+    new_members: tuple[str, ...] | None
+    term: int
+    #: In format 1, but missing from records of earlier releases.
+    distrusted: tuple[str, ...] = ()
+    quorum: str = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The record: `ControlState` with its identities, which have 128 bits, in hexadecimal."""
+
+    safekeeper: str
+    server: ServerInfo
+    node_id: tuple[int, str]
+    history: tuple[tuple[int, Lsn, int], ...]
+    configuration: _StoredConfiguration
+    fence: Fence | None
+    commit_lsn: Lsn
+    restart_lsn: Lsn
+
+
 def to_record(state: ControlState) -> dict[str, Any]:
-    """The state as JSON values; identities, which have 128 bits, in hexadecimal."""
+    """The state as JSON values."""
     configuration = state.configuration
     new = configuration.new_members
-    return {
-        "safekeeper": f"{state.safekeeper:032x}",
-        "server": asdict(state.server),
-        "node_id": [state.node_id.term, f"{state.node_id.proposer:032x}"],
-        "history": [[e.election_epoch, e.start_lsn, e.timeline] for e in state.history.entries],
-        "configuration": {
-            "generation": configuration.generation,
-            "members": sorted(f"{member:032x}" for member in configuration.members),
-            "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
-            "term": configuration.term,
-            "distrusted": sorted(f"{member:032x}" for member in configuration.distrusted),
-            "quorum": f"{configuration.quorum:032x}",
-        },
-        "fence": None if state.fence is None else asdict(state.fence),
-        "commit_lsn": state.commit_lsn,
-        "restart_lsn": state.restart_lsn,
-    }
+    stored = _Stored(
+        safekeeper=_hexadecimal(state.safekeeper),
+        server=state.server,
+        node_id=(state.node_id.term, _hexadecimal(state.node_id.proposer)),
+        history=tuple((e.election_epoch, e.start_lsn, e.timeline) for e in state.history.entries),
+        configuration=_StoredConfiguration(
+            generation=configuration.generation,
+            members=_sorted(configuration.members),
+            new_members=None if new is None else _sorted(new),
+            term=configuration.term,
+            distrusted=_sorted(configuration.distrusted),
+            quorum=_hexadecimal(configuration.quorum),
+        ),
+        fence=state.fence,
+        commit_lsn=state.commit_lsn,
+        restart_lsn=state.restart_lsn,
+    )
+    return json_model.plain(stored)
 
 
 def from_record(record: dict[str, Any]) -> ControlState:
     """The state of a record. Raises `CorruptError`."""
     try:
-        term, proposer = record["node_id"]
-        configuration, fence = record["configuration"], record["fence"]
-        new = configuration["new_members"]
+        stored = json_model.from_plain(_Stored, record)
+        configuration = stored.configuration
+        new = configuration.new_members
         return ControlState(
-            safekeeper=int(record["safekeeper"], 16),
-            server=ServerInfo(**record["server"]),
-            node_id=NodeId(int(term), int(proposer, 16)),
-            history=History(tuple(HistoryEntry(*map(int, entry)) for entry in record["history"])),
+            safekeeper=int(stored.safekeeper, 16),
+            server=stored.server,
+            node_id=NodeId(stored.node_id[0], int(stored.node_id[1], 16)),
+            history=History(tuple(HistoryEntry(*each) for each in stored.history)),
             configuration=Configuration(
-                generation=int(configuration["generation"]),
-                members=frozenset(int(member, 16) for member in configuration["members"]),
-                new_members=None if new is None else frozenset(int(m, 16) for m in new),
-                term=int(configuration["term"]),
-                # In format 1, but missing from records of earlier releases.
-                distrusted=frozenset(int(m, 16) for m in configuration.get("distrusted", ())),
-                quorum=int(configuration["quorum"], 16),
+                generation=configuration.generation,
+                members=_set(configuration.members),
+                new_members=None if new is None else _set(new),
+                term=configuration.term,
+                distrusted=_set(configuration.distrusted),
+                quorum=int(configuration.quorum, 16),
             ),
-            fence=None if fence is None else Fence(**fence),
-            commit_lsn=int(record["commit_lsn"]),
-            restart_lsn=int(record["restart_lsn"]),
+            fence=stored.fence,
+            commit_lsn=stored.commit_lsn,
+            restart_lsn=stored.restart_lsn,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptError(f"invalid record: {error!r}") from error
+    except ValueError as error:
+        raise CorruptError(f"invalid record: {error}") from error
+
+
+def _hexadecimal(identity: int) -> str:
+    return f"{identity:032x}"
+
+
+def _sorted(identities: frozenset[int]) -> tuple[str, ...]:
+    return tuple(sorted(map(_hexadecimal, identities)))
+
+
+def _set(identities: tuple[str, ...]) -> frozenset[int]:
+    return frozenset(int(each, 16) for each in identities)
 
 
 def save(disk: Disk, state: ControlState) -> None:

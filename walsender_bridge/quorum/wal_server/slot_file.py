@@ -4,17 +4,35 @@ It is replaced by rename, durably. A damaged file, or one of a newer version, is
 continuing without it would release WAL that a standby still needs.
 """
 
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.wal_server.slots import WalServerSlot
-from walsender_bridge.runtime import checksummed_json
+from walsender_bridge.runtime import checksummed_json, json_model
 
 #: Format 1 had the checksum in a line of its own.
 FORMAT: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSlot:
+    """A slot that is not temporary (`WalServerSlot`)."""
+
+    name: str
+    restart_lsn: Lsn | None
+    feedback: HotStandbyFeedback
+    #: Missing in files of earlier releases.
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    format: int
+    slots: tuple[_StoredSlot, ...]
 
 
 class SlotFile:
@@ -39,13 +57,21 @@ class SlotFile:
                 repair="use the version of Tuskline that wrote them, or a newer one",
             )
         try:
-            return [_slot(each) for each in record["slots"]]
-        except (ValueError, KeyError, TypeError):
-            raise self._corrupt("invalid content") from None
+            found = json_model.from_plain(_Content, record)
+        except ValueError as error:
+            raise self._corrupt(str(error)) from None
+        return [
+            WalServerSlot(each.name, each.restart_lsn, each.feedback, lost=each.lost)
+            for each in found.slots
+        ]
 
     def save(self, slots: dict[str, WalServerSlot]) -> None:
         """Replace the file, durably. Raises `OSError`."""
-        record = {"format": FORMAT, "slots": [_record(slot) for slot in slots.values()]}
+        stored = tuple(
+            _StoredSlot(each.name, each.restart_lsn, each.feedback, each.lost)
+            for each in slots.values()
+        )
+        record = json_model.plain(_Content(FORMAT, stored))
         checksummed_json.save(self.path, record, mode=0o600)
 
     def _corrupt(self, why: str) -> CorruptError:
@@ -54,18 +80,3 @@ class SlotFile:
             where=str(self.path),
             repair="rename the file; readers then create their slots again",
         )
-
-
-def _record(slot: WalServerSlot) -> dict[str, Any]:
-    record = asdict(slot)
-    del record["temporary"]
-    return record
-
-
-def _slot(record: dict[str, Any]) -> WalServerSlot:
-    return WalServerSlot(
-        str(record["name"]),
-        None if record["restart_lsn"] is None else int(record["restart_lsn"]),
-        HotStandbyFeedback(**{k: int(v) for k, v in record["feedback"].items()}),
-        lost=bool(record.get("lost", False)),
-    )

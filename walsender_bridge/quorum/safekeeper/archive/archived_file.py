@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.lsn import Lsn
-from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime import json_model, record_file
 from walsender_bridge.runtime.folder import Disk
 
 NAME = "archived"
@@ -28,24 +28,29 @@ class Archived:
     mark: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    url: str
+    lsn: Lsn
+    missing: tuple[tuple[Lsn, Lsn], ...] = ()
+    mark: str = ""
+
+
 def load(disk: Disk, url: str, *, mine: bool = False) -> Archived:
     """What is in the archive at `url`. `mine`: the caller writes the file; a damaged one is renamed."""
     if NAME not in disk.names():
         return Archived()
     try:
         _, record = record_file.unpack(record_file.read_whole(disk, NAME), MAGIC, FORMAT)
-        if record["url"] != url:
-            return Archived()
-        missing = tuple((int(begin), int(end)) for begin, end in record.get("missing", ()))
-        return Archived(int(record["lsn"]), missing, str(record.get("mark", "")))
-    except (CorruptError, KeyError):
+        stored = json_model.from_plain(_Stored, record)
+    except (CorruptError, ValueError):
         if mine:
             record_file.keep_aside(disk, NAME)
         return Archived()
+    return Archived(stored.lsn, stored.missing, stored.mark) if stored.url == url else Archived()
 
 
 def save(disk: Disk, url: str, archived: Archived) -> None:
     """Replace the file, durably. Raises `OSError`."""
-    missing = [list(each) for each in archived.missing]
-    record = {"url": url, "lsn": archived.lsn, "missing": missing, "mark": archived.mark}
-    record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, record))
+    stored = _Stored(url, archived.lsn, archived.missing, archived.mark)
+    record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, json_model.plain(stored)))

@@ -5,11 +5,11 @@ storage stops or starts, truncates, or removes old WAL, not with each write; `ex
 truncation at `durable_lsn` has begun; until it is repeated to its end, nothing at or behind that position is WAL.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol.lsn import Lsn
-from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime import json_model, record_file
 from walsender_bridge.runtime.folder import Disk
 
 NAME = "position"
@@ -29,7 +29,7 @@ class StoragePosition:
 
 def save(disk: Disk, position: StoragePosition) -> None:
     """Replace the file, durably. Raises `OSError`."""
-    record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, asdict(position)))
+    record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, json_model.plain(position)))
 
 
 def read(disk: Disk) -> StoragePosition | None:
@@ -39,10 +39,10 @@ def read(disk: Disk) -> StoragePosition | None:
     where = f"{disk}/{NAME}"
     try:
         _, record = record_file.unpack(record_file.read_whole(disk, NAME), MAGIC, FORMAT)
-        return StoragePosition(**record)
+        return json_model.from_plain(StoragePosition, record, strict=True)
     except NotSupportedError as error:
         raise NotSupportedError(error.what, where=where, repair=error.repair) from error
-    except (CorruptError, TypeError) as error:
+    except (CorruptError, ValueError) as error:
         raise CorruptError(
             f"the position file is damaged ({error})",
             where=where,
