@@ -1,5 +1,6 @@
 """The repository's file: a restart finds the state as it was; what is damaged or newer is named."""
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Callable
@@ -8,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_repository import report
+from walsender_bridge.change_log.protocol import Position, ReplicaReport
 from walsender_bridge.change_log.repository.core import (
     ConsumerSeen,
     Created,
+    LogServerSeen,
+    Record,
     Repository,
     RepositoryTick,
     StreamCreated,
+    TermGiven,
+    VersionRaised,
+    record_from_json,
 )
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
@@ -177,6 +184,94 @@ def test_a_file_of_format_1_is_read_and_gets_checksums(tmp_path: Path) -> None:
         assert db.execute("SELECT count(crc) FROM record").fetchone()[0]
         assert db.execute("PRAGMA user_version").fetchone()[0] == 2
     db.close()
+
+
+def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return db.execute(query).fetchall()
+
+
+#: Records as earlier releases write them.
+RECORDS: list[tuple[Record, str]] = [
+    (Created("log"), '{"kind":"Created","log_id":"log"}'),
+    (LogServerSeen("k", "h:1"), '{"kind":"LogServerSeen","log_server":"k","address":"h:1"}'),
+    (StreamCreated("s", ("k",)), '{"kind":"StreamCreated","stream":"s","replicas":["k"]}'),
+    (TermGiven("s", 2), '{"kind":"TermGiven","stream":"s","term":2}'),
+    (
+        RepositoryTick(
+            1.5,
+            (ReplicaReport("k", "s", "log", 2, 0, 1, 4, Position(5, 0x100, 7, 8, 1, 40, 11), 1),),
+            ({"s": 0x100},),
+        ),
+        (
+            '{"kind":"RepositoryTick","now":1.5,"reports":[{"replica":"k","stream":"s","log_id":"log","term":2,"version":0,'
+            '"local_offset":1,"length":4,"position":{"end_offset":5,"end_lsn":256,"commit_time":7,"latest_time":8,'
+            '"timeline":1,"bytes_total":40,"crc":11,"history_start":1},"low_offset":1}],"barriers":[{"s":256}],'
+            '"issue":true}'
+        ),
+    ),
+    (
+        ConsumerSeen("lake", None, 9.5),
+        '{"kind":"ConsumerSeen","name":"lake","version":null,"until":9.5}',
+    ),
+    (VersionRaised(3), '{"kind":"VersionRaised","version":3}'),
+]
+#: The checkpoint of these records, without its commits; and the commits, a context and a position each.
+CHECKPOINT = (
+    '{"log_id": "log", "version": 3, "forced_version": 1, "published": 0, "next_global": 5, "clock": 1.5, "log_servers":'
+    ' {"k": "h:1"}, "streams": {"s": {"replicas": ["k"], "term": 2, "latest": [3, 5, 5, 0], "applied": {"k": 0}}},'
+    ' "consumers": {"lake": [null, 9.5]}}'
+)
+COMMITS = [
+    ("[0, 1, 1, 0]", "[1, 0, 0, 0, 0, 0, 0, 1]"),
+    ("[1, 1, 1, 4]", "[5, 256, 7, 8, 1, 40, 11, 1]"),
+]
+
+
+def test_records_and_a_checkpoint_of_an_earlier_release_are_read_and_written_byte_for_byte(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "r"
+    store = RepositoryStore(path)
+    for record, body in RECORDS:
+        assert store.append(record)
+        assert record_from_json(body) == record
+    state = store.state.to_record()
+    store.close()
+    assert rows(path, "SELECT body FROM record ORDER BY number") == [(b,) for _, b in RECORDS]
+    store = RepositoryStore(path)
+    assert store.state.to_record() == state
+    store.checkpoint()
+    store.close()
+    assert rows(path, "SELECT body FROM checkpoint") == [(CHECKPOINT,)]
+    assert rows(path, "SELECT context, position FROM commits ORDER BY version") == COMMITS
+    store = RepositoryStore(path)
+    assert store.state.to_record() == state
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"kind":"TermGiven","stream":"s","term":"2"}',
+        '{"kind":"TermGiven","stream":"s"}',
+        '{"kind":"StreamCreated","stream":"s","replicas":"k"}',
+        '{"kind":"ConsumerDropped","name":"lake","x":1}',
+        '["TermGiven"]',
+    ],
+)
+def test_a_record_of_other_fields_is_damage_though_it_has_no_checksum(
+    tmp_path: Path, body: str
+) -> None:
+    path = tmp_path / "r"
+    store = RepositoryStore(path)
+    fill(store, 5)
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE record SET body = ?, crc = NULL WHERE number = 5", [body])
+    db.close()
+    with pytest.raises(CorruptError, match="could not read the repository"):
+        RepositoryStore(path)
 
 
 def test_two_repositories_never_share_a_file(tmp_path: Path) -> None:

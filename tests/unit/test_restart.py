@@ -15,7 +15,6 @@ from walsender_bridge.change_log.protocol import (
 )
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.replica.host import HostedReplica
-from walsender_bridge.change_log.repository.core import report_to_json
 from walsender_bridge.change_log.restart import build_restart
 from walsender_bridge.change_log.storage import records as segment_records
 from walsender_bridge.errors import (
@@ -135,7 +134,7 @@ def test_what_it_says_survives_a_crash_before_and_after_its_commit(stream: Strea
     report = stream.host.report("k")
     assert report is not None
     assert report.position.history_start == 4
-    assert json_model.from_plain(ReplicaReport, report_to_json(report)) == report
+    assert json_model.decode(ReplicaReport, json_model.encode(report)) == report
     # As another one behind it.
     stream.restart(confirm_to=WalPosition(1, 0x50), system_id=CLUSTER)
     assert stream.commit().position.history_start == 5

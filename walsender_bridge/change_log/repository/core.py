@@ -17,6 +17,7 @@ ignored. A replica that is behind is sent the commits it missed; it takes part a
 History is kept for lagging replicas and for every live consumer (I10).
 """
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -373,85 +374,90 @@ class Repository:
 
     def to_record(self) -> dict[str, Any]:
         """The complete state as JSON."""
-        return {
-            "log_id": self.log_id,
-            "version": self.version,
-            "forced_version": self.forced_version,
-            "published": self.published,
-            "next_global": self.next_global,
-            "clock": self.clock,
-            "log_servers": self.log_servers,
-            "streams": {
-                name: {
-                    "replicas": list(stream.replicas),
-                    "term": stream.term,
-                    "latest": _fields(stream.latest),
-                    "applied": stream.applied,
-                    "history": [[_fields(c.context), _fields(c.position)] for c in stream.history],
-                }
-                for name, stream in self.streams.items()
-            },
-            "consumers": {n: [c.version, c.until] for n, c in self.consumers.items()},
+        streams = {
+            name: _StoredStream(
+                stream.replicas,
+                stream.term,
+                _fields(stream.latest),
+                stream.applied,
+                tuple((_fields(c.context), _fields(c.position)) for c in stream.history),
+            )
+            for name, stream in self.streams.items()
         }
+        stored = _StoredState(
+            log_id=self.log_id,
+            version=self.version,
+            forced_version=self.forced_version,
+            published=self.published,
+            next_global=self.next_global,
+            clock=self.clock,
+            log_servers=self.log_servers,
+            streams=streams,
+            consumers={n: (c.version, c.until) for n, c in self.consumers.items()},
+        )
+        return json_model.plain(stored)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Repository":
-        """Restore the state from `to_record`."""
+        """Restore the state from `to_record`. Raises `ValueError`, `TypeError`."""
+        stored = json_model.from_plain(_StoredState, record)
         state = cls()
-        for name in ("log_id", "version", "forced_version", "published", "next_global"):
-            setattr(state, name, record[name])
-        for name, stream in record["streams"].items():
-            history = [StreamCommit(CommitContext(*c), Position(*p)) for c, p in stream["history"]]
+        state.log_id, state.clock = stored.log_id, stored.clock
+        state.version, state.forced_version = stored.version, stored.forced_version
+        state.published, state.next_global = stored.published, stored.next_global
+        for name, stream in stored.streams.items():
+            history = [StreamCommit(CommitContext(*c), Position(*p)) for c, p in stream.history]
+            latest = CommitContext(*stream.latest)
             state.streams[name] = StreamState(
-                tuple(stream["replicas"]),
-                stream["term"],
-                history,
-                CommitContext(*stream["latest"]),
-                dict(stream["applied"]),
+                stream.replicas, stream.term, history, latest, dict(stream.applied)
             )
-        # Missing in checkpoints of earlier versions.
-        state.clock = float(record.get("clock", 0.0))
-        state.log_servers = dict(record["log_servers"])
-        state.consumers = {n: Consumer(*c) for n, c in record["consumers"].items()}
+        state.log_servers = dict(stored.log_servers)
+        state.consumers = {n: Consumer(*c) for n, c in stored.consumers.items()}
         return state
 
 
-def _fields(value: CommitContext | Position) -> list[int]:
-    return [getattr(value, name) for name in type(value).__slots__]
+@dataclass(frozen=True, slots=True)
+class _StoredStream:
+    """A stream of a checkpoint. Contexts and positions are arrays of their fields; a position may lack the last ones."""
+
+    replicas: tuple[str, ...]
+    term: int
+    latest: tuple[int, ...]
+    applied: Mapping[str, int]
+    history: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StoredState:
+    """A checkpoint. `consumers`: version and end of the lease."""
+
+    log_id: str
+    version: int
+    forced_version: int
+    published: int
+    next_global: int
+    #: Missing in checkpoints of earlier versions.
+    clock: float = 0.0
+    log_servers: Mapping[str, str]
+    streams: Mapping[str, _StoredStream]
+    consumers: Mapping[str, tuple[int | None, float]]
+
+
+def _fields(value: CommitContext | Position) -> tuple[int, ...]:
+    return tuple(getattr(value, name) for name in type(value).__slots__)
 
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
 
 
-def record_to_json(record: Record) -> dict[str, Any]:
-    """Convert a record for storage."""
-    if isinstance(record, RepositoryTick):
-        reports = [report_to_json(report) for report in record.reports]
-        return {
-            "kind": "RepositoryTick",
-            "now": record.now,
-            "reports": reports,
-            "barriers": list(record.barriers),
-            "issue": record.issue,
-        }
+def record_to_json(record: Record) -> str:
+    """A record as it is stored: its fields, and its `kind`."""
     values = {name: getattr(record, name) for name in type(record).__slots__}
-    return {"kind": type(record).__name__, **values}
+    return json_model.encode({"kind": type(record).__name__, **values}).decode()
 
 
-def record_from_json(values: Mapping[str, Any]) -> Record:
-    """Restore a record from `record_to_json`."""
-    fields = {k: v for k, v in values.items() if k != "kind"}
-    if values["kind"] == "RepositoryTick":
-        reports = tuple(json_model.from_plain(ReplicaReport, each) for each in fields["reports"])
-        return RepositoryTick(fields["now"], reports, tuple(fields["barriers"]), fields["issue"])
-    if "replicas" in fields:
-        fields["replicas"] = tuple(fields["replicas"])
-    record: Record = _KINDS[values["kind"]](**fields)
+def record_from_json(body: str) -> Record:
+    """Restore a record from `record_to_json`. Raises `ValueError`, `KeyError`."""
+    values = json.loads(body)
+    record: Record = json_model.from_plain(_KINDS[values.pop("kind")], values, strict=True)
     return record
-
-
-def report_to_json(report: ReplicaReport) -> dict[str, Any]:
-    """Convert a report for storage."""
-    values = {name: getattr(report, name) for name in type(report).__slots__}
-    position = {name: getattr(report.position, name) for name in Position.__slots__}
-    return {**values, "position": position}

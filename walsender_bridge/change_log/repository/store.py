@@ -117,7 +117,7 @@ class RepositoryStore:
             if number != self._number + 1:
                 raise ValueError(f"record {self._number + 1} is missing")
             _check(f"record {number}", number, body, crc)
-            state.apply(record_from_json(json.loads(body)))
+            state.apply(record_from_json(body))
             self._number = number
         return state
 
@@ -161,8 +161,7 @@ class RepositoryStore:
             raise
 
     def _keep(self, record: Record) -> None:
-        body = json.dumps(record_to_json(record), separators=(",", ":"))
-        row = (self._number + 1, body)
+        row = (self._number + 1, record_to_json(record))
         try:
             self._db.execute(
                 "INSERT INTO record (number, body, crc) VALUES (?, ?, ?)", [*row, _crc(*row)]
