@@ -10,12 +10,12 @@ import getpass
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from walsender_bridge.errors import ConfigError
-from walsender_bridge.runtime import json_lines
+from walsender_bridge.runtime import json_lines, json_model
 
 FILE = "quorum.jsonl"
 
@@ -48,10 +48,10 @@ class ReleaseDecision:
 
 def write(data_dir: Path, decision: ReleaseDecision) -> ReleaseDecision:
     """Append a decision durably, with user and time; return it. Raises `ConfigError`."""
-    signed = ReleaseDecision(**{**asdict(decision), "by": _operator(), "at": time.time()})
+    signed = replace(decision, by=_operator(), at=time.time())
     path = data_dir / FILE
     try:
-        json_lines.append(path, asdict(signed))
+        json_lines.append(path, json_model.plain(signed))
     except OSError as error:
         raise ConfigError(
             f"could not record the decision: {error.strerror}",
@@ -66,8 +66,8 @@ def decisions(data_dir: Path) -> list[ReleaseDecision]:
     found = []
     for _, values in json_lines.read(data_dir / FILE):
         if values is not None:
-            with contextlib.suppress(TypeError):
-                found.append(ReleaseDecision(**values))
+            with contextlib.suppress(ValueError):
+                found.append(json_model.from_plain(ReleaseDecision, values, strict=True))
     return found
 
 
