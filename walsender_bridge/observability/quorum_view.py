@@ -114,18 +114,21 @@ class SafekeeperView:
         return found
 
     @property
+    def _known(self) -> SafekeeperStatus | ReportedSafekeeper | None:
+        """What it says of itself here; on another machine, what the proposer says of it."""
+        return self.reported if self.own is None else self.own
+
+    @property
     def identity(self) -> str | None:
         """Its identity; None: unknown."""
-        if self.own is not None:
-            return self.own.safekeeper
-        return None if self.reported is None else self.reported.safekeeper
+        known = self._known
+        return None if known is None else known.safekeeper
 
     @property
     def begin_lsn(self) -> str | None:
         """The begin of the WAL that it has; on another machine, as it last reported to the proposer."""
-        if self.own is not None:
-            return self.own.begin_lsn
-        return None if self.reported is None else self.reported.begin_lsn
+        known = self._known
+        return None if known is None else known.begin_lsn
 
     @property
     def damaged(self) -> list[str]:
@@ -168,9 +171,8 @@ class SafekeeperView:
     @property
     def flush_lsn(self) -> str | None:
         """The last known durable end of its WAL."""
-        if self.own is not None:
-            return self.own.flush_lsn
-        return None if self.reported is None else self.reported.flush_lsn
+        known = self._known
+        return None if known is None else known.flush_lsn
 
     @property
     def lag_bytes(self) -> int | None:

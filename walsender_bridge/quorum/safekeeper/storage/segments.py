@@ -195,16 +195,15 @@ class Segments:
 
     def adopt(self, spare: str, timeline: int, start: Lsn) -> SegmentFile:
         """Make a spare the current file of a segment, durably."""
-        file = SegmentFile(timeline, start, complete=False, segment_bytes=self.segment_bytes)
-        self.disk.rename(spare, file.name)
-        self.disk.sync()
-        self._add(file)
-        return file
+        return self._give_name(spare, timeline, start, complete=False)
 
     def join(self, received: str, timeline: int, start: Lsn) -> SegmentFile:
         """Make a completely durable file the complete segment that starts there, durably."""
-        file = SegmentFile(timeline, start, complete=True, segment_bytes=self.segment_bytes)
-        self.disk.rename(received, file.name)
+        return self._give_name(received, timeline, start, complete=True)
+
+    def _give_name(self, draft: str, timeline: int, start: Lsn, *, complete: bool) -> SegmentFile:
+        file = SegmentFile(timeline, start, complete, self.segment_bytes)
+        self.disk.rename(draft, file.name)
         self.disk.sync()
         self._add(file)
         return file
