@@ -209,7 +209,7 @@ def _check_old_keys(run: _Run, key: Sequence[int], count: int) -> None:
         nulls = [pc.is_null(run.old_columns[k]).to_numpy(False) for k in key[number::count]]
         if (np.logical_and.reduce(nulls) & (run.old_kind != _NO_OLD)).any():
             raise CorruptError(
-                "an update or delete identifies its row by other columns than the table's key",
+                "an update or delete identifies its row by columns other than the table's key",
                 where="change log",
                 repair="set one replica identity for the table and its partitions, then copy the table again",
             )

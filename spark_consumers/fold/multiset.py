@@ -109,7 +109,7 @@ def _sum(
     kept = totals != 0
     if truncated and (totals < 0).any():
         raise CorruptError(
-            "a row is deleted that a truncated table does not have",
+            "a row was deleted that the truncated table does not contain",
             where="change log",
             repair="copy the table again; its history in the log has a gap",
         )

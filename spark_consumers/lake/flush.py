@@ -153,7 +153,7 @@ def flush(
         _check_awaited(chain, before, log, version)
         if patience.left <= 0:
             raise DeadlineError(
-                "the lake does not continue with the log that answers yet",
+                "the lake does not yet continue with the log that answers",
                 where=lake,
                 repair="check that `tuskline lake run` is running, or wait longer with --timeout",
             )
@@ -231,7 +231,7 @@ def _check_awaited(chain: Chain, before: Manifest, log: str, version: int) -> No
         raise DivergedError(
             f"the log was rolled back: it issued version {version}, but epoch {before.epoch} is published",
             where=log,
-            repair="check that `tuskline lake run` is running: it names the tables, and two repairs",
+            repair="check that `tuskline lake run` is running: it names the tables and two repairs",
         )
     adopt.wanted(chain, chain.head(), log_id)
 
@@ -273,5 +273,5 @@ def _write(stream: str, dsn: str) -> Lsn:
             repair="check that it accepts connections",
         ) from None
     if row is None:
-        raise ConnectionFailedError("the server gave no position", where=stream)
+        raise ConnectionFailedError("the server returned no position", where=stream)
     return int(row[0])

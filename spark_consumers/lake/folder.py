@@ -27,9 +27,9 @@ def check(lake: str | Path) -> int:
     where = str(root)
     if "#" in where:
         raise LakeError(
-            "its path has a #, and Spark takes what is behind it for a part of a table",
+            "its path contains a #, and Spark reads the rest as part of a table",
             where=where,
-            repair="specify a folder for the lake whose path has no #",
+            repair="specify a folder for the lake whose path contains no #",
         )
     if root.exists() and not root.is_dir():
         raise LakeError("is not a folder", where=where, repair="specify a new folder for the lake")
@@ -118,7 +118,7 @@ def _refused(error: OSError, where: str) -> LakeError:
             return LakeError(
                 "cannot be written: it is read-only for this user",
                 where=where,
-                repair="give this user the folder, or mount it for writing",
+                repair="grant this user write permission on the folder, or mount it for writing",
             )
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return _full(where, 0)

@@ -117,7 +117,7 @@ def _wrong_hints(root: Path) -> Iterator[TusklineError]:
             yield CorruptError(
                 f"it names version {int(text)} of the table, which does not exist",
                 where=str(hint),
-                repair="remove it: it only saves readers a listing",
+                repair="remove it: it only saves readers from listing the folder",
             )
 
 

@@ -149,7 +149,7 @@ def failure(
     """What an error of PostgreSQL means here."""
     if snapshot and snapshot in text and sqlstate in _STALE_SNAPSHOT:
         return SnapshotError(
-            f"snapshot {snapshot!r} is not exported, or no longer",
+            f"snapshot {snapshot!r} does not exist, or is no longer exported",
             where=where,
             repair="export one (ExportedSnapshot) and keep it open until the copy ends",
         )

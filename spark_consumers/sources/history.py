@@ -91,7 +91,7 @@ def differs(
     if found is None:
         return None
     if found.first is None:
-        return f"stream {stream} has no commit behind offset {mark.offset}"
+        return f"stream {stream} has no commit after offset {mark.offset}"
     if found.first.version <= version:
         return (
             f"version {found.first.version} of stream {stream} ends at offset "
@@ -111,5 +111,5 @@ def _other(stream: str, mark: HistoryMark, end: TransactionEnd) -> str | None:
         return None
     return (
         f"another transaction of stream {stream} ends at offset {mark.offset}: it ends at "
-        f"{format_lsn(end.end_lsn)}, and the one that was read at {format_lsn(mark.end.end_lsn)}"
+        f"{format_lsn(end.end_lsn)}; the one that was read ended at {format_lsn(mark.end.end_lsn)}"
     )

@@ -181,7 +181,7 @@ class LogReader(Closing):
             found = around(self.replica(cut.address), mark, cut, status.version)
             if why := differs(position.version, mark, status, stream, found):
                 raise DivergedError(
-                    f"the log was rolled back behind the position: {why}",
+                    f"the log was rolled back past the position: {why}",
                     where=self.address,
                     repair="start again from a snapshot with a new checkpoint: changes read since the point to which the "
                     "log was restored are no longer in the log",

@@ -110,7 +110,7 @@ class SnapshotSource(DataSource):
         self.partition_bytes = given.number("partitionBytes") or PARTITION_BYTES
         self.chosen = given.names("columns")
         if self.partitions is not None and given.text("partitionBytes") is not None:
-            raise given.wrong("partitions", "give either this or partitionBytes")
+            raise given.wrong("partitions", "specify either this or partitionBytes")
 
     @classmethod
     def name(cls) -> str:
@@ -265,8 +265,8 @@ class _SnapshotReader(DataSourceReader):
                     fault.what,
                     where=f"{self._table}.{column.name}, row {row + fault.index + 1} of "
                     f"{'.'.join(part.relation)} from block {part.first} on",
-                    repair="change the value at the source, leave the column out (columns), or set such rows "
-                    "aside, if the lake copies it ([lake.on_unrepresentable_value])",
+                    repair="change the value at the source, leave the column out (columns), or quarantine such "
+                    "rows, if the lake copies the table ([lake.on_unrepresentable_value])",
                 ) from fault
         return pa.RecordBatch.from_arrays(
             arrays, schema=arrow_schema(c.column for c in self._columns)
@@ -301,7 +301,7 @@ def _check_columns(expected: Sequence[str], found: Sequence[str], table: str) ->
         raise SnapshotError(
             f"the columns to read changed from ({', '.join(expected)}) to ({', '.join(found)})",
             where=table,
-            repair="copy the table again; nothing may alter the publication meanwhile",
+            repair="copy the table again, and do not alter the publication meanwhile",
         )
 
 
@@ -370,7 +370,7 @@ def _known(array: pa.Array, kind: ColumnType) -> pa.Array:
     ):
         return array
     raise SnapshotError(
-        f"the driver gave {array.type} for a value of type OID {kind.type_oid}, which is read as {kind.arrow}",
+        f"the driver returned {array.type} for a value of type OID {kind.type_oid}, which is read as {kind.arrow}",
         where="adbc-driver-postgresql",
         repair="check that no setting, pooler or login trigger changes what sessions see of pg_type, and that the "
         "installed version is one that Tuskline supports",

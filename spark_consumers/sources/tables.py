@@ -78,7 +78,7 @@ def choose_tables(tables: Sequence[WantedTable], names: Sequence[str]) -> list[W
             known = [n for t in tables for n in (t.full_name, t.relation.full_name)]
             near = difflib.get_close_matches(name, known, n=1)
             raise UsageError(
-                f"no change of a table {name!r} is in the log",
+                f"the log contains no change of table {name!r}",
                 where="option tables",
                 repair=f"did you mean {near[0]!r}?" if near else "name it schema.table",
             )

@@ -194,9 +194,11 @@ def test_21_users_are_verifiers_from_a_real_server_and_take_effect_at_once(
         lambda: _accepted(wal_server, "wal_reader", "from PostgreSQL itself"), 10, "the new user"
     )
     assert not _accepted(wal_server, USER, PASSWORD)
-    # A plain password is no verifier: the users stay as they were, and the log does not show it.
+    # A plain password is no verifier: the previous users remain in effect, and the log does not show it.
     wal_server.users.write_text('"wal_reader" "plain-as-day"\n')
-    wait_for(lambda: "the users stay as they were" in wal_server.log, 10, "the fault is told")
+    wait_for(
+        lambda: "the previous users remain in effect" in wal_server.log, 10, "the fault is told"
+    )
     assert _accepted(wal_server, "wal_reader", "from PostgreSQL itself")
     assert "plain-as-day" not in wal_server.log
 

@@ -242,7 +242,7 @@ def test_a_table_that_was_rewritten_after_the_snapshot_is_not_read_as_empty(
     [
         ({"partitoins": 2}, "UsageError.*did you mean 'partitions'"),
         ({"partitions": 0}, "UsageError.*below 1"),
-        ({"partitions": 2, "partitionBytes": "1m"}, "UsageError.*give either"),
+        ({"partitions": 2, "partitionBytes": "1m"}, "UsageError.*specify either"),
         ({"columns": "nope"}, "UsageError.*no column 'nope'"),
         ({"table": "public.nope"}, "UsageError.*does not exist"),
         ({"dsn": "postgresql://nobody@127.0.0.1:1/x"}, "ConnectionFailedError"),

@@ -256,7 +256,7 @@ def test_one_that_is_away_is_a_word_two_are_no_quorum():
     ],
 )
 def test_19_another_server_s_safekeeper_is_named(reason, word):
-    refused = m.Refused(reason, m.NodeId(), "7, and its WAL here is of 8")
+    refused = m.Refused(reason, m.NodeId(), "7, but its WAL here is of 8")
     (problem,) = problems(greeting(1), greeting(2), refused)
     assert word in problem.what
     assert problem.cause is Cause.DIVERGED

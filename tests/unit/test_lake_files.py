@@ -89,7 +89,7 @@ def test_a_file_of_the_same_name_with_other_rows_is_an_error(tmp_path, write):
     path = tmp_path / "data" / f"{STAGE}.parquet"
     write(str(path), TABLE)
     there = path.read_bytes()
-    with pytest.raises(UnavailableError, match="another file has this name") as found:
+    with pytest.raises(UnavailableError, match="another file with this name") as found:
         write(str(path), TABLE.slice(1))
     assert found.value.where == str(path)
     assert path.read_bytes() == there

@@ -95,7 +95,7 @@ def test_a_lake_that_was_made_meanwhile_by_another_name_is_not_written(tmp_path:
     name.symlink_to(lake)
     late = open_chain(name)
     open_chain(lake).initialise("log", "iceberg")
-    with pytest.raises(LakeError, match=f"was made at {lake} meanwhile"):
+    with pytest.raises(LakeError, match=f"was created meanwhile at {lake}"):
         late.initialise("log", "iceberg")
 
 

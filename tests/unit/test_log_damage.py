@@ -116,7 +116,7 @@ def test_a_folder_that_is_away_for_now_is_no_damage(tmp_path):
     replica = HostedReplica(place, segment_bytes=1)
     replica.recover()
     min(place.glob("segment-*/data.mdb")).unlink()
-    with pytest.raises(CorruptError, match="its data file is gone"):
+    with pytest.raises(CorruptError, match="its data file is missing"):
         [*replica.read(1, 3, None)]
     replica.close()
 

@@ -557,7 +557,7 @@ def test_entries_without_the_wanted_relations_stay_where_they_are(log: Log) -> N
 def test_nothing_is_read_above_what_is_committed(log: Log) -> None:
     log.fill(1)
     log.append(log.make.whole())
-    with pytest.raises(UsageError, match="offset 3 is above 2"):
+    with pytest.raises(UsageError, match="offset 3 is beyond the committed end 2"):
         log.read(1, 3)
 
 

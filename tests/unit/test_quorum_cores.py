@@ -685,7 +685,7 @@ def test_34_a_minority_of_another_cluster_stops_nobody() -> None:
         m.Vote(m.NodeId(2, 22), m.Purpose.ATTACH, 1, MEMBERS)
     ] * 2
     # A majority of them: it is this server that is in the wrong place.
-    refused = m.Refused(m.Refusal.OTHER_SYSTEM, m.NodeId(), "1, and its WAL here is of 7")
+    refused = m.Refused(m.Refusal.OTHER_SYSTEM, m.NodeId(), "1, but its WAL here is of 7")
     (stop,) = core.step(PeerReceived(0, refused))
     assert isinstance(stop, Stop)
     assert stop.reason == StopReason.OTHER_SERVER

@@ -52,8 +52,8 @@ def tree(*parts):
         (replace(PLAIN, oid=11), "another one created"),
         (replace(PLAIN, column_list="[1]"), "column list"),
         (replace(PLAIN, row_filter="(id > 5)"), "row filter"),
-        (replace(PLAIN, members=("table 7",)), "taken out"),
-        (replace(PLAIN, members=()), "taken out"),
+        (replace(PLAIN, members=("table 7",)), "removed from the publication"),
+        (replace(PLAIN, members=()), "removed from the publication"),
         (replace(PLAIN, operations="insert"), "sends insert, and sent"),
         (replace(PLAIN, publication="5 601"), "altered"),
         (
@@ -77,7 +77,7 @@ def tree(*parts):
         (replace(PLAIN, file=12, columns=(*PLAIN.columns, NEWER), filled=(3,)), "with a default"),
         # Column 3 came and went: its values may have come under the name of the one that is there.
         (replace(PLAIN, natts=4, columns=(*PLAIN.columns, (4, "x", 23, "692"))), "dropped again"),
-        (replace(GENERATED, generated=()), "'mood' is generated no more"),
+        (replace(GENERATED, generated=()), "'mood' is no longer generated"),
     ],
 )
 def test_what_a_table_lacks_is_said(now, word):
@@ -271,7 +271,7 @@ def test_what_is_not_sent_is_refused_by_name():
     assert "region" in found.reason
     found = refusal(replace(PLAIN, operations="insert, truncate"))
     assert found is not None
-    assert found.reason == "the publication leaves out update, delete"
+    assert found.reason == "the publication does not send update, delete"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_columns_at_the_end_extend_the_table_from_where_they_came():
         ((misfit(5, MORE, ID, TEXT),), "got m"),
         ((misfit(5, ID, TEXT, MORE), misfit(6, ID, TEXT)), "lost m"),
         ((misfit(5, ID, TEXT, MORE), misfit(6, ID, TEXT, reason="renamed")), "renamed"),
-        ((misfit(5, ID, TEXT, MORE, key=("id", "m")),), "its key got"),
+        ((misfit(5, ID, TEXT, MORE, key=("id", "m")),), "was added to its key"),
     ],
 )
 def test_anything_else_is_a_table_of_its_own(told, reason):

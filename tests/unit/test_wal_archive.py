@@ -120,7 +120,7 @@ def test_another_file_of_that_name_is_left_alone(tmp_path, storage, url):
     system.makedirs(folder, exist_ok=True)
     system.pipe_file(f"{folder}/000000010000000000000001", b"another cluster's")
     one = archive(tmp_path, url)
-    with pytest.raises(DivergedError, match=r"(?s)another file: 17 bytes.*archive of its own"):
+    with pytest.raises(DivergedError, match=r"(?s)other content: 17 bytes.*its own archive"):
         one.step(4 * MIB)
     assert files(url) == {"000000010000000000000001": b"another cluster's"}
     assert one.archived_lsn == MIB
@@ -237,7 +237,7 @@ def test_a_history_without_the_earliest_timelines_gives_way_and_stops_nobody(tmp
         assert files(url)["00000003.history"] == (second if place == b"late" else first + second)
     (wal / "00000003.history").write_bytes(b"1\t0/2000000\tpromotion\n2\t0/2000200\tpromotion\n")
     (wal.parent / "archived" / "archived").unlink()
-    with pytest.raises(DivergedError, match="another file"):
+    with pytest.raises(DivergedError, match="other content"):
         Archive(*disks, MIB, url, node="other").step(2**63)
 
 
@@ -388,7 +388,7 @@ def test_the_archiver_says_why_it_waits_and_goes_on_by_itself(tmp_path, storage,
     def tell(error: TusklineError | None) -> None:
         told.append(error)
         if error is not None:
-            assert "another file: 10 bytes" in error.what
+            assert "other content: 10 bytes" in error.what
             wrong.rename(tmp_path / "moved away")
         if len(files(place.as_uri())) == 3:
             stop.set()

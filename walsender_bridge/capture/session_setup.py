@@ -202,7 +202,7 @@ class SessionSetup:
     def _diverged(self, fork: Fork) -> DivergedError:
         """The error, with the log's transactions behind the fork."""
         lines = self._listed(fork.timeline, fork.lsn)
-        listed = "\n  ".join(["transactions of the log behind that point:", *(lines or ["none"])])
+        listed = "\n  ".join(["transactions of the log after that point:", *(lines or ["none"])])
         return DivergedError(
             f"stream {self.source.name} has diverged: {fork.reason}\n  {listed}",
             where=f"{self.source.where}, slot {self.source.slot}",

@@ -135,7 +135,7 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
             where,
             f"{role['name']} is a superuser",
             WARNING,
-            repair="name a role of its own in the DSN, and run tuskline init --admin "
+            repair="name a dedicated role in the DSN, and run tuskline init --admin "
             f"user={role['name']}, which creates it with the necessary privileges",
         )
     elif role["replication"] and role["login"]:

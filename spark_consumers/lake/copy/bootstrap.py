@@ -158,7 +158,7 @@ class TableCopier:
         def waiting(awaited: AwaitedTransaction | None) -> None:
             nonlocal named
             if self.stop.is_set():
-                raise UnavailableError("the copy was ended", where=source.stream)
+                raise UnavailableError("the copy was stopped", where=source.stream)
             for each in progress.values():
                 each.waits_for = f"{awaited.text} (HINT: {awaited.repair})" if awaited else ""
             if awaited is not None and awaited.repair != named:
@@ -298,7 +298,7 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
     for name in table.key:
         if pa.types.is_nested(schema.field(name).type):
             raise NotSupportedError(
-                f"its key has the array {name!r}, which cannot identify rows of the lake",
+                f"its key contains the array {name!r}, which cannot identify rows of the lake",
                 where=table.full_name,
                 repair="exclude the table from the publication, or set another replica identity",
             )

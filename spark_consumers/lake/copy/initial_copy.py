@@ -144,7 +144,7 @@ def write_source(
         pace.wait(stop)
         if stop.is_set():
             raise UnavailableError(
-                "the copy was stopped", repair="nothing: it restarts with the lake job"
+                "the copy was stopped", repair="no action is needed: it restarts with the lake job"
             )
         done: tuple[FileInfo, int, QuarantineFile | None]
         (done,) = context.parallelize([numbered], 1).map(write).collect()

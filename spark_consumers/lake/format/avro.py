@@ -32,7 +32,7 @@ def rows(file: Path) -> list[Any]:
 
 def _rows(content: BinaryIO) -> Iterator[Any]:
     if _exactly(content, len(_MAGIC)) != _MAGIC:
-        raise ValueError("it does not begin as one")
+        raise ValueError("it does not begin with Avro's magic bytes")
     header = _read(content, {"type": "map", "values": "bytes"}, {})
     schema = json.loads(header["avro.schema"])
     codec = header.get("avro.codec", b"null").decode()
@@ -46,7 +46,7 @@ def _rows(content: BinaryIO) -> Iterator[Any]:
         if codec == "deflate":
             block = zlib.decompress(block, wbits=-zlib.MAX_WBITS)
         if _exactly(content, _SYNC) != sync:
-            raise ValueError("a block ends elsewhere")
+            raise ValueError("a block does not end with the sync marker")
         part = io.BytesIO(block)
         for _ in range(count):
             yield _read(part, schema, named)
@@ -116,5 +116,5 @@ def _long(content: BinaryIO, first: bytes = b"") -> int:
 def _exactly(content: BinaryIO, size: int) -> bytes:
     found = content.read(size) if size >= 0 else b""
     if len(found) != size:
-        raise ValueError("it ends too early")
+        raise ValueError("it is truncated")
     return found

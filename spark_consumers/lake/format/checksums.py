@@ -126,7 +126,7 @@ def check(file: Path) -> bool:
     except FileNotFoundError:
         raise CorruptError("the file is missing", where=str(file), repair=REPAIR) from None
     if place != len(wanted):
-        raise _damaged(file, "the file is shorter than what was written")
+        raise _damaged(file, "the file is truncated")
     return True
 
 
@@ -138,7 +138,7 @@ def read_whole(file: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise _damaged(file, f"the disk cannot read it: {error.strerror}") from error
+        raise _damaged(file, f"could not read the file from disk: {error.strerror}") from error
 
 
 def _chunks(content: BinaryIO, size: int) -> Iterator[int]:

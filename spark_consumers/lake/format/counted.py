@@ -73,7 +73,7 @@ def _check_rows(file: _File) -> None:
         there = pq.read_metadata(file.path).num_rows
     if there != file.rows:
         raise CorruptError(
-            f"has {there} rows, and {file.rows} by its manifest", where=str(file.path)
+            f"has {there} rows, but its manifest records {file.rows}", where=str(file.path)
         )
 
 

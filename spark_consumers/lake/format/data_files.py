@@ -123,7 +123,7 @@ def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         except FileExistsError:
             if not filecmp.cmp(draft, target, shallow=False):
                 raise UnavailableError(
-                    "another file has this name, with other rows; it stays as it is",
+                    "another file with this name has other rows, and is left unchanged",
                     where=path,
                     repair="the job retries by itself, under another name",
                 ) from None

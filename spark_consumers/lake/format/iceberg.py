@@ -109,7 +109,7 @@ class IcebergFormat:
         for folder in reversed([Path(path), *Path(path).parents[:4]]):
             sync_folder(folder)
         if not self._link(path, 1, metadata):
-            raise FencedError("another writer made this table", where=path)
+            raise FencedError("another writer has created this table", where=path)
 
     def forget(self, path: str) -> None:
         """Forget a table whose folder is gone: a handle would continue to show what it had loaded."""
@@ -138,7 +138,7 @@ class IcebergFormat:
             missing = [field for field in columns if field.name not in files.names]
             for field in columns:
                 if field not in missing and files.field(field.name).type != file_type(field.type):
-                    raise LakeError(f"has another column {field.name!r}", where=path)
+                    raise LakeError(f"has a column {field.name!r} of another type", where=path)
             if not missing:
                 return None
             known = decoded(table.properties().get(_COLUMNS))
@@ -349,7 +349,10 @@ class IcebergFormat:
         others = [str(file) for file in files if not checksums.remove_of(Path(path), file)]
         if others:
             log.warning(
-                "files of another folder stay", path=path, files=others[:10], count=len(others)
+                "files outside the table's folder are kept",
+                path=path,
+                files=others[:10],
+                count=len(others),
             )
         return len(files) - len(others)
 

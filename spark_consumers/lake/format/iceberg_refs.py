@@ -94,5 +94,5 @@ def fenced(path: str, term: int) -> FencedError:
     return FencedError(
         f"term {term} may no longer write this table",
         where=path,
-        repair="nothing: the newer writer continues",
+        repair="no action is needed: the newer writer continues",
     )

@@ -64,7 +64,7 @@ def sweep(
         raise FencedError(
             "another writer has taken the table over",
             where=where,
-            repair="nothing: the newer writer continues",
+            repair="no action is needed: the newer writer continues",
         )
     needed: frozenset[str] = yield takeover.ReadNamed(listed)
     for file in sorted(listed - needed):

@@ -368,7 +368,7 @@ class Chain:
                 f"cannot publish link {manifest.link}: term {manifest.term} has ended"
                 + (f", term {now.term} is at link {now.link}" if now is not None else ""),
                 where=str(self.root),
-                repair="nothing: the newer writer continues",
+                repair="no action is needed: the newer writer continues",
             )
 
         self._newest.record(manifest)

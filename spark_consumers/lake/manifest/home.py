@@ -48,7 +48,7 @@ def record(root: Path) -> None:
     home = home_of(root)
     if home != root:
         raise LakeError(
-            f"this lake was made at {home} meanwhile, which is another name of this folder",
+            f"this lake was created meanwhile at {home}, another name of this folder",
             where=str(root),
             repair="start `tuskline lake run` again",
         )
@@ -65,7 +65,7 @@ def home_of(root: Path) -> Path | None:
         raise unreadable(file, error) from None
     except (CorruptError, KeyError, TypeError) as error:
         what = error.what if isinstance(error, CorruptError) else f"lacks {error}"
-        repair = "remove it: the lake's driver makes it again when it starts"
+        repair = "remove it: the lake's driver recreates it when it starts"
         raise CorruptError(what, where=str(file), repair=repair) from None
 
 

@@ -55,7 +55,7 @@ class NewestRecord:
                 f"cannot publish link {link.link}: term {link.term} has ended, "
                 f"term {recorded.term} is at link {recorded.link}",
                 where=str(self._file),
-                repair="nothing: the newer writer continues",
+                repair="no action is needed: the newer writer continues",
             )
 
     def _known(self) -> PublishedLink | None:

@@ -61,6 +61,6 @@ def load(path: Path) -> dict[str, Any]:
     # A later format may be sealed otherwise.
     if version <= FORMAT_VERSION and (sealed or checksum is not None) and checksum != _crc(record):
         raise CorruptError(
-            "its content is not what was written (CRC32C)", where=str(path), repair=REPAIR
+            "its content does not match its checksum (CRC32C)", where=str(path), repair=REPAIR
         )
     return record

@@ -438,7 +438,7 @@ def overtaken(term: int) -> FencedError:
     return FencedError(
         f"another writer has taken over, under term {term}",
         where="lake",
-        repair="nothing: the newer writer continues",
+        repair="no action is needed: the newer writer continues",
     )
 
 

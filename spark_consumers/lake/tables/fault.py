@@ -79,7 +79,7 @@ def fault_of(table: str, error: Exception) -> TableFault | None:
     place = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" at {Path(place[0].filename).name}:{place[0].lineno}" if place else ""
     repair = (
-        f"report this bug of Tuskline, with the table's columns; tuskline table resync {table} continues behind the "
+        f"report this bug of Tuskline, with the table's columns; tuskline table resync {table} continues after the "
         "changes that trigger it"
     )
     what = f"{type(error).__name__}: {str(error)[:300]}{at}"

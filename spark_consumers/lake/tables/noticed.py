@@ -89,9 +89,9 @@ def after_partition_changes(
         back = sorted(part.name for part in shape.parts if part.link and part.oid in oids)
         gone = sorted(set(oids) - set(partitions(table)))
         if NAMED_OTHERWISE in oids:
-            reasons[name] = "a partition of it had another replica identity than the table has"
+            reasons[name] = "one of its partitions had another replica identity than the table"
         elif back:
-            reasons[name] = f"its partition {back[0]} had rows, and was attached again without them"
+            reasons[name] = f"its partition {back[0]} had rows, and was attached again without rows"
         elif gone and stream_of(name) in polled:
             reasons[name] = (
                 f"its partition with OID {gone[0]} had rows, and was dropped or detached"

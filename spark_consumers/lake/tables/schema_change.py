@@ -51,7 +51,7 @@ def evaluate(
         if mismatch.columns[: len(now)] != now or not new:
             return FullResync(_changes(now, mismatch.columns))
         if any(name in mismatch.key for name, _, _ in new) and table.key:
-            return FullResync(f"its key got the column {new[0][0]!r}")
+            return FullResync(f"the column {new[0][0]!r} was added to its key")
         if mismatch.offset < known[-1].offset:
             return FullResync(_changes(now, mismatch.columns))
         known.append(Layout(mismatch.offset, mismatch.columns))

@@ -180,7 +180,7 @@ def _publication(before: Shape, now: Shape) -> str | None:
     if now.row_filter != before.row_filter:
         return "its row filter in the publication changed"
     if not set(now.members) & set(before.members):
-        return "it was taken out of the publication and put in again"
+        return "it was removed from the publication and added again"
     if now.operations != before.operations:
         return f"the publication sends {now.operations or 'nothing'}, and sent {before.operations or 'nothing'}"
     if now.publication != before.publication:
@@ -206,7 +206,7 @@ def _partitions(before: Shape, now: Shape, empty: Collection[int]) -> str | None
         if new.file != new.oid:
             return f"its new partition {new.name} was truncated or rewritten"
         if new.oid not in silent and not _born_here(before, new):
-            return f"its partition {new.name} was attached with rows in it"
+            return f"its partition {new.name} was attached with rows"
     return None
 
 
@@ -248,11 +248,11 @@ def _columns(before: Shape, now: Shape) -> str | None:
             return f"it has another type for {name}"
     for number, (name, _, version) in new.items():
         if number in before.generated:
-            return f"its column {name!r} is generated no more"
+            return f"its column {name!r} is no longer generated"
         if number not in old and number in now.filled:
             return f"its column {name!r} was added with a default, or NOT NULL"
         if number not in old and _was_dropped(range(before.natts + 1, number), before, now):
-            return f"its column {name!r} was added, after another one that was dropped again"
+            return f"its column {name!r} was added after another one, which was dropped again"
         if now.file == before.file:
             continue
         if number not in old:
@@ -289,7 +289,7 @@ def _lent(before: Shape, now: Shape) -> str | None:
         and before.columns
         and all(versions.get(number) != version for number, _, _, version in before.columns)
     ):
-        return "each of its columns was altered: it may have been a partition of another table, which its changes were sent as"
+        return "each of its columns was altered: it may have been a partition of another table, as which its changes were sent"
     return None
 
 
@@ -315,7 +315,7 @@ def texts_changed(before: Shape, now: Shape) -> str | None:
     composites = {oid: attributes for oid, _, attributes in before.composites}
     for oid, name, attributes in now.composites:
         if composites.get(oid, attributes) != attributes:
-            return f"the composite type {name} has other attributes"
+            return f"the attributes of the composite type {name} changed"
     outputs = {oid: function for oid, _, function in before.outputs}
     for oid, name, function in now.outputs:
         if outputs.get(oid, function) != function:
@@ -339,12 +339,12 @@ def refusal(shape: Shape) -> ShapeRefusal | None:
     missing = [name for name in OPERATIONS if name not in shape.operations.split(", ")]
     if missing:
         return ShapeRefusal(
-            f"the publication leaves out {', '.join(missing)}",
+            f"the publication does not send {', '.join(missing)}",
             "ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
         )
     if shape.unsent:
         return ShapeRefusal(
-            f"its key has the column {', '.join(shape.unsent)}, which the publication does not send",
+            f"its key contains the column {', '.join(shape.unsent)}, which the publication does not send",
             "ALTER PUBLICATION ... SET TABLE, without a column list or with the whole key in it",
         )
     if shape.unlogged:
@@ -354,7 +354,7 @@ def refusal(shape: Shape) -> ShapeRefusal | None:
             return _unlogged(f"its partition {part.name}", part.name, part.unlogged)
         if part.file and not names_rows(shape.identity, part.identity):
             return ShapeRefusal(
-                f"its partition {part.name} has another replica identity than the table has: "
+                f"its partition {part.name} has another replica identity than the table: "
                 f"{_identity_text(part.identity)} instead of {_identity_text(shape.identity)}",
                 f"ALTER TABLE {part.name} REPLICA IDENTITY FULL",
             )

@@ -54,7 +54,7 @@ class LogAccess:
             raise UnavailableError(
                 f"the log is {log_id}, but an epoch was being read from {before.log_id}",
                 where=self._address,
-                repair="nothing: the epoch is not published",
+                repair="no action is needed: the epoch is not published",
             )
 
     def close(self) -> None:

@@ -463,7 +463,7 @@ class Lakehouse:
                 raise FencedError(
                     f"term {head.term} has taken over",
                     where=str(self._chain.root),
-                    repair="nothing: the newer writer continues",
+                    repair="no action is needed: the newer writer continues",
                 ) from error
             if head is not None and head.link > self._writer.head.link:
                 self._adopt(self._writer, head)

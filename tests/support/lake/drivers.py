@@ -139,7 +139,7 @@ class Driver:
         yield f"create the folder of {name}"
         path = takeover.folder_of(f"tables/s/p/{name}", self.head.term, f"{self.store.draw():x}")
         if not self.store.create_table(path):
-            raise FencedError("another writer made this table")
+            raise FencedError("another writer has created this table")
         snapshot = yield from self._write(path, None, f"copy-t{self.head.term}-0")
         table = Table(path, snapshot, self._quarantined)
         yield from self._publish(tables={**self.head.tables, name: table})

@@ -339,7 +339,7 @@ class HostedReplica:
         status = self._readable(start)
         if stop > status.committed_end:
             raise UsageError(
-                f"offset {stop} is above {status.committed_end}, the end of what is committed",
+                f"offset {stop} is beyond the committed end {status.committed_end}",
                 where=f"stream {status.stream}",
             )
         wanted = None if relations is None else self._filter(frozenset(relations))

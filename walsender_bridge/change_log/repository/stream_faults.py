@@ -126,7 +126,7 @@ class StreamFaults:
         evaluation = self._evaluations.get((replica, stream))
         if evaluation is not None and evaluation.reason:
             return DivergedError(
-                f"its replica does not fit the repository: {evaluation.reason}",
+                f"its replica does not match the repository: {evaluation.reason}",
                 where=f"stream {stream}, log server {log_server.address}",
                 repair=REPAIR,
             )

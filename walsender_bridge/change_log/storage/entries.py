@@ -67,7 +67,7 @@ def schema(snapshot: SegmentSnapshot, digest: bytes) -> bytes:
     if record is None:
         raise _named(snapshot, f"schema {digest.hex()}", "it is not in the registry")
     if schema_hash(record) != digest:
-        raise _named(snapshot, f"schema {digest.hex()}", "it is not what was written (its hash)")
+        raise _named(snapshot, f"schema {digest.hex()}", "it does not match its hash")
     return record
 
 

@@ -59,7 +59,7 @@ def unpack_row(value: bytes | memoryview, where: str) -> IndexRow:
     packed, crc = bytes(value[: form.size]), bytes(value[form.size :])
     wrong = crc != _CRC.pack(google_crc32c.value(packed))
     if len(packed) != form.size or (wrong and (crc or form is _ROW)):
-        raise CorruptError("a commit's row is not what was written (CRC32C)", where=where)
+        raise CorruptError("a commit's row does not match its checksum (CRC32C)", where=where)
     version, local, global_, length, size, taken_at, *position = form.unpack(packed)
     context = CommitContext(version, local, global_, length)
     return IndexRow(context, size, Position(*position), taken_at)
@@ -93,7 +93,7 @@ def unpack_state(value: bytes, where: Path) -> Durable:
         if version in _READABLE:
             crc = record.pop("crc", None)
             if crc != crc_of(record) and (crc is not None or version >= _CHECKED_FROM):
-                raise ValueError("it is not what was written (CRC32C)")
+                raise ValueError("it does not match its checksum (CRC32C)")
             del record["format"]
             context, position = record.pop("context"), record.pop("position")
             confirmed = record.pop("confirmed_to")
@@ -106,7 +106,7 @@ def unpack_state(value: bytes, where: Path) -> Durable:
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CorruptError(f"the replica's record is damaged: {error}", where=str(where)) from error
     raise NotSupportedError(
-        f"format {version} of the log's store is not known (this is {FORMAT})",
+        f"unknown format {version} of the log's store (this version supports {FORMAT})",
         where=str(where),
         repair="use the version of Tuskline that wrote it, or a newer one",
     )

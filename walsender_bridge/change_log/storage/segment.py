@@ -125,7 +125,7 @@ class Segment:
                 repair="put it back, or mount its disk; the operation is retried",
             )
         if not write and not data.exists():
-            raise CorruptError("its data file is gone", where=str(self.folder))
+            raise CorruptError("its data file is missing", where=str(self.folder))
         if write:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -149,7 +149,7 @@ class Segment:
             needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
             if data.stat().st_size < needed:
                 raise CorruptError(
-                    f"{data.stat().st_size} bytes are there, {needed} were written",
+                    f"its data file has {data.stat().st_size} bytes, but {needed} were written",
                     where=str(self.folder),
                 )
             self._databases = {name: env.open_db(name, create=write) for name in _DATABASES}

@@ -239,7 +239,7 @@ class StreamStore:
             raise UnavailableError(
                 f"could not write the replica: {error}",
                 where=str(newest.folder),
-                repair="see whether its disk is full",
+                repair="check for a full disk",
             ) from error
 
     def _roll(self, first_offset: int) -> None:
@@ -379,7 +379,7 @@ class StreamStore:
             with self._owner(start) as (snapshot, _):
                 found = next(entries(snapshot, start), None)
                 if found is None:
-                    raise CorruptError(f"entry {start} is not there", where=snapshot.segment.file)
+                    raise CorruptError(f"entry {start} is missing", where=snapshot.segment.file)
             yield found[2]
             start += 1
 

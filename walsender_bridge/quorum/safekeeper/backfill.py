@@ -113,7 +113,7 @@ class BackfillStorage:
             if not self._end:
                 self._begin(timeline)
             if timeline != self._timeline:
-                self._refuse(f"it is of timeline {timeline}, and began on {self._timeline}")
+                self._refuse(f"it is on timeline {timeline}, but began on {self._timeline}")
                 return
             assert self._file is not None
             start = self._end - self._size

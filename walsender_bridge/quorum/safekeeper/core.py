@@ -120,7 +120,9 @@ class Safekeeper:
         if isinstance(message, m.ProposerGreeting):
             return self._greeting(conn, message)
         if conn not in self.greeted:
-            return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "a connection begins with a greeting")
+            return self._refuse(
+                conn, m.Refusal.OUT_OF_ORDER, "a connection must begin with a greeting"
+            )
         if isinstance(message, m.Vote):
             return self._vote(conn, message)
         if isinstance(message, m.Resume):
@@ -390,7 +392,7 @@ class Safekeeper:
     def _below(self, conn: int, message: m.Fetch | m.CatchUpWal) -> list[Effect]:
         effects = catch_up.answer(conn, message, self.control, self.flush_lsn)
         return effects or self._refuse(
-            conn, m.Refusal.OUT_OF_ORDER, "requested WAL is not held here"
+            conn, m.Refusal.OUT_OF_ORDER, "the requested WAL is not available"
         )
 
     # -- the rest -----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def _unreadable(error: OSError, data_dir: Path) -> TusklineError:
         return ConfigError(
             f"it cannot be read: {error.strerror}",
             where=where,
-            repair="give the safekeeper a directory of its own, new or empty",
+            repair="give the safekeeper its own directory, new or empty",
         )
     # Too few descriptors, a disk that hangs or is not mounted, even permissions: all may be temporary, and no vote is lost.
     return UnavailableError(
@@ -79,7 +79,7 @@ def _promised(data_dir: Path, found: set[str]) -> ControlState | None:
         raise ConfigError(
             f"not a safekeeper's data directory: it holds {min(foreign)}",
             where=str(data_dir),
-            repair="give the safekeeper a directory of its own, new or empty",
+            repair="give the safekeeper its own directory, new or empty",
         )
     if CONTROL not in found:
         if WAL in found and any((data_dir / WAL).iterdir()):
@@ -131,7 +131,7 @@ def held(data_dir: Path, seconds: float = LOCK_SECONDS) -> Iterator[Holding]:
                     raise RunningError(
                         "another safekeeper uses this data directory",
                         where=str(data_dir),
-                        repair="stop that one, or give this one a directory of its own",
+                        repair="stop that one, or give this one its own directory",
                     ) from None
                 time.sleep(0.05)
         yield Holding(data_dir, lock.fileno())

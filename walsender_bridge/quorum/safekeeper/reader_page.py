@@ -65,7 +65,7 @@ class ReaderPage(Closing):
         self._writer.close()
         self._writer, self._fault = writer, ""
         _log.warning(
-            "the page for the WAL server was removed; it is made again", path=str(self._path)
+            "the page for the WAL server was removed, and is recreated", path=str(self._path)
         )
 
     def close(self) -> None:

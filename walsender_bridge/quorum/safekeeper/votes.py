@@ -30,7 +30,7 @@ def to_greeting(control: ControlState, greeting: m.ProposerGreeting) -> Objectio
             (m.Refusal.OTHER_SEGMENT_SIZE, mine.segment_size, theirs.segment_size),
         ):
             if ours != claimed:
-                return reason, f"{claimed}, and its WAL here is of {ours}"
+                return reason, f"{claimed}, but its WAL here is of {ours}"
     # A proposer that only queries, or does not know its quorum yet, sends none; it evaluates what it learns here.
     return to_quorum(control, greeting.quorum) if greeting.quorum else None
 

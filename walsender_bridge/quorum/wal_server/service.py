@@ -57,7 +57,7 @@ class WalServer:
             raise ConfigError(
                 "WAL would be served without TLS",
                 where=f"{settings.host}:{settings.port}",
-                repair="give a certificate and its key, or listen on 127.0.0.1",
+                repair="specify a certificate and its key, or listen on 127.0.0.1",
             )
         self.folder = WalFolder(settings.wal_dir)
         self.users = Users(settings.users)
@@ -298,9 +298,9 @@ class WalServer:
     async def _keep(self, now: float, *, urgent: bool) -> None:
         try:
             self.users.refresh()
-            self._complain("the users stay as they were", None)
+            self._complain("the previous users remain in effect", None)
         except ConfigError as error:
-            self._complain("the users stay as they were", f"{error.where}: {error.what}")
+            self._complain("the previous users remain in effect", f"{error.where}: {error.what}")
         due = urgent or self.slots.frees_a_segment or now - self._saved_at > _SAVE_SECONDS
         if self.slots.changed and due:
             try:

@@ -36,7 +36,7 @@ def tls_context(files: TlsFiles) -> tuple[ssl.SSLContext, str]:
         raise ConfigError(
             f"could not load the certificate or its key: {getattr(error, 'reason', None) or error}",
             where=str(path),
-            repair="give PEM files: the certificate, and its key without a passphrase",
+            repair="specify PEM files: the certificate, and its key without a passphrase",
         ) from None
     return context, certificate
 

@@ -241,7 +241,7 @@ class Archive:
         if received != expected[1]:
             self._check_held(name)
             raise CorruptError(
-                f"the segment is damaged: its CRC is {expected[1]:08X}, and {received:08X} when it was received",
+                f"the segment is damaged: its CRC is {expected[1]:08X}, but was {received:08X} when it was received",
                 where=f"{self._wal}/{name}",
                 repair="rejoin the safekeeper as a new member, and check its disk",
             )
@@ -272,10 +272,10 @@ class Archive:
         if found != expected and not self._knows_more(name, target):
             self._check_held(name)
             raise DivergedError(
-                f"the archive's {name} is another file: {found[0]} bytes, CRC {found[1]:08X},"
-                f" and not {expected[0]}, {expected[1]:08X}",
+                f"the archive's {name} has other content: {found[0]} bytes, CRC {found[1]:08X},"
+                f" instead of {expected[0]}, {expected[1]:08X}",
                 where=self._url,
-                repair="find out whose file it is; give every cluster an archive of its own, and move the wrong file away",
+                repair="find out which cluster wrote it; give each cluster its own archive, and move the wrong file away",
             )
 
     def _knows_less(self, name: str, target: str) -> bool:

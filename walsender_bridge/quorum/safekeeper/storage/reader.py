@@ -91,7 +91,7 @@ class WalReader:
             except FileNotFoundError:
                 # It became complete, or was removed.
                 self.refresh()
-        raise TrimmedError(f"WAL at {format_lsn(lsn)} is not here", where=str(self.folder))
+        raise TrimmedError(f"WAL at {format_lsn(lsn)} is not available", where=str(self.folder))
 
     def page(self, lsn: Lsn) -> bytes:
         """The page at `lsn`, for `wal_record`; empty if there is none."""
