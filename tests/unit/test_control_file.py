@@ -86,7 +86,9 @@ def test_25_a_missing_one_beside_anything_is_refused(disk):
 def test_25_a_newer_one_is_refused_by_its_number_and_left(disk):
     data = record_file.pack(control_file.MAGIC, 7, {"whatever": 1})
     (disk.folder / "control").write_bytes(data)
-    with pytest.raises(NotSupportedError, match="format 7; this version of Tuskline knows 1 to 2"):
+    with pytest.raises(
+        NotSupportedError, match=r"unsupported format 7 \(this version supports 1 to 2"
+    ):
         control_file.load(disk)
     assert (disk.folder / "control").read_bytes() == data
 

@@ -45,7 +45,7 @@ def opened(content: bytes, *, checked: bool = True) -> dict[str, Any]:
         raise TypeError("not a JSON object")
     found = record.pop(_CRC, None)
     if (found is not None or checked) and found != crc_of(record):
-        raise ValueError("its checksum is wrong")
+        raise ValueError("its checksum does not match")
     return record
 
 

@@ -34,26 +34,28 @@ def pack(magic: bytes, version: int, record: dict[str, Any]) -> bytes:
 def unpack(data: bytes, magic: bytes, newest: int) -> tuple[int, dict[str, Any]]:
     """Version and record. Raises `CorruptError`, or `NotSupportedError` above version `newest`."""
     if len(data) < _HEAD.size + _CRC.size:
-        raise CorruptError(f"it has only {len(data)} bytes")
+        raise CorruptError(f"it is truncated to {len(data)} bytes")
     found, version, length = _HEAD.unpack_from(data)
     if found != magic:
         raise CorruptError(f"it begins with {found!r}, not {magic!r}")
     # The frame is the same in every version, so a newer file is known to be whole before it is refused.
     if length > _LARGEST or len(data) != _HEAD.size + length + _CRC.size:
-        raise CorruptError(f"it has {len(data)} bytes, and says {length} for its record")
+        raise CorruptError(
+            f"it has {len(data)} bytes, but its header gives {length} for the record"
+        )
     if google_crc32c.value(data[: -_CRC.size]) != _CRC.unpack_from(data, len(data) - _CRC.size)[0]:
-        raise CorruptError("its checksum is wrong")
+        raise CorruptError("its checksum does not match")
     if not 1 <= version <= newest:
         raise NotSupportedError(
-            f"it has format {version}; this version of Tuskline knows 1 to {newest}",
+            f"unsupported format {version} (this version supports 1 to {newest})",
             repair="use the version of Tuskline that wrote it, or a newer one",
         )
     try:
         record = json.loads(data[_HEAD.size : -_CRC.size])
     except ValueError as error:
-        raise CorruptError(f"its record is no JSON: {error}") from error
+        raise CorruptError(f"its record is not JSON: {error}") from error
     if not isinstance(record, dict):
-        raise CorruptError("its record is no JSON object")
+        raise CorruptError("its record is not a JSON object")
     return version, record
 
 
