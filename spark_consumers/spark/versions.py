@@ -59,7 +59,7 @@ def _spark(version: str | None) -> Iterator[VersionProblem]:
 def _delta(version: str | None) -> Iterator[VersionProblem]:
     if version is not None:
         yield VersionProblem(
-            f"the package delta-spark {version} is installed: it adds a jar of its own choice, and "
+            f"the package delta-spark {version} is installed: it adds a jar that it chooses itself, and "
             "4.4.1 names one that does not exist",
             "pip uninstall delta-spark; the matching jars are named by coordinates",
             fatal=False,

@@ -73,7 +73,7 @@ def _names(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Findi
             f"{SETTING} is {text!r}: commits wait for {quorum.name} while it is attached; while it is not, several "
             "walsenders of another name can satisfy the setting instead",
             WARNING,
-            repair=f"leave {quorum.name} alone there, or give each standby an application_name of its own",
+            repair=f"list only {quorum.name} there, or give each standby its own application_name",
         )
         return
     if names.needs(quorum.name) and wanted is not None and wanted != names:
@@ -119,7 +119,7 @@ def _proposers(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[F
             "standbys",
             where,
             several,
-            "give each standby an application_name of its own; the walsender of a broken connection ends after wal_sender_timeout",
+            "give each standby its own application_name; the walsender of a broken connection ends after wal_sender_timeout",
         )
     if facts["senders"] > 1:
         yield _error(
@@ -214,7 +214,7 @@ def _retention(facts: Facts, where: str, max_laggard_bytes: int) -> Iterator[Fin
         yield Finding(
             "max_slot_wal_keep_size",
             where,
-            f"{keep} MB: a safekeeper that is away gets no more WAL than that, but [safekeepers] "
+            f"{keep} MB: a safekeeper that is down is sent no more WAL than that, but [safekeepers] "
             f"max_laggard_bytes promises {max_laggard_bytes // _MEGABYTE} MB",
             WARNING,
             repair="raise it, or lower max_laggard_bytes",

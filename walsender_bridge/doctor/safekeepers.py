@@ -135,7 +135,7 @@ def _too_far(answer: SafekeeperAnswer, far: Container[int]) -> Finding | None:
     )
 
 
-_OTHER_SERVER: Final = "give each cluster safekeepers of its own"
+_OTHER_SERVER: Final = "give each cluster its own safekeepers"
 
 
 def _finding(

@@ -38,7 +38,7 @@ class QuorumServer:
             yield "commits hang: they wait for the quorum, and no proposer is attached; run tuskline up"
         elif state.proposers > 1:
             yield (
-                f"{state.proposers} proposers stream from the server, and each can acknowledge for a quorum of its own;"
+                f"{state.proposers} proposers stream from the server, and each can acknowledge for its own quorum;"
                 " stop all but one (an old connection of the same proposer ends after wal_sender_timeout)"
             )
         elif not state.required and released is None:

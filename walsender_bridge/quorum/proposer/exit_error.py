@@ -19,7 +19,7 @@ _REPAIRS = {
     StopReason.DISPLACED: "only one proposer may run: stop this one, or the other",
     StopReason.OUTVOTED: "no action is needed: it campaigns again in a higher term",
     StopReason.FENCED: "attach the server that was promoted, or abort the failover",
-    StopReason.OTHER_SERVER: "give each cluster safekeepers of its own",
+    StopReason.OTHER_SERVER: "give each cluster its own safekeepers",
     StopReason.OTHER_QUORUM: "start the safekeepers of this server's quorum; docs/quorum-lost.md if they are gone",
     StopReason.AHEAD: "rebuild this server from a base backup and the safekeepers' WAL",
     StopReason.OTHER_HISTORY: "attach the server whose timeline the safekeepers hold",

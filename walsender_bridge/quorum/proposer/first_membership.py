@@ -51,7 +51,7 @@ def find_membership(
             raise DivergedError(
                 f"safekeeper belongs to another server: {answer.detail}",
                 where=f"{host}:{port}",
-                repair="give each cluster safekeepers of its own",
+                repair="give each cluster its own safekeepers",
             )
     return quorum_id.first(answers, safekeepers, known)
 

@@ -111,7 +111,7 @@ class Holding:
                 "the directory is not the one that this process has locked: it was moved or replaced, or a disk was"
                 " mounted or unmounted there",
                 where=str(self._data_dir),
-                repair="put the original directory back; the safekeeper restarts with what is there",
+                repair="put the original directory back; the safekeeper restarts with its contents",
             )
 
 

@@ -204,7 +204,7 @@ def _same_cluster(holding: Sequence[HeldWal]) -> None:
             raise DivergedError(
                 f"{one.place.name} holds WAL of {one.control.server}, "
                 f"{other.place.name} of {other.control.server}",
-                repair="give each cluster safekeepers of its own",
+                repair="give each cluster its own safekeepers",
             )
 
 
