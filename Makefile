@@ -16,6 +16,9 @@ BIN := .venv/bin
 # Tests wait for servers about half of the time, so four processes keep two cores busy; each takes up to 3 GiB.
 WORKERS ?= $(shell awk -v cores="$$(getconf _NPROCESSORS_ONLN)" '/^MemAvailable/ {gib = $$2 / 1048576} \
   END {n = cores * 2; if (gib > 0 && n > gib / 3) n = int(gib / 3); print (n > 1 ? n : 1)}' /proc/meminfo 2>/dev/null || echo 2)
+# Tests make and remove very many files: `make test` has its folders in memory where that suffices for its servers and lakes.
+TEST_TMPDIR ?= $(shell awk '/^MemAvailable/ {exit $$2 < 16 * 1048576}' /proc/meminfo 2>/dev/null \
+  && [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 12582912 ] && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 MINUTES ?= 10
 SEED ?= 1
 SECONDS ?= 45
@@ -55,7 +58,7 @@ check: $(READY)  ## style, types, imports, unit tests and a short simulation (un
 
 .PHONY: test
 test: $(READY) $(CLASSES)  ## every test but the long ones, on real servers (TESTS=tests/unit narrows it)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 -m 'not long' $(TESTS) $(ARGS)
+	TMPDIR=$(TEST_TMPDIR) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 -m 'not long' $(TESTS) $(ARGS)
 
 .PHONY: test-all
 test-all: $(READY) $(CLASSES)  ## every test on every major that can be had; stopped and started again, it goes on (SEED=1)

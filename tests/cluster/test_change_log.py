@@ -592,7 +592,7 @@ def test_errors_cross_the_wire_as_what_they_are(processes: Processes) -> None:
             list(replica.read(STREAM, 1, 2, [7]))  # type: ignore[list-item]  # as another client
         with pytest.raises(ConfigError, match="invalid stream name"):
             log.create_stream("../up")
-        with pytest.raises(UsageError, match="above 1"):
+        with pytest.raises(UsageError, match="beyond the committed end 1"):
             list(replica.read(STREAM, 1, 5))
         with pytest.raises(NotSupportedError, match="unknown action"):
             log._call(Action("drop_everything", Empty, Empty), Empty())

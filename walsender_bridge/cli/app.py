@@ -38,7 +38,7 @@ from walsender_bridge.cli.options import (
 )
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.runtime import disk_full, extras, logs
+from walsender_bridge.runtime import disk_full, extras, gc_control, logs
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.times import with_iso_times
@@ -268,6 +268,7 @@ def demo(
 
 def main() -> None:
     """The entry point: run the command, and turn an error into its exit code."""
+    gc_control.collect_rarely()
     try:
         app()
     except TusklineError as error:

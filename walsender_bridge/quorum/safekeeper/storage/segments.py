@@ -252,7 +252,8 @@ class Segments:
             at = lsn - file.start
             while at < self.segment_bytes:
                 length = min(PIECE_BYTES - at % PIECE_BYTES, self.segment_bytes - at)
-                if any(self.disk.read(file.name, at, length)):
+                piece = self.disk.read(file.name, at, length)
+                if piece != _ZEROS[: len(piece)]:
                     opened.write(_ZEROS[:length], at)
                 at += length
             opened.sync()
