@@ -20,6 +20,12 @@
 /* The longest incarnation id, in bytes. */
 #define MARKER_LENGTH 64
 
+/*
+ * PGXS hides a module's functions from other modules since PostgreSQL 16 only; without that, another module's function
+ * of the same name might be called instead of ours.
+ */
+#pragma GCC visibility push(hidden)
+
 /* tuskline.c */
 extern bool has_temporary_name(const char *name);
 extern bool find_slot(const char *name, ReplicationSlot *found);
@@ -85,5 +91,7 @@ extern void fail_point(const char *name);
 #else
 #define FAIL_POINT(name) ((void) 0)
 #endif
+
+#pragma GCC visibility pop
 
 #endif

@@ -112,7 +112,7 @@ def voted(safekeeper: OneSafekeeper) -> int:
     [
         (m.ServerInfo(8, 16, 1 << 20), m.Refusal.OTHER_SYSTEM, "8, but its WAL here is of 7"),
         (m.ServerInfo(7, 17, 1 << 20), m.Refusal.OTHER_MAJOR, "17, but its WAL here is of 16"),
-        (m.ServerInfo(7, 16, 1 << 24), m.Refusal.OTHER_SEGMENT_SIZE, "16777216, and its WAL"),
+        (m.ServerInfo(7, 16, 1 << 24), m.Refusal.OTHER_SEGMENT_SIZE, "16777216, but its WAL"),
     ],
 )
 def test_19_another_server_is_refused_by_name(safekeeper, other, reason, named):

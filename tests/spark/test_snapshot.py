@@ -217,11 +217,11 @@ def test_a_snapshot_that_is_gone_is_named(spark: SparkSession, database: Databas
     database.execute("CREATE TABLE t (id int)")
     with ExportedSnapshot(database.dsn) as snapshot:
         frame = read(spark, snapshot, "public.t")
-    with pytest.raises(PySparkException, match=r"(?s)SnapshotError.*is not exported"):
+    with pytest.raises(PySparkException, match=r"(?s)SnapshotError.*is no longer exported"):
         read(spark, snapshot, "public.t")
-    with pytest.raises(PySparkException, match=r"(?s)SnapshotError.*is not exported"):
+    with pytest.raises(PySparkException, match=r"(?s)SnapshotError.*is no longer exported"):
         frame.collect()
-    with pytest.raises(SnapshotError, match="is not exported"):
+    with pytest.raises(SnapshotError, match="is no longer exported"):
         snapshot.tables(PUBLICATION)
 
 

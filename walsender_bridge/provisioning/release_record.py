@@ -67,7 +67,7 @@ def decisions(data_dir: Path) -> list[ReleaseDecision]:
     for _, values in json_lines.read(data_dir / FILE):
         if values is not None:
             with contextlib.suppress(ValueError):
-                found.append(json_model.from_plain(ReleaseDecision, values, strict=True))
+                found.append(json_model.from_plain(ReleaseDecision, values))
     return found
 
 

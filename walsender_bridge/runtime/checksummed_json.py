@@ -40,7 +40,10 @@ def opened(content: bytes, *, checked: bool = True) -> dict[str, Any]:
 
     Raises `ValueError` or `TypeError` for a damaged file.
     """
-    record = json.loads(content)
+    try:
+        record = json.loads(content)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(record, dict):
         raise TypeError("not a JSON object")
     found = record.pop(_CRC, None)

@@ -380,7 +380,7 @@ class Repository:
                 stream.term,
                 _fields(stream.latest),
                 stream.applied,
-                tuple((_fields(c.context), _fields(c.position)) for c in stream.history),
+                history=(),
             )
             for name, stream in self.streams.items()
         }
@@ -395,7 +395,13 @@ class Repository:
             streams=streams,
             consumers={n: (c.version, c.until) for n, c in self.consumers.items()},
         )
-        return json_model.plain(stored)
+        record = json_model.plain(stored)
+        # As lists already: while a consumer lags, a history has very many commits, and an append waits for a checkpoint.
+        for name, stream in self.streams.items():
+            record["streams"][name]["history"] = [
+                [[*_fields(c.context)], [*_fields(c.position)]] for c in stream.history
+            ]
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Repository":
@@ -459,5 +465,7 @@ def record_to_json(record: Record) -> str:
 def record_from_json(body: str) -> Record:
     """Restore a record from `record_to_json`. Raises `ValueError`, `KeyError`."""
     values = json.loads(body)
+    if not isinstance(values, dict):
+        raise ValueError("the record is not an object")  # noqa: TRY004  # as any other damage
     record: Record = json_model.from_plain(_KINDS[values.pop("kind")], values, strict=True)
     return record

@@ -106,7 +106,7 @@ def unpack_state(value: bytes, where: Path) -> Durable:
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CorruptError(f"the replica's record is damaged: {error}", where=str(where)) from error
     raise NotSupportedError(
-        f"unknown format {version} of the log's store (this version supports {FORMAT})",
+        f"unknown format {version} of the log's store (this version supports {min(_READABLE)} to {FORMAT})",
         where=str(where),
         repair="use the version of Tuskline that wrote it, or a newer one",
     )

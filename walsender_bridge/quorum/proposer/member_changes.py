@@ -125,7 +125,7 @@ class MemberRequest:
             return None
         except (ValueError, TypeError, UsageError) as error:
             raise CorruptError(
-                f"invalid membership request: {error!r}",
+                f"invalid membership request: {error}",
                 where=str(file),
                 repair="remove the file, and request the change again",
             ) from error

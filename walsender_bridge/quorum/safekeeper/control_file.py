@@ -90,7 +90,7 @@ def to_record(state: ControlState) -> dict[str, Any]:
 def from_record(record: dict[str, Any]) -> ControlState:
     """The state of a record. Raises `CorruptError`."""
     try:
-        stored = json_model.from_plain(_Stored, record)
+        stored = json_model.from_plain(_Stored, record, strict=True)
         configuration = stored.configuration
         new = configuration.new_members
         return ControlState(

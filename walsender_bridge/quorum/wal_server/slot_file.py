@@ -57,7 +57,7 @@ class SlotFile:
                 repair="use the version of Tuskline that wrote them, or a newer one",
             )
         try:
-            found = json_model.from_plain(_Content, record)
+            found = json_model.from_plain(_Content, record, strict=True)
         except ValueError as error:
             raise self._corrupt(str(error)) from None
         return [

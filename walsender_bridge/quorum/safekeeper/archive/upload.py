@@ -275,7 +275,7 @@ class Archive:
                 f"the archive's {name} has other content: {found[0]} bytes, CRC {found[1]:08X},"
                 f" instead of {expected[0]}, {expected[1]:08X}",
                 where=self._url,
-                repair="find out which cluster wrote it; give each cluster its own archive, and move the wrong file away",
+                repair="find out what wrote it; give each cluster its own archive, and move the wrong file away",
             )
 
     def _knows_less(self, name: str, target: str) -> bool:
