@@ -69,6 +69,8 @@ def test_16_a_server_that_has_left_its_first_timeline_is_served_to_readers(
             folder = tmp_path / f"received-{number}"
             with quorum.wal_server(number) as server:
                 receive(primary, server.dsn(), folder)
+                # A receiver that begins after the switch below would have no whole segment.
+                wait_for(lambda: any(folder.iterdir()), 20, "it receives")  # noqa: B023
                 quorum.insert(10 + number)
                 quorum.ask("SELECT pg_switch_wal()")
                 quorum.insert(20 + number)
