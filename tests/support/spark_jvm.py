@@ -4,19 +4,26 @@ A driver in a test spends most of its processor time on loading classes and on c
 The quick compiler alone, the collector with one thread and an archive of the classes, ready to be mapped, take two
 thirds of it away (docs/decisions/environment.md). What Spark does is the same.
 
+Its Python processes take PySpark from the installed package: the archive of the same modules in Spark's home, which
+comes first on their path, is compiled by each of them again (0.5 s). So these drivers have a home without it.
+
 `python -m tests.support.spark_jvm FILE` makes the archive; `make test` does so once. A JVM of another build than the
 archive's runs without it.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import MutableMapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from spark_consumers.spark.session import session
 
-ARCHIVE = Path(__file__).resolve().parents[2] / ".cache" / "spark-classes.jsa"
+_CACHE = Path(__file__).resolve().parents[2] / ".cache"
+ARCHIVE = _CACHE / "spark-classes.jsa"
 _DRIVER, _LAUNCHER = "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"
 #: For the drivers' JVMs, and for executors. Another JVM than HotSpot does not know them.
 SHORT = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -27,6 +34,22 @@ def set_up(environment: MutableMapping[str, str], *driver: str) -> None:
     archive = [f"-XX:SharedArchiveFile={ARCHIVE}"] if ARCHIVE.exists() and not driver else []
     environment[_DRIVER] = " ".join([SHORT, *archive, *driver])
     environment[_LAUNCHER] = f"{SHORT} -XX:-UsePerfData"
+    environment.setdefault("SPARK_HOME", str(_home()))
+
+
+def _home() -> Path:
+    """PySpark's package as Spark's home, its programs and jars alone."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    home = _CACHE / f"spark-home-{zlib.crc32(bytes(package)):08x}"
+    home.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "jars"):
+        # Another worker of the run may make it, too.
+        with contextlib.suppress(FileExistsError):
+            (home / name).symlink_to(package / name)
+    return home
 
 
 def _train(folder: Path) -> None:

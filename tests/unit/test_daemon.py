@@ -1,5 +1,7 @@
-"""What is left of a Python worker's path."""
+"""What Spark's Python workers begin with."""
 
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -38,3 +40,16 @@ def test_another_pyspark_s_archives_and_a_job_s_own_stay(site: Path, tmp_path: P
 def test_where_no_package_is_nothing_goes(tmp_path: Path) -> None:
     path = [_archive(tmp_path / "pyspark.zip"), str(tmp_path / "nowhere")]
     assert without_archives(path) == path
+
+
+def test_a_collection_in_a_worker_examines_nothing_that_was_there_before_the_fork() -> None:
+    program = (
+        "import gc, pyspark.daemon\n"
+        "from spark_consumers.spark import daemon\n"
+        "pyspark.daemon.manager = lambda: print(gc.isenabled(), len(gc.get_objects()) < 1000)\n"
+        "daemon.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["True", "True"]
