@@ -77,6 +77,11 @@ def _target() -> Path:
     return local_cache.folder() / "jars" / key
 
 
+def kept() -> list[Path]:
+    """The jar files that are in the cache; none before they were fetched."""
+    return sorted(_target().glob("*.jar"))
+
+
 def paths(progress: Progress = print_progress) -> list[Path]:
     """The jar files, fetched first if they are not in the cache yet (about 70 MB).
 
@@ -88,7 +93,7 @@ def paths(progress: Progress = print_progress) -> list[Path]:
         with local_cache.exclusive(target):
             if not target.is_dir():
                 _fetch(target, progress)
-    return sorted(target.glob("*.jar"))
+    return kept()
 
 
 def _fetch(target: Path, progress: Progress) -> None:

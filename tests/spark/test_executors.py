@@ -20,7 +20,7 @@ from tests.support import probe
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table, insert
 from tests.support.log_writer import LogWriter
-from tests.support.spark_jvm import SHORT
+from tests.support.spark_jvm import SHORT, in_pysparks_home
 from tests.support.waiting import wait_for
 
 ORDERS = Table(1, "orders", (("id", 23, -1), ("note", 25, -1)))
@@ -53,7 +53,7 @@ def test_16_executors_decode_never_the_driver_and_one_may_be_killed(tmp_path: Pa
         root = Path(tests.__path__[0]).parent
         folders = [Path(probe.__path__[0]), root, Path(spark_consumers.__path__[0]) / "discovery"]
         environment = {
-            **os.environ,
+            **in_pysparks_home(os.environ),
             "JAVA_HOME": str(java.find().home),
             "PYTHONPATH": os.pathsep.join(map(str, folders)),
             "SPARK_LOCAL_DIRS": str(tmp_path / "local"),

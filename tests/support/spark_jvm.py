@@ -4,8 +4,13 @@ A driver in a test spends most of its processor time on loading classes and on c
 The quick compiler alone, the collector with one thread and an archive of the classes, ready to be mapped, take two
 thirds of it away (docs/decisions/environment.md). What Spark does is the same.
 
-Its Python processes take PySpark from the installed package: the archive of the same modules in Spark's home, which
-comes first on their path, is compiled by each of them again (0.5 s). So these drivers have a home without it.
+They have a Spark home of their own (`SPARK_HOME`), which differs from PySpark's package in two things:
+
+- The table formats' jars are on its class path. Classes of `spark.jars` are in a class loader of which an archive holds none.
+- The archive of PySpark's modules is missing. It comes first on the path of each Python process that plans a read, which
+  compiles all that it needs of it (0.5 s); from the package, that is read as bytecode.
+
+Tests of the session itself, of executors and of spark-submit run in PySpark's own home (`in_pysparks_home`).
 
 `python -m tests.support.spark_jvm FILE` makes the archive; `make test` does so once. A JVM of another build than the
 archive's runs without it.
@@ -16,13 +21,16 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import MutableMapping
-from importlib.util import find_spec
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+import pyspark
+
+from spark_consumers.spark import jars
 from spark_consumers.spark.session import session
 
 _CACHE = Path(__file__).resolve().parents[2] / ".cache"
+_PACKAGE = Path(pyspark.__path__[0])
 ARCHIVE = _CACHE / "spark-classes.jsa"
 _DRIVER, _LAUNCHER = "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"
 #: For the drivers' JVMs, and for executors. Another JVM than HotSpot does not know them.
@@ -37,18 +45,29 @@ def set_up(environment: MutableMapping[str, str], *driver: str) -> None:
     environment.setdefault("SPARK_HOME", str(_home()))
 
 
+def in_pysparks_home(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a driver whose Spark home is PySpark's package, as users have it; the archive is not for it."""
+    kept = {name: value for name, value in environment.items() if name != "SPARK_HOME"}
+    return kept | {_DRIVER: SHORT}
+
+
 def _home() -> Path:
-    """PySpark's package as Spark's home, its programs and jars alone."""
-    spec = find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    package = Path(spec.origin).parent
-    home = _CACHE / f"spark-home-{zlib.crc32(bytes(package)):08x}"
-    home.mkdir(parents=True, exist_ok=True)
-    for name in ("bin", "jars"):
-        # Another worker of the run may make it, too.
-        with contextlib.suppress(FileExistsError):
-            (home / name).symlink_to(package / name)
+    """The home for these jars, made if it is not there."""
+    links = {"bin": _PACKAGE / "bin"}
+    for jar in [*(_PACKAGE / "jars").glob("*.jar"), *jars.kept()]:
+        links[f"jars/{jar.name}"] = jar
+    key = zlib.crc32("\n".join(map(str, sorted(links.values()))).encode())
+    home = _CACHE / f"spark-home-{key:08x}"
+    if not home.exists():
+        _CACHE.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_CACHE, prefix="spark-home-") as folder:
+            made = Path(folder) / "home"
+            (made / "jars").mkdir(parents=True)
+            for name, target in links.items():
+                (made / name).symlink_to(target)
+            # Another worker of the run may have made it meanwhile.
+            with contextlib.suppress(OSError):
+                made.rename(home)
     return home
 
 
@@ -80,6 +99,7 @@ if __name__ == "__main__":
     made.parent.mkdir(parents=True, exist_ok=True)
     draft = made.with_suffix(".draft")
     draft.unlink(missing_ok=True)
+    jars.paths()
     set_up(os.environ, f"-XX:ArchiveClassesAtExit={draft}", "-Xlog:cds=off")
     with tempfile.TemporaryDirectory(prefix="tuskline-classes-") as place:
         _train(Path(place))
