@@ -3,14 +3,12 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 import spark_consumers
@@ -20,14 +18,12 @@ from tests.support import probe
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table, insert
 from tests.support.log_writer import LogWriter
-from tests.support.spark_jvm import SHORT, in_pysparks_home
+from tests.support.spark_jvm import SHORT, in_pysparks_home, work_removed
 from tests.support.waiting import wait_for
 
 ORDERS = Table(1, "orders", (("id", 23, -1), ("note", 25, -1)))
 #: Each is a commit, a partition and a task; the probe lets none end before the test says so.
 COMMITS, ROWS = 12, 50
-#: A local cluster's executors work here, whatever else is set.
-WORK = Path(pyspark.__path__[0]) / "work"
 EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
@@ -71,7 +67,7 @@ def test_16_executors_decode_never_the_driver_and_one_may_be_killed(tmp_path: Pa
             stderr=stack.enter_context((tmp_path / "job.log").open("wb")),
             start_new_session=True,
         )
-        stack.callback(remove_work, set(WORK.glob("*")))
+        stack.enter_context(work_removed())
         stack.callback(end, job)
         # Both executors are at work; then one of them dies in the middle of a task.
         wait_for(lambda: len({executor_of(line) for line in decoded()}) == 2, 240, "two executors")
@@ -90,14 +86,6 @@ def test_16_executors_decode_never_the_driver_and_one_may_be_killed(tmp_path: Pa
         assert executor_of(line), "decoded outside of an executor"
         assert line["pid"] != answer["driver"]
     assert victim not in {executor_of(line) for line in decoded()[before + 1 :]}
-
-
-def remove_work(before: set[Path]) -> None:
-    """Remove what the job's executors left where Spark puts it."""
-    for folder in set(WORK.glob("*")) - before:
-        shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        WORK.rmdir()
 
 
 def end(job: subprocess.Popen[bytes]) -> None:

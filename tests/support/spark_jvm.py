@@ -18,10 +18,11 @@ archive's runs without it.
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 import pyspark
@@ -49,6 +50,20 @@ def in_pysparks_home(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a driver whose Spark home is PySpark's package, as users have it; the archive is not for it."""
     kept = {name: value for name, value in environment.items() if name != "SPARK_HOME"}
     return kept | {_DRIVER: SHORT}
+
+
+@contextlib.contextmanager
+def work_removed() -> Iterator[None]:
+    """Remove what executors of the block leave in PySpark's home."""
+    work = _PACKAGE / "work"
+    before = set(work.glob("*"))
+    try:
+        yield
+    finally:
+        for folder in set(work.glob("*")) - before:
+            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            work.rmdir()
 
 
 def _home() -> Path:
