@@ -1,0 +1,72 @@
+"""Every key of `[lake]` reaches the driver's session or its lakehouse."""
+
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_consumers.lake.writer import pipeline
+from spark_consumers.spark import session
+from walsender_bridge.cli import lake_run
+from walsender_bridge.config import load_config
+from walsender_bridge.config.sections import LakeSection
+
+#: None of them is the default. `uri` and `spark_master` are the session's, too.
+KEYS = {
+    "format": "iceberg",
+    "epoch_interval": 3.0,
+    "retention": 77.0,
+    "failing_table": "hold",
+    "copy_rate": 5e6,
+    "on_unrepresentable_value": {"default": "quarantine", "shop.public.orders": "fail"},
+}
+NAMES = {"retention": "retention_seconds"}
+
+
+def test_the_lakehouse_is_made_as_the_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {*KEYS, "uri", "spark_master"} == set(LakeSection.model_fields)
+    config = tmp_path / "tuskline.toml"
+    config.write_text(
+        f"""
+[log]
+data_dir = "{tmp_path}/data"
+[[log_server]]
+listen = "127.0.0.1:7711"
+data_dir = "{tmp_path}/log-server"
+[[source]]
+name = "shop"
+dsn = "postgresql://127.0.0.1/shop"
+[lake]
+uri = "{tmp_path}/lake"
+format = "iceberg"
+epoch_interval = 3.0
+retention = 77.0
+failing_table = "hold"
+copy_rate = 5e6
+spark_master = "local[7]"
+on_unrepresentable_value = {{ default = "quarantine", "shop.public.orders" = "fail" }}
+"""
+    )
+    made: dict[str, Any] = {}
+
+    def lakehouse(_spark: Any, uri: str, *_: Any, **given: Any) -> Any:
+        made.update(given, uri=uri)
+        return SimpleNamespace(run=lambda _stop: None)
+
+    def begun(_name: str, master: str, **given: Any) -> Any:
+        made.update(spark_master=master, session_lake=given["lake"])
+        return SimpleNamespace(stop=lambda: None)
+
+    monkeypatch.setattr(pipeline, "Lakehouse", lakehouse)
+    monkeypatch.setattr(session, "session", begun)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    lake_run._drive(load_config(config))
+    assert {key: made[NAMES.get(key, key)] for key in KEYS} == KEYS
+    uri = f"{tmp_path}/lake"
+    assert (made["uri"], made["session_lake"], made["spark_master"]) == (uri, uri, "local[7]")
