@@ -93,7 +93,7 @@ STEPS = (
     (
         "plain",
         ("ALTER PUBLICATION p DROP TABLE plain", "ALTER PUBLICATION p ADD TABLE plain"),
-        "out",
+        "added again",
     ),
     ("plain", ("ALTER PUBLICATION p SET (publish = 'insert')",), "sends insert"),
 )
