@@ -55,6 +55,6 @@ def test_what_ends_spark_s_start_is_on_record_for_status(settings, monkeypatch, 
     monkeypatch.setattr(lake_run, "_drive", drive)
     with pytest.raises(raised):
         lake_run.run(settings)
-    said = lake_status.reported_error(settings.run_dir, 0.0)
+    said = lake_status.reported_error(settings.run_dir, 0.0, older_of_a_live_job=True)
     assert said is not None
     assert ("a disk is full" in said.what) == (raised is LakeError)

@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from spark_consumers.lake import folder
+from walsender_bridge.cli import flush
+from walsender_bridge.cli.flush import PartsHere
 from walsender_bridge.errors import Cause, LakeError, TusklineError, UnsupportedValueError
 from walsender_bridge.observability import lake_status
 from walsender_bridge.runtime import json_model, pid_file
@@ -132,3 +135,20 @@ def test_a_disk_without_room_is_told_without_the_job(tmp_path, monkeypatch):
     assert found.where == str(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=folder.ROOM))
     assert lake_status.problem(tmp_path / "run", str(tmp_path)) is None
+
+
+def test_flush_does_not_end_with_what_failed_before_it_and_was_mended(tmp_path, monkeypatch):
+    lake_status.write(tmp_path, LakeError("a disk is full", where="/srv/lake"))
+    settings: Any = SimpleNamespace(run_dir=tmp_path, source=[])
+    parts = PartsHere(settings)
+    assert parts.hopeless() is None
+    # The job's next attempt, with a wall clock of this flush's time.
+    lake_status.write(tmp_path, LakeError("a disk is full", where="/srv/lake/tables"))
+    error = parts.hopeless()
+    assert error is not None
+    assert error.where == "/srv/lake/tables"
+    # A job that lives and makes no attempt: its last word counts in the end.
+    later = PartsHere(settings)
+    assert later.hopeless() is None
+    monkeypatch.setattr(flush, "_NEXT_WORD_SECONDS", 0.0)
+    assert later.hopeless() is not None

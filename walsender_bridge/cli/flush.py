@@ -33,6 +33,8 @@ _RETRY_SECONDS: Final = 0.5
 _NOTE_SECONDS: Final = 5.0
 #: Causes reported by the lake's job that a retry does not change.
 _FINAL: Final = (Cause.CONFIG, Cause.LAKE, Cause.DIVERGED)
+#: Seconds within which a live job that has failed is expected to report its next attempt.
+_NEXT_WORD_SECONDS: Final = 20.0
 
 
 def register(app: typer.Typer) -> None:
@@ -150,5 +152,9 @@ class PartsHere:
             child = children.get(f"capture-{section.name}")
             if current or (child is not None and child.state == "ended"):
                 return status.error.error()
-        error = lake_status.reported_error(settings.run_dir, self._began)
+        # What failed before may have been repaired, too: the flush has the job try at once.
+        waited_enough = time.time() >= self._began + _NEXT_WORD_SECONDS
+        error = lake_status.reported_error(
+            settings.run_dir, self._began, older_of_a_live_job=waited_enough
+        )
         return error if error is not None and error.cause in _FINAL else None

@@ -39,10 +39,14 @@ def write(run_dir: Path, error: TusklineError | None) -> None:
     status_file.write(_path(run_dir), status)
 
 
-def reported_error(run_dir: Path, since: float) -> TusklineError | None:
-    """The error of the job, if it lives or wrote it after `since` (seconds since the Unix epoch)."""
+def reported_error(
+    run_dir: Path, since: float, *, older_of_a_live_job: bool
+) -> TusklineError | None:
+    """The error that the job wrote after `since` (seconds since the Unix epoch), or an older one of a job that still runs."""
     status = _read(run_dir)
-    return None if status is None else _error(status, since)
+    if status is None or not (older_of_a_live_job or status.updated_at >= since):
+        return None
+    return _error(status, since)
 
 
 def problem(run_dir: Path, lake: str) -> TusklineError | None:
