@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.support import control_state
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.quorum.proposer import quorum_id_record
 from walsender_bridge.quorum.proposer.member_changes import MemberRequest
 from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
-from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import History, HistoryEntry
-from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback, NodeId, ServerInfo
+from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.safekeeper import control_file
 from walsender_bridge.quorum.safekeeper.archive import archived_file
-from walsender_bridge.quorum.safekeeper.effects import ControlState, Fence
 from walsender_bridge.quorum.safekeeper.storage import position_file
 from walsender_bridge.quorum.wal_server.slot_file import SlotFile
 from walsender_bridge.quorum.wal_server.slots import WalServerSlot
@@ -54,23 +52,6 @@ SLOTS = [
 ]
 REQUEST = MemberRequest(3, frozenset({1, 2**100}), (("h", 5455),), 1_700_000_000.25, 7)
 QUORUM = KnownQuorumId(0xAB, formed=True)
-CONTROL = ControlState(
-    safekeeper=2**128 - 1,
-    server=ServerInfo(system_id=7_000_000_000_000_000_001, major=16, segment_size=16 << 20),
-    node_id=NodeId(term=9, proposer=2**127 + 5),
-    history=History((HistoryEntry(2, 0x100, 1), HistoryEntry(9, 2**63, 2))),
-    configuration=Configuration(
-        3,
-        frozenset({1, 2**100}),
-        frozenset({5}),
-        term=9,
-        distrusted=frozenset({1}),
-        quorum=2**127 + 1,
-    ),
-    fence=Fence(term=8, timeline=1),
-    commit_lsn=2**63 + 1,
-    restart_lsn=0x200,
-)
 POSITION = position_file.StoragePosition(0x1000000, 0x1234567, cutting=True)
 URL = "file:///archive"
 ARCHIVED = archived_file.Archived(0x3000000, ((0x1000000, 0x2000000),), "ab12")
@@ -133,8 +114,8 @@ FILES = [
         b' "new_members": ["00000000000000000000000000000005"], "term": 9, "distrusted":'
         b' ["00000000000000000000000000000001"], "quorum": "80000000000000000000000000000001"}, "fence": {"term": 8,'
         b' "timeline": 1}, "commit_lsn": 9223372036854775809, "restart_lsn": 512}\x99\x9f\x00\x90',
-        CONTROL,
-        lambda folder: control_file.save(FolderDisk(folder), CONTROL),
+        control_state.STATE,
+        lambda folder: control_file.save(FolderDisk(folder), control_state.STATE),
         lambda folder: control_file.load(FolderDisk(folder)),
         **framed(control_file.MAGIC, control_file.FORMAT),
     ),
