@@ -11,6 +11,7 @@ from tests.support.servers import database, make_server, pg_server, pg_servers
 from tests.support.spark import spark
 from walsender_bridge.demo.local_server import by_major
 from walsender_bridge.demo.local_server import free_port as find_free_port
+from walsender_bridge.runtime import gc_control
 
 __all__ = ["container_dsn", "database", "make_server", "pg_server", "pg_servers", "spark"]
 
@@ -26,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     ports.share(os.environ)
     # Nothing here computes with matrices: without its threads numpy is imported at half the cost.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A fifth of what a simulation takes was the garbage collector, which found nothing.
+    gc_control.collect_rarely()
     # A busy machine is not a fault of an example; and the run's seed is hypothesis's too.
     hypothesis.settings.register_profile("tuskline", deadline=None, print_blob=True)
     hypothesis.settings.load_profile("tuskline")

@@ -47,6 +47,8 @@ def _assert_whole(code, figures):
     assert code == 0
 
 
+# `make test` has it with kills, which checks all of this and more.
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_demo_ends_equal(tmp_path):
     code, figures = _demo(tmp_path / "demo", "--seconds", "6", "--seed", "11", seconds=540)

@@ -246,12 +246,18 @@ def canonical(world: World) -> World:
         return idents.setdefault(value, len(idents) + 1) if value else 0
 
     named = _mapped(world, collect(lsns), collect(xids), collect(clocks), known)
+    if _are_ranks(lsns, 1) and _are_ranks(xids, 3) and _are_ranks(clocks, 1):
+        return named._replace(next_id=len(idents) + 1)
     lsn = {value: rank for rank, value in enumerate(sorted(lsns), 1)}
     xid = {value: rank for rank, value in enumerate(sorted(xids), 3)}
     clock = {value: rank for rank, value in enumerate(sorted(clocks), 1)}
     return _mapped(
         named, lsn.__getitem__, xid.__getitem__, clock.__getitem__, lambda value: value
     )._replace(next_id=len(idents) + 1)
+
+
+def _are_ranks(values: set[int], first: int) -> bool:
+    return not values or (min(values) == first and max(values) == first + len(values) - 1)
 
 
 class Search:
@@ -261,6 +267,8 @@ class Search:
         self.events = tuple(events)
         self.frontier: list[tuple[World, Path]] = []
         self.seen: set[int] = set()
+        #: Worlds as events leave them: most events commute, and finding the smallest numbers is what takes long.
+        self._left: set[int] = set()
         self.depth = 0
         for world in starts:
             self._found(canonical(world), ())
@@ -271,6 +279,13 @@ class Search:
             self.seen.add(key)
             self.frontier.append((world, path))
 
+    def _is_new(self, after: World) -> bool:
+        key = hash(after)
+        if key in self._left:
+            return False
+        self._left.add(key)
+        return True
+
     def run(self, length: int) -> None:
         """All sequences of `length` events. The last one is a poll: nothing else can be wrong."""
         while self.depth < length - 1 and self.frontier:
@@ -278,7 +293,7 @@ class Search:
             for world, path in level:
                 for event in self.events:
                     after = self._step(world, event, path)
-                    if after is not None:
+                    if after is not None and self._is_new(after):
                         self._found(canonical(after), (path, event))
             self.depth += 1
         for world, path in self.frontier:
