@@ -14,6 +14,7 @@ import typer
 
 from walsender_bridge.cli import (
     attach,
+    certs,
     doctor,
     epochs,
     flush,
@@ -71,6 +72,7 @@ for name, named in (
 lake_verify.register(lake_app)
 for group in (
     attach,
+    certs,
     doctor,
     epochs,
     flush,

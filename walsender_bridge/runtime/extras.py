@@ -9,6 +9,7 @@ from walsender_bridge.errors import NotSupportedError
 
 #: The modules of each extra's packages.
 MODULES = {
+    "certs": ("cryptography",),
     "log-server": ("lmdb", "fsspec", "scramp"),
     "monitor": ("prometheus_client", "textual"),
     "spark": ("pyspark",),

@@ -1,0 +1,116 @@
+"""`tuskline certs`: certificates for the machines of one log, and an authority that issues them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from walsender_bridge.cli.options import AsJson
+from walsender_bridge.errors import UsageError
+from walsender_bridge.runtime import extras
+from walsender_bridge.runtime.output import Output
+
+certs_app = typer.Typer(
+    help="Issue the certificates of [tls], with which machines recognize each other.",
+    no_args_is_help=True,
+)
+_MOST_DAYS = 36_500
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the command line."""
+    app.add_typer(certs_app, name="certs")
+
+
+@certs_app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(help="New or empty folder of the authority.")],
+    days: Annotated[int, typer.Option(help="Days that it is valid.", min=1, max=_MOST_DAYS)] = 3650,
+    as_json: AsJson = False,
+) -> None:
+    """Create an authority that issues certificates. Whoever can read its folder can do everything with the log."""
+    extras.need("certs")
+    from walsender_bridge.runtime import certificates
+
+    _show(certificates.init_authority(folder, days=days), {}, as_json=as_json)
+
+
+@certs_app.command("issue")
+def issue(
+    folder: Annotated[Path, typer.Argument(help="Folder of the authority.")],
+    role: Annotated[
+        list[str],
+        typer.Option(
+            help="What the holder may do: writer, repository, reader, lake, monitor, operator or log-server. Repeatable."
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="Name of the holder, shown in errors and logs.")],
+    out: Annotated[
+        Path, typer.Option(help="New or empty folder for ca.pem, cert.pem and key.pem.")
+    ],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address under which clients reach a repository or log server. Repeatable."
+        ),
+    ] = None,
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(help="Stream that the holder may read or write; default: all. Repeatable."),
+    ] = None,
+    days: Annotated[
+        int, typer.Option(help="Days that the certificate is valid.", min=1, max=_MOST_DAYS)
+    ] = 365,
+    as_json: AsJson = False,
+) -> None:
+    """Issue a certificate into a folder of its own, to be copied to one machine."""
+    extras.need("certs")
+    from walsender_bridge.runtime import certificates
+
+    uri, shown = _holder(name, role, host or [], stream or [])
+    issued = certificates.issue(folder, out, name=name, uri=uri, hosts=host or [], days=days)
+    _show(issued, shown, as_json=as_json)
+
+
+def _holder(
+    name: str, roles: list[str], hosts: list[str], streams: list[str]
+) -> tuple[str, dict[str, Any]]:
+    """The holder's URI, and how it is shown. Raises `UsageError` or `ConfigError`."""
+    from walsender_bridge.change_log import authorization
+    from walsender_bridge.change_log.authorization import Role
+
+    unknown = next((each for each in roles if each not in set(Role)), None)
+    if unknown is not None:
+        raise UsageError(
+            f"--role: unknown role {unknown[:40]!r}", repair="use one of: " + ", ".join(Role)
+        )
+    holder = authorization.identity(name, roles, streams or (authorization.ALL_STREAMS,))
+    if hosts and not holder.roles & authorization.SERVERS:
+        raise UsageError(
+            "--host is for servers, and these roles have none",
+            repair="add --role repository or --role log-server, or remove --host",
+        )
+    if not hosts and holder.roles & authorization.SERVERS:
+        raise UsageError(
+            "a repository or log server needs --host",
+            repair="add --host with the host of its `listen`, once for each name that clients use",
+        )
+    if streams and Role.REPOSITORY in holder.roles:
+        raise UsageError(
+            "--stream: a repository orders all streams",
+            repair="remove --stream, or issue a certificate of its own to the other roles",
+        )
+    shown = {"name": name, "roles": sorted(holder.roles), "streams": sorted(holder.streams)}
+    return holder.uri(), shown | {"hosts": hosts}
+
+
+def _show(issued: Any, shown: dict[str, Any], *, as_json: bool) -> None:
+    record = {
+        "folder": str(issued.folder),
+        **shown,
+        "valid_until": f"{issued.valid_until:%Y-%m-%dT%H:%M:%SZ}",
+        "serial_number": issued.serial_number,
+    }
+    if not as_json:
+        record = {k: ", ".join(v) if isinstance(v, list) else v for k, v in record.items()}
+    Output(as_json=as_json).record(record)
