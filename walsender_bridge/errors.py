@@ -103,7 +103,7 @@ class AuthenticationError(TusklineError):
 
 
 class PrivilegeError(TusklineError):
-    """The role lacks a privilege."""
+    """The role lacks a privilege: a role of PostgreSQL, or of a certificate."""
 
     cause = Cause.PRIVILEGE
 

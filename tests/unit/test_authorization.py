@@ -1,0 +1,165 @@
+"""What each role may ask of the change log's services: the whole table, written out a second time."""
+
+import pytest
+
+from walsender_bridge.change_log import authorization, log_server_messages, repository_messages
+from walsender_bridge.change_log.actions import Action
+from walsender_bridge.change_log.authorization import ALLOWED, APPEND, READ, Identity, Role
+from walsender_bridge.errors import ConfigError, PrivilegeError
+
+#: w: writer, c: repository, r: reader, l: lake, m: monitor, o: operator. A log server asks for nothing.
+TABLE = {
+    "append": "w    o",
+    "read": "  rl o",
+    "report": " c    ",
+    "commit": " c    ",
+    "create": " c    ",
+    "cut_tail": "w    o",
+    "seal": " c    ",
+    "unseal": " c    ",
+    "trim": " c    ",
+    "stream_status": "w rlmo",
+    "schema": "  rl o",
+    "relations": "  rl o",
+    "plan": "  rl o",
+    "version_at": "  rl o",
+    "cut_before": "  rl o",
+    "transactions": "w    o",
+    "status": "w rlmo",
+    "create_stream": "w    o",
+    "writer_term": "w    o",
+    "barrier": "w rl o",
+    "register_consumer": "  rl o",
+    "drop_consumer": "   l o",
+    "raise_version": "   l o",
+}
+ROLES = {
+    "w": Role.WRITER,
+    "c": Role.REPOSITORY,
+    "r": Role.READER,
+    "l": Role.LAKE,
+    "m": Role.MONITOR,
+    "o": Role.OPERATOR,
+}
+ACTIONS = {
+    each.name
+    for module in (log_server_messages, repository_messages)
+    for each in vars(module).values()
+    if isinstance(each, Action)
+}
+
+
+def _holder(*roles, streams=("*",)):
+    return authorization.identity("someone", roles, streams)
+
+
+def _may(holder, action, *streams):
+    try:
+        authorization.check(holder, action, streams)
+    except PrivilegeError:
+        return False
+    return True
+
+
+def test_the_table_names_every_action_of_both_services():
+    assert set(TABLE) == ACTIONS | {READ, APPEND}
+    assert set().union(*ALLOWED.values()) == set(TABLE)
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("action", TABLE)
+def test_a_role_may_do_what_the_table_says_and_nothing_else(action, role):
+    expected = role in {ROLES[letter] for letter in TABLE[action] if letter != " "}
+    assert _may(_holder(role), action) == expected
+    assert _may(_holder(role), action, "shop") == expected
+
+
+@pytest.mark.parametrize("action", ["append", "commit", "trim", "seal", "unseal", "cut_tail"])
+@pytest.mark.parametrize("role", [Role.READER, Role.MONITOR, Role.LAKE, Role.LOG_SERVER])
+def test_who_may_read_may_not_change_the_log(role, action):
+    with pytest.raises(PrivilegeError, match=rf"'someone' \({role}\) does not allow '{action}'"):
+        authorization.check(_holder(role), action, ["shop"])
+
+
+def test_an_unknown_action_is_nobodys():
+    for action in ("", "drop", "status ", "APPEND"):
+        assert not _may(_holder(*Role), action)
+
+
+def test_a_holder_of_named_streams_has_no_others():
+    reader = _holder("reader", streams=("a", "b"))
+    assert _may(reader, READ, "a")
+    assert _may(reader, "barrier", "a", "b")
+    assert _may(reader, "status")
+    assert not _may(reader, READ, "c")
+    assert not _may(reader, "barrier", "a", "c")
+    assert not _may(reader, READ, "*")
+    with pytest.raises(PrivilegeError, match="on stream 'c'") as caught:
+        authorization.check(reader, READ, ["c"])
+    assert "--stream" in caught.value.repair
+
+
+def test_several_roles_add_up():
+    both = _holder("repository", "writer")
+    assert _may(both, "commit", "a")
+    assert _may(both, APPEND, "a")
+    assert not _may(both, READ, "a")
+
+
+def test_an_error_names_a_role_that_may():
+    with pytest.raises(PrivilegeError) as caught:
+        authorization.check(_holder("monitor"), READ, ["a"])
+    assert caught.value.repair == "use a certificate with the role reader or lake or operator"
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        Identity("spark", frozenset({Role.READER}), frozenset({"a", "b_2"})),
+        Identity("bridge.1-x_y", frozenset({Role.REPOSITORY, Role.WRITER}), frozenset({"*"})),
+        Identity("log-server", frozenset({Role.LOG_SERVER}), frozenset({"*"})),
+    ],
+)
+def test_an_identity_is_read_as_it_was_written(holder):
+    assert authorization.parse(holder.uri().encode()) == holder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"",
+        b"localhost",
+        b"operator",
+        b"spiffe://tuskline/role/operator",
+        b"tuskline:",
+        b"tuskline:operator",
+        b"tuskline:operator?name=x",
+        b"tuskline:operator?streams=*",
+        b"tuskline:operator?name=x&streams=",
+        b"tuskline:operator?name=&streams=*",
+        b"tuskline:root?name=x&streams=*",
+        b"tuskline:?name=x&streams=*",
+        b"tuskline:reader+?name=x&streams=*",
+        b"tuskline:reader?name=x&streams=a&streams=*",
+        b"tuskline:reader?name=x&streams=a&more=*",
+        b"tuskline:reader?name=x&streams=a,..%2Fb",
+        b"tuskline:reader?name=x;streams=*",
+        b"TUSKLINE:operator?name=x&streams=*",
+        b" tuskline:operator?name=x&streams=*",
+        b"tuskline:op\xffrator?name=x&streams=*",
+        "tuskline:reader?name=ü&streams=*".encode(),
+        b"tuskline:reader?name=x&streams=" + b"a," * 100_000,
+    ],
+)
+def test_a_name_that_is_no_identity_is_refused(name):
+    with pytest.raises(PrivilegeError) as caught:
+        authorization.parse(name)
+    assert "tuskline certs issue" in caught.value.repair
+    assert len(str(caught.value)) < 500
+
+
+def test_an_invalid_role_or_stream_is_refused_before_it_is_issued():
+    with pytest.raises(PrivilegeError, match="unknown role 'root'"):
+        _holder("root")
+    with pytest.raises(ConfigError, match="invalid stream name"):
+        _holder("reader", streams=("a,*",))
