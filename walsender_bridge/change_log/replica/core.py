@@ -27,7 +27,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from walsender_bridge.change_log.entry import schema_hash, split_schema_record, verify
+from walsender_bridge.change_log.entry import (
+    EntryHeader,
+    check,
+    schema_hash,
+    split_schema_record,
+    verify,
+)
 from walsender_bridge.change_log.protocol import (
     Ack,
     CommitContext,
@@ -37,6 +43,7 @@ from walsender_bridge.change_log.protocol import (
 )
 from walsender_bridge.change_log.replica.disk import (
     DropFrom,
+    Durable,
     Effect,
     IndexRow,
     PutDurable,
@@ -46,11 +53,21 @@ from walsender_bridge.change_log.replica.disk import (
     RecoveryOutcome,
     StoredReplica,
     Tail,
+    Wipe,
     evaluate,
     tail_at,
 )
+from walsender_bridge.change_log.replica.synchronization import (
+    SyncBatch,
+    SyncOffer,
+    SyncRange,
+    another_history,
+    follows,
+    negotiate,
+)
 from walsender_bridge.change_log.restart import check_cut, is_restart
 from walsender_bridge.errors import (
+    CorruptError,
     DivergedError,
     FencedError,
     InvalidReplicaError,
@@ -88,6 +105,9 @@ class Event(StrEnum):
     SEAL = "seal"
     UNSEAL = "unseal"
     DAMAGE = "damage"
+    SYNC_INIT = "begin to synchronize"
+    SYNC_REPLICATE = "take entries of another replica"
+    SYNC_DONE = "end the synchronization"
     CLOSE = "close"
 
 
@@ -97,6 +117,9 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
         Event.RECOVER: ReplicaState.APPENDABLE,
         Event.RECOVER_SEALING: ReplicaState.SEALING,
         Event.RECOVER_SEALED: ReplicaState.SEALED,
+        Event.SYNC_INIT: ReplicaState.LEARNING,
+        Event.SYNC_REPLICATE: ReplicaState.LEARNING,
+        Event.SYNC_DONE: ReplicaState.SEALED,
         Event.DAMAGE: ReplicaState.LEARNING,
         Event.CLOSE: ReplicaState.CLOSED,
     },
@@ -123,6 +146,7 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
         Event.TRIM: ReplicaState.SEALING,
         Event.SEAL_BEHIND: ReplicaState.SEALING,
         Event.SEAL: ReplicaState.SEALED,
+        Event.SYNC_INIT: ReplicaState.LEARNING,
         Event.DAMAGE: ReplicaState.LEARNING,
         Event.CLOSE: ReplicaState.CLOSED,
     },
@@ -131,6 +155,7 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
         Event.REPORT: ReplicaState.SEALED,
         Event.READ: ReplicaState.SEALED,
         Event.TRIM: ReplicaState.SEALED,
+        Event.SEAL_BEHIND: ReplicaState.SEALING,
         Event.SEAL: ReplicaState.SEALED,
         Event.UNSEAL: ReplicaState.APPENDABLE,
         Event.DAMAGE: ReplicaState.LEARNING,
@@ -158,9 +183,12 @@ class Replica:
         self._schemas = set(schemas)
         #: Ends of transactions that are written and not committed, in order.
         self._ends: deque[Position] = deque()
+        #: A replica that does not take part has not looked at its uncommitted entries.
+        self._may_have_tail = False
         self.tail = tail_at(found.durable.position)
         self.outcome, self.reason = evaluate(found)
-        if self.outcome == RecoveryOutcome.INVALID:
+        if self.outcome in {RecoveryOutcome.INVALID, RecoveryOutcome.SYNCHRONIZING}:
+            self._may_have_tail = True
             return
         for data in uncommitted:
             # A tail that does not verify cannot have been acknowledged in this form: it is damaged.
@@ -261,22 +289,12 @@ class Replica:
         `DivergedError` if `system_id` differs from the stream's, which is fixed until a RESTART (`restart`).
         """
         self._move(Event.APPEND)
-        effects: list[Effect] = []
-        known: set[bytes] = set()
-        for record in schemas:
-            name = pgoutput.parse_relation(split_schema_record(record)[0]).full_name
-            effects.append(PutSchema(schema_hash(record), record, name))
-            known.add(schema_hash(record))
+        effects, known = self._schemas_of(schemas)
         tails, headers = [self.tail], []
         for data in entries:
             header = verify(data, tails[-1].crc)
             headers.append(header)
-            for relation in header.relations:
-                if relation.schema_hash not in known | self._schemas:
-                    raise MalformedMessageError(
-                        f"schema of relation {relation.relation_id} is missing",
-                        where=f"stream {self.durable.stream}",
-                    )
+            self._check_schemas(header, known)
             effects.append(PutEntry(tails[-1].end_offset, data))
             tails.append(tails[-1].extended(header, len(data)))
         committed_end = self.current.committed_end
@@ -300,6 +318,21 @@ class Replica:
         )
         # A change of the gate alone needs no write: the next heartbeat sends it again.
         return [] if idle else self._write(effects)
+
+    def _schemas_of(self, records: Sequence[bytes]) -> tuple[list[Effect], set[bytes]]:
+        effects: list[Effect] = []
+        for record in records:
+            name = pgoutput.parse_relation(split_schema_record(record)[0]).full_name
+            effects.append(PutSchema(schema_hash(record), record, name))
+        return effects, {schema_hash(record) for record in records}
+
+    def _check_schemas(self, header: EntryHeader, known: set[bytes]) -> None:
+        for relation in header.relations:
+            if relation.schema_hash not in known and relation.schema_hash not in self._schemas:
+                raise MalformedMessageError(
+                    f"schema of relation {relation.relation_id} is missing",
+                    where=f"stream {self.durable.stream}",
+                )
 
     def ack(self) -> Ack:
         """The acknowledgement to send once the effects are durable."""
@@ -425,6 +458,119 @@ class Replica:
         self.current = replace(self.current, low_offset=offset)
         return self._write([])
 
+    # -- synchronization (synchronization.py) -------------------------------------------------------
+
+    def sync_init(self, offer: SyncOffer) -> tuple[SyncRange, list[Effect]]:
+        """Begin to synchronize, and answer what is lacking. Only a replica that is behind does: LEARNING or SEALING.
+
+        May be repeated, also with another source. Raises `InvalidReplicaError`, or `DivergedError` (`negotiate`).
+        """
+        lacking, wipe = negotiate(self.outcome, self.current, offer)
+        self._move(Event.SYNC_INIT)
+        theirs = offer.durable
+        self._ends.clear()
+        self.reason = f"it is being synchronized with log server {offer.source}"
+        own = replace(
+            self.current,
+            term=max(self.current.term, theirs.term),
+            sealed_at=None,
+            syncing_from=offer.source,
+        )
+        self.outcome = RecoveryOutcome.SYNCHRONIZING
+        if wipe:
+            first = offer.first
+            own = replace(
+                own, low_offset=first.end_offset, context=None, position=first, taken_at=0
+            )
+            self.tail = tail_at(first)
+            self.current = self.durable = own
+            # The source sends all of them.
+            self._schemas = set()
+            return lacking, [Wipe(own)]
+        drop = self.tail.end_offset > own.committed_end or self._may_have_tail
+        self._may_have_tail = False
+        self.tail = tail_at(own.position)
+        self.current = own
+        return lacking, self._write([DropFrom(own.committed_end)] if drop else [])
+
+    def sync_replicate(self, source: str, batch: SyncBatch) -> list[Effect]:
+        """Take a batch, in one transaction with its commits; with `done`, the replica is SEALED where the range ends.
+
+        On an error nothing changes. Raises `InvalidReplicaError` for another source than that of `sync_init`, or a batch
+        that does not follow; `DivergedError`, `CorruptError` or `MalformedMessageError` for its entries.
+        """
+        if self.current.syncing_from != source:
+            raise InvalidReplicaError(
+                f"it is being synchronized with {self.current.syncing_from or 'no log server'}, not {source}",
+                where=f"stream {self.durable.stream}",
+                repair="begin with SyncInit",
+            )
+        if Event.SYNC_REPLICATE not in TRANSITIONS[self.state]:
+            self._move(Event.SYNC_REPLICATE)
+        effects, known = self._schemas_of(batch.schemas)
+        tail, current, rows = self.tail, self.current, deque(batch.rows)
+        for data in batch.entries:
+            try:
+                header = verify(data, tail.crc)
+            except CorruptError:
+                check(data)
+                raise another_history(current.stream, source, tail.end_offset) from None
+            self._check_schemas(header, known)
+            effects.append(PutEntry(tail.end_offset, data))
+            tail = tail.extended(header, len(data))
+            if rows and rows[0].context.end == tail.end_offset:
+                row = rows.popleft()
+                current = self._synced(current, tail, row)
+                tail = tail_at(row.position)
+                effects.append(PutIndex(row))
+        if rows:
+            raise self._refused(rows[0].context, "its last entry is not in the batch")
+        if batch.done is not None:
+            current = self._sync_done(current, tail, batch.done)
+        self._move(Event.SYNC_REPLICATE if batch.done is None else Event.SYNC_DONE)
+        self._schemas |= known
+        self.tail, self.current = tail, current
+        if batch.done is not None:
+            self.outcome, self.reason = RecoveryOutcome.VALID, ""
+        return self._write(effects)
+
+    def _synced(self, current: Durable, tail: Tail, row: IndexRow) -> Durable:
+        """The state behind a commit of the source, which has to end where `tail` does."""
+        reason = follows(current, row)
+        p, whole = row.position, tail.whole
+        if (p.end_offset, p.crc, p.bytes_total) != (whole.end_offset, whole.crc, whole.bytes_total):
+            reason = reason or f"the entries end a transaction at {whole.end_offset}"
+        if reason:
+            raise self._refused(row.context, reason)
+        return replace(current, context=row.context, position=row.position, taken_at=row.taken_at)
+
+    def _sync_done(self, current: Durable, tail: Tail, theirs: Durable) -> Durable:
+        """The state at the end of a synchronization: the source's commit context, which may be an empty, newer one."""
+        end = current.committed_end
+        if (
+            tail.end_offset != end
+            or theirs.committed_end != end
+            or theirs.version < current.version
+        ):
+            raise InvalidReplicaError(
+                f"the source ends at {theirs.committed_end} in version {theirs.version}; received up to"
+                f" {tail.end_offset}, committed up to {end} in version {current.version}",
+                where=f"stream {current.stream}",
+                repair="begin again with SyncInit",
+            )
+        if theirs.position.crc != current.position.crc:
+            raise another_history(current.stream, str(current.syncing_from), end)
+        return replace(
+            current,
+            term=max(current.term, theirs.term),
+            context=theirs.context,
+            confirmed_to=theirs.confirmed_to,
+            system_id=theirs.system_id,
+            gate_lsn=theirs.gate_lsn,
+            sealed_at=end,
+            syncing_from=None,
+        )
+
     # -- status -------------------------------------------------------------------------------------
 
     def check_readable(self) -> None:
@@ -434,7 +580,7 @@ class Replica:
     def damage(self, reason: str) -> None:
         """Note damage on disk: no more reports are sent from now on."""
         self._move(Event.DAMAGE)
-        self.reason = reason
+        self.outcome, self.reason = RecoveryOutcome.INVALID, reason
 
     def close(self) -> None:
         """Enter the final state."""

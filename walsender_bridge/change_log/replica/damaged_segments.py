@@ -1,6 +1,7 @@
 """Damaged segments are renamed, with the reason stored in them, and never opened again.
 
-Invariant: no damaged segment is deleted, and every later start still reports it.
+Invariant: no damaged segment is deleted, and every later start still reports it, until the replica has been wiped to be
+synchronized with another one.
 """
 
 import contextlib
@@ -11,15 +12,13 @@ from walsender_bridge.runtime.durable import sync_folder
 
 REPAIR = "synchronize the replica from another one, or create the stream again (docs/log-lost.md)"
 _ASIDE = ".corrupt-"
+_REPLACED = ".replaced-"
 _REASON = "damage.txt"
 
 
 def keep_aside(folder: Path, error: Exception) -> CorruptError:
     """Rename the folder so that it is not opened again; return the error that names it."""
-    number = 1
-    while (target := Path(f"{folder}{_ASIDE}{number}")).exists():
-        number += 1
-    folder.rename(target)
+    target = _renamed(folder, f"{folder.name}{_ASIDE}")
     # The name marks it as damaged; failing to store the reason is not an error.
     with contextlib.suppress(OSError):
         (target / _REASON).write_text(str(error))
@@ -28,6 +27,20 @@ def keep_aside(folder: Path, error: Exception) -> CorruptError:
     if isinstance(error, CorruptError):
         what, where = error.what, error.where
     return CorruptError(f"{what}; renamed to {target.name}", where=where, repair=REPAIR)
+
+
+def replaced(path: Path) -> None:
+    """Rename a damaged segment once more: what was in it comes from another replica."""
+    name, aside, _ = path.name.partition(_ASIDE)
+    if aside:
+        _renamed(path, name + _REPLACED)
+
+
+def _renamed(folder: Path, name: str) -> Path:
+    number = 1
+    while (target := folder.with_name(f"{name}{number}")).exists():
+        number += 1
+    return folder.rename(target)
 
 
 def damage(path: Path) -> str:

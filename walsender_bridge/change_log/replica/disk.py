@@ -20,7 +20,7 @@ class Durable:
 
     `position`: behind the last committed entry. `confirmed_to`, `system_id`: see `ReplicaStatus`.
     `sealed_at`: the local end at which the stream is, or is to be, sealed. `taken_at`: of the last row
-    of the index.
+    of the index. `syncing_from`: the log server with which it is being synchronized; None: with none.
     """
 
     stream: str
@@ -34,11 +34,12 @@ class Durable:
     sealed_at: int | None = None
     taken_at: int = 0
     system_id: int | None = None
+    syncing_from: str | None = None
 
     @property
     def committed_end(self) -> int:
-        """The next local offset to be committed."""
-        return self.context.end if self.context else 1
+        """The next local offset to be committed (I1): without a commit context, the low watermark."""
+        return self.context.end if self.context else self.low_offset
 
     @property
     def version(self) -> int:
@@ -81,14 +82,24 @@ class RecoveryOutcome(StrEnum):
     NEW = "new"
     ALL_TRIMMED = "all trimmed"
     VALID = "valid"
+    SYNCHRONIZING = "synchronizing"
     INVALID = "invalid"
 
 
 def evaluate(found: StoredReplica) -> tuple[RecoveryOutcome, str]:
     """Evaluate whether this replica may take part, with the reason if it may not (Varlog, "Recovery").
 
-    An uncommitted tail is valid: the next report offers it.
+    An uncommitted tail is valid: the next report offers it. A replica that was being synchronized has what its commit
+    context says, and does not take part before that has ended.
     """
+    outcome, reason = _evaluate(found)
+    source = found.durable.syncing_from
+    if source is None or outcome == RecoveryOutcome.INVALID:
+        return outcome, reason
+    return RecoveryOutcome.SYNCHRONIZING, f"it is being synchronized with log server {source}"
+
+
+def _evaluate(found: StoredReplica) -> tuple[RecoveryOutcome, str]:
     durable, context = found.durable, found.durable.context
     first, last = found.first_offset, found.last_offset
     low, end = durable.low_offset, durable.committed_end
@@ -163,7 +174,14 @@ class PutDurable:
     durable: Durable
 
 
-Effect = DropFrom | PutSchema | PutEntry | PutIndex | PutDurable
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """Remove all entries and the index, and replace the state record; always the only effect of its event."""
+
+    durable: Durable
+
+
+Effect = DropFrom | PutSchema | PutEntry | PutIndex | PutDurable | Wipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from walsender_bridge.change_log.entry import (
@@ -31,13 +31,21 @@ from walsender_bridge.change_log.protocol import (
 )
 from walsender_bridge.change_log.replica import damaged_segments
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
-from walsender_bridge.change_log.replica.disk import Durable, Effect, IndexRow, RecoveryOutcome
+from walsender_bridge.change_log.replica.disk import (
+    Durable,
+    Effect,
+    IndexRow,
+    RecoveryOutcome,
+    StoredReplica,
+)
 from walsender_bridge.change_log.replica.invariants import check_invariants
 from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
+from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer, SyncRange
 from walsender_bridge.change_log.storage.store import StoredEntry, StreamStore
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,
+    InvalidReplicaError,
     InvariantError,
     TrimmedError,
     TusklineError,
@@ -291,6 +299,79 @@ class HostedReplica:
                 raise CorruptError(
                     core.reason, where=f"stream {self.folder.name}", repair=damaged_segments.REPAIR
                 )
+
+    # -- synchronization ----------------------------------------------------------------------------
+
+    def learn(self, stream: str, log_id: str) -> None:
+        """Create a replica that has lost everything, or never had anything: it is LEARNING until it is synchronized."""
+        self._store = self._new_store()
+        self._core = self._lost(stream, log_id, "it has no data yet")
+        self._broken = None
+
+    def _lost(self, stream: str, log_id: str, reason: str) -> Replica:
+        return Replica(StoredReplica(Durable(stream, log_id), None, None, None, reason), (), ())
+
+    def sync_init(self, offer: SyncOffer) -> SyncRange:
+        """See `Replica.sync_init`. A replica whose disk cannot be read counts as one that holds nothing."""
+        with self._lock:
+            self._try_again()
+            if isinstance(self._broken, CorruptError):
+                durable = offer.durable
+                self._core = self._lost(durable.stream, durable.log_id, self._broken.what)
+                self._broken = None
+            answers = []
+
+            def event(core: Replica) -> list[Effect]:
+                lacking, effects = core.sync_init(offer)
+                answers.append(lacking)
+                return effects
+
+            self._session += 1
+            self._do(event)
+            return answers[0]
+
+    def sync_replicate(self, source: str, batch: SyncBatch) -> ReplicaStatus:
+        """See `Replica.sync_replicate`; durable when it returns."""
+        with self._lock:
+            self._do(lambda core: core.sync_replicate(source, batch))
+            return self._core.status()
+
+    def sync_offer(self, source: str) -> SyncOffer:
+        """What this replica offers as a source, the log server `source`. Raises what prevents that it is read."""
+        self._readable_at_all()
+        with self._lock:
+            durable = self._core.durable
+        low = durable.low_offset
+        if low == durable.committed_end:
+            return SyncOffer(source, durable.position, durable)
+        with self._reading(low):
+            first = self._store.position_at(low)
+        if first is None:
+            raise InvalidReplicaError(
+                f"no commit begins at the low watermark {low}", where=f"stream {durable.stream}"
+            )
+        return SyncOffer(source, first, durable)
+
+    def sync_batches(self, offer: SyncOffer, lacking: SyncRange) -> Iterator[SyncBatch]:
+        """What a destination lacks of this replica's offer, in batches of about `READ_BATCH_BYTES`, all entries checked."""
+        schemas = self._every_schema()
+        start, end = lacking.first, lacking.end
+        if start == end:
+            yield SyncBatch([], schemas, [], offer.durable)
+        while start < end:
+            with self._reading(start):
+                batch, after = self._store.read(start, end, READ_BATCH_BYTES)
+                behind = self._store.commits_behind(start)
+                rows = [*takewhile(lambda row: row.context.end <= after, behind)]  # noqa: B023  # used at once
+            start = after
+            done = offer.durable if start == end else None
+            yield SyncBatch([each.data for each in batch], schemas, rows, done)
+            schemas = []
+
+    def _every_schema(self) -> list[bytes]:
+        with self._reading():
+            digests = self._store.known_schemas()
+            return [*self._store.schemas(digests).values()]
 
     # -- readers ------------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime.checksummed_json import crc_of
 
 #: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums, format 3 did not
-#: know where the present history begins.
-FORMAT = 4
-_READABLE = (1, 2, 3, FORMAT)
+#: know where the present history begins, format 4 did not know synchronization.
+FORMAT = 5
+_READABLE = (1, 2, 3, 4, FORMAT)
 _CHECKED_FROM = 3
 _KEY = struct.Struct(">Q")
 _ROW = struct.Struct("<QQQQQqQQqqIQIQ")
@@ -81,6 +81,7 @@ def pack_state(durable: Durable) -> bytes:
         "sealed_at": durable.sealed_at,
         "taken_at": durable.taken_at,
         "system_id": durable.system_id,
+        "syncing_from": durable.syncing_from,
     }
     return json.dumps({**record, "crc": crc_of(record)}).encode()
 

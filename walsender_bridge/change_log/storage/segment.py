@@ -182,6 +182,11 @@ class Segment:
         """Retire it, and give its disk back."""
         self.retire(lambda: shutil.rmtree(self.folder, ignore_errors=True))
 
+    def set_aside(self, name: str) -> None:
+        """Remove it, and make its name free at once, although a reader may still have it open."""
+        self.folder = self.folder.rename(self.folder.with_name(name))
+        self.remove()
+
     def _leave(self) -> None:
         self.close()
         then, self._retired = self._retired, None

@@ -11,7 +11,8 @@ moment exactly one complete segment is the newest, and uncommitted entries, the 
 removed, are in that segment only. (I13)
 
 Trimming makes the low watermark durable first, then drops segments that lie below it; a crash between
-the two is finished at the next opening. Reads are short transactions that copy: a reader that stalls
+the two is finished at the next opening. A wipe removes the older segments first: an older state record would belong to an
+older version, so it must never become the newest. A crash in it leaves a replica that is not valid. Reads are short transactions that copy: a reader that stalls
 holds no page of any segment.
 """
 
@@ -21,13 +22,15 @@ import shutil
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import lmdb
 
-from walsender_bridge.change_log.entry import EntryHeader
+from walsender_bridge.change_log.entry import EntryHeader, read_header
+from walsender_bridge.change_log.protocol import START, Position
 from walsender_bridge.change_log.replica import damaged_segments
 from walsender_bridge.change_log.replica.damaged_segments import REPAIR
 from walsender_bridge.change_log.replica.disk import (
@@ -36,6 +39,7 @@ from walsender_bridge.change_log.replica.disk import (
     IndexRow,
     PutIndex,
     StoredReplica,
+    Wipe,
 )
 from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
 from walsender_bridge.change_log.storage.entries import (
@@ -101,12 +105,7 @@ class StreamStore:
         """Make the store of a new replica."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync_folder(self.folder.parent)
-
-        def fill(segment: Segment) -> None:
-            segment.write_first(pack_state(durable))
-
-        self._segments = [self._make(1, fill)]
-        self.found = StoredReplica(durable, None, None, None)
+        self._make_only(durable)
 
     def _make(self, first_offset: int, fill: Callable[[Segment], None]) -> Segment:
         """A new segment, whole or not at all."""
@@ -227,6 +226,9 @@ class StreamStore:
         """
         if not effects:
             return
+        if isinstance(effects[0], Wipe):
+            self._wipe(effects[0].durable)
+            return
         newest = self._segments[-1]
         try:
             newest.write(effects, self._step)
@@ -255,6 +257,42 @@ class StreamStore:
             self._segments.append(segment)
         # From now on it is only read: it is opened again for that, with its own size.
         before.retire()
+
+    def _wipe(self, durable: Durable) -> None:
+        """Replace everything by one empty segment. The store may be one that could not be opened."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_folder(self.folder.parent)
+            with self._lock:
+                opened = {segment.first_offset: segment for segment in self._segments}
+                self._segments = []
+                self._recent.clear()
+            offsets = [Segment.offset_in_name(path.name) for path in self.folder.iterdir()]
+            for offset in sorted(each for each in offsets if each is not None):
+                segment = opened.get(offset) or Segment.at(self.folder, offset)
+                segment.set_aside(f"{_DRAFT}removed-{offset}")
+                self._step("log-wipe-removed")
+            self._make_only(durable)
+        except (lmdb.Error, OSError) as error:
+            raise UnavailableError(
+                f"could not wipe the replica: {error}",
+                where=str(self.folder),
+                repair="check for a full disk",
+            ) from error
+
+    def _make_only(self, durable: Durable) -> None:
+        def fill(segment: Segment) -> None:
+            segment.write_first(pack_state(durable))
+
+        segment = self._make(durable.low_offset, fill)
+        with self._lock:
+            self._segments = [segment]
+            self._damaged.clear()
+        for path in self.folder.iterdir():
+            damaged_segments.replaced(path)
+        sync_folder(self.folder)
+        self._step("log-wiped")
+        self.found = StoredReplica(durable, None, None, None)
 
     def drop_below(self, low: int) -> None:
         """Drop the segments of which every entry is below the durable low watermark."""
@@ -445,6 +483,25 @@ class StreamStore:
         """The records of these hashes. Raises `CorruptError` for one that is not there, or is another."""
         with self._snapshot(self._newest()) as snapshot:
             return {digest: schema(snapshot, digest) for digest in digests}
+
+    def position_at(self, offset: int) -> Position | None:
+        """The position in front of the commit that begins at this offset; None: no commit does.
+
+        Where the commit before it was trimmed, only what the entries behind it continue is known: checksum and bytes.
+        """
+        before = None if offset in self._offsets() else self.commit_ending_at(offset)
+        if before is not None:
+            return before.position
+        row = next(self.commits_behind(offset - 1), None)
+        if row is None or row.context.local_offset != offset:
+            return None
+        first = next(self.scan(offset, offset + 1))
+        return replace(
+            START,
+            end_offset=offset,
+            bytes_total=row.position.bytes_total - row.size,
+            crc=read_header(first).previous_crc,
+        )
 
     def known_schemas(self) -> list[bytes]:
         """The hashes of all schema records."""

@@ -1,0 +1,120 @@
+"""Synchronization of a replica with another one: what is offered, what is lacking, and what is sent. Pure.
+
+Varlog's proposal, "Synchronization": the source offers its range of committed entries (SyncInit), the destination answers
+with the part that it lacks, and the source sends that part (SyncReplicate). Two things differ from it. A batch carries
+entries *with* the commits that end in them, and is applied in one durable transaction, so no crash and no lost message
+separates a commit context from its entries. And the destination does not compare offsets alone: each entry carries the
+checksum of the one before it, so a copy that continues another history is refused at the first entry.
+
+    destination has              source offers               lacking
+    nothing, or is invalid       [low, end)                  [low, end), behind a wipe
+    entries up to e < low        [low, end)                  [low, end), behind a wipe: what lies between was trimmed
+    entries up to e >= low       [low, end)                  [e, end); uncommitted entries are dropped
+    entries up to end            [low, end)                  the newest commit context, if it has an older one
+    entries beyond end           [low, end)                  refused: the source has lost commits, or is another stream
+
+A wipe removes entries and commit context together. It happens only here, once a source has offered all that replaces them:
+as little as possible is removed. From SyncInit to its end the destination has a durable marker and is LEARNING: it sends no
+reports, serves no reads, and after a crash begins again where its commit context ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from walsender_bridge.change_log.protocol import CommitContext, Position
+from walsender_bridge.change_log.replica.disk import Durable, IndexRow, RecoveryOutcome
+from walsender_bridge.errors import DivergedError, InvalidReplicaError
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOffer:
+    """SyncInit: what a source has committed, from the position `first` on, up to `durable`'s commit context.
+
+    `source`: its log server's id. `durable`: the source's state record.
+    """
+
+    source: str
+    first: Position
+    durable: Durable
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRange:
+    """The answer to SyncInit: the entries [first, end) are lacking. `context`: the commit context is, too."""
+
+    first: int
+    end: int
+    context: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SyncBatch:
+    """SyncReplicate: entries in order, the schemas they need, and the commits that end in them.
+
+    A commit that is larger than a batch is sent in several, of which the last one carries its row.
+    `done`: the source's state record at the end of the range; only in the last batch.
+    """
+
+    entries: Sequence[bytes]
+    schemas: Sequence[bytes] = ()
+    rows: Sequence[IndexRow] = ()
+    done: Durable | None = None
+
+
+def negotiate(outcome: RecoveryOutcome, own: Durable, offer: SyncOffer) -> tuple[SyncRange, bool]:
+    """What the destination lacks of an offer, and whether it has to be wiped first (see the module's table).
+
+    Raises `DivergedError` if the offer is of another stream or history, or ends before the destination's commits.
+    """
+    theirs = offer.durable
+    where = f"stream {own.stream}, source {offer.source}"
+    if (theirs.stream, theirs.log_id) != (own.stream, own.log_id):
+        raise DivergedError(
+            f"the source offers stream {theirs.stream} of log {theirs.log_id}, not of log {own.log_id}",
+            where=where,
+        )
+    first, end = offer.first.end_offset, theirs.committed_end
+    if not 1 <= first <= end or theirs.position.end_offset != end:
+        raise InvalidReplicaError(
+            f"the source offers [{first}, {end}), at {theirs.position.end_offset}", where=where
+        )
+    if outcome == RecoveryOutcome.INVALID:
+        return SyncRange(first, end), True
+    held = own.committed_end
+    if held > end or own.version > theirs.version:
+        raise DivergedError(
+            f"the source ends at {end} in version {theirs.version}, before the destination"
+            f" ({held} in version {own.version})",
+            where=where,
+            repair="synchronize in the other direction: the source has lost commits",
+        )
+    if held < first:
+        return SyncRange(first, end), True
+    if held == end and own.position.crc != theirs.position.crc:
+        raise another_history(own.stream, offer.source, held)
+    return SyncRange(held, end, context=own.context != theirs.context), False
+
+
+def another_history(stream: str, source: str, offset: int) -> DivergedError:
+    """The error for entries that do not continue the destination's."""
+    return DivergedError(
+        f"the source has another history: its entries do not continue those before {offset}",
+        where=f"stream {stream}, source {source}",
+        repair="compare both replicas with `tuskline log verify`; remove the one that is wrong",
+    )
+
+
+def follows(own: Durable, row: IndexRow) -> str:
+    """Why this commit does not follow the destination's last one; empty: it does."""
+    known: CommitContext | None = own.context
+    if row.context.local_offset != own.committed_end or row.context.length < 1:
+        return (
+            f"it is of [{row.context.local_offset}, {row.context.end}), after {own.committed_end}"
+        )
+    if row.position.end_offset != row.context.end:
+        return f"its position is at {row.position.end_offset}"
+    if row.context.version <= own.version:
+        return f"version {own.version} is known"
+    if known is not None and row.context.global_offset < known.global_end:
+        return f"global offsets up to {known.global_end} are known"
+    return ""
