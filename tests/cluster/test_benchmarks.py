@@ -41,6 +41,7 @@ def test_capture_prints_its_ratios():
     assert record["absolute"]["own_rows_s_wide"] > 0
 
 
+@pytest.mark.long
 def test_decode_prints_its_ratios():
     ratios = run("decode", "--scale", "0.005")["ratios"]
     assert ratios.keys() == {
@@ -83,6 +84,7 @@ def test_a_byte_that_differs_from_pg_recvlogical_is_found(tmp_path):
     assert "more than" in str(recvlogical.differs(written, [payload(b"Bone", b"I\n\n")]))
 
 
+@pytest.mark.long
 def test_wal_prints_its_ratios():
     found = run("wal", "--scale", "0.01", "--seconds", "1", "--bulk-rows", "3000000")
     assert found["ratios"].keys() >= {
@@ -92,6 +94,7 @@ def test_wal_prints_its_ratios():
     assert len(found["peers"]) == 2
 
 
+@pytest.mark.long
 def test_wal_catchup_prints_its_ratios():
     found = run("wal-catchup", "--scale", "0.03")
     assert found["ratios"].keys() >= {"mb_s_vs_receiver", "proposer_rss_mb"}

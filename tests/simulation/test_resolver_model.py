@@ -12,8 +12,9 @@ from tests.support.slots.mutants import CONDITIONS, OTHERS, mutant
 from tests.support.slots.scopes import SCOPES
 from tests.support.slots.search import LossError, Search
 
-#: Events in a sequence, those that stand for two or three counted as one.
+#: Events in a sequence, those that stand for two or three counted as one. "others" has the most events by far.
 LENGTH, WHOLE_LENGTH = 6, 8
+LENGTHS = {"others": 5}
 
 SEARCHES = [(scope, start) for scope, (starts, _) in SCOPES.items() for start in starts]
 NAMES = [f"{scope}, {start.__name__}" for scope, start in SEARCHES]
@@ -28,7 +29,7 @@ def explored(scope: str, start, length: int) -> Search:
 
 @pytest.mark.parametrize(("scope", "start"), SEARCHES, ids=NAMES)
 def test_19_no_sequence_makes_a_broken_copy_ready(scope: str, start) -> None:
-    assert len(explored(scope, start, LENGTH).seen) > 100
+    assert len(explored(scope, start, LENGTHS.get(scope, LENGTH)).seen) > 100
 
 
 @pytest.mark.long

@@ -237,6 +237,8 @@ def check_views(tuskline: Attached) -> None:
             1,
             1.0,
             id="short",
+            # `make test` has the demo under kills, and what detach leaves in cluster/test_attach.py.
+            marks=pytest.mark.long,
         ),
         pytest.param(10, 100, (), 3, 4.0, id="full", marks=pytest.mark.long),
     ],

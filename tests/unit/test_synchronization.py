@@ -336,7 +336,7 @@ def test_15_a_crash_at_every_step_is_resumed(
     """With several batches and rolls, and a wipe of several segments."""
     source.commit_next(6, 20_000)
     held = copied(source, tmp_path / "held")
-    source.commit_next(20, 20_000)
+    source.commit_next(12, 20_000)
     # A transaction larger than a batch, in several entries.
     source.write(
         source.make.start(size=3 << 20), source.make.middle(size=3 << 20), source.make.end()
