@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.log_entries import SCHEMAS, EntryMaker
+from tests.support import pgoutput_messages as pg
+from tests.support.log_entries import ACCOUNTS, SCHEMAS, EntryMaker
+from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import CommitContext
 from walsender_bridge.change_log.replica.core import ReplicaState
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
@@ -21,6 +23,7 @@ from walsender_bridge.errors import (
     DivergedError,
     InvalidReplicaError,
     MalformedMessageError,
+    UnavailableError,
 )
 
 FOREVER = 2**62
@@ -61,7 +64,8 @@ class Replica(HostedReplica):
         self.steps = 0
         self.crash_at: int | None = None
         self.make = EntryMaker()
-        super().__init__(folder, segment_bytes=segment_bytes, step=self._count)
+        # The stream's name is the folder's.
+        super().__init__(folder / "s", segment_bytes=segment_bytes, step=self._count)
 
     def _count(self, name: str) -> None:
         self.steps += 1
@@ -99,7 +103,7 @@ class Replica(HostedReplica):
 
     def reopened(self) -> "Replica":
         end_process(self.folder)
-        again = Replica(self.folder, self._segment_bytes)
+        again = Replica(self.folder.parent, self._segment_bytes)
         again.recover()
         return again
 
@@ -114,7 +118,7 @@ class Replica(HostedReplica):
 
 def copied(replica: Replica, folder: Path) -> Replica:
     """Another replica with the same files."""
-    shutil.copytree(replica.folder, folder)
+    shutil.copytree(replica.folder, folder / "s")
     again = Replica(folder)
     again.recover()
     again.make = copy.deepcopy(replica.make)
@@ -124,7 +128,7 @@ def copied(replica: Replica, folder: Path) -> Replica:
 def synchronize(source: Replica, to: Replica, name: str = "k1") -> int:
     """Whole, or up to a crash. Returns how many entries were sent."""
     offer = source.sync_offer(name)
-    lacking = to.sync_init(offer)
+    lacking = to.sync_init(offer, "log")
     sent = 0
     for batch in source.sync_batches(offer, lacking):
         to.sync_replicate(name, batch)
@@ -144,6 +148,7 @@ def assert_same(source: Replica, to: Replica) -> None:
         ] == theirs
         for key in ("log_id", "term", "context", "position", "confirmed_to", "system_id"):
             assert getattr(replica._core.durable, key) == getattr(source._core.durable, key), key
+        assert replica.newest_schemas() == source.newest_schemas()
         report = replica.report("k2")
         assert report is not None
         assert (report.local_offset, report.length) == (source.status().committed_end, 0)
@@ -161,7 +166,7 @@ def source(tmp_path: Path) -> Replica:
 
 def new(tmp_path: Path) -> Replica:
     replica = Replica(tmp_path / "destination")
-    replica.learn("s", "log")
+    replica.learn("log")
     return replica
 
 
@@ -186,7 +191,7 @@ def test_11_only_the_commit_context_is_lacking(source: Replica, tmp_path: Path) 
     source.empty_commit()
     sealed_behind(to, 99)
     offer = source.sync_offer("k1")
-    lacking = to.sync_init(offer)
+    lacking = to.sync_init(offer, "log")
     assert (lacking.first, lacking.end, lacking.context) == (4, 4, True)
     for batch in source.sync_batches(offer, lacking):
         to.sync_replicate("k1", batch)
@@ -198,7 +203,7 @@ def test_10_a_replica_that_lacks_nothing_is_only_sealed(source: Replica, tmp_pat
     to = copied(source, tmp_path / "to")
     sealed_behind(to, 99)
     offer = source.sync_offer("k1")
-    assert to.sync_init(offer).context is False
+    assert to.sync_init(offer, "log").context is False
     assert synchronize(source, to) == 0
     assert_same(source, to)
 
@@ -260,7 +265,7 @@ def test_9_a_destination_with_more_than_its_source_is_left_alone(
     sealed_behind(to, 99)
     before = to.contents()
     with pytest.raises(DivergedError, match="source ends at 4 in version 3, before"):
-        to.sync_init(source.sync_offer("k1"))
+        to.sync_init(source.sync_offer("k1"), "log")
     assert to.contents() == before
 
 
@@ -270,7 +275,7 @@ def test_7_another_log_and_another_history_are_refused(source: Replica, tmp_path
     other.create("s", "another log")
     to = new(tmp_path)
     with pytest.raises(DivergedError, match="of log another log, not of log log"):
-        to.sync_init(other.sync_offer("k1"))
+        to.sync_init(other.sync_offer("k1"), "log")
     # The same stream with other bytes: the first entry does not continue those that are there, nor does an equal end.
     fork = Replica(tmp_path / "fork")
     fork.make = EntryMaker(2)
@@ -297,14 +302,14 @@ def test_8_only_a_replica_that_is_behind_synchronizes(
     if state == "closed":
         to._core.close()
     with pytest.raises(InvalidReplicaError, match=f"cannot begin to synchronize.*{state}"):
-        to.sync_init(offer)
+        to.sync_init(offer, "log")
 
 
 def test_14_a_batch_that_does_not_follow_changes_nothing(source: Replica, tmp_path: Path) -> None:
     source.commit_next(4)
     to = new(tmp_path)
     offer = source.sync_offer("k1")
-    (batch,) = source.sync_batches(offer, to.sync_init(offer))
+    (batch,) = source.sync_batches(offer, to.sync_init(offer, "log"))
     entries, rows = batch.entries, batch.rows
     greater = replace(rows[1], context=replace(rows[1].context, length=2))
     wrong = [
@@ -349,7 +354,7 @@ def test_15_a_crash_at_every_step_is_resumed(
     reached = set()
     for step in itertools.count():
         folder = tmp_path / f"crash-{step}"
-        shutil.copytree(held.folder, folder)
+        shutil.copytree(held.folder, folder / "s")
         to = Replica(folder)
         to.recover()
         to.crash_at = to.steps + step
@@ -359,20 +364,14 @@ def test_15_a_crash_at_every_step_is_resumed(
             reached.add(str(crash))
         else:
             break
-        if any(folder.glob("segment-*")):
-            to = to.reopened()
-        else:
-            # As the log server does with a stream that it does not have.
-            end_process(folder)
-            to = Replica(folder)
-            to.learn("s", "log")
+        to = to.reopened()
         # What it is then is what it was, or it says nothing.
-        if to.state() == ReplicaState.LEARNING:
+        if to.outcome[0] in {RecoveryOutcome.INVALID, RecoveryOutcome.SYNCHRONIZING}:
             assert to.report("k2") is None
         else:
             ends = {ReplicaState.SEALING: 7, ReplicaState.SEALED: source.status().committed_end}
             assert to._core.current.committed_end == ends[to.state()]
-        if to.state() != ReplicaState.SEALED:
+        if to._broken is not None or to.state() != ReplicaState.SEALED:
             synchronize(source, to, "k4")
         assert_same(source, to)
         end_process(folder)
@@ -396,7 +395,7 @@ def test_22_a_loss_is_no_trim_and_is_repaired(source: Replica, tmp_path: Path, l
         data[:32] = bytes(32)
         data[4096 : 4096 + 32] = bytes(32)
         (segments[-1] / "data.mdb").write_bytes(data)
-    again = Replica(to.folder)
+    again = Replica(to.folder.parent)
     again.recover()
     assert again.outcome[0] == RecoveryOutcome.INVALID
     assert again.report("k2") is None
@@ -404,3 +403,127 @@ def test_22_a_loss_is_no_trim_and_is_repaired(source: Replica, tmp_path: Path, l
     assert_same(source, again)
     kept = [path.name for path in to.folder.iterdir() if ".replaced-" in path.name]
     assert len(kept) == (lost == "a flipped bit")
+
+
+def damaged(replica: Replica) -> Replica:
+    """The same, opened again without one of its older segments."""
+    end_process(replica.folder)
+    shutil.rmtree(sorted(replica.folder.glob("segment-*"))[1])
+    return replica.reopened()
+
+
+def test_9_an_invalid_replica_that_holds_more_than_its_source_is_left_alone(
+    source: Replica, tmp_path: Path
+) -> None:
+    source.commit_next(3)
+    more = copied(source, tmp_path / "to")
+    more.session, _ = more.open_writer(2)
+    more.commit_next(60)
+    more = damaged(more)
+    before = sorted(path.name for path in more.folder.iterdir())
+    with pytest.raises(DivergedError, match="before the destination \\(64"):
+        more.sync_init(source.sync_offer("k1"), "log")
+    assert sorted(path.name for path in more.folder.iterdir()) == before
+    # With a source that has it all it is repaired.
+    assert more.outcome[0] == RecoveryOutcome.INVALID
+
+
+def test_7_a_replica_that_cannot_be_read_takes_no_other_stream_and_no_other_log(
+    source: Replica, tmp_path: Path
+) -> None:
+    source.commit_next(60)
+    to = copied(source, tmp_path / "to")
+    end_process(to.folder)
+    newest = max(to.folder.glob("segment-*"))
+    (newest / "data.mdb").write_bytes(b"no database")
+    to = to.reopened()
+    before = sorted(path.name for path in to.folder.iterdir())
+    foreign = Replica(tmp_path / "foreign")
+    foreign.create("zz", "log")
+    another = Replica(tmp_path / "another")
+    another.create("s", "another log")
+    for other in (foreign, another):
+        with pytest.raises(DivergedError, match="the source offers stream"):
+            to.sync_init(other.sync_offer("k1"), "log")
+        with pytest.raises(CorruptError):
+            to.status()
+    assert sorted(path.name for path in to.folder.iterdir()) == before
+    synchronize(source, to)
+    assert_same(source, to)
+
+
+def test_the_newest_schema_of_a_relation_is_the_sources(source: Replica, tmp_path: Path) -> None:
+    columns = [("id", 20)]
+    for number in range(5):
+        columns.append((f"c{number}", 25))
+        record = entry.schema_record(pg.relation(ACCOUNTS, "accounts", columns))
+        source.append(source.session, [], [record], None, 2**64 - 1, 7)
+    source.commit_next(2)
+    source.append(source.session, [], [record], None, 2**64 - 1, 7)
+    to = new(tmp_path)
+    synchronize(source, to)
+    assert_same(source, to)
+
+
+def test_8_a_refused_sync_init_leaves_the_writer_alone(source: Replica, tmp_path: Path) -> None:
+    source.commit_next(3)
+    to = copied(source, tmp_path / "to")
+    to.session, _ = to.open_writer(2)
+    with pytest.raises(InvalidReplicaError):
+        to.sync_init(source.sync_offer("k1"), "log")
+    to.commit_next(1)
+
+
+def test_an_error_of_the_disk_in_a_wipe_passes(source: Replica, tmp_path: Path) -> None:
+    source.commit_next(60)
+    to = copied(source, tmp_path / "to")
+    source.commit_next(60)
+    source.trim(source._store._offsets()[-1], FOREVER)
+    sealed_behind(to, 99)
+
+    def full(name: str) -> None:
+        if name == "log-wipe-removed":
+            raise OSError(28, "No space left on device")
+
+    count, to._step = to._step, full
+    to._store._step = full
+    with pytest.raises(UnavailableError, match="could not wipe"):
+        synchronize(source, to)
+    to._step = to._store._step = count
+    assert to.report("k2") is None
+    synchronize(source, to)
+    assert_same(source, to)
+
+
+def test_12_a_wiped_replica_takes_a_source_that_ends_below_its_watermark(
+    source: Replica, tmp_path: Path
+) -> None:
+    source.commit_next(3)
+    short = copied(source, tmp_path / "short")
+    source.commit_next(60)
+    source.trim(source._store._offsets()[-1], FOREVER)
+    to = new(tmp_path)
+    assert to.sync_init(source.sync_offer("k1"), "log").first > 4
+    synchronize(short, to, "k3")
+    assert_same(short, to)
+
+
+def test_14_the_sources_state_at_the_end_has_to_follow(source: Replica, tmp_path: Path) -> None:
+    source.commit_next(4)
+    to = new(tmp_path)
+    offer = source.sync_offer("k1")
+    (batch,) = source.sync_batches(offer, to.sync_init(offer, "log"))
+    context = offer.durable.context
+    assert context is not None
+    wrong = [
+        replace(offer.durable, stream="zz"),
+        replace(offer.durable, log_id="another log"),
+        replace(offer.durable, context=replace(context, global_offset=context.global_offset + 1)),
+        replace(offer.durable, context=CommitContext(context.version + 1, context.end, 1, 0)),
+        replace(offer.durable, context=replace(context, version=context.version + 1)),
+    ]
+    for done in wrong:
+        with pytest.raises(InvalidReplicaError, match="does not fit"):
+            to.sync_replicate("k1", replace(batch, done=done))
+    to.sync_replicate("k1", batch)
+    assert_same(source, to)

@@ -62,6 +62,7 @@ from walsender_bridge.change_log.replica.synchronization import (
     SyncOffer,
     SyncRange,
     another_history,
+    ends_as,
     follows,
     negotiate,
 )
@@ -547,14 +548,12 @@ class Replica:
     def _sync_done(self, current: Durable, tail: Tail, theirs: Durable) -> Durable:
         """The state at the end of a synchronization: the source's commit context, which may be an empty, newer one."""
         end = current.committed_end
-        if (
-            tail.end_offset != end
-            or theirs.committed_end != end
-            or theirs.version < current.version
-        ):
+        reason = ends_as(current, theirs)
+        if tail.end_offset != end:
+            reason = reason or f"entries up to {tail.end_offset} came, and commits up to {end}"
+        if reason:
             raise InvalidReplicaError(
-                f"the source ends at {theirs.committed_end} in version {theirs.version}; received up to"
-                f" {tail.end_offset}, committed up to {end} in version {current.version}",
+                f"the end of the synchronization does not fit: {reason}",
                 where=f"stream {current.stream}",
                 repair="begin again with SyncInit",
             )

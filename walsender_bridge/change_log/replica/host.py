@@ -45,7 +45,6 @@ from walsender_bridge.change_log.storage.store import StoredEntry, StreamStore
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,
-    InvalidReplicaError,
     InvariantError,
     TrimmedError,
     TusklineError,
@@ -96,6 +95,8 @@ class HostedReplica:
         self._names: dict[bytes, str] = {}
         self._broken: TusklineError | None = None
         self._closed = False
+        #: The log of a replica that has no data yet (`learn`).
+        self._learns: str | None = None
         self._store: StreamStore
         self._core: Replica
 
@@ -121,6 +122,12 @@ class HostedReplica:
             found = self._store.found
             start = found.durable.committed_end
             self._core = Replica(found, self._store.uncommitted(start), self._store.known_schemas())
+        except FileNotFoundError as error:
+            self._store.close()
+            if self._learns is None:
+                self._broken = self._out_of_reach(error)
+            else:
+                self.learn(self._learns)
         except (TusklineError, OSError) as error:
             self._store.close()
             self._broken = error if isinstance(error, TusklineError) else self._out_of_reach(error)
@@ -302,33 +309,33 @@ class HostedReplica:
 
     # -- synchronization ----------------------------------------------------------------------------
 
-    def learn(self, stream: str, log_id: str) -> None:
+    def learn(self, log_id: str) -> None:
         """Create a replica that has lost everything, or never had anything: it is LEARNING until it is synchronized."""
+        self._learns = log_id
         self._store = self._new_store()
-        self._core = self._lost(stream, log_id, "it has no data yet")
+        self._core = self._lost(log_id, "it has no data yet")
         self._broken = None
 
-    def _lost(self, stream: str, log_id: str, reason: str) -> Replica:
-        return Replica(StoredReplica(Durable(stream, log_id), None, None, None, reason), (), ())
+    def _lost(self, log_id: str, reason: str) -> Replica:
+        nothing = StoredReplica(Durable(self.folder.name, log_id), None, None, None, reason)
+        return Replica(nothing, (), ())
 
-    def sync_init(self, offer: SyncOffer) -> SyncRange:
-        """See `Replica.sync_init`. A replica whose disk cannot be read counts as one that holds nothing."""
+    def sync_init(self, offer: SyncOffer, log_id: str) -> SyncRange:
+        """See `Replica.sync_init`. A replica whose disk cannot be read counts as one that holds nothing.
+
+        `log_id`: of the log that this log server belongs to, whatever the source says.
+        """
         with self._lock:
             self._try_again()
+            core = self._core if self._broken is None else None
             if isinstance(self._broken, CorruptError):
-                durable = offer.durable
-                self._core = self._lost(durable.stream, durable.log_id, self._broken.what)
-                self._broken = None
-            answers = []
-
-            def event(core: Replica) -> list[Effect]:
-                lacking, effects = core.sync_init(offer)
-                answers.append(lacking)
-                return effects
-
+                core = self._lost(log_id, self._broken.what)
+            lacking, effects = (core or self._healthy()).sync_init(offer)
+            if core is not None:
+                self._core, self._broken = core, None
+            self._do(lambda _: effects)
             self._session += 1
-            self._do(event)
-            return answers[0]
+            return lacking
 
     def sync_replicate(self, source: str, batch: SyncBatch) -> ReplicaStatus:
         """See `Replica.sync_replicate`; durable when it returns."""
@@ -347,8 +354,10 @@ class HostedReplica:
         with self._reading(low):
             first = self._store.position_at(low)
         if first is None:
-            raise InvalidReplicaError(
-                f"no commit begins at the low watermark {low}", where=f"stream {durable.stream}"
+            raise UnavailableError(
+                f"no commit begins at the low watermark {low}: it was trimmed meanwhile",
+                where=f"stream {durable.stream}",
+                repair="try again",
             )
         return SyncOffer(source, first, durable)
 
@@ -359,6 +368,7 @@ class HostedReplica:
         if start == end:
             yield SyncBatch([], schemas, [], offer.durable)
         while start < end:
+            self._readable(start)
             with self._reading(start):
                 batch, after = self._store.read(start, end, READ_BATCH_BYTES)
                 behind = self._store.commits_behind(start)
@@ -369,9 +379,11 @@ class HostedReplica:
             schemas = []
 
     def _every_schema(self) -> list[bytes]:
+        """All schema records, the newest one of each relation last: the last one counts as its newest."""
+        newest = self.newest_schemas()
         with self._reading():
-            digests = self._store.known_schemas()
-            return [*self._store.schemas(digests).values()]
+            known = self._store.schemas(self._store.known_schemas()).values()
+        return [*(record for record in known if record not in newest), *newest]
 
     # -- readers ------------------------------------------------------------------------------------
 

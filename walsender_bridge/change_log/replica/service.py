@@ -31,7 +31,7 @@ from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
 from walsender_bridge.change_log.storage.segment import Segment
-from walsender_bridge.change_log.storage.store import StoredEntry
+from walsender_bridge.change_log.storage.store import WIPING, StoredEntry
 from walsender_bridge.errors import (
     ConfigError,
     MalformedMessageError,
@@ -74,12 +74,13 @@ class DataDirectory:
         self.log_server_id = log_server_identity.load(path)
 
     def stream_names(self) -> list[str]:
-        """The streams on disk; an interrupted creation leaves nothing."""
+        """The streams on disk; an interrupted creation leaves nothing, an interrupted wipe a stream."""
         return sorted(
             folder.name
             for folder in self.streams.iterdir()
             if any(
-                Segment.offset_in_name(p.name.split(".")[0]) is not None for p in folder.iterdir()
+                p.name == WIPING or Segment.offset_in_name(p.name.split(".")[0]) is not None
+                for p in folder.iterdir()
             )
         )
 

@@ -11,7 +11,7 @@ checksum of the one before it, so a copy that continues another history is refus
     entries up to e < low        [low, end)                  [low, end), behind a wipe: what lies between was trimmed
     entries up to e >= low       [low, end)                  [e, end); uncommitted entries are dropped
     entries up to end            [low, end)                  the newest commit context, if it has an older one
-    entries beyond end           [low, end)                  refused: the source has lost commits, or is another stream
+    entries beyond end           [low, end)                  refused: the source has lost commits (also if it is invalid)
 
 A wipe removes entries and commit context together. It happens only here, once a source has offered all that replaces them:
 as little as possible is removed. From SyncInit to its end the destination has a durable marker and is LEARNING: it sends no
@@ -78,9 +78,11 @@ def negotiate(outcome: RecoveryOutcome, own: Durable, offer: SyncOffer) -> tuple
         raise InvalidReplicaError(
             f"the source offers [{first}, {end}), at {theirs.position.end_offset}", where=where
         )
-    if outcome == RecoveryOutcome.INVALID:
-        return SyncRange(first, end), True
     held = own.committed_end
+    if own.context is None:
+        # It holds nothing, or nothing of it could be read.
+        return SyncRange(first, end), outcome == RecoveryOutcome.INVALID or held != first
+    # A replica that is not valid may hold more than this source, too: most of it is intact.
     if held > end or own.version > theirs.version:
         raise DivergedError(
             f"the source ends at {end} in version {theirs.version}, before the destination"
@@ -88,7 +90,7 @@ def negotiate(outcome: RecoveryOutcome, own: Durable, offer: SyncOffer) -> tuple
             where=where,
             repair="synchronize in the other direction: the source has lost commits",
         )
-    if held < first:
+    if held < first or outcome == RecoveryOutcome.INVALID:
         return SyncRange(first, end), True
     if held == end and own.position.crc != theirs.position.crc:
         raise another_history(own.stream, offer.source, held)
@@ -102,6 +104,25 @@ def another_history(stream: str, source: str, offset: int) -> DivergedError:
         where=f"stream {stream}, source {source}",
         repair="compare both replicas with `tuskline log verify`; remove the one that is wrong",
     )
+
+
+def ends_as(own: Durable, theirs: Durable) -> str:
+    """Why the source's state record is not that of the end of what was received; empty: it is."""
+    mine, context = own.context, theirs.context
+    if (theirs.stream, theirs.log_id) != (own.stream, own.log_id):
+        return f"it is of stream {theirs.stream} of log {theirs.log_id}"
+    if theirs.committed_end != own.committed_end:
+        return f"it ends at {theirs.committed_end}, not at {own.committed_end}"
+    if theirs.version < own.version or (theirs.version == own.version and context != mine):
+        return f"version {theirs.version} follows {own.version}, with another commit context"
+    # Without a context of its own: everything below was trimmed, the last commit with it.
+    if mine is not None and context is not None and context.version > mine.version:
+        known = mine.global_end
+        if context.length or context.global_offset < known:
+            return (
+                f"commit {context.version} does not follow: global offsets up to {known} are known"
+            )
+    return ""
 
 
 def follows(own: Durable, row: IndexRow) -> str:

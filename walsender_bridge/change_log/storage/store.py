@@ -12,7 +12,8 @@ removed, are in that segment only. (I13)
 
 Trimming makes the low watermark durable first, then drops segments that lie below it; a crash between
 the two is finished at the next opening. A wipe removes the older segments first: an older state record would belong to an
-older version, so it must never become the newest. A crash in it leaves a replica that is not valid. Reads are short transactions that copy: a reader that stalls
+older version, so it must never become the newest. A file (`wiping`) marks a wipe from before its first step until after
+its last one, and the replica as not valid. Reads are short transactions that copy: a reader that stalls
 holds no page of any segment.
 """
 
@@ -20,6 +21,7 @@ import contextlib
 import json
 import shutil
 import threading
+import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -64,6 +66,8 @@ from walsender_bridge.runtime.durable import sync_folder
 #: Segments behind the newest that stay open between two reads.
 _KEPT_OPEN = 8
 _DRAFT = "new-"
+#: A file: the replica is being wiped. Whatever segments are there, they are not its state.
+WIPING = "wiping"
 
 
 class StoredEntry(NamedTuple):
@@ -132,6 +136,8 @@ class StreamStore:
         for path in sorted(self.folder.iterdir()):
             if path.name.startswith(_DRAFT):
                 shutil.rmtree(path)
+            elif path.name == WIPING:
+                damage = "it was being wiped to be synchronized with another replica"
             elif found := damaged_segments.damage(path):
                 damage = found
             elif (offset := Segment.offset_in_name(path.name)) is not None:
@@ -260,25 +266,34 @@ class StreamStore:
 
     def _wipe(self, durable: Durable) -> None:
         """Replace everything by one empty segment. The store may be one that could not be opened."""
+        with self._lock:
+            opened = {segment.first_offset: segment for segment in self._segments}
+            self._segments = []
+            self._recent.clear()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
-            with self._lock:
-                opened = {segment.first_offset: segment for segment in self._segments}
-                self._segments = []
-                self._recent.clear()
+            (self.folder / WIPING).touch(mode=0o600)
+            sync_folder(self.folder)
             offsets = [Segment.offset_in_name(path.name) for path in self.folder.iterdir()]
             for offset in sorted(each for each in offsets if each is not None):
                 segment = opened.get(offset) or Segment.at(self.folder, offset)
-                segment.set_aside(f"{_DRAFT}removed-{offset}")
+                segment.set_aside(f"{_DRAFT}removed-{uuid.uuid4()}")
+                opened.pop(offset, None)
                 self._step("log-wipe-removed")
             self._make_only(durable)
+            (self.folder / WIPING).unlink()
+            sync_folder(self.folder)
         except (lmdb.Error, OSError) as error:
             raise UnavailableError(
                 f"could not wipe the replica: {error}",
                 where=str(self.folder),
                 repair="check for a full disk",
             ) from error
+        finally:
+            # Those that were not reached, and damaged ones that have another name by now.
+            for segment in opened.values():
+                segment.retire()
 
     def _make_only(self, durable: Durable) -> None:
         def fill(segment: Segment) -> None:
@@ -318,14 +333,20 @@ class StreamStore:
             with segment.reading() as snapshot:
                 yield snapshot
         except CorruptError as error:
-            self._damaged.setdefault(segment.first_offset, error)
+            self._note_damage(segment, error)
             raise
         except lmdb.Error as error:
             refused = refused_read(error, segment.file)
             refused.repair = refused.repair or REPAIR
             if isinstance(refused, CorruptError):
-                self._damaged.setdefault(segment.first_offset, refused)
+                self._note_damage(segment, refused)
             raise refused from error
+
+    def _note_damage(self, segment: Segment, error: CorruptError) -> None:
+        with self._lock:
+            # One that a wipe has removed meanwhile is not damaged, and another may have its name.
+            if segment in self._segments:
+                self._damaged.setdefault(segment.first_offset, error)
 
     def _check_open(self) -> None:
         """The lock is held. A read may meet a store that was closed meanwhile: its owner stops, or recovers it."""
