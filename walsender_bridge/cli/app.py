@@ -19,6 +19,7 @@ from walsender_bridge.cli import (
     epochs,
     flush,
     lake_verify,
+    log_backup,
     members,
     quarantine,
     quorum,
@@ -60,7 +61,7 @@ app = typer.Typer(
 log_server_app = typer.Typer(help="Run the log server: replicas of the log, and safekeepers.")
 bridge_app = typer.Typer(help="Run the bridge, which captures the sources and orders the log.")
 lake_app = typer.Typer(help="Run the Spark job that publishes epochs; verify its files.")
-log_app = typer.Typer(help="Show the state of the change log.")
+log_app = typer.Typer(help="Show the state of the change log; back up its repository.")
 for name, named in (
     ("log-server", log_server_app),
     ("bridge", bridge_app),
@@ -70,6 +71,7 @@ for name, named in (
     app.add_typer(named, name=name, no_args_is_help=True)
 
 lake_verify.register(lake_app)
+log_backup.register(log_app)
 for group in (
     attach,
     certs,

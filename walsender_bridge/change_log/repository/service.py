@@ -41,6 +41,7 @@ from walsender_bridge.change_log.repository.core import (
     VersionRaised,
 )
 from walsender_bridge.change_log.repository.log_server_link import LogServers
+from walsender_bridge.change_log.repository.record_store import RecordStore
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.change_log.repository.stream_faults import StreamFaults
 from walsender_bridge.errors import (
@@ -73,7 +74,7 @@ class RepositoryServer:
 
     `log_servers`: their addresses. `retention`: seconds that entries are kept without a lease, counted from
     when the log received them (not from their COMMIT: a log that is catching up must not trim at once).
-    `tick`: seconds between two steps. Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
+    `tick`: seconds between two steps. `store`: instead of the SQLite database in `data_dir`; closed by `stop`. Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class RepositoryServer:
         log_servers: Sequence[str],
         retention: float = 86_400.0,
         tick: float = 0.1,
+        store: RecordStore | None = None,
     ) -> None:
         private_folder(data_dir)
         self._listen = listen
@@ -98,7 +100,7 @@ class RepositoryServer:
         self._trim_at = 0.0
         #: What the last step failed with; empty: it succeeded.
         self._failure = ""
-        self._store = RepositoryStore(data_dir / "repository.sqlite")
+        self._store: RecordStore = store or RepositoryStore(data_dir / "repository.sqlite")
         if not self._state.log_id:
             self._store.append(Created(str(uuid.uuid4())))
         self._clock = SteadyClock(self._state.clock, jumped=_jumped)

@@ -6,52 +6,58 @@ records before it, in one transaction. The commits, the larger part of the state
 their own (version -> stream, local range, global range): a checkpoint adds and removes only those that
 changed.
 
-If a record violates an invariant of the state, neither this record nor any later one is written.
-
 Each row has a checksum of its values, since a record with a changed digit is still well-formed. Rows of format 1 have none.
+
+The lock on a file beside it (`.lock`) makes the database one repository's own. SQLite's EXCLUSIVE locking mode would do so
+as well, but a backup of a running repository (`repository/backup.py`) could then not read it.
 """
 
+import fcntl
 import json
+import os
 import sqlite3
 from pathlib import Path
 
-import google_crc32c
-
-from walsender_bridge.change_log.repository.core import (
-    Record,
-    Repository,
-    record_from_json,
-    record_to_json,
+from walsender_bridge.change_log.repository.core import Repository, record_from_json
+from walsender_bridge.change_log.repository.record_store import (
+    CHECKPOINT_EVERY,
+    FoldedStore,
+    crc,
+    split_histories,
 )
-from walsender_bridge.change_log.repository.invariants import Checked, check_invariants, checked
 from walsender_bridge.change_log.repository.stream_faults import REPAIR
 from walsender_bridge.errors import (
     ConfigError,
     CorruptError,
-    InvariantError,
     NotSupportedError,
     UnavailableError,
 )
-from walsender_bridge.runtime import logs, sql
+from walsender_bridge.runtime import sql
 from walsender_bridge.runtime.private_folder import private_file
 
 FORMAT = 2
-CHECKPOINT_EVERY = 1000
-
-_log = logs.logger()
 
 
-class RepositoryStore:
+class RepositoryStore(FoldedStore):
     """See the module. One thread at a time.
 
-    Raises `CorruptError` if the file is damaged, `NotSupportedError` if it is of a newer format.
+    Raises `ConfigError` if another repository has the file, `CorruptError` if it is damaged, `NotSupportedError` if it is
+    of a newer format.
     """
 
     def __init__(self, path: Path, *, checkpoint_every: int = CHECKPOINT_EVERY) -> None:
+        super().__init__(str(path), checkpoint_every)
         self._path = path
-        self._checkpoint_every = checkpoint_every
-        #: The error because of which nothing is written any more.
-        self._stopped: InvariantError | None = None
+        # First of all: closing any descriptor of the database would end SQLite's own locks in this process.
+        self._lock = _lock(path)
+        try:
+            self._open_and_load()
+        except BaseException:
+            self._release()
+            raise
+
+    def _open_and_load(self) -> None:
+        path = self._path
         try:
             # SQLite's other files get the modes of this one.
             private_file(path)
@@ -59,15 +65,11 @@ class RepositoryStore:
                 path, timeout=1.0, isolation_level=None, check_same_thread=False
             )
             self._open()
-            self._state: Repository | None = self._load()
+            self._state = self._load()
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
                 raise
-            raise ConfigError(
-                "file is in use by another repository",
-                where=str(path),
-                repair="stop the other bridge, or give each one its own [log] data_dir",
-            ) from None
+            raise _in_use(path) from None
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
             raise CorruptError(
                 f"could not read the repository: {error}",
@@ -77,7 +79,7 @@ class RepositoryStore:
 
     def _open(self) -> None:
         # FULL: a record is on disk when its transaction returns, also in WAL mode.
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "locking_mode = EXCLUSIVE"):
+        for pragma in ("journal_mode = WAL", "synchronous = FULL"):
             self._db.execute(f"PRAGMA {pragma}")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version in {0, 1}:
@@ -110,61 +112,22 @@ class RepositoryStore:
                 stream["history"] = [[json.loads(each[2]), json.loads(each[3])] for each in rows]
             state = Repository.from_record(record)
         self._number = self._checkpointed
-        for number, body, crc in self._db.execute(
+        for number, body, stored in self._db.execute(
             "SELECT number, body, crc FROM record WHERE number > ? ORDER BY number",
             [self._checkpointed],
         ):
             if number != self._number + 1:
                 raise ValueError(f"record {self._number + 1} is missing")
-            _check(f"record {number}", number, body, crc)
+            _check(f"record {number}", number, body, stored)
             state.apply(record_from_json(body))
             self._number = number
         return state
 
-    @property
-    def state(self) -> Repository:
-        """The state after all stored records; loaded from disk if necessary."""
-        if self._state is None:
-            self._state = self._load()
-        return self._state
-
-    def append(self, record: Record) -> bool:
-        """Apply a record to `state`, and store it durably if it changed anything.
-
-        Raises `UnavailableError` if it cannot be stored, `InvariantError` now and for each later record; `state` is then
-        that on disk.
-        """
-        if self._stopped is not None:
-            raise self._stopped.with_traceback(None)
-        state = self.state
-        before = checked(state)
-        # The state is ahead of the disk until the record is stored: if that fails, it is reloaded at its next use.
-        self._state = None
-        changed = state.apply(record)
-        if changed:
-            self._check(state, before)
-            self._keep(record)
-        self._state = state
-        if changed and self._number - self._checkpointed >= self._checkpoint_every:
-            # The record is already durable; a failed checkpoint is retried with the next record.
-            try:
-                self.checkpoint()
-            except sqlite3.DatabaseError as error:
-                _log.warning("checkpoint failed", error=str(error), where=str(self._path))
-        return changed
-
-    def _check(self, state: Repository, before: Checked) -> None:
-        try:
-            check_invariants(state, before)
-        except InvariantError as error:
-            self._stopped = error
-            raise
-
-    def _keep(self, record: Record) -> None:
-        row = (self._number + 1, record_to_json(record))
+    def _keep(self, number: int, body: str) -> None:
+        row = (number, body)
         try:
             self._db.execute(
-                "INSERT INTO record (number, body, crc) VALUES (?, ?, ?)", [*row, _crc(*row)]
+                "INSERT INTO record (number, body, crc) VALUES (?, ?, ?)", [*row, crc(*row)]
             )
         except sqlite3.DatabaseError as error:
             raise UnavailableError(
@@ -172,16 +135,13 @@ class RepositoryStore:
                 where=str(self._path),
                 repair="check for a full disk",
             ) from error
-        self._number += 1
 
-    def reload(self) -> None:
-        """Reload `state` from disk now."""
-        self._state = self._load()
+    def _is_storage_error(self, error: Exception) -> bool:
+        return isinstance(error, sqlite3.DatabaseError)
 
     def checkpoint(self) -> None:
         """Write the state, and delete the records before it."""
-        record = self.state.to_record()
-        histories = {name: stream.pop("history") for name, stream in record["streams"].items()}
+        record, histories = split_histories(self.state)
         with self._db:
             self._db.execute("BEGIN")
             for name, history in histories.items():
@@ -198,27 +158,48 @@ class RepositoryStore:
                 ]
                 self._db.executemany(
                     "INSERT INTO commits (stream, version, context, position, crc) VALUES (?, ?, ?, ?, ?)",
-                    [(*each, _crc(*each)) for each in rows],
+                    [(*each, crc(*each)) for each in rows],
                 )
             row = (self._number, json.dumps(record))
             self._db.execute(
                 "INSERT OR REPLACE INTO checkpoint (one, number, body, crc) VALUES (1, ?, ?, ?)",
-                [*row, _crc(*row)],
+                [*row, crc(*row)],
             )
             self._db.execute("DELETE FROM record WHERE number <= ?", [self._number])
         self._checkpointed = self._number
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self._release()
+
+    def _release(self) -> None:
+        if hasattr(self, "_db"):
+            self._db.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
-def _crc(*values: object) -> int:
-    return int(google_crc32c.value("\n".join(map(str, values)).encode()))
+def _lock(path: Path) -> int:
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise _in_use(path) from None
+    return lock
+
+
+def _in_use(path: Path) -> ConfigError:
+    return ConfigError(
+        "file is in use by another repository",
+        where=str(path),
+        repair="stop the other bridge, or give each one its own [log] data_dir",
+    )
 
 
 def _check(what: str, *row: object) -> None:
     """Raise `ValueError` unless the last value is the checksum of the others, or None."""
-    *values, crc = row
-    if crc is not None and crc != _crc(*values):
+    *values, stored = row
+    if stored is not None and stored != crc(*values):
         raise ValueError(f"{what} does not match its checksum")

@@ -1,0 +1,28 @@
+"""`tuskline log backup`: a copy of the metadata repository's database, also of one that runs."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
+from walsender_bridge.runtime.output import Output
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("backup")(log_backup)
+
+
+def log_backup(
+    file: Annotated[Path, typer.Argument(help="Name of the copy, a new file.")],
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Back up the repository's database while it runs, or is stopped; docs/log-lost.md describes how to restore it."""
+    settings = load_config(config)
+    from walsender_bridge.change_log.repository.backup import backup
+
+    made = backup(settings.log.data_dir / "repository.sqlite", file.absolute())
+    Output(as_json=as_json).record(asdict(made))
