@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamCut
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.errors import (
     DeadlineError,
     DivergedError,
@@ -205,12 +207,12 @@ def test_a_repository_whose_disk_takes_nothing_is_every_streams_fault(tmp_path: 
             replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
         ):
             with repository._changed:
-                repository._store._db.execute("PRAGMA query_only = 1")
+                _database(repository).execute("PRAGMA query_only = 1")
             writer.send([make.whole()], schemas=list(SCHEMAS.values()))
             fault = wait_for(lambda: client.status().faults.get(STREAM), 30, "the fault")
         assert "could not write the repository" in fault.what
         with repository._changed:
-            repository._store._db.execute("PRAGMA query_only = 0")
+            _database(repository).execute("PRAGMA query_only = 0")
         wait_for(lambda: not client.status().faults, 30, "the fault ends")
 
 
@@ -275,9 +277,14 @@ def test_a_log_server_and_its_copy_count_for_nothing_until_one_of_them_is_stoppe
             copied.stop()
 
 
+def _database(repository: RepositoryServer) -> sqlite3.Connection:
+    assert isinstance(repository._store, RepositoryStore)
+    return repository._store._db
+
+
 def _records(repository: RepositoryServer) -> int:
     with repository._changed:
-        (count,) = repository._store._db.execute("SELECT count(*) FROM record").fetchone()
+        (count,) = _database(repository).execute("SELECT count(*) FROM record").fetchone()
     return int(count)
 
 

@@ -71,8 +71,10 @@ def test_backups_of_a_repository_that_writes_are_states_of_it(tmp_path: Path) ->
 
 def _command(config: Path, file: Path) -> dict[str, object]:
     done = subprocess.run(
-        [sys.executable, "-m", "walsender_bridge.cli.app", "log", "backup", "--json"]
-        + ["--config", str(config), str(file)],
+        [
+            *(sys.executable, "-m", "walsender_bridge.cli.app", "log", "backup", "--json"),
+            *("--config", str(config), str(file)),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -176,7 +178,6 @@ def test_a_repository_of_an_earlier_version_is_refused_and_not_waited_for(
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0.1)) as earlier:
         earlier.execute("PRAGMA locking_mode = EXCLUSIVE")
         with pytest.raises(sqlite3.OperationalError, match="locked"):
-            earlier.execute("DELETE FROM record WHERE number > 100")
             earlier.execute("DELETE FROM record WHERE number > 100")
     fill(store, 1)
     store.close()

@@ -20,7 +20,7 @@ def log_backup(
     config: ConfigPath = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
-    """Back up the repository's database while it runs, or is stopped; docs/log-lost.md describes how to restore it."""
+    """Copy the repository's database, which may be in use, to a new file."""
     settings = load_config(config)
     from walsender_bridge.change_log.repository.backup import backup
 

@@ -74,7 +74,8 @@ class RepositoryServer:
 
     `log_servers`: their addresses. `retention`: seconds that entries are kept without a lease, counted from
     when the log received them (not from their COMMIT: a log that is catching up must not trim at once).
-    `tick`: seconds between two steps. `store`: instead of the SQLite database in `data_dir`; closed by `stop`. Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
+    `tick`: seconds between two steps. `store`: instead of the SQLite database in `data_dir`; closed by `stop`.
+    Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
     """
 
     def __init__(
