@@ -28,7 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from walsender_bridge.errors import ConfigError, UsageError
 from walsender_bridge.runtime import disk_full
-from walsender_bridge.runtime.durable import sync_folder
+from walsender_bridge.runtime.durable import replace_file, sync_folder
 from walsender_bridge.runtime.private_folder import is_ours
 
 CA_CERTIFICATE: Final = "ca.pem"
@@ -233,8 +233,7 @@ def _create_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         raise disk_full.of(error, folder) from None
     try:
         for name, content in files.items():
-            _create_file(draft / name, content)
-        sync_folder(draft)
+            replace_file(draft / name, content, mode=0o600)
         # It replaces an empty folder only.
         draft.rename(folder)
         sync_folder(folder.parent)
@@ -258,11 +257,3 @@ def _taken(folder: Path) -> ConfigError:
 
 def _is_empty_folder(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
-
-
-def _create_file(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -260,6 +260,14 @@ def _are_ranks(values: set[int], first: int) -> bool:
     return not values or (min(values) == first and max(values) == first + len(values) - 1)
 
 
+def _is_new(world: World, known: set[int]) -> bool:
+    key = hash(world)
+    if key in known:
+        return False
+    known.add(key)
+    return True
+
+
 class Search:
     """Worlds that events lead to from some first ones, level by level."""
 
@@ -274,17 +282,8 @@ class Search:
             self._found(canonical(world), ())
 
     def _found(self, world: World, path: Path) -> None:
-        key = hash(world)
-        if key not in self.seen:
-            self.seen.add(key)
+        if _is_new(world, self.seen):
             self.frontier.append((world, path))
-
-    def _is_new(self, after: World) -> bool:
-        key = hash(after)
-        if key in self._left:
-            return False
-        self._left.add(key)
-        return True
 
     def run(self, length: int) -> None:
         """All sequences of `length` events. The last one is a poll: nothing else can be wrong."""
@@ -293,7 +292,7 @@ class Search:
             for world, path in level:
                 for event in self.events:
                     after = self._step(world, event, path)
-                    if after is not None and self._is_new(after):
+                    if after is not None and _is_new(after, self._left):
                         self._found(canonical(after), (path, event))
             self.depth += 1
         for world, path in self.frontier:

@@ -184,12 +184,9 @@ class Replica:
         self._schemas = set(schemas)
         #: Ends of transactions that are written and not committed, in order.
         self._ends: deque[Position] = deque()
-        #: A replica that does not take part has not looked at its uncommitted entries.
-        self._may_have_tail = False
         self.tail = tail_at(found.durable.position)
         self.outcome, self.reason = evaluate(found)
         if self.outcome in {RecoveryOutcome.INVALID, RecoveryOutcome.SYNCHRONIZING}:
-            self._may_have_tail = True
             return
         for data in uncommitted:
             # A tail that does not verify cannot have been acknowledged in this form: it is damaged.
@@ -488,11 +485,10 @@ class Replica:
             # The source sends all of them.
             self._schemas = set()
             return lacking, [Wipe(own)]
-        drop = self.tail.end_offset > own.committed_end or self._may_have_tail
-        self._may_have_tail = False
         self.tail = tail_at(own.position)
         self.current = own
-        return lacking, self._write([DropFrom(own.committed_end)] if drop else [])
+        # A replica that did not take part has not looked whether there are any.
+        return lacking, self._write([DropFrom(own.committed_end)])
 
     def sync_replicate(self, source: str, batch: SyncBatch) -> list[Effect]:
         """Take a batch, in one transaction with its commits; with `done`, the replica is SEALED where the range ends.

@@ -327,12 +327,12 @@ class HostedReplica:
         """
         with self._lock:
             self._try_again()
-            core = self._core if self._broken is None else None
             if isinstance(self._broken, CorruptError):
                 core = self._lost(log_id, self._broken.what)
-            lacking, effects = (core or self._healthy()).sync_init(offer)
-            if core is not None:
-                self._core, self._broken = core, None
+            else:
+                core = self._healthy()
+            lacking, effects = core.sync_init(offer)
+            self._core, self._broken = core, None
             self._do(lambda _: effects)
             self._session += 1
             return lacking

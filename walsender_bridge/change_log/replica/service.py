@@ -9,7 +9,6 @@ A call holds no lock and no transaction while it waits for its peer, so a reader
 blocks no other. Streams do not wait for each other.
 """
 
-import fcntl
 import os
 import re
 import signal
@@ -39,7 +38,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from walsender_bridge.runtime import listening, logs
+from walsender_bridge.runtime import listening, lock_file, logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 
@@ -59,16 +58,12 @@ class DataDirectory:
         self.streams = path / "streams"
         private_folder(path)
         private_folder(self.streams)
-        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ConfigError(
-                "data directory is in use by another log server",
-                where=str(path),
-                repair="stop that log server, or give each one its own [[log_server]] data_dir",
-            ) from None
+        taken = ConfigError(
+            "data directory is in use by another log server",
+            where=str(path),
+            repair="stop that log server, or give each one its own [[log_server]] data_dir",
+        )
+        self._lock = lock_file.lock(path / "lock", taken)
         if not (path / log_server_identity.NAME).exists():
             log_server_identity.make(path)
         self.log_server_id = log_server_identity.load(path)

@@ -12,10 +12,10 @@ The lock on a file beside it (`.lock`) makes the database one repository's own. 
 as well, but a backup of a running repository (`repository/backup.py`) could then not read it.
 """
 
-import fcntl
 import json
 import os
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 
 from walsender_bridge.change_log.repository.core import Repository, record_from_json
@@ -32,7 +32,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from walsender_bridge.runtime import sql
+from walsender_bridge.runtime import lock_file, sql
 from walsender_bridge.runtime.private_folder import private_file
 
 FORMAT = 2
@@ -49,11 +49,14 @@ class RepositoryStore(FoldedStore):
         super().__init__(str(path), checkpoint_every)
         self._path = path
         # First of all: closing any descriptor of the database would end SQLite's own locks in this process.
-        self._lock = _lock(path)
+        lock = lock_file.lock(Path(f"{path}.lock"), _in_use(path))
+        #: What `close` lets go of, the lock last.
+        self._held = ExitStack()
+        self._held.callback(os.close, lock)
         try:
             self._open_and_load()
         except BaseException:
-            self._release()
+            self.close()
             raise
 
     def _open_and_load(self) -> None:
@@ -64,6 +67,7 @@ class RepositoryStore(FoldedStore):
             self._db = sqlite3.connect(
                 path, timeout=1.0, isolation_level=None, check_same_thread=False
             )
+            self._held.callback(self._db.close)
             self._open()
             self._state = self._load()
         except sqlite3.OperationalError as error:
@@ -170,24 +174,7 @@ class RepositoryStore(FoldedStore):
 
     def close(self) -> None:
         """Close the file."""
-        self._release()
-
-    def _release(self) -> None:
-        if hasattr(self, "_db"):
-            self._db.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
-def _lock(path: Path) -> int:
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise _in_use(path) from None
-    return lock
+        self._held.close()
 
 
 def _in_use(path: Path) -> ConfigError:

@@ -282,6 +282,10 @@ class StreamStore:
                 opened.pop(offset, None)
                 self._step("log-wipe-removed")
             self._make_only(durable)
+            for path in self.folder.iterdir():
+                damaged_segments.replaced(path)
+            sync_folder(self.folder)
+            self._step("log-wiped")
             (self.folder / WIPING).unlink()
             sync_folder(self.folder)
         except (lmdb.Error, OSError) as error:
@@ -296,6 +300,8 @@ class StreamStore:
                 segment.retire()
 
     def _make_only(self, durable: Durable) -> None:
+        """The first segment of a stream that has none."""
+
         def fill(segment: Segment) -> None:
             segment.write_first(pack_state(durable))
 
@@ -303,10 +309,6 @@ class StreamStore:
         with self._lock:
             self._segments = [segment]
             self._damaged.clear()
-        for path in self.folder.iterdir():
-            damaged_segments.replaced(path)
-        sync_folder(self.folder)
-        self._step("log-wiped")
         self.found = StoredReplica(durable, None, None, None)
 
     def drop_below(self, low: int) -> None:
