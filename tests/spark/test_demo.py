@@ -57,7 +57,7 @@ def test_the_demo_ends_equal(tmp_path):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("load", ["45", pytest.param("120", marks=pytest.mark.long)])
+@pytest.mark.parametrize("load", ["30", pytest.param("120", marks=pytest.mark.long)])
 def test_the_demo_ends_equal_when_everything_is_killed(tmp_path, load):
     """And what three safekeepers hold is the same, byte for byte."""
     options = ("--seconds", load, "--kill", "--safekeepers", "3", "--seed", "12")

@@ -127,7 +127,7 @@ class Machine:
         self.said += [f"$ {shlex.join(command)}", *filter(None, said), ""]
 
 
-@pytest.fixture(params=[15, 18], ids="pg{}".format)
+@pytest.fixture(params=[15, pytest.param(18, marks=pytest.mark.long)], ids="pg{}".format)
 def machine(
     request: pytest.FixtureRequest, tmp_path: Path, make_server: MakeServer
 ) -> Iterator[Machine]:

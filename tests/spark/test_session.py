@@ -138,7 +138,7 @@ def test_the_machine_s_java_starts_spark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "master", [pytest.param("local[2]", marks=pytest.mark.long), "local-cluster[1,2,1024]"]
+    "master", ["local[2]", pytest.param("local-cluster[1,2,1024]", marks=pytest.mark.long)]
 )
 def test_the_registry_s_java_starts_spark_where_the_machine_has_none(tmp_path, master):
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}

@@ -85,7 +85,7 @@ def by_relation(changes: list[Change]) -> dict[str, list[Change]]:
     return found
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(logs())
 def test_equals_the_straightforward_decoder(log: Entries) -> None:
     plain = by_relation(PlainDecoder(log.schemas).decode(log.entries))

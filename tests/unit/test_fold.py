@@ -124,7 +124,7 @@ def exact(table):
 
 
 @given(histories(), st.lists(st.integers(0, 100), max_size=4))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_a_fold_applied_is_the_changes_one_after_another(history, cuts):
     table, events, expected = history
     result = fold(batches(events, cuts), KEY)
@@ -132,7 +132,7 @@ def test_a_fold_applied_is_the_changes_one_after_another(history, cuts):
 
 
 @given(histories(), st.lists(st.integers(0, 100), min_size=1, max_size=4))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_folds_compose(history, cuts):
     table, events, expected = history
     folds = [fold([batch], KEY) for batch in batches(events, cuts)]
