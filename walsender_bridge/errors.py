@@ -41,6 +41,7 @@ class Cause(IntEnum):
     SPOOL = 27
     DISK_FULL = 28
     INVARIANT = 29
+    SEALED = 30
 
 
 #: The prefix of the repair in an error's text, as PostgreSQL writes it.
@@ -196,6 +197,12 @@ class UnavailableError(TusklineError):
     """A service of Tuskline does not answer, or is not ready yet."""
 
     cause = Cause.UNAVAILABLE
+
+
+class StreamSealedError(UnavailableError):
+    """The stream was sealed, to go on with other replicas: its writer needs a new term."""
+
+    cause = Cause.SEALED
 
 
 class OutvotedError(UnavailableError):

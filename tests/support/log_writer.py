@@ -8,7 +8,7 @@ from tests.support import pgoutput_messages as pm
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash
 from walsender_bridge.errors import UnavailableError
 
@@ -27,9 +27,7 @@ class LogWriter:
         self._log = LogClient(log.address)
         self._asks = ThreadPoolExecutor(1)
         self._replica = ReplicaClient(_stream_address(self._log, stream))
-        self._writer: AppendWriter = self._replica.open_writer(
-            stream, self._log.writer_term(stream)
-        )
+        self._writer: StreamWriter = self._log.open_writer(stream)
         self._crc = self._writer.status.last_crc
         self._lsn = max(self._writer.status.last_end_lsn, 0x1000)
         self._xid = 700

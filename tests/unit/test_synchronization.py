@@ -155,7 +155,7 @@ def assert_same(source: Replica, to: Replica) -> None:
 
 
 def sealed_behind(replica: Replica, end: int) -> None:
-    replica.seal(end)
+    replica.seal(end, replica.status().term)
     assert replica.state() == ReplicaState.SEALING
 
 
@@ -297,7 +297,7 @@ def test_8_only_a_replica_that_is_behind_synchronizes(
     source.commit_next(3)
     to = copied(source, tmp_path / "to")
     if state == "sealed":
-        to.seal(4)
+        to.seal(4, 1)
     offer = source.sync_offer("k1")
     if state == "closed":
         to._core.close()

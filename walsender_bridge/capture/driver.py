@@ -114,6 +114,8 @@ class Capture:
         self._broken_in_stream = False
         self._status = StatusFile(settings.status_file, self._source.name, self._source.slot)
         self._stopped = False
+        #: The log servers at which the last session failed.
+        self._failed: set[str] = set()
         self._checked: invariants.Checked
         self.waker = Waker()
 
@@ -187,7 +189,9 @@ class Capture:
             )
             address = log.create_stream(own.name).address
             replica = stack.enter_context(ReplicaClient(address))
-            joining = SessionSetup(own, walsender, log, replica, partial(self._check, connection))
+            joining = SessionSetup(
+                own, walsender, log, replica, partial(self._check, connection), self._failed
+            )
             joined = joining.join(
                 slot_confirmed,
                 spool_limit=self._settings.spool_limit,

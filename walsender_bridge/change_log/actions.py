@@ -26,7 +26,7 @@ from walsender_bridge.errors import (
 from walsender_bridge.runtime import json_model
 from walsender_bridge.runtime.error_record import ErrorRecord
 
-VERSION: Final = 2
+VERSION: Final = 3
 #: Bytes of a request, which contains names, numbers and hashes only.
 MAX_REQUEST_BYTES: Final = 4 << 20
 #: Characters of the longest integer in a message.
