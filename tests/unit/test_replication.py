@@ -189,11 +189,12 @@ def test_not_fewer_than_min_replicas_go_on(machines) -> None:
     here.write_on(3)
     here.stop(0)
     here.write_on(1)
-    here.stop(1)
+    with here.open_writer() as writer:
+        here.stop(1)
+        with pytest.raises(UnavailableError, match="failed"):
+            here.write(writer, 100)
     with pytest.raises(UnavailableError, match="1 of 2 replicas can be written, and 2 are needed"):
-        for _ in range(100):
-            with here.log.open_writer(STREAM, here.failed) as writer:
-                here.write(writer)
+        here.log.open_writer(STREAM, here.failed)
     here.start(1)
     here.write_on(2)
     here.start(0)
@@ -224,8 +225,8 @@ def test_21_tails_of_two_writers_never_meet(machines) -> None:
         with pytest.raises(UnavailableError, match="the replicas end at 4 and 5"):
             StreamWriter(STREAM, first.term, first.addresses, set(), 10)
         here.write_on(3)
-        with pytest.raises(TusklineError):
-            alone.send([], gate_lsn=0)
+        alone.send([], gate_lsn=0)
+        with pytest.raises(FencedError):
             alone.next_ack(10)
     here.all_equal()
     assert here.end() == 7
@@ -236,7 +237,7 @@ def test_a_writer_of_before_a_seal_is_fenced(machines) -> None:
     with here.open_writer() as old:
         here.write(old)
         here.log.writer_term(STREAM)
-        with pytest.raises(UnavailableError, match="failed: the stream was sealed"):
+        with pytest.raises(UnavailableError, match="the stream was sealed"):
             here.write(old, 3)
     assert here.failed == set(), "no log server did"
     with here.open_writer() as old:

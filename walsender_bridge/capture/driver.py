@@ -50,6 +50,7 @@ from walsender_bridge.errors import (
     DivergedError,
     PublicationError,
     SlotInUseError,
+    StreamSealedError,
     TusklineError,
     UnavailableError,
     UnsupportedValueError,
@@ -140,7 +141,7 @@ class Capture:
                         in_use_since = now
                     elif now - in_use_since > SLOT_PATIENCE:
                         raise
-                    if now - began > GOOD_SESSION:
+                    if now - began > GOOD_SESSION or isinstance(error, StreamSealedError):
                         pause = FIRST_PAUSE
                     self._status.state("waiting", error)
                     _log.warning(

@@ -78,11 +78,11 @@ class StreamWriter(Closing):
 
     def _error(self, number: int, error: TusklineError) -> TusklineError:
         """The error with which the writer ends. Where others can go on, it is one after which a writer is opened again."""
-        if len(self._addresses) == 1 or not isinstance(error, _OF_A_REPLICA):
+        shared = isinstance(error, StreamSealedError) or not isinstance(error, _OF_A_REPLICA)
+        if len(self._addresses) == 1 or shared:
             return error
         address = self._addresses[number]
-        if not isinstance(error, StreamSealedError):
-            self._failed.add(address)
+        self._failed.add(address)
         return UnavailableError(
             f"the log server at {address} failed: {error.what}",
             where=f"stream {self.stream}",

@@ -79,6 +79,8 @@ class Replication:
         self._sealing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         #: By stream: a term that no writer has got yet.
         self._unused: dict[str, int] = {}
+        #: By stream and log server: why it could not be sealed, as logged last.
+        self._told: dict[tuple[str, str], str] = {}
         #: What is being carried out: streams, or streams and replicas.
         self._running: set[object] = set()
         self._pool = ThreadPoolExecutor(32, "replication")
@@ -195,7 +197,12 @@ class Replication:
             try:
                 found[each] = future.result()
             except TusklineError as error:
-                _log.warning("could not seal", stream=name, log_server=each, error=error.what)
+                # Once for each cause: capture tries again every few seconds.
+                if self._told.get((name, each)) != error.what:
+                    _log.warning("could not seal", stream=name, log_server=each, error=error.what)
+                self._told[name, each] = error.what
+            else:
+                self._told.pop((name, each), None)
         return found
 
     def _seal_member(self, name: str, replica: str, end: int, term: int) -> ReplicaStatus:
