@@ -351,7 +351,7 @@ def test_a_replica_with_a_fault_stops_and_writes_nothing(tmp_path, monkeypatch):
         return [PutDurable(core.current)]
 
     monkeypatch.setattr(Replica, "seal", faulty)
-    for ask in (lambda: hosted.seal(3, 1), hosted.status, lambda: hosted.trim(2, 9)):
+    for ask in (lambda: hosted.seal(3, 9), hosted.status, lambda: hosted.trim(2, 9)):
         with pytest.raises(InvariantError, match="trimmed_within_committed"):
             ask()
     assert hosted.report("k") is None

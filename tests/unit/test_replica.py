@@ -28,6 +28,7 @@ from walsender_bridge.errors import (
     FencedError,
     InvalidReplicaError,
     MalformedMessageError,
+    StreamSealedError,
 )
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 
@@ -340,12 +341,14 @@ def test_sealing(picture: str, end: int, state: ReplicaState, left: int, restart
     report = replica.report("k")
     assert report is not None
     assert (report.version, report.length) == (3, 0)
-    with pytest.raises(FencedError):
+    with pytest.raises(StreamSealedError):
         replica.open_writer(8)
     with pytest.raises(InvalidReplicaError, match="cannot open a writer"):
         replica.open_writer(10)
     replica.open_writer(9)
     assert replica.state == ReplicaState.APPENDABLE
+    with pytest.raises(FencedError, match="not newer"):
+        replica.seal(end, 9)  # a request that is late
     make.follow(replica.status())
     append(replica, make.whole())
 

@@ -16,7 +16,8 @@ from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.demo.local_server import free_port
-from walsender_bridge.errors import FencedError, TusklineError, UnavailableError
+from walsender_bridge.errors import FencedError, StreamSealedError, TusklineError, UnavailableError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 STREAM = "shop"
 
@@ -133,8 +134,8 @@ class Machines:
 def machines(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
     made: list[Machines] = []
 
-    def make(*, least: int = 2, silence: float = 60.0) -> Machines:
-        policy = ReplicationPolicy(replicas=3, min_replicas=least, silence=silence)
+    def make(*, replicas: int = 3, least: int = 2, silence: float = 60.0) -> Machines:
+        policy = ReplicationPolicy(replicas, min(replicas, least), silence)
         made.append(Machines(tmp_path, policy))
         made[0].log.create_stream(STREAM)
         return made[0]
@@ -251,7 +252,7 @@ def test_a_writer_of_before_a_seal_is_fenced(machines) -> None:
 def test_a_repository_that_ends_while_a_stream_is_sealed_seals_it_again(machines) -> None:
     here = machines()
     here.write_on(3)
-    here.repository._replication._pool.submit = None  # nothing is sealed behind the record
+    here.repository._replication._calls.submit = None  # nothing is sealed behind the record
     with pytest.raises(TusklineError):
         here.log.writer_term(STREAM)
     assert here.repository._state.streams[STREAM].sealed
@@ -262,3 +263,42 @@ def test_a_repository_that_ends_while_a_stream_is_sealed_seals_it_again(machines
     here.write_on(3)
     here.all_equal()
     assert here.end() == 7
+
+
+def test_a_stream_of_one_log_server_gets_others_while_it_is_written(machines) -> None:
+    here = machines(replicas=1)
+    with here.open_writer() as writer:
+        here.write(writer, 5)
+        here.committed()
+        assert here.members() == [0]
+        here.repository.stop()
+        here.log.close()
+        here.policy = ReplicationPolicy(3, 2)
+        here.start_repository()
+        here.log = LogClient(here.repository.address)
+        wait_for(lambda: here.members() == [0, 1, 2], 30, "it has others")
+        with pytest.raises(StreamSealedError):
+            here.write(writer)
+    here.write_on(3)
+    here.all_equal()
+    assert here.end() > 8
+
+
+def test_a_replica_that_was_out_learns_what_the_slot_was_confirmed_to(machines) -> None:
+    """Nothing was written meanwhile, so it has all entries."""
+    here = machines()
+    here.write_on(2)
+    here.stop(2)
+    with contextlib.suppress(UnavailableError), here.open_writer() as writer:
+        writer.send([], confirm_to=WalPosition(1, 777), system_id=5)
+        assert writer.next_ack(10) is not None
+    wait_for(lambda: here.members() == [0, 1], 20, "it is left out")
+    with here.open_writer() as writer:
+        writer.send([], confirm_to=WalPosition(1, 999), system_id=5)
+        assert writer.next_ack(10) is not None
+    here.start(2)
+    wait_for(lambda: here.members() == [0, 1, 2], 20, "it is in sync")
+    here.open_writer().close()
+    with ReplicaClient(here.listens[2]) as replica:
+        status = replica.stream_status(STREAM)
+    assert (status.confirmed_to, status.system_id) == (WalPosition(1, 999), 5)

@@ -71,6 +71,7 @@ class StreamWriter(Closing):
                     raise self._error(number, error) from None
                 self._writers.append(stack.enter_context(writer))
             self.status = self._common([writer.status for writer in self._writers])
+            self._tell_all(timeout)
             stack.pop_all()
 
     def _deliver(self, number: int, arrived: Ack | TusklineError) -> None:
@@ -106,6 +107,16 @@ class StreamWriter(Closing):
             confirmed_to=max(confirmed, default=None),
             system_id=systems[0] if systems else None,
         )
+
+    def _tell_all(self, timeout: float) -> None:
+        """Record on all replicas what some of them were told: up to there, the slot may have been confirmed."""
+        wanted = self.status.confirmed_to, self.status.system_id
+        known = {(w.status.confirmed_to, w.status.system_id) for w in self._writers}
+        if known == {wanted}:
+            return
+        self.send([], confirm_to=wanted[0], gate_lsn=0, system_id=wanted[1])
+        if self.next_ack(timeout) is None:
+            raise UnavailableError("a log server does not answer", where=f"stream {self.stream}")
 
     def send(
         self,

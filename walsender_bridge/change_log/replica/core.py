@@ -74,6 +74,7 @@ from walsender_bridge.errors import (
     FencedError,
     InvalidReplicaError,
     MalformedMessageError,
+    StreamSealedError,
 )
 from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
@@ -166,6 +167,15 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
 }
 
 
+def sealed_error(stream: str) -> StreamSealedError:
+    """The error for a writer whose stream was sealed."""
+    return StreamSealedError(
+        "the stream was sealed; a writer needs a new term",
+        where=f"stream {stream}",
+        repair="try again",
+    )
+
+
 # -- the core ---------------------------------------------------------------------------------------
 
 
@@ -239,6 +249,9 @@ class Replica:
         one is of a seal that this replica does not know.
         """
         if term < self.current.term:
+            if self.state in {ReplicaState.SEALING, ReplicaState.SEALED}:
+                # No newer writer need exist: the stream may have been sealed since this one got its term.
+                raise sealed_error(self.durable.stream)
             raise FencedError(
                 f"the writer's term {term} is older than the current term {self.current.term}",
                 where=f"stream {self.durable.stream}",
@@ -430,12 +443,14 @@ class Replica:
         """Accept no more entries, and remove those at or above `end`, the end of the last commit.
 
         `term`: of the seal, which fences the writers before it. The state is SEALING while commits below `end` are missing.
-        Raises `FencedError` if the replica has a newer term, `InvalidReplicaError` if it has committed more than the
-        repository knows.
+        Raises `FencedError` if the replica has a newer term, or if this term's writer has unsealed it: then the request is
+        late, and would remove entries that were reported. Raises `InvalidReplicaError` if the replica has committed more
+        than the repository knows.
         """
-        if term < self.current.term:
+        unsealed = self.state == ReplicaState.APPENDABLE and term == self.current.term
+        if term < self.current.term or unsealed:
             raise FencedError(
-                f"the seal's term {term} is older than the current term {self.current.term}",
+                f"the seal's term {term} is not newer than the current term {self.current.term}",
                 where=f"stream {self.durable.stream}",
             )
         if end < self.current.committed_end:

@@ -30,7 +30,7 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
 )
 from walsender_bridge.change_log.replica import damaged_segments
-from walsender_bridge.change_log.replica.core import Replica, ReplicaState
+from walsender_bridge.change_log.replica.core import Replica, ReplicaState, sealed_error
 from walsender_bridge.change_log.replica.disk import (
     Durable,
     Effect,
@@ -46,7 +46,6 @@ from walsender_bridge.errors import (
     CorruptError,
     FencedError,
     InvariantError,
-    StreamSealedError,
     TrimmedError,
     TusklineError,
     UnavailableError,
@@ -273,11 +272,7 @@ class HostedReplica:
         """See `Replica.seal`. It ends the session of the writer."""
         with self._lock:
             self._do(lambda core: core.seal(end, term))
-            self._ended = StreamSealedError(
-                "the stream was sealed; a writer needs a new term",
-                where=f"stream {self.folder.name}",
-                repair="try again",
-            )
+            self._ended = sealed_error(self.folder.name)
             self._session += 1
             return self._core.status()
 

@@ -33,8 +33,8 @@ class ReplicationPolicy:
     silence: float = 10.0
 
     def least(self, stream: StreamState) -> int:
-        """How many members this stream needs: not more than it has ever had replicas."""
-        return max(1, min(self.min_replicas, len(stream.replicas)))
+        """How many members this stream needs; one that never had so many needs those that it has."""
+        return max(1, min(self.min_replicas, len(stream.members)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ _SEALING: Final = 10.0
 #: Seconds that a synchronization may take: for many hours of entries.
 _SYNCHRONIZING: Final = 24 * 3600.0
 #: The same while the stream is sealed, for what came in the meantime.
-_REST: Final = 30.0
+_REST: Final = 10.0
 #: Bytes that may be lacking when the stream is sealed to take a replica back: less than a second of them.
 _LITTLE: Final = 32 << 20
 #: Commits in one call.
@@ -83,7 +83,9 @@ class Replication:
         self._told: dict[tuple[str, str], str] = {}
         #: What is being carried out: streams, or streams and replicas.
         self._running: set[object] = set()
-        self._pool = ThreadPoolExecutor(32, "replication")
+        # A decision waits for calls, so that these have threads of their own.
+        self._work = ThreadPoolExecutor(8, "replication")
+        self._calls = ThreadPoolExecutor(32, "seals")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
 
@@ -96,7 +98,8 @@ class Replication:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._work.shutdown(wait=False, cancel_futures=True)
+        self._calls.shutdown(wait=False, cancel_futures=True)
 
     # -- writers ------------------------------------------------------------------------------------
 
@@ -191,7 +194,8 @@ class Replication:
         """Those that are sealed at `end` now."""
         found = {}
         pending = [
-            (each, self._pool.submit(self._seal_member, name, each, end, term)) for each in replicas
+            (each, self._calls.submit(self._seal_member, name, each, end, term))
+            for each in replicas
         ]
         for each, future in pending:
             try:
@@ -332,7 +336,7 @@ class Replication:
             finally:
                 self._running.discard(key)
 
-        self._pool.submit(do)
+        self._work.submit(do)
 
     def _leave_out(self, name: str, failed: Sequence[str]) -> None:
         with self._sealing[name]:

@@ -206,7 +206,7 @@ def unheard(
 
     def suffices(stream: StreamState) -> bool:
         silent = sum(replica not in heard for replica in stream.replicas)
-        return silent < min(max(min_replicas, 1), len(stream.replicas))
+        return silent < max(1, min(min_replicas, len(stream.members)))
 
     if all(suffices(stream) for stream in streams.values()):
         return []
