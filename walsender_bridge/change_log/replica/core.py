@@ -536,9 +536,13 @@ class Replica:
         On an error nothing changes. Raises `InvalidReplicaError` for another source than that of `sync_init`, or a batch
         that does not follow; `DivergedError`, `CorruptError` or `MalformedMessageError` for its entries.
         """
-        if self.current.syncing_from != source:
+        # One that was found damaged since may lack what was there at SyncInit.
+        damaged = self.outcome == RecoveryOutcome.INVALID
+        if self.current.syncing_from != source or damaged:
             raise InvalidReplicaError(
-                f"it is being synchronized with {self.current.syncing_from or 'no log server'}, not {source}",
+                f"it is being synchronized with {self.current.syncing_from or 'no log server'}, not {source}"
+                if not damaged
+                else f"it is damaged: {self.reason}",
                 where=f"stream {self.durable.stream}",
                 repair="begin with SyncInit",
             )

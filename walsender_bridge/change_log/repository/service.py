@@ -248,12 +248,12 @@ class RepositoryServer:
         return counted
 
     def _reporting(self) -> set[tuple[str, str]]:
-        """The streams and log servers whose last report was valid."""
+        """The streams and log servers whose last report was valid, and whose replica takes commits."""
         return {
             (stream, link.log_server_id)
             for link in self._log_servers.with_own_id()
             for stream in link.reported
-            if self._noted.is_valid(link.log_server_id, stream)
+            if stream not in link.refused and self._noted.is_valid(link.log_server_id, stream)
         }
 
     def _trim(self) -> None:
