@@ -41,6 +41,7 @@ class Cause(IntEnum):
     SPOOL = 27
     DISK_FULL = 28
     INVARIANT = 29
+    BEHIND = 30
 
 
 #: The prefix of the repair in an error's text, as PostgreSQL writes it.
@@ -196,6 +197,16 @@ class UnavailableError(TusklineError):
     """A service of Tuskline does not answer, or is not ready yet."""
 
     cause = Cause.UNAVAILABLE
+
+
+class SilentError(UnavailableError):
+    """A service of Tuskline did not answer in time: it hangs, or needs longer."""
+
+
+class BehindError(UnavailableError):
+    """A replica of the log does not have what is asked for yet; another one may."""
+
+    cause = Cause.BEHIND
 
 
 class OutvotedError(UnavailableError):

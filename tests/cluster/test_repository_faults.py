@@ -203,7 +203,7 @@ def test_a_repository_whose_disk_takes_nothing_is_every_streams_fault(tmp_path: 
         repository = log.repository
         assert repository is not None
         with (
-            ReplicaClient(cut.address) as replica,
+            ReplicaClient(cut.addresses[0]) as replica,
             replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
         ):
             with repository._changed:
@@ -317,7 +317,7 @@ def write(client: LogClient, make: EntryMaker, seconds: float = 60) -> None:
     """One more transaction, committed."""
     cut = wait_for(lambda: _cut(client), 30, "the stream")
     with (
-        ReplicaClient(cut.address) as replica,
+        ReplicaClient(cut.addresses[0]) as replica,
         replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
     ):
         writer.send([make.whole()], schemas=list(SCHEMAS.values()))
@@ -340,7 +340,7 @@ def _cut(client: LogClient) -> StreamCut | None:
 
 def _stream(client: LogClient) -> str | None:
     try:
-        return client.create_stream(STREAM).address
+        return client.create_stream(STREAM).addresses[0]
     except UnavailableError:
         return None
 

@@ -20,13 +20,14 @@ from pyarrow import flight
 from walsender_bridge.errors import (
     MalformedMessageError,
     NotSupportedError,
+    SilentError,
     TusklineError,
     UnavailableError,
 )
 from walsender_bridge.runtime import json_model
 from walsender_bridge.runtime.error_record import ErrorRecord
 
-VERSION: Final = 2
+VERSION: Final = 3
 #: Bytes of a request, which contains names, numbers and hashes only.
 MAX_REQUEST_BYTES: Final = 4 << 20
 #: Characters of the longest integer in a message.
@@ -182,7 +183,7 @@ def raised(error: Exception, where: str) -> TusklineError:
         with contextlib.suppress(ValueError):
             return json_model.decode(ErrorRecord, extra).error()
     if isinstance(error, flight.FlightTimedOutError):
-        return UnavailableError(
+        return SilentError(
             "service did not answer in time", where=where, repair="check whether it hangs"
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
