@@ -392,11 +392,13 @@ def test_an_entry_that_takes_longer_than_the_first_timeout_is_waited_for() -> No
             assert [offset for offset, _ in seen(reader.read(1, 5))] == [1, 2, 3, 4]
 
 
-def test_an_error_of_the_request_is_raised_at_once(serve, monkeypatch) -> None:
-    first, second = serve("a"), serve("b")
-    monkeypatch.setattr(second, "replica", lambda _: pytest.fail("it was asked, too"))
-    with reading(first, second) as reader, pytest.raises(MalformedMessageError, match="relations"):
-        next(reader.read(1, 5, [7]))  # type: ignore[list-item]  # as another client
+def test_an_error_of_the_request_is_raised_at_once(serve) -> None:
+    with (
+        Wire([1, 2, 3, 4], 5) as wire,
+        reading(serve("a"), f"grpc://127.0.0.1:{wire.port}") as reader,
+        pytest.raises(MalformedMessageError, match="relations"),
+    ):
+        seen(reader.read(1, 5, [7]))  # type: ignore[list-item]  # as another client
 
 
 # -- the repository ---------------------------------------------------------------------------------
