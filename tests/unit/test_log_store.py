@@ -569,6 +569,9 @@ def test_the_newest_schema_of_each_relation(log: Log) -> None:
     assert log.host.schemas([digest]) == {digest: SCHEMAS[AUDIT]}
     with pytest.raises(CorruptError, match="not in the registry"):
         log.host.schemas([bytes(16)])
+    # Whoever asks for a hash that never was does not stop the replica.
+    assert log.host.report("k") is not None
+    assert log.host.schemas([digest]) == {digest: SCHEMAS[AUDIT]}
 
 
 def test_the_newest_schema_of_a_relation_is_the_last_that_was_sent(log: Log) -> None:

@@ -471,8 +471,18 @@ class HostedReplica:
         return self._names[digest]
 
     def schemas(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Schema records by hash. Raises `CorruptError` if one is missing."""
+        """Schema records by hash. Raises `CorruptError` if one is missing.
+
+        That is no damage of this replica if it never had the record: anybody may ask for any hash.
+        """
         self._readable_at_all()
+        with self._lock:
+            unknown = self._healthy().unknown_schemas(digests)
+        if unknown:
+            raise CorruptError(
+                f"schema {unknown[0].hex()} is not in the registry",
+                where=f"stream {self.folder.name}",
+            )
         with self._reading():
             return self._store.schemas(digests)
 
