@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from spark_consumers.sources.changes import TusklineSource
 from tests.support.change_entries import Table, insert
@@ -26,14 +25,14 @@ def test_41_a_job_reads_from_both_replicas_and_one_may_be_killed(
 ) -> None:
     began, may_go_on = tmp_path / "began", tmp_path / "may-go-on"
 
-    def held(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def held(rows: Iterable[Row]) -> Iterator[Row]:
         """What was read, once the test lets it pass."""
         began.touch()
         deadline = time.monotonic() + 60
         while not may_go_on.exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        yield from batches
+        yield from rows
 
     with ReplicatedLog(tmp_path) as log, contextlib.ExitStack() as stack:
         log.create("shop")
@@ -50,7 +49,7 @@ def test_41_a_job_reads_from_both_replicas_and_one_may_be_killed(
         assert [task.addresses[0] for task in planned] == both * (COMMITS // 2)
         frame = spark.read.format("tuskline").options(**options).load().select("id", "note")
         job = stack.enter_context(ThreadPoolExecutor(1)).submit(
-            frame.mapInArrow(held, frame.schema).collect
+            frame.rdd.mapPartitions(held).collect
         )
         # Whatever becomes of the test, the job has to end.
         stack.callback(may_go_on.touch)
