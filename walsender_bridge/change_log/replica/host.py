@@ -473,18 +473,17 @@ class HostedReplica:
     def schemas(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         """Schema records by hash. Raises `CorruptError` if one is missing.
 
-        That is no damage of this replica if it never had the record: anybody may ask for any hash.
+        That is no damage of this replica unless its registry is damaged: anybody may ask for any hash.
         """
         self._readable_at_all()
         with self._lock:
             unknown = self._healthy().unknown_schemas(digests)
-        if unknown:
-            raise CorruptError(
-                f"schema {unknown[0].hex()} is not in the registry",
-                where=f"stream {self.folder.name}",
-            )
         with self._reading():
-            return self._store.schemas(digests)
+            found = self._store.schemas(self._store.known_schemas() if unknown else digests)
+        if unknown:
+            what = f"schema {unknown[0].hex()} is not in the registry"
+            raise CorruptError(what, where=str(self.folder))
+        return found
 
     def _readable_at_all(self) -> None:
         with self._lock:
