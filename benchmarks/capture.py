@@ -200,7 +200,7 @@ def start(stack: Stack) -> None:
 
 def _wait_durable(stack: Stack, work: Workload, watch: _Watch) -> None:
     with LogClient(stack.log_address) as log:
-        address = log.status().streams[STREAM].address
+        address = log.status().streams[STREAM].addresses[0]
     deadline = time.monotonic() + _PATIENCE
     with ReplicaClient(address) as replica:
         while True:

@@ -8,11 +8,11 @@ from hashlib import sha256
 from walsender_bridge.change_log.client import (
     LogClient,
     LogEntry,
-    ReplicaClient,
     read_header,
     read_payload,
     split_schema_record,
 )
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.postgres.protocol import pgoutput
 
 
@@ -31,8 +31,8 @@ def entries(log: str, stream: str) -> Iterator[LogEntry]:
     """All committed entries."""
     with LogClient(log) as client:
         cut = client.status().streams[stream]
-    with ReplicaClient(cut.address) as replica:
-        yield from replica.read(stream, cut.low_offset, cut.end_offset)
+    with StreamReader.of(cut) as reader:
+        yield from reader.read(cut.low_offset, cut.end_offset)
 
 
 def schemas(log: str, stream: str) -> dict[bytes, bytes]:
@@ -40,8 +40,8 @@ def schemas(log: str, stream: str) -> dict[bytes, bytes]:
     hashes = {r.schema_hash for e in entries(log, stream) for r in read_header(e.data).relations}
     with LogClient(log) as client:
         cut = client.status().streams[stream]
-    with ReplicaClient(cut.address) as replica:
-        return replica.schemas(stream, hashes)
+    with StreamReader.of(cut) as reader:
+        return reader.schemas(hashes)
 
 
 def payloads(log: str, stream: str) -> Iterator[bytes]:

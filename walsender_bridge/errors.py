@@ -42,6 +42,7 @@ class Cause(IntEnum):
     DISK_FULL = 28
     INVARIANT = 29
     SEALED = 30
+    BEHIND = 31
 
 
 #: The prefix of the repair in an error's text, as PostgreSQL writes it.
@@ -203,6 +204,16 @@ class StreamSealedError(UnavailableError):
     """The stream was sealed, to go on with other replicas: its writer needs a new term."""
 
     cause = Cause.SEALED
+
+
+class SilentError(UnavailableError):
+    """A service of Tuskline did not answer in time: it hangs, or needs longer."""
+
+
+class BehindError(UnavailableError):
+    """A replica of the log does not have what is asked for yet; another one may."""
+
+    cause = Cause.BEHIND
 
 
 class OutvotedError(UnavailableError):

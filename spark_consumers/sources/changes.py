@@ -35,7 +35,7 @@ from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.decode.types import arrow_schema, spark_schema
 from spark_consumers.sources import pushdown
 from spark_consumers.sources.options import Options
-from spark_consumers.sources.positions import LogReader, StreamOffsets, other_log
+from spark_consumers.sources.positions import LogReader, StreamOffsets
 from spark_consumers.sources.pushdown import Pruning
 from spark_consumers.sources.rows import (
     CHANGES_SCHEMA,
@@ -45,7 +45,8 @@ from spark_consumers.sources.rows import (
     table_schema,
 )
 from spark_consumers.sources.tables import WantedTable, choose_tables, newest_hash, tables_of
-from walsender_bridge.change_log.client import LogClient, LogStatus, ReplicaClient
+from walsender_bridge.change_log.client import LogClient, LogStatus
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import SchemaError, UnsupportedValueError, UsageError
 
 NAME = "tuskline"
@@ -171,11 +172,14 @@ class TusklineSource(DataSource):
 
 @dataclass
 class _Task(InputPartition):
-    """What one task reads of the log that the range was planned from; `relations` (None: all) are names `schema.table`."""
+    """What one task reads of the log that the range was planned from; `relations` (None: all) are names `schema.table`.
+
+    `addresses`: of the replicas to read from, in the order to try.
+    """
 
     log_id: str
     stream: str
-    address: str
+    addresses: tuple[str, ...]
     first: int
     end: int
     relations: tuple[str, ...] | None
@@ -227,7 +231,7 @@ class _Plan:
         found: list[InputPartition] = []
         for part in log.ranges(status, start, end, self.settings.partition_bytes):
             names = log.relations.get(part.stream)
-            where = (part.stream, part.address, part.first, part.end)
+            where = (part.stream, part.addresses, part.first, part.end)
             found.append(_Task(status.log_id, *where, names))
         return found
 
@@ -241,22 +245,21 @@ class _Plan:
         chosen = self.settings.columns
         if self._shape is not None and self._newest is None:
             chosen = tuple(table_columns(self._shape).names)
-        with ReplicaClient(task.address) as replica:
+        # Offsets of another log are the same numbers: the reader compares the log's id with each batch of entries.
+        with StreamReader(
+            task.stream, task.addresses, holds=task.end, log_id=task.log_id
+        ) as reader:
             batches = decode_entries(
-                replica.read(task.stream, task.first, task.end, task.relations),
-                lambda digest: replica.schemas(task.stream, [digest])[digest],
+                reader.read(task.first, task.end, task.relations),
+                lambda digest: reader.schemas([digest])[digest],
                 relations=None if task.relations is None else frozenset(task.relations),
                 columns=None if chosen is None else frozenset(chosen),
                 as_text=self._shape is None,
             )
-            yield from self._rows(replica, task, batches)
-            # Offsets of another log are the same numbers. Checked after the read: it could answer at any moment before.
-            found = replica.stream_status(task.stream).log_id
-            if found != task.log_id:
-                raise other_log(task.log_id, found, task.address)
+            yield from self._rows(reader, task, batches)
 
     def _rows(
-        self, replica: ReplicaClient, task: _Task, batches: Iterator[ChangeBatch]
+        self, reader: StreamReader, task: _Task, batches: Iterator[ChangeBatch]
     ) -> Iterator[pa.RecordBatch]:
         if self._shape is None:
             yield from (change_rows(task.stream, batch) for batch in batches)
@@ -264,17 +267,17 @@ class _Plan:
         fitting: set[bytes] = set()
         for batch in _typed(batches):
             if batch.schema_hash not in fitting:
-                self._check_columns(replica, task, batch, table_columns(self._shape).names)
+                self._check_columns(reader, task, batch, table_columns(self._shape).names)
                 fitting.add(batch.schema_hash)
             yield table_rows(batch, self._shape)
 
     def _check_columns(
-        self, replica: ReplicaClient, task: _Task, batch: ChangeBatch, known: list[str]
+        self, reader: StreamReader, task: _Task, batch: ChangeBatch, known: list[str]
     ) -> None:
         """Columns that this query does not know may be left out only if the table has lost them since."""
         extra = {column.name for column in batch.relation.columns} - set(known)
         name = batch.relation.full_name
-        if extra and self._newest != newest_hash(replica, task.stream, name):
+        if extra and self._newest != newest_hash(reader, name):
             raise SchemaError(
                 f"the table has columns that this query does not have: {', '.join(sorted(extra))}",
                 where=f"{task.stream}.{name}, log offset {batch.offset[0]}",

@@ -23,7 +23,8 @@ that were never used: positions below it have no continuation, whatever else mat
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from walsender_bridge.change_log.client import CutPoint, LogStatus, ReplicaClient, StreamCut
+from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
 
 
@@ -53,16 +54,14 @@ class Around:
     first: CutPoint | None
 
 
-def around(
-    replica: ReplicaClient, mark: HistoryMark, cut: StreamCut, version: int
-) -> Around | None:
+def around(reader: StreamReader, mark: HistoryMark, cut: StreamCut, version: int) -> Around | None:
     """The commits around the position; None where `differs` needs none, or the log was trimmed beyond it."""
     if not max(cut.low_offset, 1) <= mark.offset < cut.end_offset:
         return None
-    behind = replica.plan(cut.stream, mark.offset, version, max_versions=1)
+    behind = reader.plan(mark.offset, version, max_versions=1)
     if not behind:
         return Around(None, None)
-    return Around(replica.cut_before(cut.stream, behind[0].version), behind[0])
+    return Around(reader.cut_before(behind[0].version), behind[0])
 
 
 def was_reattached(mark: HistoryMark, cut: StreamCut | None) -> bool:

@@ -24,9 +24,10 @@ from walsender_bridge.change_log.client import (
     CutPoint,
     LogClient,
     LogStatus,
-    ReplicaClient,
     StreamCut,
 )
+from walsender_bridge.change_log.replica_order import rotated
+from walsender_bridge.change_log.stream_reader import StreamReader, other_log
 from walsender_bridge.errors import ConfigError, DivergedError, TrimmedError, UnknownStreamError
 from walsender_bridge.runtime.closing import Closing
 
@@ -80,10 +81,10 @@ def _offsets(record: Mapping[str, Any]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Entries [first, end) of one stream, to be read from the replica at `address`."""
+    """Entries [first, end) of one stream, to be read from the replicas at `addresses`, tried in this order."""
 
     stream: str
-    address: str
+    addresses: tuple[str, ...]
     first: int
     end: int
 
@@ -101,7 +102,7 @@ class LogReader(Closing):
         for table in tables or ():
             names = self.relations.get(table.stream, ())
             self.relations[table.stream] = (*names, table.relation.full_name)
-        self._replicas: dict[str, ReplicaClient] = {}
+        self._readers: dict[str, StreamReader] = {}
         self.address = self._log.address
 
     @property
@@ -109,15 +110,15 @@ class LogReader(Closing):
         """The repository."""
         return self._log
 
-    def replica(self, address: str) -> ReplicaClient:
-        """The client of a log server, made once."""
-        if address not in self._replicas:
-            self._replicas[address] = ReplicaClient(address)
-        return self._replicas[address]
+    def reader(self, cut: StreamCut) -> StreamReader:
+        """The reader of a stream, made once, of everything below the cut."""
+        reader = self._readers.setdefault(cut.stream, StreamReader.of(cut))
+        reader.follow(cut)
+        return reader
 
     def close(self) -> None:
         """End all connections."""
-        for client in (self._log, *self._replicas.values()):
+        for client in (self._log, *self._readers.values()):
             client.close()
 
     def status(self) -> LogStatus:
@@ -150,7 +151,7 @@ class LogReader(Closing):
             return self.newest(status)
         ends, last = {}, {}
         for name, cut in status.streams.items():
-            point = self.replica(cut.address).cut_before(name, version + 1)
+            point = self.reader(cut).cut_before(version + 1)
             low = max(cut.low_offset, 1)
             if point is None and low > 1:
                 raise trimmed(name, low, f"version {version + 1}", self.address)
@@ -163,10 +164,7 @@ class LogReader(Closing):
 
     def version_at(self, status: LogStatus, commit_time: int) -> int | None:
         """The first version with a commit at that time or later (microseconds); None if there is none."""
-        found = [
-            self.replica(cut.address).version_at(name, commit_time)
-            for name, cut in status.streams.items()
-        ]
+        found = [self.reader(cut).version_at(commit_time) for cut in status.streams.values()]
         return min((point.version for point in found if point is not None), default=None)
 
     def check_log(self, status: LogStatus, position: StreamOffsets) -> None:
@@ -178,7 +176,7 @@ class LogReader(Closing):
             cut = status.streams[stream]
             if was_reattached(mark, cut):
                 raise reattached(cut, mark.offset, self.address)
-            found = around(self.replica(cut.address), mark, cut, status.version)
+            found = around(self.reader(cut), mark, cut, status.version)
             if why := differs(position.version, mark, status, stream, found):
                 raise DivergedError(
                     f"the log was rolled back past the position: {why}",
@@ -233,8 +231,8 @@ class LogReader(Closing):
             if goal.streams[name] <= starts[name]:
                 points[name] = []
                 continue
-            replica = self.replica(cut.address)
-            points[name] = replica.plan(name, starts[name], goal.version, max_bytes, max_versions)
+            reader = self.reader(cut)
+            points[name] = reader.plan(starts[name], goal.version, max_bytes, max_versions)
             if points[name] and points[name][-1].end_offset < goal.streams[name]:
                 # What follows in this stream is not known: no version beyond may be chosen.
                 known = min(known, points[name][-1].version)
@@ -251,7 +249,7 @@ class LogReader(Closing):
     def _bytes_before(self, cut: StreamCut, points: list[CutPoint]) -> int:
         if not points:
             return 0
-        before = self.replica(cut.address).cut_before(cut.stream, points[0].version)
+        before = self.reader(cut).cut_before(points[0].version)
         if before is not None:
             return before.bytes_total
         # The commit before it is trimmed: the first commit is taken whatever its size.
@@ -260,7 +258,10 @@ class LogReader(Closing):
     def ranges(
         self, status: LogStatus, start: StreamOffsets, end: StreamOffsets, size: int
     ) -> list[OffsetRange]:
-        """What lies between two positions, in ranges of about `size` bytes that end at commits."""
+        """What lies between two positions, in ranges of about `size` bytes that end at commits.
+
+        Each range is to be read from another replica first, so that all log servers have their part.
+        """
         found: list[OffsetRange] = []
         for name, last in end.streams.items():
             first = start.streams.get(name, 1)
@@ -271,15 +272,14 @@ class LogReader(Closing):
                 raise UnknownStreamError(
                     f"the log has no stream {name}", where=self.address, repair="restore it"
                 )
-            replica = self.replica(cut.address)
+            reader = self.reader(cut)
 
-            def page(
-                after: int, replica: ReplicaClient = replica, name: str = name
-            ) -> list[CutPoint]:
-                return replica.plan(name, after, end.version)
+            def page(after: int, reader: StreamReader = reader) -> list[CutPoint]:
+                return reader.plan(after, end.version)
 
             found += [
-                OffsetRange(name, cut.address, *bounds) for bounds in split(page, first, last, size)
+                OffsetRange(name, rotated(cut.addresses, number), *bounds)
+                for number, bounds in enumerate(split(page, first, last, size), len(found))
             ]
         return found
 
@@ -343,15 +343,6 @@ def split(
     if bounds[-1] < last:
         bounds.append(last)
     return list(pairwise(bounds))
-
-
-def other_log(known: str, found: str, where: str) -> ConfigError:
-    """The error for a position of log `known` where log `found` answers."""
-    return ConfigError(
-        f"the position belongs to log {known}, but this is log {found}",
-        where=where,
-        repair="read the log of the checkpoint, or start with a new checkpoint",
-    )
 
 
 def reattached(cut: StreamCut, offset: int, where: str) -> DivergedError:

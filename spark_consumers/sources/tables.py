@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_consumers.decode.types import with_base_types
-from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.entry import schema_hash, split_schema_record
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import SchemaError, UsageError
 from walsender_bridge.postgres.protocol.pgoutput import Column, Relation, parse_relation
 
@@ -45,10 +46,10 @@ def tables_of(address: str) -> list[WantedTable]:
         status = log.status()
     found = []
     for stream, cut in sorted(status.streams.items()):
-        with ReplicaClient(cut.address) as replica:
+        with StreamReader.of(cut) as reader:
             found += [
                 WantedTable(stream, relation_of(record), schema_hash(record))
-                for record in replica.relations(stream)
+                for record in reader.relations()
             ]
     return found
 
@@ -59,9 +60,9 @@ def relation_of(record: bytes) -> Relation:
     return with_base_types(parse_relation(message, tuple(types)))
 
 
-def newest_hash(replica: ReplicaClient, stream: str, name: str) -> bytes | None:
+def newest_hash(reader: StreamReader, name: str) -> bytes | None:
     """The hash of the newest schema of `schema.table`."""
-    records = replica.relations(stream)
+    records = reader.relations()
     found = (schema_hash(r) for r in records if relation_of(r).full_name == name)
     return next(found, None)
 

@@ -80,6 +80,6 @@ def test_a_barrier_that_waits_long_hurries_nobody() -> None:
 
 def _stream(client: LogClient) -> str | None:
     try:
-        return client.create_stream(STREAM).address
+        return client.create_stream(STREAM).addresses[0]
     except UnavailableError:
         return None

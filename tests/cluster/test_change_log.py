@@ -25,6 +25,7 @@ from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import (
+    BehindError,
     ConfigError,
     DeadlineError,
     FencedError,
@@ -593,7 +594,7 @@ def test_errors_cross_the_wire_as_what_they_are(processes: Processes) -> None:
             list(replica.read(STREAM, 1, 2, [7]))  # type: ignore[list-item]  # as another client
         with pytest.raises(ConfigError, match="invalid stream name"):
             log.create_stream("../up")
-        with pytest.raises(UsageError, match="beyond the committed end 1"):
+        with pytest.raises(BehindError, match="beyond the committed end 1"):
             list(replica.read(STREAM, 1, 5))
         with pytest.raises(NotSupportedError, match="unknown action"):
             log._call(Action("drop_everything", Empty, Empty), Empty())
@@ -609,9 +610,9 @@ def test_any_flight_client_can_read_the_log(processes: Processes) -> None:
         entries = [make.whole() for _ in range(3)]
         send(writer, *entries)
         log.barrier({STREAM: make.end_lsn}, 10)
-        address = log.status().streams[STREAM].address
+        address = log.status().streams[STREAM].addresses[0]
     with flight.FlightClient(address) as client:
-        ticket = flight.Ticket(b'{"v": 2, "stream": "shop", "from_offset": 1, "to_offset": 4}')
+        ticket = flight.Ticket(b'{"v": 3, "stream": "shop", "from_offset": 1, "to_offset": 4}')
         table: pa.Table = client.do_get(ticket).read_all()
     assert table["offset"].to_pylist() == [1, 2, 3]
     assert table["data"].to_pylist() == entries

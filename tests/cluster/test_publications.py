@@ -23,7 +23,8 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.change_log.stream_reader import StreamReader
 
 each_major = pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 
@@ -98,12 +99,12 @@ def folded(log: ChangeLog, wanted: dict[str, tuple[str, ...] | None]) -> dict[st
     with LogClient(log.address) as client:
         cut = client.status().streams[STREAM]
     batches: dict[str, list[ChangeBatch]] = {}
-    with ReplicaClient(cut.address) as replica:
+    with StreamReader.of(cut) as reader:
 
         def schema(digest: bytes) -> bytes:
-            return replica.schemas(STREAM, [digest])[digest]
+            return reader.schemas([digest])[digest]
 
-        entries = replica.read(STREAM, cut.low_offset, cut.end_offset)
+        entries = reader.read(cut.low_offset, cut.end_offset)
         for batch in decode_entries(entries, schema, as_text=True):
             batches.setdefault(batch.relation.name, []).append(batch)
     found = {}

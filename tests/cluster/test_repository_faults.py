@@ -336,7 +336,7 @@ def _cut(client: LogClient) -> StreamCut | None:
 
 def _stream(client: LogClient) -> str | None:
     try:
-        return client.create_stream(STREAM).address
+        return client.create_stream(STREAM).addresses[0]
     except UnavailableError:
         return None
 

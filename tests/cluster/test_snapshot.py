@@ -15,6 +15,7 @@ from spark_consumers.snapshot.exported import AwaitedTransaction, ExportedSnapsh
 from spark_consumers.sources.snapshot import SnapshotSource
 from tests.support.servers import Database, each_major
 from tests.support.waiting import wait_for
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import DeadlineError, SnapshotError, TusklineError
 from walsender_bridge.postgres.client import replication_connection
 
@@ -154,12 +155,12 @@ def test_a_table_that_leaves_the_publication_while_a_copy_begins_is_not_publishe
         return shapes(*given)
 
     status = SimpleNamespace(confirmed_to=1, system_id=1)
-    replica = SimpleNamespace(stream_status=lambda stream: status)
-    monkeypatch.setattr(bootstrap, "ReplicaClient", lambda address: nullcontext(replica))
+    reader = SimpleNamespace(status=lambda: status)
+    monkeypatch.setattr(StreamReader, "of", lambda cut: nullcontext(reader))
     monkeypatch.setattr(bootstrap, "check", lambda *given: None)
     monkeypatch.setattr(bootstrap, "_shapes", later)
     found: dict[str, object] = {}
-    nothing: Any = SimpleNamespace(forget=lambda path: None, address="")
+    nothing: Any = SimpleNamespace(forget=lambda path: None)
     copier = bootstrap.TableCopier(nothing, tmp_path, nothing)
     request = bootstrap.CopyRequest(
         Source("shop", database.dsn, "p"), frozenset({"public.plain"}), nothing, 1

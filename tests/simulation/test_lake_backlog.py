@@ -44,7 +44,7 @@ class GrowingLog:
         """Where the newest version cuts each stream."""
         last = {stream: found[-1] for stream, found in self.commits.items() if found}
         return {
-            s: StreamCut(s, "", c.end_offset, c.end_offset, c.version, c.version, 1, 1, 0)
+            s: StreamCut(s, ("",), c.end_offset, c.end_offset, c.version, c.version, 1, 1, 0)
             for s, c in last.items()
         }
 

@@ -85,7 +85,7 @@ class Log:
         for stream, found in self.commits.items():
             at = found[-1].point if found else CutPoint(0, 1, 0, 0, 0)
             cuts[stream] = StreamCut(
-                *(stream, "", at.end_offset, 0, at.last_end_lsn, at.last_commit_time, 1, 1, 0),
+                *(stream, ("",), at.end_offset, 0, at.last_end_lsn, at.last_commit_time, 1, 1, 0),
                 self.history_start(stream),
             )
         return LogStatus(self.log_id, self.version, 0, cuts)

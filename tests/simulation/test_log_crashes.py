@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import pgoutput_messages as pg
-from tests.support.log_entries import ACCOUNTS, HASHES, SCHEMAS
+from tests.support.log_entries import ACCOUNTS, HASHES, SCHEMAS, batches
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import ReplicaReport
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
@@ -168,7 +168,7 @@ class Simulation:
             status = self.hosts[stream].status()
             known = self.readable[stream]
             start = max(status.low_offset, max(known, default=0) + 1)
-            for batch in self.hosts[stream].read(start, cut.context.end, None):
+            for batch in batches(self.hosts[stream], start, cut.context.end):
                 for each in batch:
                     known[each.offset] = each.data
 

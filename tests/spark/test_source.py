@@ -23,8 +23,9 @@ from tests.support.change_entries import UNCHANGED, Table, delete, insert, updat
 from tests.support.log_trim import trim
 from tests.support.log_writer import LogWriter
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import ConfigError
 
 INT, TEXT = 23, 25
@@ -613,14 +614,14 @@ def _bytes_read(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, filters: list[Any], **options: str
 ) -> tuple[int, int]:
     """What the reader that Spark makes takes from the log servers: (bytes of entries, rows)."""
-    read, count = ReplicaClient.read, [0]
+    read, count = StreamReader.read, [0]
 
     def counted(*arguments: Any) -> Iterator[Any]:
         for entry in read(*arguments):
             count[0] += len(entry.data)
             yield entry
 
-    monkeypatch.setattr(ReplicaClient, "read", counted)
+    monkeypatch.setattr(StreamReader, "read", counted)
     monkeypatch.setattr(pushdown, "asked", lambda: bool(filters))
     source = TusklineSource(options)
     reader = source.reader(source.schema())

@@ -27,6 +27,7 @@ from walsender_bridge.change_log.client import (
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.postgres.protocol import pgoutput
 
@@ -116,10 +117,10 @@ class ChangeLog:
         """Every message of every entry that is readable."""
         with LogClient(self.address) as log:
             cut = log.status().streams[STREAM]
-        with ReplicaClient(cut.address) as replica:
+        with StreamReader.of(cut) as reader:
             return [
                 bytes(message)
-                for entry in replica.read(STREAM, cut.low_offset, cut.end_offset)
+                for entry in reader.read(cut.low_offset, cut.end_offset)
                 for message in split_messages(read_payload(entry.data))
             ]
 

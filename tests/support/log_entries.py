@@ -1,10 +1,13 @@
 """Entries of a stream as capture would write them, one behind the other."""
 
 import random
+from collections.abc import Iterator, Sequence
 
 from tests.support import pgoutput_messages as pg
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import ReplicaStatus
+from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.storage.store import StoredEntry
 
 ACCOUNTS, AUDIT = 16385, 16390
 SCHEMAS = {
@@ -12,6 +15,17 @@ SCHEMAS = {
     AUDIT: entry.schema_record(pg.relation(AUDIT, "audit", [("note", 25)])),
 }
 HASHES = {oid: entry.schema_hash(record) for oid, record in SCHEMAS.items()}
+
+
+def batches(
+    replica: HostedReplica, start: int, stop: int, relations: Sequence[str] | None = None
+) -> Iterator[list[StoredEntry]]:
+    """The committed entries [start, stop), batch by batch."""
+    while True:
+        batch, start = replica.read(start, stop, relations)
+        yield batch
+        if start >= stop:
+            return
 
 
 class EntryMaker:

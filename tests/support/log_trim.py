@@ -15,9 +15,9 @@ def trim(log: ChangeLog, stream: str, low: int | None = None) -> int:
     with LogClient(log.address) as client:
         cut = client.status().streams[stream]
         low = cut.end_offset if low is None else low
-        log_server = flight.FlightClient(cut.address)
+        log_server = flight.FlightClient(cut.addresses[0])
         request = TrimRequest(stream, low, before_time=FOREVER, now=FOREVER)
-        actions.call(log_server, cut.address, TRIM, request, 10.0)
+        actions.call(log_server, cut.addresses[0], TRIM, request, 10.0)
         log_server.close()
         wait_for(lambda: client.status().streams[stream].low_offset == low, 30, "the trim")
     return low

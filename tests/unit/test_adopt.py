@@ -48,7 +48,7 @@ def head(**values: Any) -> Manifest:
 
 
 def log(log_id: str = "new", version: int = 40, streams: str = "a") -> LogStatus:
-    cuts = {s: StreamCut(s, "", 3, 3, 20, 8, 2, 1, 90) for s in streams}
+    cuts = {s: StreamCut(s, ("",), 3, 3, 20, 8, 2, 1, 90) for s in streams}
     return LogStatus(log_id, version, 0, cuts)
 
 

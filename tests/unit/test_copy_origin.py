@@ -21,7 +21,7 @@ def copied(timeline, lsn):
 
 
 def cut(timeline, lsn):
-    return StreamCut("a", "grpc://a", lsn, lsn, lsn, lsn, timeline, 1, 100)
+    return StreamCut("a", ("grpc://a",), lsn, lsn, lsn, lsn, timeline, 1, 100)
 
 
 def commits(timeline, fork, below):

@@ -26,7 +26,7 @@ LATE = {"a": "the log was rolled back: it ends late"}
 
 
 def log(version: int = 9, end: int = 30, lsn: int = 300, time: int = 3_000) -> LogStatus:
-    return LogStatus("log", version, 0, {"a": StreamCut("a", "", end, 0, lsn, time, 1, 1, 0)})
+    return LogStatus("log", version, 0, {"a": StreamCut("a", ("",), end, 0, lsn, time, 1, 1, 0)})
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_old_history_is_given_up_when_all_of_its_tables_are_copied_anew() ->
     assert rolled_back.without(log(), apart).streams == {}
 
 
-REATTACHED = StreamCut("a", "", 30, 0, 300, 3_000, 1, 1, 0, 22)
+REATTACHED = StreamCut("a", ("",), 30, 0, 300, 3_000, 1, 1, 0, 22)
 
 
 def reattached(version: int = 9) -> LogStatus:

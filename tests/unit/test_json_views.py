@@ -40,7 +40,7 @@ def values(record: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def log() -> LogStatus:
-    cut = StreamCut("shop", "grpc://127.0.0.1:1", 9, 9, LSN, MICROSECONDS, 1, 1, 100)
+    cut = StreamCut("shop", ("grpc://127.0.0.1:1",), 9, 9, LSN, MICROSECONDS, 1, 1, 100)
     return LogStatus("id", 12, 11, {"shop": cut})
 
 

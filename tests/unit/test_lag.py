@@ -20,7 +20,7 @@ def seconds(server: dict[str, object] | None) -> float | None:
         confirmed_lsn=1000,
     )
     view = SourceView("shop", "tuskline_shop", None, capture, server, None)
-    cut = StreamCut("shop", "", 5, 0, 1000, COMMITTED, 1, 1, 0)
+    cut = StreamCut("shop", ("",), 5, 0, 1000, COMMITTED, 1, 1, 0)
     log = LogStatus("log", 3, 0, {"shop": cut})
     at = COMMITTED / 1e6 + 3600
     lag, *_ = of_sources(Observation(at, None, [], [view], log, None))

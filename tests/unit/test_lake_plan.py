@@ -16,7 +16,7 @@ from walsender_bridge.change_log.client import CutPoint, StreamCut
 
 
 def cut(stream, end, lsn):
-    return StreamCut(stream, f"grpc://{stream}", end, end, lsn, lsn, 1, 1, end * 100)
+    return StreamCut(stream, (f"grpc://{stream}",), end, end, lsn, lsn, 1, 1, end * 100)
 
 
 def commit(version, end, size=100):
@@ -80,7 +80,7 @@ def test_ranges_end_at_commits_and_leave_nothing_out(monkeypatch):
     monkeypatch.setattr(plan, "RANGE_BYTES", 250)
     commits = {"a": [commit(v, v + 5) for v in range(2, 16)]}
     chosen = plan.choose(head(**{"a.public.t": table()}), 15, {"a": CUTS["a"]}, commits)
-    tasks = plan.tasks(chosen, {"a.public.t": target("a.public.t")}, {"a": "grpc://a"}, {}, "")
+    tasks = plan.tasks(chosen, {"a.public.t": target("a.public.t")}, {"a": ("x", "y")}, {}, "")
     edges = [(t.start, t.end) for t in tasks]
     assert edges[0][0] == 5
     assert edges[-1][1] == 20
@@ -88,6 +88,8 @@ def test_ranges_end_at_commits_and_leave_nothing_out(monkeypatch):
     assert {end for _, end in edges} <= {c.end_offset for c in commits["a"]}
     assert len(tasks) > 2
     assert all(not t.whole for t in tasks)
+    # Each begins with another replica, so that all log servers are read.
+    assert [t.addresses for t in tasks[:3]] == [("x", "y"), ("y", "x"), ("x", "y")]
 
 
 def test_a_fresh_copy_reads_what_the_lake_has_already_and_the_rest_once():
@@ -97,7 +99,7 @@ def test_a_fresh_copy_reads_what_the_lake_has_already_and_the_rest_once():
     chosen = plan.choose(start, 7, {"a": CUTS["a"]}, commits)
     targets = {name: replace(target(name)) for name in chosen.tables}
     late = {"a.public.new": [commit(1, 5)]}
-    tasks = plan.tasks(chosen, targets, {"a": "grpc://a"}, late, "")
+    tasks = plan.tasks(chosen, targets, {"a": ("grpc://a",)}, late, "")
     assert [(t.start, t.end, sorted(x.name for x in t.targets)) for t in tasks] == [
         (2, 5, ["a.public.new"]),
         (5, 20, ["a.public.new", "a.public.t"]),
@@ -145,7 +147,7 @@ def test_a_table_that_resumes_is_brought_up_from_where_it_stopped():
 
 def test_19_a_stream_whose_position_was_trimmed_begins_with_what_is_kept():
     """Nothing that follows needs what is gone: the pipeline sees to that."""
-    trimmed = StreamCut("a", "grpc://a", 20, 20, 70, 70, 1, 12, 2000)
+    trimmed = StreamCut("a", ("grpc://a",), 20, 20, 70, 70, 1, 12, 2000)
     copied = {"a.public.t": table(COPIED, 70, offset=15)}
     start = head(copied, **{"a.public.t": table("held")})
     chosen = plan.choose(start, 7, {"a": trimmed}, {"a": [commit(7, 20)]})

@@ -49,7 +49,7 @@ MESSAGES = (
     m.TransactionsAnswer(((1, 2, 3), (4, 5, 6))),
     r.BarrierRequest({"shop": 7}, 0.5),
     r.RegisterConsumerRequest("lake", None, 60.0),
-    r.StatusAnswer("log", 1, 0, {"s": StreamCut("s", "a", 4, 4, 1, 1, 1, 1, 9)}, {"s": FAULT}),
+    r.StatusAnswer("log", 1, 0, {"s": StreamCut("s", ("a",), 4, 4, 1, 1, 1, 1, 9)}, {"s": FAULT}),
 )
 
 
@@ -144,7 +144,7 @@ def test_a_wrong_field_is_named(
 def test_a_commit_time_before_1970_arrives(commit_time: int) -> None:
     """A client sets that of a transaction with an origin, and a report that is refused would stop the whole log."""
     position = replace(START, commit_time=commit_time)
-    cut = StreamCut("s", "a", 4, 4, 1, commit_time, 1, 1, 9)
+    cut = StreamCut("s", ("a",), 4, 4, 1, commit_time, 1, 1, 9)
     for answer in (
         m.CommitAnswer((replace(REPORT, position=position),), {}),
         replace(STATUS, last_commit_time=commit_time),

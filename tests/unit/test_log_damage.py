@@ -16,9 +16,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from tests.support.log_entries import HASHES, SCHEMAS, EntryMaker
-from walsender_bridge.change_log import protocol
+from tests.support.log_entries import HASHES, SCHEMAS, EntryMaker, batches
+from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log.client import LogStatus, ReplicaClient, StreamCut
+from walsender_bridge.change_log.log_server_messages import ReadAnswer
 from walsender_bridge.change_log.protocol import CommitContext, CutPoint
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
@@ -47,7 +48,7 @@ def write(replica: HostedReplica, make: EntryMaker, commits: int = 6) -> list[tu
 
 def everything(replica: HostedReplica, end: int) -> tuple[Any, ...]:
     """All that readers may ask for."""
-    found = [tuple(each) for batch in replica.read(1, end, None) for each in batch]
+    found = [tuple(each) for batch in batches(replica, 1, end) for each in batch]
     hashes = list(HASHES.values())
     return (
         found,
@@ -91,7 +92,7 @@ def test_an_error_of_the_moment_is_no_damage(tmp_path, monkeypatch, kind):
 
     with monkeypatch.context() as patch:
         patch.setattr(Segment, "reading", failing)
-        for ask in (lambda: [*replica.read(1, 3, None)], replica.newest_schemas):
+        for ask in (lambda: [*batches(replica, 1, 3)], replica.newest_schemas):
             with pytest.raises(UnavailableError, match="could not read it now"):
                 ask()
     assert [path.name for path in (tmp_path / "stream").glob("*.corrupt-*")] == []
@@ -108,7 +109,7 @@ def test_a_folder_that_is_away_for_now_is_no_damage(tmp_path):
     written = write(replica, EntryMaker(), commits=20)
     place.rename(away)
     with pytest.raises(UnavailableError, match="folder is missing"):
-        [*replica.read(1, 3, None)]
+        [*batches(replica, 1, 3)]
     away.rename(place)
     assert everything(replica, len(written) + 1)[0] == written
     # A file that is gone from a folder that is there is a loss, as ever.
@@ -117,7 +118,7 @@ def test_a_folder_that_is_away_for_now_is_no_damage(tmp_path):
     replica.recover()
     min(place.glob("segment-*/data.mdb")).unlink()
     with pytest.raises(CorruptError, match="its data file is missing"):
-        [*replica.read(1, 3, None)]
+        [*batches(replica, 1, 3)]
     replica.close()
 
 
@@ -180,7 +181,7 @@ def test_a_damaged_entry_is_named_kept_aside_and_not_skipped(damaged_log: tuple[
     replica.recover()
     assert replica.outcome[0] == RecoveryOutcome.VALID
     with pytest.raises(CorruptError, match=r"CRC32C.*renamed") as caught:
-        list(replica.read(1, last + 1, None))
+        list(batches(replica, 1, last + 1))
     assert "stream shop, offset 3, " in caught.value.where
     assert "data.mdb" in caught.value.where
     (kept,) = folder.iterdir()
@@ -203,13 +204,13 @@ def test_a_filtered_read_verifies_what_it_leaves_out(damaged_log: tuple[Path, in
     replica = HostedReplica(folder)
     replica.recover()
     with contextlib.closing(replica), pytest.raises(CorruptError, match="CRC32C"):
-        list(replica.read(1, last + 1, ["public.elsewhere"]))
+        list(batches(replica, 1, last + 1, ["public.elsewhere"]))
 
 
 def test_status_names_a_stream_whose_replica_is_damaged(damaged_log: tuple[Path, int]) -> None:
     folder, last = damaged_log
     log_server = ReplicaServer(folder.parents[1], "127.0.0.1:0")
-    cut = StreamCut("shop", log_server.address, last + 1, last + 1, 0, 0, 1, 1, 0)
+    cut = StreamCut("shop", (log_server.address,), last + 1, last + 1, 0, 0, 1, 1, 0)
     status = LogStatus("log", 1, 0, {"shop": cut})
     try:
         assert damaged(status) is None
@@ -229,17 +230,18 @@ def test_a_version_that_changed_on_the_wire_is_an_error() -> None:
     data = EntryMaker().whole()
 
     class Wire(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
-        """Sends an entry under version 8 with the checksum of version 9."""
+        """Sends an entry under version 8 with the checksum of the version that is its offset."""
 
         def do_get(
             self, context: flight.ServerCallContext, ticket: flight.Ticket
         ) -> flight.GeneratorStream:
             del context
-            sent = json.loads(ticket.ticket)["from_offset"]
-            batch = _batch([StoredEntry(1, 8, 1, data)])
-            meant = _batch([StoredEntry(1, sent, 1, data)])
-            crc = protocol.places_crc("shop", meant)
-            chunks: Iterator[tuple[pa.RecordBatch, bytes]] = iter([(batch, crc)])
+            first = json.loads(ticket.ticket)["from_offset"]
+            batch = _batch([StoredEntry(first, 8, 1, data)])
+            meant = _batch([StoredEntry(first, first, 1, data)])
+            crc = protocol.places_crc("shop", meant, first + 1)
+            about = actions.encode(ReadAnswer("log", first + 1, crc))
+            chunks: Iterator[tuple[pa.RecordBatch, bytes]] = iter([(batch, about)])
             return flight.GeneratorStream(protocol.READ_SCHEMA, chunks)
 
     wire = Wire("grpc://127.0.0.1:0")
@@ -295,7 +297,7 @@ def test_33_whole_entries_at_the_places_of_others_are_an_error(
     replica = HostedReplica(tmp_path / "s")
     replica.recover()
     with contextlib.closing(replica), pytest.raises(CorruptError, match=what) as caught:
-        list(replica.read(1, 13, None))
+        list(batches(replica, 1, 13))
     assert f"offset {2 if -1 in moved.values() else 3}" in caught.value.where
 
 

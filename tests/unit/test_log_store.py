@@ -13,7 +13,7 @@ import lmdb
 import pytest
 
 from tests.support import pgoutput_messages as pm
-from tests.support.log_entries import AUDIT, SCHEMAS, EntryMaker
+from tests.support.log_entries import AUDIT, SCHEMAS, EntryMaker, batches
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import CommitContext
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
@@ -21,13 +21,13 @@ from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import StreamStore
 from walsender_bridge.errors import (
+    BehindError,
     CorruptError,
     FencedError,
     InvalidReplicaError,
     NotSupportedError,
     TrimmedError,
     UnavailableError,
-    UsageError,
 )
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 
@@ -84,7 +84,7 @@ class Log:
         return sorted(int(p.name.split("-")[1]) for p in self.folder.glob("segment-*"))
 
     def read(self, start: int, stop: int) -> dict[int, bytes]:
-        return {e.offset: e.data for batch in self.host.read(start, stop, None) for e in batch}
+        return {e.offset: e.data for batch in batches(self.host, start, stop) for e in batch}
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_what_is_read_is_what_was_written_over_segments_and_restarts(log: Log) -
     log.restart()
     assert log.host.outcome == (RecoveryOutcome.VALID, "")
     assert log.read(1, 13) == log.written
-    entries = [e for batch in log.host.read(4, 9, None) for e in batch]
+    entries = [e for batch in batches(log.host, 4, 9) for e in batch]
     assert [(e.offset, e.version, e.global_offset) for e in entries] == [
         (n, n, n) for n in range(4, 9)
     ]
@@ -197,7 +197,7 @@ def test_commits_of_a_clock_that_was_ahead_go_with_those_behind_them(log: Log) -
 
 def test_a_reader_in_the_middle_of_a_trimmed_segment_holds_nothing(log: Log) -> None:
     log.fill(40)
-    reader = log.host.read(1, 41, None)
+    reader = batches(log.host, 1, 41)
     first = next(reader)
     log.host.trim(40, FOREVER)
     assert log.host.disk_bytes < 3 * SEGMENT
@@ -549,15 +549,15 @@ def test_entries_without_the_wanted_relations_stay_where_they_are(log: Log) -> N
     log.append(log.make.whole(), log.make.whole(table=AUDIT))
     log.append(log.make.start(), log.make.middle(table=AUDIT), log.make.middle(), log.make.end())
     log.commit()
-    wanted = [e.offset for b in log.host.read(1, 7, ["public.audit"]) for e in b]
+    wanted = [e.offset for b in batches(log.host, 1, 7, ["public.audit"]) for e in b]
     assert wanted == [2, 3, 4]  # 3 begins a transaction that goes on
-    assert [e.offset for b in log.host.read(1, 7, ["public.none"]) for e in b] == [3]
+    assert [e.offset for b in batches(log.host, 1, 7, ["public.none"]) for e in b] == [3]
 
 
 def test_nothing_is_read_above_what_is_committed(log: Log) -> None:
     log.fill(1)
     log.append(log.make.whole())
-    with pytest.raises(UsageError, match="offset 3 is beyond the committed end 2"):
+    with pytest.raises(BehindError, match="offset 3 is beyond the committed end 2"):
         log.read(1, 3)
 
 
@@ -569,6 +569,9 @@ def test_the_newest_schema_of_each_relation(log: Log) -> None:
     assert log.host.schemas([digest]) == {digest: SCHEMAS[AUDIT]}
     with pytest.raises(CorruptError, match="not in the registry"):
         log.host.schemas([bytes(16)])
+    # Whoever asks for a hash that never was does not stop the replica.
+    assert log.host.report("k") is not None
+    assert log.host.schemas([digest]) == {digest: SCHEMAS[AUDIT]}
 
 
 def test_the_newest_schema_of_a_relation_is_the_last_that_was_sent(log: Log) -> None:
@@ -610,7 +613,7 @@ def test_readers_and_a_writer_at_the_same_time(log: Log) -> None:
         try:
             while not stop.is_set():
                 status = log.host.status()
-                for batch in log.host.read(status.low_offset, status.committed_end, None):
+                for batch in batches(log.host, status.low_offset, status.committed_end):
                     for each in batch:
                         assert log.written[each.offset] == each.data
         except TrimmedError:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import pgoutput_messages as pg
-from tests.support.log_entries import ACCOUNTS, SCHEMAS, EntryMaker
+from tests.support.log_entries import ACCOUNTS, SCHEMAS, EntryMaker, batches
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import CommitContext
 from walsender_bridge.change_log.replica.core import ReplicaState
@@ -112,8 +112,8 @@ class Replica(HostedReplica):
 
     def contents(self) -> list[tuple[int, int, int, bytes]]:
         status = self.status()
-        batches = self.read(status.low_offset, status.committed_end, None)
-        return [(*each,) for batch in batches for each in batch]
+        found = batches(self, status.low_offset, status.committed_end)
+        return [(*each,) for batch in found for each in batch]
 
 
 def copied(replica: Replica, folder: Path) -> Replica:

@@ -51,7 +51,7 @@ def log(*values: tuple[Table, tuple[str, str]]) -> Entries:
     return cut(list(transactions([[insert(t, row)] for t, row in values], 0x1000)), [BILLS, ORDERS])
 
 
-class Replica:
+class Reader:
     """A log server's answers, from entries."""
 
     def __init__(self, entries: Entries) -> None:
@@ -66,7 +66,7 @@ class Replica:
     def read(self, *_: object, **__: object) -> Any:
         return self.entries.entries
 
-    def schemas(self, _: str, digests: list[bytes]) -> dict[bytes, bytes]:
+    def schemas(self, digests: list[bytes]) -> dict[bytes, bytes]:
         return {digest: self.entries.schemas(digest) for digest in digests}
 
 
@@ -76,10 +76,10 @@ def staged(
     """What a range with these entries gives, by table."""
     for table in (BILLS, ORDERS):
         (folder / table.name / "data").mkdir(parents=True)
-    monkeypatch.setattr(stage, "ReplicaClient", lambda _: Replica(entries))
+    monkeypatch.setattr(stage, "StreamReader", lambda *_, **__: Reader(entries))
     targets = (target(folder, BILLS), target(folder, ORDERS))
     whole = frozenset(t.name for t in targets)
-    task = RangeTask("shop", "", 0, 99, 0, 1, str(folder), targets, whole)
+    task = RangeTask("shop", ("",), 0, 99, 0, 1, str(folder), targets, whole)
     found: dict[str, Staged | TableFault] = {}
     for one in run_range(task):
         assert isinstance(one, Staged | TableFault)

@@ -188,7 +188,7 @@ class Capture:
             walsender = stack.enter_context(
                 ReplicationConnection.connect(here.dsn, application_name=name)
             )
-            address = log.create_stream(own.name).address
+            address = log.create_stream(own.name).addresses[0]
             replica = stack.enter_context(ReplicaClient(address))
             joining = SessionSetup(
                 own, walsender, log, replica, partial(self._check, connection), self._failed

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from walsender_bridge.capture.source import LogPosition
 from walsender_bridge.capture.status_record import KeptPosition
-from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime import status_file
@@ -38,8 +39,8 @@ def of_log(log: LogClient, stream: str) -> LogPosition | None:
     cut = log.status().streams.get(stream)
     if cut is None:
         return None
-    with ReplicaClient(cut.address) as replica:
-        status = replica.stream_status(stream)
+    with StreamReader.of(cut) as reader:
+        status = reader.status()
     timeline = cut.timeline if cut.last_end_lsn else 0
     return LogPosition(timeline, cut.last_end_lsn, status.confirmed_to, status.system_id)
 

@@ -20,6 +20,7 @@ from pyarrow import flight
 from walsender_bridge.errors import (
     MalformedMessageError,
     NotSupportedError,
+    SilentError,
     TusklineError,
     UnavailableError,
 )
@@ -182,7 +183,7 @@ def raised(error: Exception, where: str) -> TusklineError:
         with contextlib.suppress(ValueError):
             return json_model.decode(ErrorRecord, extra).error()
     if isinstance(error, flight.FlightTimedOutError):
-        return UnavailableError(
+        return SilentError(
             "service did not answer in time", where=where, repair="check whether it hangs"
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):

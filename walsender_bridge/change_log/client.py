@@ -1,4 +1,6 @@
-"""The client of the change log: of its repository (`LogClient`) and of a log server's replicas (`ReplicaClient`).
+"""The client of the change log: of its repository (`LogClient`) and of one log server (`ReplicaClient`).
+
+Readers use `StreamReader` (`stream_reader.py`), which reads a stream from any of its replicas.
 
 Safe on a Spark executor: it needs pyarrow, numpy, zstandard and google-crc32c only, and every object is
 used by the process that created it. All methods raise the errors of `walsender_bridge.errors`, whichever
@@ -7,7 +9,7 @@ again), `TrimmedError`, `FencedError`, `UnknownStreamError`, `InvalidReplicaErro
 are in seconds, times in microseconds since the Unix epoch; offsets are local, and ends exclusive.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,7 +40,7 @@ from walsender_bridge.change_log.protocol import (
 )
 from walsender_bridge.change_log.repository_messages import WriterTermAnswer
 from walsender_bridge.change_log.stream_writer import StreamWriter
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime.closing import Closing
 
@@ -66,6 +68,8 @@ __all__ = [
 _SEALING = 30.0
 #: Seconds allowed for a barrier's answer beyond the barrier's own timeout.
 _GRACE = 5.0
+#: Seconds allowed for a batch of entries: as long as the longest entry (1 GiB) needs over a slow network.
+READ_SECONDS = 300.0
 
 _R = TypeVar("_R")
 _A = TypeVar("_A")
@@ -79,6 +83,15 @@ class LogEntry:
     version: int
     global_offset: int
     data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class EntryBatch:
+    """Committed entries from one log server, where the batch behind them begins, and the log's id."""
+
+    entries: list[LogEntry]
+    next_offset: int
+    log_id: str
 
 
 class _Client(Closing):
@@ -166,7 +179,10 @@ class LogClient(_Client):
 
 
 class ReplicaClient(_Client):
-    """A log server's replicas: read, plan."""
+    """One log server's replicas: read, plan.
+
+    `holds`: the offset up to which a replica has to be committed to answer. Raises `BehindError`.
+    """
 
     def stream_status(self, stream: str) -> ReplicaStatus:
         """The status of this log server's replica of the stream."""
@@ -193,33 +209,76 @@ class ReplicaClient(_Client):
         a transaction begins in the entry and does not end there; offsets then have gaps. The offsets and versions are
         checked here, the entries' bytes by the decoder (`check`, `verify`). Raises `CorruptError`.
         """
-        names = None if relations is None else tuple(relations)
-        ticket = actions.encode(of_log_server.ReadRequest(stream, from_offset, to_offset, names))
-        with actions.at(self.address):
-            reader = self._flight.do_get(flight.Ticket(ticket))
-        try:
-            while True:
-                with actions.at(self.address):
-                    try:
-                        chunk = reader.read_chunk()
-                    except StopIteration:
-                        return
-                batch, crc = chunk.data, chunk.app_metadata
-                if crc is None or bytes(crc) != protocol.places_crc(stream, batch):
-                    raise CorruptError(
-                        "checksum mismatch (CRC32C) in the offsets and versions received",
-                        where=f"stream {stream}, {self.address}",
-                        repair="check the network and the memory of both machines",
-                    )
-                yield from _entries(batch)
-        finally:
-            # A reader that is abandoned halfway must not keep the log server's call open.
-            reader.cancel()
+        return in_batches(
+            lambda offset: self.read_batch(stream, offset, to_offset, relations),
+            from_offset,
+            to_offset,
+        )
 
-    def schemas(self, stream: str, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
+    def read_batch(
+        self,
+        stream: str,
+        from_offset: int,
+        to_offset: int,
+        relations: Sequence[str] | None = None,
+        *,
+        within: float = READ_SECONDS,
+    ) -> EntryBatch:
+        """The first batch of what `read` returns: at least one entry, unless `relations` omits all.
+
+        A batch is a call of its own, so `within` limits the wait for the log server, and not the time that the caller takes
+        between two batches; nor does a caller that stalls keep a call open.
+        """
+        names = None if relations is None else tuple(relations)
+        request = of_log_server.ReadRequest(stream, from_offset, to_offset, names)
+        ticket = flight.Ticket(actions.encode(request))
+        with actions.at(self.address):
+            reader = self._flight.do_get(ticket, flight.FlightCallOptions(timeout=within))
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                raise UnavailableError(
+                    "the log server sent no entries", where=self.address, repair="try again"
+                ) from None
+            finally:
+                reader.cancel()
+        metadata = b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
+        answer = actions.decode(of_log_server.ReadAnswer, metadata)
+        self._check_places(request, chunk.data, answer)
+        return EntryBatch([*_entries(chunk.data)], answer.next_offset, answer.log_id)
+
+    def _check_places(
+        self,
+        request: of_log_server.ReadRequest,
+        batch: pa.RecordBatch,
+        answer: of_log_server.ReadAnswer,
+    ) -> None:
+        """Raise `CorruptError` unless these are entries that were asked for, and all of them."""
+        if answer.places_crc != protocol.places_crc(request.stream, batch, answer.next_offset):
+            what = "checksum mismatch (CRC32C) in the offsets and versions received"
+        elif not protocol.follows(request.from_offset, request.to_offset, answer.next_offset):
+            what = f"the entries from offset {request.from_offset} on end at {answer.next_offset}"
+        elif not protocol.are_within(
+            batch.column(0).to_pylist(),
+            range(request.from_offset, answer.next_offset),
+            complete=request.relations is None,
+        ):
+            what = f"the entries from offset {request.from_offset} on are not those requested"
+        else:
+            return
+        raise CorruptError(
+            what,
+            where=f"stream {request.stream}, {self.address}",
+            repair="check the network and the memory of both machines",
+        )
+
+    def schemas(
+        self, stream: str, hashes: Iterable[bytes], *, holds: int = 0
+    ) -> dict[bytes, bytes]:
         """Schema records by their hashes. Raises `UnknownStreamError` or `CorruptError`."""
         wanted = list(hashes)
-        request = of_log_server.SchemaRequest(stream, tuple(digest.hex() for digest in wanted))
+        names = tuple(digest.hex() for digest in wanted)
+        request = of_log_server.SchemaRequest(stream, names, holds)
         schemas = self._call(of_log_server.SCHEMA, request).schemas
         found = {digest: unhex(schemas.get(digest.hex(), "")) for digest in wanted}
         for digest, record in found.items():
@@ -230,9 +289,10 @@ class ReplicaClient(_Client):
                 )
         return found
 
-    def relations(self, stream: str) -> list[bytes]:
+    def relations(self, stream: str, *, holds: int = 0) -> list[bytes]:
         """The newest schema record of each relation that the stream has ever had, ordered by name."""
-        answer = self._call(of_log_server.RELATIONS, of_log_server.StreamRequest(stream))
+        request = of_log_server.RelationsRequest(stream, holds)
+        answer = self._call(of_log_server.RELATIONS, request)
         return [unhex(record) for record in answer.schemas]
 
     def plan(
@@ -242,6 +302,8 @@ class ReplicaClient(_Client):
         up_to_version: int,
         max_bytes: int | None = None,
         max_versions: int | None = None,
+        *,
+        holds: int = 0,
     ) -> list[CutPoint]:
         """The commits that end beyond `after_offset`, up to a version, in order.
 
@@ -249,29 +311,41 @@ class ReplicaClient(_Client):
         most `protocol.MAX_PLAN`. Raises `TrimmedError`.
         """
         request = of_log_server.PlanRequest(
-            stream, after_offset, up_to_version, max_bytes, max_versions
+            stream, after_offset, up_to_version, max_bytes, max_versions, holds
         )
         return [*self._call(of_log_server.PLAN, request).cuts]
 
-    def version_at(self, stream: str, commit_time_us: int) -> CutPoint | None:
+    def version_at(self, stream: str, commit_time_us: int, *, holds: int = 0) -> CutPoint | None:
         """The first commit whose last transaction was committed at that time or later."""
-        request = of_log_server.VersionAtRequest(stream, commit_time_us)
+        request = of_log_server.VersionAtRequest(stream, commit_time_us, holds)
         return self._call(of_log_server.VERSION_AT, request).cut
 
-    def cut_before(self, stream: str, version: int) -> CutPoint | None:
+    def cut_before(self, stream: str, version: int, *, holds: int = 0) -> CutPoint | None:
         """The last commit below `version` that has not been trimmed."""
-        request = of_log_server.CutBeforeRequest(stream, version)
+        request = of_log_server.CutBeforeRequest(stream, version, holds)
         return self._call(of_log_server.CUT_BEFORE, request).cut
 
     def list_transactions_after(
-        self, stream: str, timeline: int, lsn: Lsn, limit: int = 100
+        self, stream: str, timeline: int, lsn: Lsn, limit: int = 100, *, holds: int = 0
     ) -> list[tuple[Lsn, int, int]]:
         """(end LSN, xid, commit time) of transactions beyond `lsn` on this timeline or a later one.
 
         Includes those not committed in the log; oldest first.
         """
-        request = of_log_server.TransactionsRequest(stream, timeline, lsn, limit)
+        request = of_log_server.TransactionsRequest(stream, timeline, lsn, limit, holds)
         return [*self._call(of_log_server.TRANSACTIONS, request).transactions]
+
+
+def in_batches(
+    batch_at: Callable[[int], EntryBatch], from_offset: int, to_offset: int
+) -> Iterator[LogEntry]:
+    """The entries [from, to), of which `batch_at` reads the batch that begins at an offset."""
+    while True:
+        batch = batch_at(from_offset)
+        yield from batch.entries
+        from_offset = batch.next_offset
+        if from_offset >= to_offset:
+            return
 
 
 def _entries(batch: pa.RecordBatch) -> Iterator[LogEntry]:

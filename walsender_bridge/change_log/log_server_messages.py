@@ -1,7 +1,7 @@
 """The actions of a log server: their requests and answers, and what accompanies the entries that are read and appended.
 
-The repository uses the actions from REPORT to TRIM, `ReplicaClient` the others and CUT_TAIL. Offsets are local, and ends
-exclusive; times are microseconds since the Unix epoch. Schema records and their hashes are hexadecimal (`unhex`).
+The repository uses the actions from REPORT to TRIM, `ReplicaClient` the others and CUT_TAIL. `holds` of a request is the
+offset up to which a replica has to be committed to answer it (`BehindError`). Offsets are local, and ends exclusive; times are microseconds since the Unix epoch. Schema records and their hashes are hexadecimal (`unhex`).
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,21 @@ from walsender_bridge.runtime.error_record import ErrorRecord
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """The ticket of DoGet: the committed entries [from, to). `relations` ("schema.table"): None: all."""
+    """The ticket of DoGet: the first batch of the committed entries [from, to). `relations` ("schema.table"): None: all."""
 
     stream: str
     from_offset: int
     to_offset: int
     relations: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """The metadata of a batch of entries in DoGet: the log's id, where the next batch begins, and `protocol.places_crc`."""
+
+    log_id: str
+    next_offset: int
+    places_crc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,7 @@ class SchemaRequest:
 
     stream: str
     hashes: tuple[str, ...]
+    holds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,14 @@ class SchemaAnswer:
     """`schemas`: records by hash."""
 
     schemas: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RelationsRequest:
+    """See `ReplicaClient.relations`."""
+
+    stream: str
+    holds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +170,7 @@ class PlanRequest:
     up_to_version: int
     max_bytes: int | None
     max_versions: int | None
+    holds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +186,7 @@ class VersionAtRequest:
 
     stream: str
     commit_time: int
+    holds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +195,7 @@ class CutBeforeRequest:
 
     stream: str
     version: int
+    holds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +213,7 @@ class TransactionsRequest:
     timeline: int
     lsn: Lsn
     limit: int
+    holds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +232,7 @@ SYNCHRONIZE: Final = Action("synchronize", SynchronizeRequest, ReplicaStatus)
 TRIM: Final = Action("trim", TrimRequest, TrimAnswer)
 STREAM_STATUS: Final = Action("stream_status", StreamRequest, ReplicaStatus)
 SCHEMA: Final = Action("schema", SchemaRequest, SchemaAnswer)
-RELATIONS: Final = Action("relations", StreamRequest, RelationsAnswer)
+RELATIONS: Final = Action("relations", RelationsRequest, RelationsAnswer)
 PLAN: Final = Action("plan", PlanRequest, PlanAnswer)
 VERSION_AT: Final = Action("version_at", VersionAtRequest, CutAnswer)
 CUT_BEFORE: Final = Action("cut_before", CutBeforeRequest, CutAnswer)

@@ -6,6 +6,7 @@ Entries are sent as Arrow record batches; everything else is sent by actions (`a
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import google_crc32c
@@ -164,13 +165,13 @@ class Ack:
 class StreamCut:
     """Where a version cuts one stream: everything below `end_offset` (local, exclusive) is in it.
 
-    `address`: the replica to read from. `last_end_lsn`, `last_commit_time` (microseconds), `timeline`:
+    `addresses`: of the replicas to read from, in the order to try; each has everything below the cut. `last_end_lsn`, `last_commit_time` (microseconds), `timeline`:
     of the last transaction below the cut. `low_offset`: the first one retained. `history_start`: the first
     since the source was last reattached (1: never); nothing read below it continues above it.
     """
 
     stream: str
-    address: str
+    addresses: tuple[str, ...]
     end_offset: int
     global_end: int
     last_end_lsn: Lsn
@@ -225,13 +226,29 @@ def binary_array(values: Sequence[bytes]) -> Any:
     return pa.Array.from_buffers(pa.large_binary(), len(values), buffers)
 
 
-def places_crc(stream: str, batch: pa.RecordBatch) -> bytes:
-    """The CRC32C of the offsets and versions in a batch of entries, which the entries' own checksums do not cover."""
-    crc = google_crc32c.value(stream.encode())
-    for column in batch.columns[:3]:
+def places_crc(stream: str, batch: pa.RecordBatch, next_offset: int) -> int:
+    """The CRC32C of the offsets and versions in a batch of entries, which the entries' own checksums do not cover.
+
+    `next_offset`: where the batch behind it begins.
+    """
+    crc = google_crc32c.value(stream.encode() + next_offset.to_bytes(8, "little"))
+    # An empty column may come without a buffer.
+    for column in batch.columns[:3] if len(batch) else ():
         places = np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8)
         crc = google_crc32c.extend(crc, places.tobytes())
-    return int(crc).to_bytes(4, "little")
+    return int(crc)
+
+
+def follows(from_offset: int, to_offset: int, next_offset: int) -> bool:
+    """Whether a batch of [from, to) may end at `next_offset`: behind its beginning, unless nothing was asked for."""
+    return from_offset < next_offset <= to_offset or next_offset == from_offset >= to_offset
+
+
+def are_within(offsets: Sequence[int], asked: range, *, complete: bool) -> bool:
+    """Whether the offsets of a batch ascend within those asked for; `complete`: and are all of them."""
+    if complete:
+        return offsets == [*asked]
+    return all(each in asked for each in offsets) and all(a < b for a, b in pairwise(offsets))
 
 
 def address_of(listen: str) -> str:

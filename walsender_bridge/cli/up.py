@@ -97,7 +97,7 @@ def _need_extras(settings: "Config") -> None:
 
 def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
     """The errors among the findings, and whether each prevents the capture of its source, now and at a retry."""
-    passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
+    passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.BEHIND, Cause.INTERNAL}
     return [
         (
             of_cause(finding.cause, finding.what, where=finding.where, repair=finding.repair),

@@ -1,4 +1,4 @@
-"""The status of the log, and its first damaged stream.
+"""The status of the log, and its first damaged replica.
 
 Importing the log's client takes longer than the query: it is imported once something answers.
 """
@@ -15,7 +15,7 @@ from walsender_bridge.errors import (
 from walsender_bridge.runtime import listening
 
 if TYPE_CHECKING:
-    from walsender_bridge.change_log.client import LogStatus
+    from walsender_bridge.change_log.client import LogStatus, StreamCut
     from walsender_bridge.config import Config
 
 #: Seconds to wait for an answer. A log server that does not answer is reported elsewhere.
@@ -37,22 +37,27 @@ def log_status(settings: "Config") -> "LogStatus":
 
 
 def damaged(status: "LogStatus") -> TusklineError | None:
-    """The error of the first damaged stream, as its log server reports it."""
+    """The error of the first damaged replica, as its log server reports it."""
+    replicas = ((cut, address) for cut in status.streams.values() for address in cut.addresses)
+    found = (_damage(cut, address) for cut, address in replicas)
+    return next((error for error in found if error is not None), None)
+
+
+def _damage(cut: "StreamCut", address: str) -> TusklineError | None:
     from walsender_bridge.change_log.client import ReplicaClient
 
-    for stream, cut in status.streams.items():
-        try:
-            with ReplicaClient(cut.address, timeout=_ANSWER) as replica:
-                replica.stream_status(stream)
-        except (CorruptError, InvalidReplicaError) as error:
-            return error
-        except UnknownStreamError:
-            # A stream that was just created is not on its log server yet.
-            if cut.end_offset > 1:
-                from walsender_bridge.change_log.repository.stream_faults import REPAIR
+    try:
+        with ReplicaClient(address, timeout=_ANSWER) as replica:
+            replica.stream_status(cut.stream)
+    except (CorruptError, InvalidReplicaError) as error:
+        return error
+    except UnknownStreamError:
+        # A stream that was just created is not on its log server yet.
+        if cut.end_offset > 1:
+            from walsender_bridge.change_log.repository.stream_faults import REPAIR
 
-                what = f"the log server has lost stream {stream}, which is committed up to {cut.end_offset}"
-                return CorruptError(what, where=cut.address, repair=REPAIR)
-        except TusklineError:
-            continue
+            what = f"the log server has lost stream {cut.stream}, which is committed up to {cut.end_offset}"
+            return CorruptError(what, where=address, repair=REPAIR)
+    except TusklineError:
+        return None
     return None

@@ -131,7 +131,7 @@ def _restart(
 ) -> None:
     """Append the RESTART entry behind what is committed, and wait for its commit."""
     name = source.name
-    with ReplicaClient(log.status().streams[name].address) as replica:
+    with ReplicaClient(log.status().streams[name].addresses[0]) as replica:
         with _writer(log, name) as writer:
             uncommitted = writer.status.end_offset > writer.status.committed_end
             if uncommitted:

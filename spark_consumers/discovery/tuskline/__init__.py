@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from spark_consumers import ExportedSnapshot, Lakehouse, Snapshot, Source, read
     from spark_consumers.spark.session import catalog_settings, session, settings
     from walsender_bridge.change_log.client import LogClient, ReplicaClient
+    from walsender_bridge.change_log.stream_reader import StreamReader
 
     __version__: str
 
@@ -29,6 +30,7 @@ __all__ = [
     "ReplicaClient",
     "Snapshot",
     "Source",
+    "StreamReader",
     "__version__",
     "catalog_settings",
     "errors",
@@ -47,6 +49,7 @@ _MODULES = {
     "ReplicaClient": _CLIENT,
     "Snapshot": "spark_consumers",
     "Source": "spark_consumers",
+    "StreamReader": "walsender_bridge.change_log.stream_reader",
     "catalog_settings": _SESSION,
     "read": "spark_consumers",
     "session": _SESSION,

@@ -5,6 +5,7 @@ Each says what is wrong (`what`), where (`where`) and how to repair it (`repair`
 
 from walsender_bridge.errors import (
     AuthenticationError,
+    BehindError,
     Cause,
     ConfigError,
     ConnectionFailedError,
@@ -26,6 +27,7 @@ from walsender_bridge.errors import (
     RunningError,
     SchemaError,
     ServerSettingError,
+    SilentError,
     SlotError,
     SlotInUseError,
     SnapshotError,
@@ -41,6 +43,7 @@ from walsender_bridge.errors import (
 
 __all__ = [
     "AuthenticationError",
+    "BehindError",
     "Cause",
     "ConfigError",
     "ConnectionFailedError",
@@ -62,6 +65,7 @@ __all__ = [
     "RunningError",
     "SchemaError",
     "ServerSettingError",
+    "SilentError",
     "SlotError",
     "SlotInUseError",
     "SnapshotError",

@@ -49,7 +49,8 @@ from spark_consumers.snapshot.exported import (
 )
 from spark_consumers.sources.snapshot import PARTITION_BYTES, SnapshotSource
 from walsender_bridge import errors
-from walsender_bridge.change_log.client import ReplicaClient, StreamCut
+from walsender_bridge.change_log.client import StreamCut
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import (
     NotSupportedError,
     TusklineError,
@@ -106,8 +107,8 @@ class TableCopier:
         those of the server.
         """
         source = request.source
-        with ReplicaClient(request.cut.address) as replica:
-            log_status = replica.stream_status(source.stream)
+        with StreamReader.of(request.cut) as reader:
+            log_status = reader.status()
             if log_status.confirmed_to is None:
                 raise UnavailableError(
                     "its slot does not exist yet",

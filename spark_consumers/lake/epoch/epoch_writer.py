@@ -210,7 +210,7 @@ class EpochWriter:
         polled: Collection[str],
     ) -> tuple[EpochPlan, dict[str, Staged]]:
         """Read and write everything; the staged files by table, and the plan with the partitions that they showed."""
-        addresses = {stream: cut.address for stream, cut in status.streams.items()}
+        addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
         work = tasks(plan, targets, addresses, late, str(scratch))
         found: dict[str, list[Staged]] = defaultdict(list)
         mismatches: list[SchemaMismatch] = []

@@ -10,7 +10,8 @@ from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.sources.history import around, differs
 from spark_consumers.sources.tables import relation_of
-from walsender_bridge.change_log.client import CutPoint, LogStatus, ReplicaClient
+from walsender_bridge.change_log.client import CutPoint, LogStatus
+from walsender_bridge.change_log.stream_reader import StreamReader
 
 
 def apart(
@@ -25,8 +26,8 @@ def apart(
         mark, cut = mark_of(head.streams[stream]), status.streams.get(stream)
         commits = None
         if thorough and cut is not None:
-            with ReplicaClient(cut.address) as replica:
-                commits = around(replica, mark, cut, status.version)
+            with StreamReader.of(cut) as reader:
+                commits = around(reader, mark, cut, status.version)
         if why := why_apart(head, status, stream, commits):
             found[stream] = why
     return found
@@ -40,8 +41,8 @@ def without_lost(head: Manifest, status: LogStatus) -> tuple[Manifest, set[str]]
         cut = status.streams.get(stream)
         if marked is None or cut is None:
             continue
-        with ReplicaClient(cut.address) as replica:
-            commits = around(replica, marked[1], cut, status.version)
+        with StreamReader.of(cut) as reader:
+            commits = around(reader, marked[1], cut, status.version)
         if differs(*marked, status, stream, commits):
             lost.add(name)
     copies = {name: copy for name, copy in head.copies.items() if name not in lost}
@@ -72,11 +73,11 @@ def new_commits(
         if position is None or position.offset >= cut.end_offset:
             continue
         start = begin(position, cut)
-        with ReplicaClient(cut.address) as replica:
+        with StreamReader.of(cut) as reader:
             if max_bytes is None:
-                commits[stream] = _all(replica, stream, start, cut.end_offset, status.version)
+                commits[stream] = _all(reader, start, cut.end_offset, status.version)
             else:
-                commits[stream] = replica.plan(stream, start, status.version, max_bytes)
+                commits[stream] = reader.plan(start, status.version, max_bytes)
     return commits
 
 
@@ -89,18 +90,16 @@ def late_commits(
         stream = stream_of(name)
         cut = status.streams[stream]
         until = begin(head.streams[stream], cut)
-        with ReplicaClient(cut.address) as replica:
-            late[name] = _all(replica, stream, plan.tables[name].offset, until, status.version)
+        with StreamReader.of(cut) as reader:
+            late[name] = _all(reader, plan.tables[name].offset, until, status.version)
     return late
 
 
-def _all(
-    replica: ReplicaClient, stream: str, start: int, until: int, version: int
-) -> list[CutPoint]:
+def _all(reader: StreamReader, start: int, until: int, version: int) -> list[CutPoint]:
     """The commits from `start` that end at or before `until`, however many there are."""
     found: list[CutPoint] = []
     while start < until:
-        page = [c for c in replica.plan(stream, start, version) if c.end_offset <= until]
+        page = [c for c in reader.plan(start, version) if c.end_offset <= until]
         if not page:
             break
         found += page
@@ -115,8 +114,8 @@ def aliases(
     wanted = list(tables)
     found: dict[str, tuple[str, ...]] = {}
     for stream in {stream_of(name) for name, _ in wanted} & set(status.streams):
-        with ReplicaClient(status.streams[stream].address) as replica:
-            relations = [relation_of(record) for record in replica.relations(stream)]
+        with StreamReader.of(status.streams[stream]) as reader:
+            relations = [relation_of(record) for record in reader.relations()]
         for name, table in wanted:
             if stream_of(name) == stream:
                 found[name] = tuple(

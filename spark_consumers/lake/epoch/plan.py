@@ -13,6 +13,7 @@ from spark_consumers.lake.manifest.table_version import HELD, RESUMING
 from spark_consumers.lake.tables.origin import Joins, joins
 from spark_consumers.lake.tables.states import stream_of
 from walsender_bridge.change_log.client import CutPoint, StreamCut
+from walsender_bridge.change_log.replica_order import rotated
 
 #: Bytes of the log, as stored, that one task reads.
 RANGE_BYTES = 8 << 20
@@ -25,7 +26,6 @@ class StreamRange:
     """A stream's part of an epoch: offsets from `start` to the last of `cuts`, each a commit's end."""
 
     stream: str
-    address: str
     start: int
     cuts: tuple[CutPoint, ...]
     end: StreamPosition
@@ -104,7 +104,7 @@ def choose(
             )
         streams[stream] = after
         if within:
-            ranges.append(StreamRange(stream, cut.address, begin(before, cut), within, after))
+            ranges.append(StreamRange(stream, begin(before, cut), within, after))
     streams = {**head.streams, **streams}
     ripe = {
         name: table
@@ -172,11 +172,11 @@ def position_of(cut: StreamCut) -> StreamPosition:
 def tasks(
     plan: EpochPlan,
     targets: Mapping[str, Target],
-    addresses: Mapping[str, str],
+    addresses: Mapping[str, Sequence[str]],
     late: Mapping[str, Sequence[CutPoint]],
     scratch: str,
 ) -> list[RangeTask]:
-    """The ranges to read. `late`: for each fresh table the commits from its offset to where ranges begin."""
+    """The ranges to read, each from another replica of its stream first. `addresses`: of the replicas, by stream. `late`: for each fresh table the commits from its offset to where ranges begin."""
     pieces: list[tuple[str, int, int, tuple[str, ...]]] = []
     for name in sorted(plan.fresh):
         stream = stream_of(name)
@@ -196,7 +196,7 @@ def tasks(
     return [
         RangeTask(
             stream,
-            addresses[stream],
+            rotated(addresses[stream], number),
             first,
             last,
             number,

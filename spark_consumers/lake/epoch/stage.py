@@ -40,7 +40,7 @@ from spark_consumers.lake.tables.schema_match import (
     unexpected,
     without_copied,
 )
-from walsender_bridge.change_log.client import ReplicaClient
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import fail_point
@@ -93,11 +93,11 @@ class Target:
 class RangeTask:
     """Read [start, end) of a stream for some tables; `number` orders the ranges of an epoch.
 
-    The tables in `whole` get their files; the others leave partials in `scratch`.
+    `addresses`: of the replicas to read from, in the order to try. The tables in `whole` get their files; the others leave partials in `scratch`.
     """
 
     stream: str
-    address: str
+    addresses: tuple[str, ...]
     start: int
     end: int
     number: int
@@ -219,12 +219,12 @@ def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
         if None in found:
             raise error
 
-    with ReplicaClient(task.address) as replica:
+    with StreamReader(task.stream, task.addresses, holds=task.end) as reader:
 
         def schema(digest: bytes) -> bytes:
-            return replica.schemas(task.stream, [digest])[digest]
+            return reader.schemas([digest])[digest]
 
-        entries = replica.read(task.stream, task.start, task.end, relations=sorted(by_name))
+        entries = reader.read(task.start, task.end, relations=sorted(by_name))
         keeping = {name for name, found in by_name.items() if any(t.quarantines for t in found)}
         batches = decode_entries(
             entries, schema, relations=by_name, keep_unrepresentable=keeping, failed=failed

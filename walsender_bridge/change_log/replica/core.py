@@ -350,6 +350,10 @@ class Replica:
             effects.append(PutSchema(schema_hash(record), record, name))
         return effects, {schema_hash(record) for record in records}
 
+    def unknown_schemas(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Those of the hashes that the registry does not have, so that no entry here names them."""
+        return [digest for digest in digests if digest not in self._schemas]
+
     def _check_schemas(self, header: EntryHeader, known: set[bytes]) -> None:
         for relation in header.relations:
             if relation.schema_hash not in known and relation.schema_hash not in self._schemas:

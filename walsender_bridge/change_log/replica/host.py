@@ -43,13 +43,13 @@ from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
 from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer, SyncRange
 from walsender_bridge.change_log.storage.store import StoredEntry, StreamStore
 from walsender_bridge.errors import (
+    BehindError,
     CorruptError,
     FencedError,
     InvariantError,
     TrimmedError,
     TusklineError,
     UnavailableError,
-    UsageError,
 )
 from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
@@ -67,6 +67,15 @@ def cut_point(row: IndexRow) -> CutPoint:
     """Convert a commit to a cut."""
     at = row.position
     return CutPoint(row.context.version, at.end_offset, at.bytes_total, at.end_lsn, at.commit_time)
+
+
+def _check_holds(status: ReplicaStatus, end: int) -> None:
+    if end > status.committed_end:
+        raise BehindError(
+            f"offset {end} is beyond the committed end {status.committed_end} of this replica",
+            where=f"stream {status.stream}",
+            repair="try again, or read from another replica",
+        )
 
 
 def _commit(context: CommitContext, now: int) -> Callable[[Replica], list[Effect]]:
@@ -426,22 +435,25 @@ class HostedReplica:
             _log.error("damaged segment", stream=self.folder.name, error=str(kept))
             raise kept from found
 
+    def check_holds(self, end: int) -> None:
+        """Raise `BehindError` unless the replica is committed up to the offset `end`."""
+        _check_holds(self.status(), end)
+
+    @property
+    def log_id(self) -> str:
+        """The id of the replica's log, which never changes."""
+        return self._core.durable.log_id
+
     def read(
         self, start: int, stop: int, relations: Sequence[str] | None
-    ) -> Iterator[list[StoredEntry]]:
-        """Read the committed entries [start, stop) in batches of `READ_BATCH_BYTES` or one entry."""
-        status = self._readable(start)
-        if stop > status.committed_end:
-            raise UsageError(
-                f"offset {stop} is beyond the committed end {status.committed_end}",
-                where=f"stream {status.stream}",
-            )
+    ) -> tuple[list[StoredEntry], int]:
+        """Read committed entries from `start` on, below `stop`: `READ_BATCH_BYTES` or one entry; and where to continue."""
+        _check_holds(self._readable(start), stop)
+        if start >= stop:
+            return [], start
         wanted = None if relations is None else self._filter(frozenset(relations))
-        while start < stop:
-            with self._reading(start):
-                batch, start = self._store.read(start, stop, READ_BATCH_BYTES, wanted)
-            if batch:
-                yield batch
+        with self._reading(start):
+            return self._store.read(start, stop, READ_BATCH_BYTES, wanted)
 
     def _filter(self, relations: frozenset[str]) -> Callable[[EntryHeader], bool]:
         def wanted(header: EntryHeader) -> bool:
@@ -460,10 +472,19 @@ class HostedReplica:
         return self._names[digest]
 
     def schemas(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Schema records by hash. Raises `CorruptError` if one is missing."""
+        """Schema records by hash. Raises `CorruptError` if one is missing.
+
+        That is no damage of this replica unless its registry is damaged: anybody may ask for any hash.
+        """
         self._readable_at_all()
+        with self._lock:
+            unknown = self._healthy().unknown_schemas(digests)
         with self._reading():
-            return self._store.schemas(digests)
+            found = self._store.schemas(self._store.known_schemas() if unknown else digests)
+        if unknown:
+            what = f"schema {unknown[0].hex()} is not in the registry"
+            raise CorruptError(what, where=str(self.folder))
+        return found
 
     def _readable_at_all(self) -> None:
         with self._lock:

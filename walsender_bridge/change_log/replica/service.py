@@ -2,7 +2,7 @@
 
     DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
             sync/<stream>            entries and commits of another log server (synchronizer.py)
-    DoGet   `ReadRequest`; with each batch the checksum of its places
+    DoGet   `ReadRequest`; one batch of entries, with `ReadAnswer`
     actions report commit create cut_tail seal synchronize trim stream_status schema relations plan version_at
             cut_before transactions
 
@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -165,6 +165,20 @@ class ReplicaServer:
             )
         return replica
 
+    def _holding(self, stream: str, end: int) -> HostedReplica:
+        """The replica of a stream, which is committed up to `end`. Raises `UnknownStreamError`, `BehindError`."""
+        replica = self.replica(stream)
+        replica.check_holds(end)
+        return replica
+
+    def read(self, request: m.ReadRequest) -> tuple[pa.RecordBatch, m.ReadAnswer]:
+        """The first batch of the entries [from, to); it is empty where none of its entries is wanted."""
+        replica = self.replica(request.stream)
+        entries, after = replica.read(request.from_offset, request.to_offset, request.relations)
+        batch = _batch(entries)
+        crc = protocol.places_crc(request.stream, batch, after)
+        return batch, m.ReadAnswer(replica.log_id, after, crc)
+
     # -- actions ------------------------------------------------------------------------------------
 
     def create(self, request: m.CreateRequest) -> ReplicaStatus:
@@ -242,27 +256,38 @@ class ReplicaServer:
 
     def schemas(self, request: m.SchemaRequest) -> m.SchemaAnswer:
         """See `ReplicaClient.schemas`."""
-        found = self.replica(request.stream).schemas([unhex(each) for each in request.hashes])
+        replica = self._holding(request.stream, request.holds)
+        found = replica.schemas([unhex(each) for each in request.hashes])
         return m.SchemaAnswer({digest.hex(): record.hex() for digest, record in found.items()})
 
-    def relations(self, request: m.StreamRequest) -> m.RelationsAnswer:
+    def relations(self, request: m.RelationsRequest) -> m.RelationsAnswer:
         """See `ReplicaClient.relations`."""
-        found = self.replica(request.stream).newest_schemas()
+        found = self._holding(request.stream, request.holds).newest_schemas()
         return m.RelationsAnswer(tuple(record.hex() for record in found))
 
     def plan(self, request: m.PlanRequest) -> m.PlanAnswer:
         """See `ReplicaClient.plan`."""
-        cuts = self.replica(request.stream).plan(
+        cuts = self._holding(request.stream, request.holds).plan(
             request.after_offset, request.up_to_version, request.max_bytes, request.max_versions
         )
         return m.PlanAnswer(tuple(cuts))
 
     def transactions(self, request: m.TransactionsRequest) -> m.TransactionsAnswer:
         """See `ReplicaClient.list_transactions_after`."""
-        found = self.replica(request.stream).transactions_after(
+        found = self._holding(request.stream, request.holds).transactions_after(
             request.timeline, request.lsn, request.limit
         )
         return m.TransactionsAnswer(tuple(found))
+
+    def version_at(self, request: m.VersionAtRequest) -> m.CutAnswer:
+        """See `ReplicaClient.version_at`."""
+        replica = self._holding(request.stream, request.holds)
+        return m.CutAnswer(replica.version_at(request.commit_time))
+
+    def cut_before(self, request: m.CutBeforeRequest) -> m.CutAnswer:
+        """See `ReplicaClient.cut_before`."""
+        replica = self._holding(request.stream, request.holds)
+        return m.CutAnswer(replica.cut_before(request.version))
 
     def handlers(self) -> dict[str, Handler]:
         """The actions by name."""
@@ -279,10 +304,8 @@ class ReplicaServer:
             m.SCHEMA.handled_by(self.schemas),
             m.RELATIONS.handled_by(self.relations),
             m.PLAN.handled_by(self.plan),
-            m.VERSION_AT.handled_by(
-                lambda r: m.CutAnswer(replica(r.stream).version_at(r.commit_time)),
-            ),
-            m.CUT_BEFORE.handled_by(lambda r: m.CutAnswer(replica(r.stream).cut_before(r.version))),
+            m.VERSION_AT.handled_by(self.version_at),
+            m.CUT_BEFORE.handled_by(self.cut_before),
             m.TRANSACTIONS.handled_by(self.transactions),
         )
 
@@ -308,21 +331,13 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.GeneratorStream:
-        """Read committed entries."""
+        """Read a batch of committed entries."""
         del context
         with actions.faults():
             request = actions.decode_request(m.ReadRequest, ticket.ticket)
-            batches = self._server.replica(request.stream).read(
-                request.from_offset, request.to_offset, request.relations
-            )
-
-        def chunks() -> Iterator[tuple[pa.RecordBatch, bytes]]:
-            with actions.faults():
-                for entries in batches:
-                    batch = _batch(entries)
-                    yield batch, protocol.places_crc(request.stream, batch)
-
-        return flight.GeneratorStream(protocol.READ_SCHEMA, chunks())
+            batch, answer = self._server.read(request)
+            chunk = iter([(batch, actions.encode(answer))])
+            return flight.GeneratorStream(protocol.READ_SCHEMA, chunk)
 
     def do_put(
         self,
@@ -366,7 +381,7 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
 
 
 def _batch(entries: list[StoredEntry]) -> pa.RecordBatch:
-    offsets, versions, places, data = zip(*entries, strict=True)
+    offsets, versions, places, data = zip(*entries, strict=True) if entries else ((),) * 4
     return pa.record_batch(
         [
             protocol.int_array(offsets, pa.uint64(), np.uint64),

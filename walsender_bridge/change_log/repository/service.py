@@ -298,7 +298,7 @@ class RepositoryServer:
         reports = [self._reports.get((name, member)) for member in stream.members]
         return StreamCut(
             stream=name,
-            address=self._state.log_servers[stream.members[0]],
+            addresses=self._addresses(stream),
             end_offset=commit.position.end_offset,
             global_end=commit.context.global_end,
             last_end_lsn=commit.position.end_lsn,
@@ -308,6 +308,13 @@ class RepositoryServer:
             bytes_total=commit.position.bytes_total,
             history_start=commit.position.history_start,
         )
+
+    def _addresses(self, stream: StreamState) -> tuple[str, ...]:
+        """The addresses of the replicas in sync: first of the log servers that answer, then of the others."""
+        answering = {log_server.log_server_id for log_server in self._log_servers.answering()}
+        known = [name for name in stream.members if name in self._state.log_servers]
+        in_order = sorted(known, key=lambda name: name not in answering)
+        return tuple(self._state.log_servers[name] for name in in_order)
 
     def status(self) -> m.StatusAnswer:
         """See `LogStatus`."""

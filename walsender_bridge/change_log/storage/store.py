@@ -416,8 +416,6 @@ class StreamStore:
             stop = min(stop, end or stop)
             offset = start
             for at, commit, header, data in committed_entries(snapshot, start):
-                if at >= stop or size >= max_bytes:
-                    break
                 context = commit.context
                 if wanted is None or wanted(header):
                     place = context.global_offset + at - context.local_offset
@@ -425,6 +423,8 @@ class StreamStore:
                 # All were copied to be checked: one transaction must stay short all the same.
                 size += len(data)
                 offset = at + 1
+                if offset >= stop or size >= max_bytes:
+                    break
             if offset == start:
                 raise CorruptError(
                     f"entry {start} is missing", where=snapshot.segment.file, repair=REPAIR
