@@ -3,7 +3,7 @@
     DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
     DoGet   `ReadRequest`; with each batch the checksum of its places
     actions report commit create cut_tail seal unseal trim stream_status schema relations plan version_at
-            cut_before transactions
+            cut_before transactions replicas commits
 
 A call holds no lock and no transaction while it waits for its peer, so a reader or writer that stalls
 blocks no other. Streams do not wait for each other.
@@ -24,7 +24,7 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Handler, unhex
 from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus, check_stream
-from walsender_bridge.change_log.replica import fatal_segments
+from walsender_bridge.change_log.replica import commit_rows, fatal_segments
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -240,6 +240,18 @@ class ReplicaServer:
         )
         return m.TransactionsAnswer(tuple(found))
 
+    def describe(self) -> m.ReplicasAnswer:
+        """All replicas, whatever their states."""
+        with self._lock:
+            replicas = [self._replicas[name] for name in sorted(self._replicas)]
+        return m.ReplicasAnswer(self.log_server_id, tuple(each.description() for each in replicas))
+
+    def commits(self, request: m.CommitsRequest) -> m.CommitsAnswer:
+        """See `OperatorReplica.commits`."""
+        limit = min(request.limit, commit_rows.MAX_ROWS)
+        rows = self.replica(request.stream).commits(request.after_offset, limit)
+        return m.CommitsAnswer(tuple(map(commit_rows.values, rows)))
+
     def handlers(self) -> dict[str, Handler]:
         """The actions by name."""
         replica = self.replica
@@ -260,6 +272,8 @@ class ReplicaServer:
             ),
             m.CUT_BEFORE.handled_by(lambda r: m.CutAnswer(replica(r.stream).cut_before(r.version))),
             m.TRANSACTIONS.handled_by(self.transactions),
+            m.REPLICAS.handled_by(lambda _: self.describe()),
+            m.COMMITS.handled_by(self.commits),
         )
 
 
