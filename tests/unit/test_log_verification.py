@@ -21,6 +21,7 @@ from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.stored_replica import DataDirectoryLock
 from walsender_bridge.change_log.verification import (
+    EntryRow,
     ReplicaCheck,
     StatedReplica,
     Violated,
@@ -127,6 +128,26 @@ def another_at_the_end(files: Files) -> None:
     files.put_entry(12, make.whole(rows=2))
 
 
+def half(files: Files) -> None:
+    """Entry 5 continues a transaction that has not begun."""
+    make = EntryMaker()
+    make.crc = entry.read_header(files.entry(4)).crc
+    files.put_entry(5, make.middle())
+
+
+def position(files: Files, **changes: int) -> None:
+    row = files.row(7)
+    files.put_row(7, replace(row, position=replace(row.position, **changes)))
+
+
+def longer(files: Files) -> None:
+    """The last commit in the index ends beyond the commit context."""
+    row = files.row(13)
+    context, at = replace(row.context, length=3), replace(row.position, end_offset=14)
+    files.put_row(13, None)
+    files.put_row(14, replace(row, context=context, position=at))
+
+
 FAULTS: dict[str, tuple[Callable[[Files], None], str, int | None, str]] = {
     "a flipped byte": (flipped, "I3", 5, "checksum mismatch"),
     "two entries that are swapped": (swapped, "I3", 5, "broken chain"),
@@ -178,10 +199,22 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str, int | None, str]] = {
         *("I8", 13, "sealed at 11"),
     ),
     "bytes that were not counted": (
-        lambda f: f.put_row(
-            7, replace(f.row(7), position=replace(f.row(7).position, bytes_total=1))
-        ),
+        lambda f: position(f, bytes_total=1),
         *("I3", 6, "ends at byte 1"),
+    ),
+    "another position of a commit": (
+        lambda f: position(f, end_lsn=1),
+        *("I3", 6, "position of another transaction"),
+    ),
+    "another end of a commit": (
+        lambda f: position(f, end_offset=9),
+        *("I1", 5, "is at position 9"),
+    ),
+    "half a transaction": (half, "I14", 5, "starts no transaction"),
+    "a commit beyond the context": (longer, "I1", 13, "and no commit does"),
+    "an empty commit below the index": (
+        lambda f: f.change_context(version=9, local_offset=13, global_offset=3, length=0),
+        *("I4", 13, "version 9 does not follow version 6"),
     ),
 }
 
@@ -374,8 +407,8 @@ def stated(
 
 
 def row(version: int, local: int, place: int, length: int) -> IndexRow:
-    position = replace(START, end_offset=local + length)
-    return IndexRow(CommitContext(version, local, place, length), 1, position, 0)
+    context = CommitContext(version, local, place, length)
+    return IndexRow(context, 1, replace(START, end_offset=local + length), 0)
 
 
 A = [row(1, 1, 1, 2), row(3, 3, 5, 1)]
@@ -443,6 +476,28 @@ def test_a_replica_that_lacks_what_was_committed_is_named() -> None:
     ahead = against_repository(stated(), 9, 8)
     assert ahead is not None
     assert ahead.invariant == "I5"
+
+
+def test_what_a_replica_states_and_serves_agrees_with_its_index() -> None:
+    context = CommitContext(9, 1, 1, 8)
+    made = replace(stated(), context=context)
+    ReplicaCheck(made, iter(())).begin()
+    for wrong, named in (
+        (replace(made, context=replace(context, length=7)), "I1"),
+        (replace(made, version=8), "I5"),
+        (replace(made, context=None), "I5"),
+    ):
+        with pytest.raises(Violated) as caught:
+            ReplicaCheck(wrong, iter(())).begin()
+        assert caught.value.violation.invariant == named
+    data = EntryMaker().whole()
+    for served in ((4, 1), (3, 2)):
+        check = ReplicaCheck(made, iter([row(3, 1, 1, 8)]))
+        with pytest.raises(Violated) as caught:
+            check.entry(EntryRow(1, *served, data))
+        assert (caught.value.violation.invariant, caught.value.violation.offset) == ("I3", 1)
+        assert "it is served with" in caught.value.violation.what
+    ReplicaCheck(made, iter([row(3, 1, 1, 8)])).entry(EntryRow(1, 3, 1, data))
 
 
 def test_a_sealed_replica_ends_with_its_last_commit() -> None:

@@ -45,7 +45,7 @@ def tail(address: str, options: TailOptions, note: Callable[[str], None]) -> Ite
     Raises `UnknownStreamError`, `UsageError` for a version that was never issued, `TrimmedError`, `UnavailableError`.
     """
     deadline = None if options.seconds is None else time.monotonic() + options.seconds
-    follower = _Follower(address, options)
+    follower = _Follower(options, note)
     away = False
     while True:
         try:
@@ -68,10 +68,10 @@ def tail(address: str, options: TailOptions, note: Callable[[str], None]) -> Ite
 class _Follower:
     """Where the reading of a stream is. `offset`: the next entry; None: not known yet."""
 
-    def __init__(self, address: str, options: TailOptions) -> None:
+    def __init__(self, options: TailOptions, note: Callable[[str], None]) -> None:
         self.offset: int | None = None
-        self._address = address
         self._options = options
+        self._note = note
         self._reader: TransactionReader | None = None
         self._replica: ReplicaClient | None = None
 
@@ -79,23 +79,22 @@ class _Follower:
         """What is committed, until the deadline; without `follow` what is committed now."""
         while True:
             cut = self._cut(log)
-            with ReplicaClient(cut.address) as replica:
-                self._replica = replica
-                start = self.offset = self._start(log, cut, replica)
-                for entry in (
-                    replica.read(self._options.stream, start, cut.end_offset)
-                    if start < cut.end_offset
-                    else ()
-                ):
+            with ReplicaClient(cut.address) as self._replica:
+                self.offset = self._start(log, cut, self._replica)
+                for entry in self._entries(self._replica, self.offset, cut.end_offset):
                     yield from self._read(entry)
-                    if deadline is not None and time.monotonic() > deadline:
+                    if _is_past(deadline):
                         return
             if not self._options.follow:
                 return
-            while (cut := self._cut(log)).end_offset <= (self.offset or 0):
-                if deadline is not None and time.monotonic() > deadline:
+            while self._cut(log).end_offset <= self.offset:
+                if _is_past(deadline):
                     return
                 time.sleep(_POLL)
+
+    def _entries(self, replica: ReplicaClient, start: int, end: int) -> Iterator[LogEntry]:
+        if start < end:
+            yield from replica.read(self._options.stream, start, end)
 
     def _cut(self, log: LogClient) -> StreamCut:
         streams = log.status().streams
@@ -112,7 +111,7 @@ class _Follower:
             return self.offset
         version = self._options.from_version
         if version is None:
-            return cut.end_offset if self._options.follow else cut.low_offset
+            return cut.end_offset if self._options.follow else self._low(replica)
         newest = log.status().version
         if version > newest and not self._options.follow:
             raise UsageError(
@@ -121,9 +120,16 @@ class _Follower:
             )
         before = replica.cut_before(self._options.stream, version)
         if before is None:
-            return replica.stream_status(self._options.stream).low_offset
+            low = self._low(replica)
+            if low > 1:
+                self._note(f"the entries below offset {low} have been trimmed")
+            return low
         # With a version to come, what is not published yet is not skipped.
         return min(max(before.end_offset, cut.low_offset), cut.end_offset)
+
+    def _low(self, replica: ReplicaClient) -> int:
+        """The first entry that is retained; the repository knows of a trim only with the next report."""
+        return replica.stream_status(self._options.stream).low_offset
 
     def _read(self, entry: LogEntry) -> Iterator[Logged]:
         if self._reader is None:
@@ -136,6 +142,10 @@ class _Follower:
     def _schemas(self, digests: Any) -> dict[bytes, bytes]:
         assert self._replica is not None, "an entry is being read"
         return self._replica.schemas(self._options.stream, digests)
+
+
+def _is_past(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() > deadline
 
 
 # -- what is shown ----------------------------------------------------------------------------------

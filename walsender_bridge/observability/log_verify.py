@@ -132,7 +132,7 @@ def verify_running(address: str, streams: Sequence[str], output: Output) -> Veri
             sources,
             report,
             complete=len(chosen) == len(seen.log.streams) and all(sources.values()),
-            last_versions={each.stream: each.version for each in chosen},
+            described={each.stream: each for each in chosen},
         )
     return report
 
@@ -227,14 +227,16 @@ def _readable(
 
 
 def _recovers(replica: StoredReplicaFiles, report: VerifyReport) -> None:
-    """Add what recovery would say, unless a violation of this replica is known more exactly."""
+    """Add what recovery would say: as a violation, unless one of this replica is known more exactly."""
     place = replica.stream, replica.name
-    if any((each.stream, each.replica) == place for each in report.violations):
-        return
-    outcome, reason = evaluate(replica.found())
-    if outcome == RecoveryOutcome.INVALID:
+    known = any((each.stream, each.replica) == place for each in report.violations)
+    try:
+        outcome, reason = evaluate(replica.found())
+    except TusklineError:
+        return  # its violation is known: nothing of it could be read
+    if outcome == RecoveryOutcome.INVALID and not known:
         report.violations.append(Violation("I13", reason, *place, None))
-    elif outcome == RecoveryOutcome.SYNCHRONIZING:
+    elif reason:
         report.notes.append(f"stream {replica.stream}, replica {replica.name}: {reason}")
 
 
@@ -308,7 +310,7 @@ def _verify_ranges(
     report: VerifyReport,
     *,
     complete: bool,
-    last_versions: Mapping[str, int] | None = None,
+    described: Mapping[str, StreamDescription] | None = None,
 ) -> None:
     """Verify the global ranges of all streams, from one replica of each; only if no violation is known."""
     if report.violations or not any(sources.values()):
@@ -319,6 +321,12 @@ def _verify_ranges(
             for source in its[:1]:
                 stated = source.stated()
                 chosen[stream] = (stated, source.rows(stated))
+        # Only what has not been committed to since.
+        last_versions = {
+            name: each.version
+            for name, each in (described or {}).items()
+            if name in chosen and chosen[name][0].committed_end == each.end_offset
+        }
         violation = verification.verify_global_ranges(
             chosen, complete=complete, last_versions=last_versions
         )

@@ -427,7 +427,8 @@ class HostedReplica:
 
     def commits(self, after: int, limit: int) -> list[IndexRow]:
         """The commits whose ends are greater than `after`, in order. Raises `TrimmedError`."""
-        self._readable(after)
+        if after >= self._readable(after).committed_end:
+            return []
         with self._reading(after):
             return [*islice(self._store.commits_behind(after), limit)]
 
