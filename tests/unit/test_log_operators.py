@@ -31,6 +31,7 @@ from walsender_bridge.cli import app as cli
 from walsender_bridge.cli.log_trim import duration
 from walsender_bridge.errors import (
     Cause,
+    CorruptError,
     MalformedMessageError,
     TrimmedError,
     UnavailableError,
@@ -241,6 +242,40 @@ def test_status_goes_on_without_a_log_server_that_does_not_answer(log: Log) -> N
     assert states == ["appendable", "unknown"]
     assert shown["streams"][0]["replicas"][1]["reason"] == "service does not answer"
     assert shown["faults"]
+
+
+def test_status_shows_a_replica_whose_record_cannot_be_read(log: Log) -> None:
+    log.fill(2)
+    listen = log.servers[1].address.removeprefix("grpc://")
+    log.stop(log.servers[1])
+    data = log.folder / "b" / "streams" / STREAM / "segment-00000000000000000001" / "data.mdb"
+    data.write_bytes(data.read_bytes().replace(b'"term": 1', b'"term": 7'))
+    log.servers[1] = ReplicaServer(log.folder / "b", listen)
+    row = log.summary()["streams"][0]["replicas"][1]
+    assert (row["state"], row["low_offset"], row["bytes"]) == ("learning", None, None)
+    assert "the replica's record is damaged" in row["reason"]
+    (violation,) = log.verify().violations
+    assert (violation.invariant, violation.cause) == ("I13", Cause.INVALID_REPLICA)
+    assert "record is damaged" in violation.what
+    with log.operator() as operator:
+        wait_for(
+            lambda: all(p.answers for p in operator.describe().streams[0].replicas), 20, "back"
+        )
+        first, second = operator.trim_stream(STREAM, None, None).replicas
+    assert (first.error, first.entries) == (None, 2)
+    assert second.error is not None
+    assert "cannot be read" in second.error.what
+
+
+def test_status_names_a_log_server_that_has_lost_its_replica(log: Log) -> None:
+    log.fill(1)
+    listen = log.servers[1].address.removeprefix("grpc://")
+    log.stop(log.servers[1])
+    log.servers[1] = ReplicaServer(log.folder / "c", listen)
+    row = log.summary()["streams"][0]["replicas"][1]
+    assert row["state"] == "unknown"
+    assert row["reason"] == f"the log server there has no replica of stream {STREAM}"
+    assert log.verify().violations[0].cause == Cause.CORRUPT
 
 
 def test_status_has_the_exit_code_of_the_first_fault(log: Log, run: Callable[..., Any]) -> None:
@@ -650,6 +685,10 @@ def test_a_transaction_of_many_entries_is_counted_whole_and_its_rows_are_not_kep
     assert len(asked) == 2
     with pytest.raises(MalformedMessageError, match="in no transaction"):
         [*TransactionReader(schemas).read(2, 7, entries[1])]
+    damaged = bytearray(entries[0])
+    damaged[-1] ^= 1
+    with pytest.raises(CorruptError, match="CRC32C"):
+        [*TransactionReader(schemas).read(1, 7, bytes(damaged))]
     rows = TransactionReader(schemas, relations=frozenset({"public.audit"}), rows=True)
     kinds = [type(each) for n, data in enumerate(entries, 1) for each in rows.read(n, 7, data)]
     assert kinds == [LoggedRow] * 1000 + [LoggedTransaction]
