@@ -18,13 +18,21 @@ from tests.support.log_entries import ACCOUNTS, AUDIT, HASHES, SCHEMAS, EntryMak
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import entry, repository_messages, verification
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.change_log.log_server_messages import ReplicaDescription, ReplicasAnswer
 from walsender_bridge.change_log.operator_client import OperatorLog, OperatorReplica
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import START, CommitContext, ReplicaStatus
 from walsender_bridge.change_log.replica import commit_rows
 from walsender_bridge.change_log.replica.service import ReplicaServer
-from walsender_bridge.change_log.repository import operator_trim
-from walsender_bridge.change_log.repository.core import StreamCreated
+from walsender_bridge.change_log.repository import operator_trim, status
+from walsender_bridge.change_log.repository.core import (
+    ConsumerSeen,
+    Created,
+    Repository,
+    StreamCommit,
+    StreamCreated,
+)
 from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.change_log.repository_messages import ReplicaPlace, StreamDescription
 from walsender_bridge.change_log.transactions import LoggedRow, LoggedTransaction, TransactionReader
 from walsender_bridge.change_log.verification import EntryRow, StatedReplica
 from walsender_bridge.cli import app as cli
@@ -209,7 +217,7 @@ def test_status_shows_a_replica_that_lags_one_that_is_sealed_and_one_that_is_lea
         second._core.damage("/disk/data.mdb: it cannot be read")
     shown = log.summary()
     row = shown["streams"][0]["replicas"][1]
-    assert (row["state"], row["committed_end"]) == ("learning", 3)
+    assert (row["state"], row["committed_end"], row["bytes"]) == ("learning", 3, None)
     assert row["reason"] == "/disk/data.mdb: it cannot be read"
     (fault,) = shown["faults"]
     assert fault["code"] == "INVALID_REPLICA"
@@ -278,6 +286,68 @@ def test_status_names_a_log_server_that_has_lost_its_replica(log: Log) -> None:
     assert log.verify().violations[0].cause == Cause.CORRUPT
 
 
+def described(
+    *, version: int = 4, answers: str = "k", committed_end: int = 5
+) -> tuple[log_view.LogView, StreamDescription]:
+    """A stream that ends at 9 with byte 90; its replica on log server `k` is at `version`."""
+    place = ReplicaPlace("k", "grpc://k:1", True, version)
+    stream = StreamDescription(STREAM, 1, 7, 9, 90, 1, 1, 5, 50, 5, 2, (place,))
+    status = ReplicaStatus(
+        *(STREAM, "log", "appendable", 1, 1, 9, committed_end, version, 1, 1, 1, 1, 1, None, 50),
+        None,
+    )
+    replica = ReplicaDescription(STREAM, "appendable", "", False, status, None, None, 0, 100)
+    answer = repository_messages.DescribeAnswer("log", 7, 4, 0, 9, 1.0, (stream,), (), {})
+    return log_view.LogView(answer, {"grpc://k:1": ReplicasAnswer(answers, (replica,))}), stream
+
+
+def test_a_replica_that_lags_holds_back_what_it_lacks() -> None:
+    seen, stream = described()
+    assert log_view.holding(seen, stream) == [
+        {
+            "stream": STREAM,
+            "holder": "replica grpc://k:1",
+            "version": 4,
+            "entries": 4,
+            "bytes": 40,
+        }
+    ]
+    (row,) = log_view.summary(seen)["streams"][0]["replicas"]
+    assert (row["lag_entries"], row["lag_bytes"]) == (4, 40)
+    seen, stream = described(version=7, committed_end=9)
+    assert log_view.holding(seen, stream) == []
+
+
+def test_another_log_server_at_the_address_is_no_replica() -> None:
+    seen, _ = described(answers="other")
+    (fault,) = log_view.faults(seen)
+    assert isinstance(fault, CorruptError)
+    assert fault.what == "another log server, other, answers there"
+
+
+def test_leases_that_have_ended_hold_nothing() -> None:
+    state = Repository()
+    for record in (
+        Created("log"),
+        StreamCreated(STREAM, ("k",)),
+        ConsumerSeen("ended", None, 10.0),
+        ConsumerSeen("live", None, 30.0),
+    ):
+        state.apply(record)
+    state.streams[STREAM].history.append(
+        StreamCommit(CommitContext(3, 1, 1, 4), replace(START, end_offset=5, bytes_total=40))
+    )
+    state.version = state.published = 3
+    shown = status.describe(state, {}, [], 20.0, 1.0)
+    assert [(each.name, each.lease_seconds) for each in shown.consumers] == [("live", 10.0)]
+    assert [place.answers for place in shown.streams[0].replicas] == [False]
+    request = repository_messages.TrimStreamRequest(STREAM, None, None)
+    order = operator_trim.decide(state, request, 20.0)
+    assert (order.up_to, [each.consumer for each in order.held_by]) == (1, ["live"])
+    order = operator_trim.decide(state, request, 30.0)
+    assert (order.up_to, order.held_by) == (5, ())
+
+
 def test_status_has_the_exit_code_of_the_first_fault(log: Log, run: Callable[..., Any]) -> None:
     log.fill(1)
     done = run("status")
@@ -307,7 +377,8 @@ def test_a_running_log_is_verified_over_all_its_replicas_and_streams(log: Log) -
         *[("other", 3, True)] * 2,
         *[(STREAM, 3, True)] * 2,
     ]
-    assert log.verify(STREAM).rows == report.rows[2:]
+    one = log.verify(STREAM)
+    assert (one.rows, one.violations) == (report.rows[2:], [])
     with pytest.raises(UnknownStreamError, match="existing streams: other, shop"):
         log.verify("nowhere")
 
@@ -415,8 +486,10 @@ def test_the_index_is_read_in_pages_up_to_an_end(log: Log, monkeypatch: pytest.M
     versions = log.fill(5)
     monkeypatch.setattr("walsender_bridge.change_log.operator_client._PAGE", 2)
     with OperatorReplica(log.servers[0].address) as replica:
-        rows = [*replica.commits(STREAM, 1, 5)]
-        assert [row.context.version for row in rows] == versions[:4]
+        rows = [*replica.commits(STREAM, 1, 4)]
+        assert [row.context.version for row in rows] == versions[:3]
+        assert [*replica.commits(STREAM, 6, 7)] == []
+        assert [*replica.commits(STREAM, 2**64 - 1, 2**64)] == []
         assert rows[0].context == CommitContext(versions[0], 1, 1, 1)
         with log.operator() as operator:
             operator.trim_stream(STREAM, versions[1], None)

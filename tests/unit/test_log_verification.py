@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from walsender_bridge.change_log.protocol import START, CommitContext
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.repository_messages import StreamDescription
 from walsender_bridge.change_log.stored_replica import DataDirectoryLock
 from walsender_bridge.change_log.verification import (
     EntryRow,
@@ -275,6 +276,24 @@ def test_replicas_with_another_global_offset_differ(tmp_path: Path) -> None:
     assert "(1, 5), and (1, 1)" in violation.what
 
 
+def test_what_a_rolled_segment_leaves_behind_is_not_taken_for_an_entry(tmp_path: Path) -> None:
+    """The uncommitted tail was copied to the next segment, and lies in the older one as well."""
+    data_dir = stored_log.make(tmp_path / "a", commits=0)
+    replica = HostedReplica(data_dir / "streams" / STREAM, segment_bytes=100_000)
+    replica.recover()
+    session, _ = replica.open_writer(1)
+    make = EntryMaker()
+    entries = [make.whole(size=60_000), make.whole(size=60_000), make.whole()]
+    replica.append(session, entries, list(SCHEMAS.values()), None, 2**64 - 1)
+    for version in (1, 2, 3):
+        replica.commit([CommitContext(version, version, version, 1)], version)
+    replica.close()
+    assert len(list((data_dir / "streams" / STREAM).glob("segment-*"))) > 1
+    report = verify(data_dir)
+    assert report.violations == []
+    assert report.rows[0]["entries"] == 3
+
+
 def test_uncommitted_entries_may_differ(tmp_path: Path) -> None:
     """A writer that was replaced may have reached one replica only."""
     for name, seed in (("a", 3), ("b", 4)):
@@ -293,8 +312,10 @@ def test_what_recovery_refuses_is_named(tmp_path: Path) -> None:
     data_dir = stored_log.make(tmp_path / "a", segment_bytes=1)
     segments = sorted((data_dir / "streams" / STREAM).glob("segment-*"))
     shutil.rmtree(segments[2])
-    (violation,) = verify(data_dir).violations
+    report = verify(data_dir)
+    (violation,) = report.violations
     assert (violation.invariant, violation.offset) == ("I2", 5)
+    assert "the segment starting at 5 is missing" in report.notes[0]
     shutil.rmtree(segments[-1])
     violations = verify(data_dir).violations
     assert violations
@@ -459,6 +480,37 @@ def test_what_was_trimmed_is_no_gap() -> None:
     violation = verify_global_ranges(empty, complete=True, last_versions={"b": 3})
     assert violation is not None
     assert violation.offset == 4
+
+
+class Given:
+    """A replica that is what the test says."""
+
+    def __init__(self, stated: StatedReplica, rows: list[IndexRow]) -> None:
+        self.stream, self.name, self._stated, self._rows = stated.stream, "k", stated, rows
+
+    def stated(self) -> StatedReplica:
+        return self._stated
+
+    def rows(self, _: StatedReplica) -> Iterator[IndexRow]:
+        return iter(self._rows)
+
+    def entries(self, _: StatedReplica) -> Iterator[EntryRow]:
+        return iter(())
+
+
+@pytest.mark.parametrize(("described_end", "violations"), [(7, 0), (9, 1)])
+def test_what_was_committed_and_trimmed_meanwhile_is_no_gap(
+    described_end: int, violations: int
+) -> None:
+    """The repository was asked before: only of a stream that ends there still is its last version known."""
+    a = Given(stated("a"), [*A, row(4, 4, 8, 1), row(6, 5, 10, 1)])
+    b = Given(stated("b", low=9), [])
+    described = StreamDescription("b", 1, 3, described_end, 0, 0, 0, 9, 0, 9, 1, ())
+    report = VerifyReport()
+    log_verify._verify_ranges(
+        {"a": [a], "b": [b]}, report, complete=True, described={"b": described}
+    )
+    assert len(report.violations) == violations
 
 
 def test_versions_that_one_replica_does_not_know_yet_are_not_compared() -> None:

@@ -17,7 +17,6 @@ from walsender_bridge.errors import UnavailableError, UnknownStreamError, UsageE
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.pgoutput import Relation
 from walsender_bridge.postgres.protocol.pgoutput_rows import Unchanged, Value
-from walsender_bridge.runtime.printable import printable
 from walsender_bridge.runtime.times import iso_time_of_microseconds
 
 #: Seconds between two looks for new commits, and after an error.
@@ -203,7 +202,7 @@ def _text(value: bytes | bytearray | None) -> str | None:
 
 
 def line(each: Logged) -> str:
-    """One line of text; control characters in names and values are escaped."""
+    """One line of text, for `Output.line`, which escapes control characters in names and values."""
     shown = record(each)
     if isinstance(each, Restart):
         text = f"version {each.version}  restart at offset {each.offset}: another history begins"
@@ -219,7 +218,7 @@ def line(each: Logged) -> str:
         ]
         parts += [f"unchanged: {', '.join(shown['unchanged'])}"] if "unchanged" in shown else []
         text = f"  {shown['relation']} {shown['operation']}  {'  '.join(parts)}"
-    return printable(text)
+    return text
 
 
 def _counts(counts: Any) -> str:
