@@ -231,8 +231,14 @@ def test_status_says_of_a_replica_being_synchronized_from_where(log: Log) -> Non
     source = log.servers[0]
     with second._lock:
         second._core.damage("gone")
-    log.client().barrier({}, 20)
-    offer = source.replica(STREAM).sync_offer(source.log_server_id)
+    # What a source offers is durable, and an empty commit becomes so within a second.
+    of_source = source.replica(STREAM)
+    wait_for(
+        lambda: of_source.sync_offer("").durable.version >= second.status().version,
+        20,
+        "the source has what the destination has",
+    )
+    offer = of_source.sync_offer(source.log_server_id)
     second.sync_init(offer, offer.durable.log_id)
     row = log.summary()["streams"][0]["replicas"][1]
     assert row["state"] == "learning"
@@ -549,9 +555,11 @@ def test_trim_by_age_keeps_what_is_younger(log: Log) -> None:
     log.fill(2)
     with log.operator() as operator:
         assert [r.entries for r in operator.trim_stream(STREAM, None, 3600).replicas] == [0, 0]
-        time.sleep(0.5)
+        between = time.monotonic() + 0.5
+        time.sleep(1.0)
         log.fill(1)
-        assert [r.entries for r in operator.trim_stream(STREAM, None, 0.4).replicas] == [2, 2]
+        age = time.monotonic() - between
+        assert [r.entries for r in operator.trim_stream(STREAM, None, age).replicas] == [2, 2]
 
 
 def test_trim_knows_a_version_that_the_repository_has_forgotten(log: Log) -> None:
@@ -728,8 +736,8 @@ def test_tail_says_that_it_begins_behind_what_was_trimmed(log: Log) -> None:
 def test_tail_ends_after_its_seconds(log: Log) -> None:
     log.fill(2)
     start = time.monotonic()
-    assert len(log.tail(from_version=1, follow=True, seconds=0.5)) == 2
-    assert 0.4 < time.monotonic() - start < 10
+    assert len(log.tail(from_version=1, follow=True, seconds=1.5)) == 2
+    assert 1.4 < time.monotonic() - start < 15
 
 
 def test_a_transaction_of_many_entries_is_counted_whole_and_its_rows_are_not_kept() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.support import stored_log
 from tests.support.log_entries import SCHEMAS, EntryMaker
@@ -29,6 +30,7 @@ from walsender_bridge.change_log.verification import (
     against_repository,
     verify_global_ranges,
 )
+from walsender_bridge.cli import app as cli
 from walsender_bridge.errors import Cause, ConfigError, RunningError, UnknownStreamError
 from walsender_bridge.observability import log_verify
 from walsender_bridge.observability.log_verify import VerifyReport
@@ -412,8 +414,10 @@ def test_the_command_exits_with_the_cause_and_names_the_place(tmp_path: Path) ->
     assert f"stream {STREAM}, replica {two}, offset 1: I3: " in done.stderr
     assert "\nHINT:  " in done.stderr
     stored_log.change(one, flipped)
-    done = command("--offline", "--data-dir", str(one), "--json")
-    assert done.returncode == Cause.CORRUPT
+    done = CliRunner().invoke(
+        cli.app, ["log", "verify", "--offline", "--data-dir", str(one), "--json"]
+    )
+    assert done.exit_code == Cause.CORRUPT
     (violation,) = json.loads(done.stdout)["violations"]
     assert (violation["invariant"], violation["offset"], violation["stream"]) == ("I3", 5, STREAM)
 
