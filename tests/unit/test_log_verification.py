@@ -414,11 +414,11 @@ def test_the_command_exits_with_the_cause_and_names_the_place(tmp_path: Path) ->
     assert f"stream {STREAM}, replica {two}, offset 1: I3: " in done.stderr
     assert "\nHINT:  " in done.stderr
     stored_log.change(one, flipped)
-    done = CliRunner().invoke(
+    shown = CliRunner().invoke(
         cli.app, ["log", "verify", "--offline", "--data-dir", str(one), "--json"]
     )
-    assert done.exit_code == Cause.CORRUPT
-    (violation,) = json.loads(done.stdout)["violations"]
+    assert shown.exit_code == Cause.CORRUPT
+    (violation,) = json.loads(shown.stdout)["violations"]
     assert (violation["invariant"], violation["offset"], violation["stream"]) == ("I3", 5, STREAM)
 
 
