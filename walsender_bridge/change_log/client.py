@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as of_log_server
 from walsender_bridge.change_log import repository_messages as of_repository
 from walsender_bridge.change_log.actions import Action, Empty, unhex
+from walsender_bridge.change_log.connection import Connection, connect
 from walsender_bridge.change_log.entry import (
     EntryHeader,
     EntryKind,
@@ -43,6 +44,7 @@ from walsender_bridge.change_log.protocol import (
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
 from walsender_bridge.runtime.closing import Closing
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 __all__ = [
     "Ack",
@@ -56,6 +58,7 @@ __all__ = [
     "ReplicaClient",
     "ReplicaStatus",
     "StreamCut",
+    "TlsFiles",
     "check",
     "read_header",
     "read_payload",
@@ -84,25 +87,28 @@ class LogEntry:
 
 
 class _Client(Closing):
-    """A connection to one service; `address` like `grpc://127.0.0.1:7400`."""
+    """A connection to one service; `address` like `grpc://127.0.0.1:7400`.
 
-    def __init__(self, address: str, *, timeout: float = 10.0) -> None:
-        self.address = protocol.address_of(address)
+    A service with TLS asks for a certificate: `tls`, or the paths of its files in the address,
+    `grpc+tls://db-1:7400?ca=FILE&certificate=FILE&key=FILE`. `address` of the client is without them.
+    """
+
+    def __init__(self, address: str, *, timeout: float = 10.0, tls: TlsFiles | None = None) -> None:
         self.timeout = timeout
-        with actions.at(self.address):
-            self._flight = _connect(self.address)
+        self._connection = Connection(address, tls)
+        self.address = self._connection.address
 
     def _call(self, action: Action[_R, _A], request: _R, *, within: float | None = None) -> _A:
         within = self.timeout if within is None else within
-        return actions.call(self._flight, self.address, action, request, within)
+        return actions.call(self._connection.client, self.address, action, request, within)
+
+    def _reachable(self, cut: StreamCut) -> StreamCut:
+        """The cut, whose replica is reached with the certificate of this client."""
+        return replace(cut, address=self._connection.with_files(cut.address))
 
     def close(self) -> None:
         """Close the connection."""
-        self._flight.close()
-
-
-def _connect(address: str) -> flight.FlightClient:
-    return flight.FlightClient(address, generic_options=protocol.CHANNEL_OPTIONS)
+        self._connection.close()
 
 
 class LogClient(_Client):
@@ -115,14 +121,14 @@ class LogClient(_Client):
             log_id=found.log_id,
             version=found.version,
             forced_version=found.forced_version,
-            streams=dict(found.streams),
+            streams={name: self._reachable(cut) for name, cut in found.streams.items()},
             faults={name: fault.error() for name, fault in found.faults.items()},
         )
 
     def create_stream(self, stream: str) -> StreamCut:
         """Create the stream unless it exists. Raises `ConfigError` for an invalid name."""
         request = of_repository.CreateStreamRequest(stream)
-        return self._call(of_repository.CREATE_STREAM, request)
+        return self._reachable(self._call(of_repository.CREATE_STREAM, request))
 
     def writer_term(self, stream: str) -> int:
         """Obtain a term for a new writer of the stream, greater than any issued before."""
@@ -176,7 +182,7 @@ class ReplicaClient(_Client):
 
         Raises `FencedError` if there is a newer writer.
         """
-        return AppendWriter(self.address, stream, term, self.timeout)
+        return AppendWriter(self.address, stream, term, self.timeout, self._connection.tls)
 
     def read(
         self,
@@ -194,7 +200,7 @@ class ReplicaClient(_Client):
         names = None if relations is None else tuple(relations)
         ticket = actions.encode(of_log_server.ReadRequest(stream, from_offset, to_offset, names))
         with actions.at(self.address):
-            reader = self._flight.do_get(flight.Ticket(ticket))
+            reader = self._connection.client.do_get(flight.Ticket(ticket))
         try:
             while True:
                 with actions.at(self.address):
@@ -289,8 +295,11 @@ class AppendWriter(Closing):
     appends in flight. Any error ends the writer, and every later call raises it.
     """
 
-    def __init__(self, address: str, stream: str, term: int, timeout: float) -> None:
+    def __init__(
+        self, address: str, stream: str, term: int, timeout: float, tls: TlsFiles | None = None
+    ) -> None:
         self.address = address
+        self._tls = tls
         self.stream = stream
         self.term = term
         self._error: TusklineError | None = None
@@ -371,7 +380,7 @@ class AppendWriter(Closing):
         """Send the queued batches. If the call ends, `_listen` receives the reason from the log server."""
         path = flight.FlightDescriptor.for_path("append", self.stream, str(self.term))
         try:
-            with actions.at(self.address), _connect(self.address) as client:
+            with actions.at(self.address), connect(self.address, self._tls) as client:
                 writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
                 listener = threading.Thread(
                     target=self._listen, args=(writer, reader), name="acks", daemon=True

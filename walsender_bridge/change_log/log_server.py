@@ -25,6 +25,7 @@ def serve(settings: ReplicaServerSettings) -> None:
         settings.listen,
         segment_bytes=settings.segment_bytes,
         after=supervisor.last_signal(),
+        tls=settings.tls,
     )
     stop.wait()
     server.stop()

@@ -192,7 +192,7 @@ class TransactionsAnswer:
 
 
 REPORT: Final = Action("report", Empty, ReportAnswer)
-COMMIT: Final = Action("commit", CommitRequest, CommitAnswer)
+COMMIT: Final = Action("commit", CommitRequest, CommitAnswer, lambda r: tuple(r.commits))
 CREATE: Final = Action("create", CreateRequest, ReplicaStatus)
 CUT_TAIL: Final = Action("cut_tail", CutTailRequest, ReplicaStatus)
 SEAL: Final = Action("seal", SealRequest, ReplicaStatus)

@@ -234,11 +234,6 @@ def places_crc(stream: str, batch: pa.RecordBatch) -> bytes:
     return int(crc).to_bytes(4, "little")
 
 
-def address_of(listen: str) -> str:
-    """Return `grpc://host:port` for `host:port`; an address is returned unchanged."""
-    return listen if "://" in listen else f"grpc://{listen}"
-
-
 def check_stream(stream: str) -> str:
     """Return the name if it is a valid stream name. Raises `ConfigError`."""
     if not _STREAM.fullmatch(stream):

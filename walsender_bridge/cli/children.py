@@ -33,7 +33,7 @@ _CAPTURE_FINAL: Final = frozenset({Cause.INVARIANT, Cause.UNSUPPORTED_VALUE})
 def replicas(config: Config) -> Child:
     """The process of the log's replicas."""
     section = config.log_server[0]
-    settings = ReplicaServerSettings(section.data_dir, section.listen)
+    settings = ReplicaServerSettings(section.data_dir, section.listen, tls=config.tls_files)
     return child("replicas", "walsender_bridge.change_log.log_server", settings)
 
 

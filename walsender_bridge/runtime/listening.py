@@ -5,6 +5,7 @@ Also checks whether a service is listening on an address, before gRPC is importe
 
 import socket
 import time
+from ipaddress import ip_address
 
 from walsender_bridge.errors import ConfigError
 
@@ -21,6 +22,30 @@ def check(address: str, *, seconds: float = 0.0) -> None:
             time.sleep(0.05)
         else:
             return
+
+
+def check_strangers(address: str, *, tls: bool, resolve: bool = True) -> None:
+    """Raise `ConfigError` for an address that other machines reach, unless its service has TLS.
+
+    `resolve`: look names up; otherwise only numeric addresses are refused.
+    """
+    if tls:
+        return
+    host = address.rpartition(":")[0].strip("[]")
+    flags = socket.AI_PASSIVE | (0 if resolve else socket.AI_NUMERICHOST)
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, ValueError) as error:
+        if resolve:
+            raise refused(address, error) from None
+        return
+    if all(ip_address(str(place[0]).partition("%")[0]).is_loopback for *_, place in found):
+        return
+    raise ConfigError(
+        "other machines could reach this address, and there is no [tls]",
+        where=address,
+        repair="listen on 127.0.0.1, or add [tls] with ca, certificate and key (`tuskline certs`)",
+    )
 
 
 def is_refused(address: str, *, seconds: float) -> bool:

@@ -14,6 +14,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ from pyarrow import flight
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Handler, unhex
+from walsender_bridge.change_log.authorization import APPEND, READ
+from walsender_bridge.change_log.listener import Listener, Service
 from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus, check_stream
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica import identity as log_server_identity
@@ -38,9 +41,10 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from walsender_bridge.runtime import listening, lock_file, logs
+from walsender_bridge.runtime import lock_file, logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
+from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds for calls in progress when the service stops.
 _GRACE = 2.0
@@ -88,8 +92,8 @@ class ReplicaServer:
     """Hosts the replicas in `data_dir`, and listens on `listen` (`host:port`, port 0: any).
 
     It serves as soon as it is created. `segment_bytes`: see `StreamStore`. `after`: the signal that killed its predecessor,
-    possibly because of a damaged segment (`fatal_segments`). Raises `ConfigError` if the
-    directory or the port is in use, and the errors of `identity.load`.
+    possibly because of a damaged segment (`fatal_segments`). `tls`: its certificate; None: no TLS, so `listen` has to be on
+    loopback. Raises `ConfigError` if the directory or the port is in use, and the errors of `identity.load`.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class ReplicaServer:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         after: signal.Signals | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._directory = DataDirectory(data_dir)
         if after in fatal_segments.SIGNALS:
@@ -115,14 +120,13 @@ class ReplicaServer:
             outcome, reason = replica.outcome
             level = _log.error if outcome == RecoveryOutcome.INVALID else _log.info
             level("replica opened", stream=name, outcome=str(outcome), reason=reason)
+        self.address = listen
         try:
-            listening.check(listen)
-            self._flight = _ReplicaService(self, listen)
-        except (OSError, pa.ArrowException, ConfigError) as error:
+            self._listener = Listener(partial(_ReplicaService, self), listen, tls)
+        except ConfigError:
             self._close()
-            raise listening.refused(listen, error) from None
-        host = listen.rsplit(":", 1)[0]
-        self.address = f"grpc://{host}:{self._flight.port}"
+            raise
+        self.address = self._listener.address
         _log.info("log server listening", address=self.address, streams=len(self._replicas))
 
     @property
@@ -138,9 +142,7 @@ class ReplicaServer:
         """Stop the service; acknowledged entries are on disk."""
         self._close()
         # Flight waits for calls in progress without a limit, and an append may stay open indefinitely.
-        ending = threading.Thread(target=self._flight.shutdown, daemon=True)
-        ending.start()
-        ending.join(_GRACE)
+        self._listener.stop(_GRACE)
         self._stopped.set()
 
     def _close(self) -> None:
@@ -263,31 +265,21 @@ class ReplicaServer:
         )
 
 
-class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+class _ReplicaService(Service):
     """The Flight service: translates between Flight's calls and the handlers."""
 
-    def __init__(self, server: ReplicaServer, listen: str) -> None:
+    def __init__(self, server: ReplicaServer, listen: str, tls: TlsBytes | None) -> None:
         self._server = server
-        self._handlers = server.handlers()
-        super().__init__(f"grpc://{listen}")
-
-    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        """The names of the actions."""
-        del context
-        return [(name, "see the change log's README") for name in self._handlers]
-
-    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
-        """One action."""
-        del context
-        return actions.answer(self._handlers, action)
+        super().__init__(server.handlers(), listen, tls)
 
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.GeneratorStream:
         """Read committed entries."""
-        del context
         with actions.faults():
+            self.allow(context, READ, None)
             request = actions.decode_request(m.ReadRequest, ticket.ticket)
+            self.allow(context, READ, [request.stream])
             batches = self._server.replica(request.stream).read(
                 request.from_offset, request.to_offset, request.relations
             )
@@ -308,11 +300,12 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Append entries until the writer ends the call."""
-        del context
         with actions.faults():
-            path = [part.decode() for part in descriptor.path or ()]
-            if len(path) != 3 or path[0] != "append" or not _TERM.fullmatch(path[2]):
+            self.allow(context, APPEND, None)
+            path = [part.decode(errors="replace") for part in descriptor.path or ()]
+            if len(path) != 3 or path[0] != APPEND or not _TERM.fullmatch(path[2]):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
+            self.allow(context, APPEND, [path[1]])
             replica = self._server.replica(path[1])
             session, status = replica.open_writer(int(path[2]))
             if reader.schema != protocol.APPEND_SCHEMA:

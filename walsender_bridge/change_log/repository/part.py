@@ -100,8 +100,9 @@ class RepositoryPart:
             server = RepositoryServer(
                 settings.log.data_dir,
                 settings.log.listen,
-                log_servers=[f"grpc://{log_server.listen}" for log_server in settings.log_server],
+                log_servers=[log_server.listen for log_server in settings.log_server],
                 retention=settings.log.retention,
+                tls=settings.tls_files,
             )
             try:
                 server.start()

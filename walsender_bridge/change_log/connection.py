@@ -1,0 +1,81 @@
+"""A connection to one of the change log's services, with a certificate if the service asks for one.
+
+Certificates may be replaced while a process runs: before a call, the connection is made again if their files differ from
+those that it was made with. Calls in progress end on the earlier one.
+"""
+
+import threading
+from collections.abc import Callable
+
+from pyarrow import flight
+
+from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.runtime import tls_files
+from walsender_bridge.runtime.tls_files import TlsFiles
+
+
+def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
+    """A client of the service at this address, without paths in it. Raises `ConfigError`, and Flight's errors."""
+    options = {}
+    if tls is not None:
+        own = tls.load()
+        options = {
+            "tls_root_certs": own.ca,
+            "cert_chain": own.certificate,
+            "private_key": own.key,
+        }
+    elif address.startswith(tls_files.TLS):
+        raise ConfigError(
+            "the service asks for a certificate",
+            where=address,
+            repair=f"name the files of a certificate: in [tls], or as {address}?ca=FILE&certificate=FILE&key=FILE",
+        )
+    return flight.FlightClient(address, generic_options=protocol.CHANNEL_OPTIONS, **options)
+
+
+class Connection:
+    """See the module. `address` may contain the paths of the files; without them it is plain, like `grpc://127.0.0.1:7400`.
+
+    `refused`: called with the error if replaced files cannot be used; the earlier connection then remains. Threads may share
+    a connection.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: TlsFiles | None = None,
+        refused: Callable[[ConfigError], None] = lambda _: None,
+    ) -> None:
+        place, files = tls_files.split(address)
+        self.tls = tls or files
+        self.address = place if self.tls is None else tls_files.with_scheme(place)
+        self._refused = refused
+        self._lock = threading.Lock()
+        self._stamp = self.tls and self.tls.stamp()
+        with actions.at(self.address):
+            self._client = connect(self.address, self.tls)
+
+    @property
+    def client(self) -> flight.FlightClient:
+        """The client for the next call."""
+        if self.tls is None or self.tls.stamp() == self._stamp:
+            return self._client
+        with self._lock:
+            stamp = self.tls.stamp()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    # The earlier client closes when its last call has ended.
+                    self._client = connect(self.address, self.tls)
+                except ConfigError as error:
+                    self._refused(error)
+        return self._client
+
+    def with_files(self, address: str) -> str:
+        """The address of another service of the same log, to be reached with the same certificate."""
+        return tls_files.with_files(address, self.tls)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
