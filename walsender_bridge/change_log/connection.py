@@ -4,8 +4,10 @@ Certificates may be replaced while a process runs: before a call, the connection
 those that it was made with. Calls in progress end on the earlier one.
 """
 
+import contextlib
+import json
 import threading
-from collections.abc import Callable
+from typing import Any, Final
 
 from pyarrow import flight
 
@@ -14,10 +16,34 @@ from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime import tls_files
 from walsender_bridge.runtime.tls_files import TlsFiles
 
+#: While a service takes its new certificate, its port is closed for a few milliseconds, and a call may be cancelled that has
+#: reached it and no handler: it is sent again,
+#: for a second or two. What a service refuses has another status.
+_ATTEMPTS: Final = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": "arrow.flight.protocol.FlightService", "method": method}
+                    for method in ("DoAction", "DoGet")
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 5,
+                    "initialBackoff": "0.2s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
+                },
+            }
+        ]
+    }
+)
+
 
 def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
     """A client of the service at this address, without paths in it. Raises `ConfigError`, and Flight's errors."""
-    options = {}
+    options: dict[str, Any] = {}
+    channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
     if tls is not None:
         own = tls.load()
         options = {
@@ -25,32 +51,30 @@ def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
             "cert_chain": own.certificate,
             "private_key": own.key,
         }
+        channel.append(("grpc.service_config", _ATTEMPTS))
     elif address.startswith(tls_files.TLS):
         raise ConfigError(
             "the service asks for a certificate",
             where=address,
             repair=f"name the files of a certificate: in [tls], or as {address}?ca=FILE&certificate=FILE&key=FILE",
         )
-    return flight.FlightClient(address, generic_options=protocol.CHANNEL_OPTIONS, **options)
+    return flight.FlightClient(address, generic_options=channel, **options)
 
 
 class Connection:
     """See the module. `address` may contain the paths of the files; without them it is plain, like `grpc://127.0.0.1:7400`.
 
-    `refused`: called with the error if replaced files cannot be used; the earlier connection then remains. Threads may share
-    a connection.
+    Threads may share a connection.
     """
 
     def __init__(
         self,
         address: str,
         tls: TlsFiles | None = None,
-        refused: Callable[[ConfigError], None] = lambda _: None,
     ) -> None:
         place, files = tls_files.split(address)
         self.tls = tls or files
         self.address = place if self.tls is None else tls_files.with_scheme(place)
-        self._refused = refused
         self._lock = threading.Lock()
         self._stamp = self.tls and self.tls.stamp()
         with actions.at(self.address):
@@ -65,11 +89,9 @@ class Connection:
             stamp = self.tls.stamp()
             if stamp != self._stamp:
                 self._stamp = stamp
-                try:
-                    # The earlier client closes when its last call has ended.
+                # What cannot be used changes nothing for who has a connection; the earlier client closes after its last call.
+                with contextlib.suppress(ConfigError):
                     self._client = connect(self.address, self.tls)
-                except ConfigError as error:
-                    self._refused(error)
         return self._client
 
     def with_files(self, address: str) -> str:

@@ -86,8 +86,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
 class Listener:
     """Has a service listen on `listen` (`host:port`, port 0: any), and again with each replacement of its certificates.
 
-    `serve` creates the service, for an address and the content of the files. `poll`: seconds between two looks at them. Raises
-    `ConfigError`.
+    `serve` creates the service, for an address and the content of the files. Raises `ConfigError`.
     """
 
     def __init__(
@@ -95,12 +94,9 @@ class Listener:
         serve: Callable[[str, TlsBytes | None], Service],
         listen: str,
         tls: TlsFiles | None,
-        *,
-        poll: float = POLL,
     ) -> None:
         self._serve = serve
         self._tls = tls
-        self._poll = poll
         self._stopping = threading.Event()
         self._stamp = tls and tls.stamp()
         listening.check_strangers(listen, tls=tls is not None)
@@ -127,29 +123,33 @@ class Listener:
 
     def _watch_files(self) -> None:
         assert self._tls is not None
-        said = ""
-        while not self._stopping.wait(self._poll):
+        failed = said = ""
+        while not self._stopping.wait(POLL):
             stamp = self._tls.stamp()
             if stamp == self._stamp:
                 continue
             try:
                 found = self._tls.load(server=True)
             except ConfigError as error:
-                # They are looked at again: a replacement may be halfway through.
-                if error.what != said:
-                    _log.error(
-                        "new certificate refused; the earlier one remains in use",
-                        address=self.address,
-                        file=error.where,
-                        error=error.what,
-                        repair=error.repair,
-                    )
-                said = error.what
+                # A replacement may be halfway through: it is an error if it remains so.
+                if failed == error.what != said:
+                    said = error.what
+                    self._log_refused(error)
+                failed = error.what
                 continue
-            self._stamp, said = stamp, ""
+            self._stamp, failed, said = stamp, "", ""
             if found != self._used:
                 self._used = found
                 self._replace(found)
+
+    def _log_refused(self, error: ConfigError) -> None:
+        _log.error(
+            "new certificate refused; the earlier one remains in use",
+            address=self.address,
+            file=error.where,
+            error=error.what,
+            repair=error.repair,
+        )
 
     def _replace(self, new: TlsBytes) -> None:
         """Listen with the new certificates, as soon as the service with the earlier ones has left the port."""
@@ -157,7 +157,7 @@ class Listener:
         began, pause, said = time.monotonic(), _FIRST_PAUSE, False
         while not self._stopping.is_set():
             try:
-                listening.check(self._place)
+                listening.check(self._place, bind_only=True)
                 self._service = self._serve(self._place, new)
             except (OSError, pa.ArrowException, ConfigError) as error:
                 if not said and time.monotonic() - began > _LONG:

@@ -10,12 +10,15 @@ from ipaddress import ip_address
 from walsender_bridge.errors import ConfigError
 
 
-def check(address: str, *, seconds: float = 0.0) -> None:
-    """Listen on `host:port` for a moment (port 0: any). Raises `ConfigError` if that fails for `seconds`."""
+def check(address: str, *, seconds: float = 0.0, bind_only: bool = False) -> None:
+    """Listen on `host:port` for a moment (port 0: any). Raises `ConfigError` if that fails for `seconds`.
+
+    `bind_only`: do not listen, so that no client connects to what is no service.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
-            _listen(address)
+            _listen(address, bind_only=bind_only)
         except ConfigError:
             if time.monotonic() >= deadline:
                 raise
@@ -60,7 +63,7 @@ def is_refused(address: str, *, seconds: float) -> bool:
         return False
 
 
-def _listen(address: str) -> None:
+def _listen(address: str, *, bind_only: bool) -> None:
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -72,7 +75,8 @@ def _listen(address: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(place)
-                probe.listen()
+                if not bind_only:
+                    probe.listen()
             except OSError as error:
                 failed.append(error)
             else:

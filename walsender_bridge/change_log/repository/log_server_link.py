@@ -16,7 +16,7 @@ from walsender_bridge.change_log.connection import Connection
 from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
 from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
-from walsender_bridge.errors import ConfigError, TusklineError
+from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -36,7 +36,7 @@ class LogServerLink:
     """One log server. `log_server_id` is known once it has answered."""
 
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
-        self._connection = Connection(address, tls, self._refused)
+        self._connection = Connection(address, tls)
         self.address = self._connection.address
         self.log_server_id = ""
         self.answers = True
@@ -55,15 +55,6 @@ class LogServerLink:
     def call(self, action: actions.Action[_R, _A], request: _R) -> _A:
         """Perform an action. Raises the log server's error, or `UnavailableError`."""
         return actions.call(self._connection.client, self.address, action, request, _ANSWER)
-
-    def _refused(self, error: ConfigError) -> None:
-        _log.error(
-            "new certificate refused; the earlier one remains in use",
-            log_server=self.address,
-            file=error.where,
-            error=error.what,
-            repair=error.repair,
-        )
 
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""
