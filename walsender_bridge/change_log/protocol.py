@@ -22,6 +22,12 @@ READ_BATCH_BYTES = 4 << 20
 #: The greatest number of commits in a plan.
 MAX_PLAN = 10_000
 
+#: Terms and versions are counted up. What is that far beyond the last one was made up, and would fence every later one.
+TERMS_AHEAD = 1 << 32
+VERSIONS_AHEAD = 1 << 40
+#: No count gets there.
+MAX_COUNT = 1 << 62
+
 #: Kinds of rows in an append's batch: an entry, or a schema record for the registry.
 KIND_ENTRY = 0
 KIND_SCHEMA = 1

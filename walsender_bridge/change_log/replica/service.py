@@ -26,7 +26,12 @@ from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Handler, unhex
 from walsender_bridge.change_log.authorization import APPEND, READ
 from walsender_bridge.change_log.listener import Listener, Service
-from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus, check_stream
+from walsender_bridge.change_log.protocol import (
+    CommitContext,
+    ReplicaReport,
+    ReplicaStatus,
+    check_stream,
+)
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
@@ -201,6 +206,7 @@ class ReplicaServer:
         refused = {}
         for stream, contexts in request.commits.items():
             try:
+                _check_versions(contexts)
                 self.replica(stream).commit(contexts, request.now)
             except TusklineError as error:
                 refused[stream] = ErrorRecord.of(error)
@@ -307,12 +313,20 @@ class _ReplicaService(Service):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
             self.allow(context, APPEND, [path[1]])
             replica = self._server.replica(path[1])
-            session, status = replica.open_writer(int(path[2]))
+            term, last = int(path[2]), replica.status().term
+            if term > last + protocol.TERMS_AHEAD:
+                raise MalformedMessageError(
+                    f"term {term} is too far beyond the last one, {last}",
+                    where=f"stream {path[1]}",
+                    repair="ask the repository for a term",
+                )
+            session, status = replica.open_writer(term)
             if reader.schema != protocol.APPEND_SCHEMA:
                 raise MalformedMessageError("an append must have the columns kind and data")
             writer.write(actions.encode(status))
             for chunk in reader:
                 batch, about = chunk.data, chunk.app_metadata
+                _check_append(batch)
                 if batch.nbytes > protocol.MAX_BATCH_BYTES or about is None:
                     raise MalformedMessageError(
                         f"batch of {batch.nbytes} bytes exceeds the limit or has no metadata"
@@ -329,6 +343,25 @@ class _ReplicaService(Service):
                     request.system_id,
                 )
                 writer.write(actions.encode(ack))
+
+
+def _check_versions(contexts: Iterable[CommitContext]) -> None:
+    """Raise `MalformedMessageError` for a commit that no later one could follow."""
+    for context in contexts:
+        if max(context.version, context.end, context.global_end) > protocol.MAX_COUNT:
+            raise MalformedMessageError(f"version {context.version} or its offsets are too large")
+
+
+def _check_append(batch: pa.RecordBatch) -> None:
+    """Raise `MalformedMessageError` for a batch that is not what it says: offsets beyond its data would end the process."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise MalformedMessageError(f"malformed batch in an append: {error}"[:300]) from None
+    if any(column.null_count for column in batch.columns):
+        raise MalformedMessageError("an append must not have null values")
+    if not {*batch.column(0).to_pylist()} <= {protocol.KIND_ENTRY, protocol.KIND_SCHEMA}:
+        raise MalformedMessageError("an append has a row of an unknown kind")
 
 
 def _batch(entries: list[StoredEntry]) -> pa.RecordBatch:

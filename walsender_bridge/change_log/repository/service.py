@@ -25,7 +25,13 @@ from walsender_bridge.change_log import actions, log_server_messages
 from walsender_bridge.change_log import repository_messages as m
 from walsender_bridge.change_log.actions import Empty
 from walsender_bridge.change_log.listener import Listener, Service
-from walsender_bridge.change_log.protocol import ReplicaReport, StreamCut, check_stream
+from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
+    VERSIONS_AHEAD,
+    ReplicaReport,
+    StreamCut,
+    check_stream,
+)
 from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
 from walsender_bridge.change_log.repository.core import (
     ConsumerDropped,
@@ -417,6 +423,13 @@ class RepositoryServer:
             refusal = self._noted.refusal(self._state.streams, self._log_servers)
             if refusal is not None:
                 raise refusal
+            last = self._state.version
+            if version > min(last + VERSIONS_AHEAD, MAX_COUNT):
+                raise UsageError(
+                    f"version {version} is too far beyond the newest one, {last}",
+                    where=self.address,
+                    repair="check the version that the lake has published",
+                )
             if self._store.append(VersionRaised(version)):
                 _log.warning("skipped versions that a reader has seen", version=version)
         return Empty()
