@@ -98,7 +98,7 @@ def test_the_certificate_of_the_machine_goes_with_the_address_of_the_log(tmp_pat
         _load(tmp_path, f"{GOOD}\n[tls]\n{files.rpartition(chr(10))[0]}\n")
 
 
-@pytest.mark.parametrize("host", [EVERYWHERE, "[::]", "10.1.2.3", "[2001:db8::1]"])
+@pytest.mark.parametrize("host", [EVERYWHERE, "[::0]", "10.1.2.3", "[2001:db8::1]"])
 @pytest.mark.parametrize(("port", "key"), [(7400, "log.listen"), (7401, "log_server.0.listen")])
 def test_a_port_of_the_log_that_others_could_reach_needs_tls(tmp_path, host, port, key):
     text = GOOD.replace(f"127.0.0.1:{port}", f"{host}:{port}")

@@ -106,7 +106,7 @@ def test_a_client_without_a_certificate_is_told_to_name_one() -> None:
     assert "[tls]" in caught.value.repair
 
 
-@pytest.mark.parametrize("host", [".".join("0000"), "[::]", "10.255.255.1"])
+@pytest.mark.parametrize("host", [".".join("0000"), "[::0]", "10.255.255.1"])
 def test_a_service_that_others_could_reach_needs_tls(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="other machines could reach this address") as caught:
         ReplicaServer(tmp_path / "log-server", f"{host}:0")

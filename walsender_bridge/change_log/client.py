@@ -208,6 +208,7 @@ class ReplicaClient(_Client):
                         chunk = reader.read_chunk()
                     except StopIteration:
                         return
+                    chunk.data.validate(full=True)
                 batch, crc = chunk.data, chunk.app_metadata
                 if crc is None or bytes(crc) != protocol.places_crc(stream, batch):
                     raise CorruptError(
