@@ -165,8 +165,9 @@ def test_37_a_client_does_not_talk_to_a_server_that_is_none_of_the_logs(
                 LogClient(other.repository.address, tls=tls, timeout=3) as client,
                 ReplicaClient(other.log_server.address, tls=tls, timeout=3) as replica,
             ):
-                with pytest.raises(UnavailableError):
+                with pytest.raises(UnavailableError) as caught:
                     client.status()
+                assert "certificates are valid and of one authority" in caught.value.repair
                 with pytest.raises(UnavailableError):
                     replica.open_writer("shop", 1 << 30)
         assert other.status()["shop"][2] < 1 << 30

@@ -26,6 +26,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.runtime import json_model
 from walsender_bridge.runtime.error_record import ErrorRecord
+from walsender_bridge.runtime.tls_files import TLS
 
 VERSION: Final = 2
 #: Bytes of a request, which contains names, numbers and hashes only.
@@ -200,13 +201,15 @@ def raised(error: Exception, where: str) -> TusklineError:
     if extra:
         with contextlib.suppress(ValueError):
             return json_model.decode(ErrorRecord, extra).error()
+    # A handshake that fails looks like a service that is not there, at both ends.
+    both = ", and that both certificates are valid and of one authority" * where.startswith(TLS)
     if isinstance(error, flight.FlightTimedOutError):
         return UnavailableError(
-            "service did not answer in time", where=where, repair="check whether it hangs"
+            "service did not answer in time", where=where, repair=f"check whether it hangs{both}"
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
         return UnavailableError(
-            "service does not answer", where=where, repair="check that it runs there"
+            "service does not answer", where=where, repair=f"check that it runs there{both}"
         )
     return UnavailableError(f"the connection broke: {error}"[:500], where=where, repair="try again")
 

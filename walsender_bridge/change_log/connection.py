@@ -6,6 +6,7 @@ those that it was made with. Calls in progress end on the earlier one.
 
 import contextlib
 import json
+import os
 import threading
 from typing import Any, Final
 
@@ -40,11 +41,17 @@ _ATTEMPTS: Final = json.dumps(
 )
 
 
+def quiet() -> None:
+    """Have gRPC not print the handshakes that fail, with a stranger's words in them. Before its first use in a process."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
     """A client of the service at this address, without paths in it. Raises `ConfigError`, and Flight's errors."""
     options: dict[str, Any] = {}
     channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
     if tls is not None:
+        quiet()
         own = tls.load()
         options = {
             "tls_root_certs": own.ca,

@@ -9,7 +9,6 @@ listen on one port. So the one with the earlier certificates stops to listen, wh
 and calls in progress end where they began (docs/decisions/tls.md).
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from pyarrow import flight
 
 from walsender_bridge.change_log import actions, authorization
 from walsender_bridge.change_log.actions import Handler
+from walsender_bridge.change_log.connection import quiet
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime import listening, logs, tls_files
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
@@ -28,8 +28,6 @@ from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 POLL: Final = 5.0
 #: Seconds between two attempts to listen, at first and at most; and until that is an error in the log.
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONG = 0.001, 1.0, 5.0
-#: gRPC would print each handshake that fails, with a stranger's words in it.
-_QUIET: Final = ("GRPC_VERBOSITY", "NONE")
 
 _log = logs.logger()
 
@@ -43,7 +41,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
         if tls is None:
             super().__init__(f"{tls_files.PLAIN}{listen}")
             return
-        os.environ.setdefault(*_QUIET)
+        quiet()
         super().__init__(
             f"{tls_files.TLS}{listen}",
             tls_certificates=[(tls.certificate, tls.key)],
