@@ -100,6 +100,18 @@ def test_only_a_log_server_sends_a_replica_to_another(role):
     assert _may(_holder(Role.LOG_SERVER), SYNC, "shop")
 
 
+def test_a_reader_holds_leases_of_its_own_name_alone():
+    reader = authorization.identity("reports", ["reader"])
+    for name in ("reports", "reports-2"):
+        authorization.check_consumer(reader, name)
+    for name in ("lake", "", "report", "reports2", "reports/2", "lake-reports"):
+        with pytest.raises(PrivilegeError, match="does not allow the lease") as caught:
+            authorization.check_consumer(reader, name)
+        assert "reports-..." in caught.value.repair
+    authorization.check_consumer(authorization.identity("reports", ["lake"]), "reports of others")
+    authorization.check_consumer(authorization.identity("me", ["reader", "operator"]), "lake")
+
+
 def test_an_unknown_action_is_nobodys():
     for action in ("", "drop", "status ", "APPEND"):
         assert not _may(_holder(*Role), action)

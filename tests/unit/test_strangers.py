@@ -76,7 +76,7 @@ def everything(log: TlsLog) -> tuple[Any, ...]:
         entries,
         terms,
         state.forced_version,
-        sorted(state.consumers),
+        {name: consumer.version for name, consumer in state.consumers.items()},
         sorted(state.streams),
         sorted(log.log_server._replicas),
     )
@@ -246,6 +246,16 @@ def test_37_a_writer_of_one_stream_has_no_other(log: TlsLog) -> None:
             client.create_stream("new")
         with pytest.raises(PrivilegeError, match="on stream 'shop'"):
             replica.cut_tail("shop", 1, 1)
+
+
+def test_37_a_reader_does_not_move_the_lease_of_another(log: TlsLog) -> None:
+    """The log would be trimmed where the lake still needs it."""
+    reader = log.authority.issue("reader")
+    with log.log(reader) as client:
+        with unharmed(log), pytest.raises(PrivilegeError, match="does not allow the lease 'lake'"):
+            client.register_consumer("lake", client.status().version, 600.0)
+        client.register_consumer("reader-2", 1, 600.0)
+    assert "reader-2" in log.repository._state.consumers
 
 
 def test_37_what_concerns_all_streams_needs_a_certificate_for_all(log: TlsLog) -> None:

@@ -148,6 +148,20 @@ def check_role(holder: Identity, action: str) -> None:
         )
 
 
+def check_consumer(holder: Identity, consumer: str) -> None:
+    """Raise `PrivilegeError` unless the holder may hold this lease: a reader one of its own name alone.
+
+    Who moves another's lease ahead has the log trimmed that the other still needs. The roles that may end leases have no limit.
+    """
+    if any("drop_consumer" in ALLOWED[role] for role in holder.roles):
+        return
+    if consumer != holder.name and not consumer.startswith(f"{holder.name}-"):
+        raise PrivilegeError(
+            f"the certificate of {holder} does not allow the lease {consumer!r:.60}",
+            repair=f"name the consumer {holder.name}, or {holder.name}-...",
+        )
+
+
 def check(holder: Identity, action: str, streams: Iterable[str]) -> None:
     """Raise `PrivilegeError` unless the holder may perform this action on all these streams.
 

@@ -72,13 +72,17 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
         self, context: flight.ServerCallContext, action: str, streams: Iterable[str] | None
     ) -> None:
         """Raise `PrivilegeError` unless the client may do this. `streams`: None: they are not known yet."""
-        if not self._guarded:
+        holder = self.holder(context)
+        if holder is None:
             return
-        holder = authorization.parse(context.peer_identity())
         if streams is None:
             authorization.check_role(holder, action)
         else:
             authorization.check(holder, action, streams)
+
+    def holder(self, context: flight.ServerCallContext) -> authorization.Identity | None:
+        """The holder of the client's certificate; None without TLS. Raises `PrivilegeError`."""
+        return authorization.parse(context.peer_identity()) if self._guarded else None
 
 
 class Listener:

@@ -24,6 +24,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import actions, log_server_messages
 from walsender_bridge.change_log import repository_messages as m
 from walsender_bridge.change_log.actions import Empty
+from walsender_bridge.change_log.authorization import check_consumer
 from walsender_bridge.change_log.listener import Listener, Service
 from walsender_bridge.change_log.protocol import (
     MAX_COUNT,
@@ -461,4 +462,13 @@ class _RepositoryService(Service):
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         """One action."""
         barrier = m.BARRIER.handled_by(partial(self._server.barrier, gone=context.is_cancelled))
-        return self._answer(context, action, {**self._handlers, **actions.by_name(barrier)})
+        lease = m.REGISTER_CONSUMER.handled_by(partial(self._register_consumer, context))
+        return self._answer(context, action, {**self._handlers, **actions.by_name(barrier, lease)})
+
+    def _register_consumer(
+        self, context: flight.ServerCallContext, request: m.RegisterConsumerRequest
+    ) -> Empty:
+        holder = self.holder(context)
+        if holder is not None:
+            check_consumer(holder, request.name)
+        return self._server.register_consumer(request)
