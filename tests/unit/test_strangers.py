@@ -24,7 +24,7 @@ from walsender_bridge.change_log.actions import Action, Empty
 from walsender_bridge.change_log.authorization import ALLOWED, Role
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.protocol import CommitContext
-from walsender_bridge.errors import PrivilegeError, UnavailableError
+from walsender_bridge.errors import PrivilegeError, TusklineError, UnavailableError
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: A request for each action, which would change the log if it were performed, where the action changes it.
@@ -246,6 +246,24 @@ def test_37_a_writer_of_one_stream_has_no_other(log: TlsLog) -> None:
             client.create_stream("new")
         with pytest.raises(PrivilegeError, match="on stream 'shop'"):
             replica.cut_tail("shop", 1, 1)
+
+
+@pytest.mark.parametrize("path", [(), ("append",), ("sync", "shop"), ("read", "shop", "1"), ("*",)])
+def test_37_a_put_of_another_kind_is_refused(log: TlsLog, path: tuple[str, ...]) -> None:
+    writer = log.authority.issue("writer")
+    with (
+        unharmed(log),
+        raw(log.log_server.address, writer, tls_root_certs=log.files.ca.read_bytes()) as client,
+    ):
+        where = flight.FlightDescriptor.for_path(*path)
+        put, answers = client.do_put(where, protocol.APPEND_SCHEMA)
+        put.done_writing()
+        assert answers.read() is None
+        with (
+            pytest.raises(TusklineError, match=r"does not allow|the path of an append"),
+            actions.at("here"),
+        ):
+            put.close()
 
 
 def test_37_a_reader_does_not_move_the_lease_of_another(log: TlsLog) -> None:

@@ -307,8 +307,8 @@ class _ReplicaService(Service):
     ) -> None:
         """Append entries until the writer ends the call."""
         with actions.faults():
-            self.allow(context, APPEND, None)
             path = [part.decode(errors="replace") for part in descriptor.path or ()]
+            self.allow(context, path[0] if path else APPEND, None)
             if len(path) != 3 or path[0] != APPEND or not _TERM.fullmatch(path[2]):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
             self.allow(context, APPEND, [path[1]])
