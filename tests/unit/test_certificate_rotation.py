@@ -148,6 +148,17 @@ def test_42_a_new_certificate_that_cannot_be_used_is_refused(log: TlsLog, damage
     log.append("shop")
 
 
+def test_42_a_certificate_that_ends_is_warned_of_once(log: TlsLog) -> None:
+    end = log.files.load(server=True).ends
+    assert end == pytest.approx(time.time() + 365 * 86_400, abs=86_400)
+    with structlog.testing.capture_logs() as lines:
+        for moment in (end - 15 * 86_400, end - 13 * 86_400, end - 12 * 86_400, end + 1, end + 2):
+            log.log_server._listener._warn_of_end(moment)
+    assert [each["event"] for each in lines if each.get("address") == log.log_server.address] == [
+        *("the certificate ends soon", "the certificate has ended")
+    ]
+
+
 def test_42_a_new_authority_ends_the_certificates_of_the_former_one(
     log: TlsLog, tmp_path: Path
 ) -> None:

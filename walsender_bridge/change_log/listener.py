@@ -12,6 +12,7 @@ and calls in progress end where they began (docs/decisions/tls.md).
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds between two looks at the files of the certificates.
 POLL: Final = 5.0
+#: Seconds before its end from which on a certificate is warned of; for one of few days, the last third of them.
+_SOON: Final = 14 * 86_400.0
 #: Seconds between two attempts to listen, at first and at most; and until that is an error in the log.
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONG = 0.001, 1.0, 5.0
 
@@ -101,6 +104,8 @@ class Listener:
         self._tls = tls
         self._stopping = threading.Event()
         self._stamp = tls and tls.stamp()
+        #: The end of the certificate that was warned of, and whether it was over.
+        self._warned = (0.0, False)
         listening.check_strangers(listen, tls=tls is not None)
         self._used = None if tls is None else tls.load(server=True)
         try:
@@ -127,6 +132,7 @@ class Listener:
         assert self._tls is not None
         failed = said = ""
         while not self._stopping.wait(POLL):
+            self._warn_of_end(time.time())
             stamp = self._tls.stamp()
             if stamp == self._stamp:
                 continue
@@ -143,6 +149,21 @@ class Listener:
             if found != self._used:
                 self._used = found
                 self._replace(found)
+
+    def _warn_of_end(self, now: float) -> None:
+        """Log, once for each certificate, that it ends soon, and that it has ended: no client then gets through."""
+        used = self._used
+        if used is None or now < used.ends - min(_SOON, (used.ends - used.begins) / 3):
+            return
+        over = now > used.ends
+        if (used.ends, over) != self._warned:
+            self._warned = (used.ends, over)
+            _log.warning(
+                "the certificate has ended" if over else "the certificate ends soon",
+                address=self.address,
+                ends=datetime.fromtimestamp(used.ends, UTC).isoformat(),
+                repair="replace its files (docs/certificates.md)",
+            )
 
     def _log_refused(self, error: ConfigError) -> None:
         _log.error(

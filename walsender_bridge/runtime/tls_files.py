@@ -13,7 +13,7 @@ Only the standard library: executors of Spark use it.
 import os
 import ssl
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlencode
@@ -35,6 +35,9 @@ class TlsBytes:
     ca: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+    #: The first and the last second of the certificate's days, since the Unix epoch.
+    begins: float = 0.0
+    ends: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +59,24 @@ class TlsFiles:
         not of this key and authority, not of this purpose, or not valid now.
         """
         found = self._read()
-        self._prove(server=server)
+        begins, ends = self._prove(server=server)
         # What was proved is what was read.
         if self._read() != found:
             raise self._unfit("they were replaced while they were read")
-        return found
+        return replace(found, begins=begins, ends=ends)
 
     def _read(self) -> TlsBytes:
         _check_private(self.key)
         return TlsBytes(*(_content(path) for path in (self.ca, self.certificate, self.key)))
 
-    def _prove(self, *, server: bool) -> None:
+    def _prove(self, *, server: bool) -> tuple[float, float]:
         try:
             accepting = self._context(ssl.PROTOCOL_TLS_SERVER)
             accepting.verify_mode = ssl.CERT_REQUIRED
             asking = self._context(ssl.PROTOCOL_TLS_CLIENT)
             asking.check_hostname = False
             asking.verify_mode = ssl.CERT_REQUIRED if server else ssl.CERT_NONE
-            _shake_hands(accepting, asking)
+            return _shake_hands(accepting, asking)
         except ssl.SSLCertVerificationError as error:
             raise self._unfit(error.verify_message) from None
         except (OSError, ValueError) as error:
@@ -139,13 +142,14 @@ def _no_password() -> str:
     raise ValueError("the key has a passphrase")
 
 
-def _shake_hands(accepting: ssl.SSLContext, asking: ssl.SSLContext) -> None:
-    """Let two ends of a connection in memory complete their handshake. Raises `ssl.SSLError`."""
+def _shake_hands(accepting: ssl.SSLContext, asking: ssl.SSLContext) -> tuple[float, float]:
+    """Let two ends of a connection in memory complete their handshake; returns the days of the client's certificate.
+
+    Raises `ssl.SSLError`.
+    """
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        asking.wrap_bio(to_client, to_server),
-        accepting.wrap_bio(to_server, to_client, server_side=True),
-    ]
+    server = accepting.wrap_bio(to_server, to_client, server_side=True)
+    ends = [asking.wrap_bio(to_client, to_server), server]
     for _ in range(_MOST_STEPS):
         for end in list(ends):
             try:
@@ -154,7 +158,9 @@ def _shake_hands(accepting: ssl.SSLContext, asking: ssl.SSLContext) -> None:
                 continue
             ends.remove(end)
         if not ends:
-            return
+            its = server.getpeercert() or {}
+            first, last = str(its["notBefore"]), str(its["notAfter"])
+            return float(ssl.cert_time_to_seconds(first)), float(ssl.cert_time_to_seconds(last))
     raise ssl.SSLError("the handshake does not end")
 
 
