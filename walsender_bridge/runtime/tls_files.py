@@ -67,7 +67,7 @@ class TlsFiles:
 
     def _read(self) -> TlsBytes:
         _check_private(self.key)
-        return TlsBytes(*(_content(path) for path in (self.ca, self.certificate, self.key)))
+        return TlsBytes(_content(self.ca), _content(self.certificate), _content(self.key))
 
     def _prove(self, *, server: bool) -> tuple[float, float]:
         try:
