@@ -162,8 +162,8 @@ def test_37_a_client_does_not_talk_to_a_server_that_is_none_of_the_logs(
     try:
         for tls in (log.operator, log.files):
             with (
-                LogClient(other.repository.address, tls=tls, timeout=3) as client,
-                ReplicaClient(other.log_server.address, tls=tls, timeout=3) as replica,
+                LogClient(other.repository.address, tls=tls, timeout=1) as client,
+                ReplicaClient(other.log_server.address, tls=tls, timeout=1) as replica,
             ):
                 with pytest.raises(UnavailableError) as caught:
                     client.status()
