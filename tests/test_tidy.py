@@ -131,7 +131,7 @@ _DOTTED = re.compile(
 )
 #: The ends of names of files, which have dots as well.
 _FILE_ENDINGS = {
-    *("c", "conf", "db", "h", "json", "jsonl", "lock", "md", "py"),
+    *("c", "conf", "db", "h", "json", "jsonl", "lock", "md", "pem", "py"),
     *("sh", "signal", "sql", "sqlite", "toml", "txt", "zip"),
 }
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from tests.support import pgoutput_messages as pg
 from walsender_bridge.change_log import entry
+from walsender_bridge.change_log.append_writer import AppendWriter
+from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.change_log.protocol import ReplicaStatus
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.storage.store import StoredEntry
@@ -92,3 +94,9 @@ class EntryMaker:
         """Its last entry."""
         finish = pg.commit(self.lsn, self.end_lsn, self.time)
         return self._build([*self._rows(rows, size, table), finish])
+
+
+def append_to(replica: ReplicaClient, stream: str, term: int) -> AppendWriter:
+    """A writer of this log server's replica alone."""
+    tls = replica._connection.tls
+    return AppendWriter(replica.address, stream, term, replica.timeout, tls=tls)

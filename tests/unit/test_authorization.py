@@ -4,10 +4,18 @@ import pytest
 
 from walsender_bridge.change_log import authorization, log_server_messages, repository_messages
 from walsender_bridge.change_log.actions import Action
-from walsender_bridge.change_log.authorization import ALLOWED, APPEND, READ, Identity, Role
+from walsender_bridge.change_log.authorization import (
+    ALL_STREAMS,
+    ALLOWED,
+    APPEND,
+    READ,
+    SYNC,
+    Identity,
+    Role,
+)
 from walsender_bridge.errors import ConfigError, PrivilegeError
 
-#: w: writer, c: repository, r: reader, l: lake, m: monitor, o: operator. A log server asks for nothing.
+#: w: writer, c: repository, r: reader, l: lake, m: monitor, o: operator, s: log server.
 TABLE = {
     "append": "w    o",
     "read": "  rl o",
@@ -16,7 +24,6 @@ TABLE = {
     "create": " c    ",
     "cut_tail": "w    o",
     "seal": " c    ",
-    "unseal": " c    ",
     "trim": " c    ",
     "stream_status": "w rlmo",
     "schema": "  rl o",
@@ -36,6 +43,8 @@ TABLE = {
     "replicas": "w rlmo",
     "commits": "  rl o",
     "trim_stream": "     o",
+    "sync": "      s",
+    "synchronize": " c    ",
 }
 ROLES = {
     "w": Role.WRITER,
@@ -44,6 +53,7 @@ ROLES = {
     "l": Role.LAKE,
     "m": Role.MONITOR,
     "o": Role.OPERATOR,
+    "s": Role.LOG_SERVER,
 }
 ACTIONS = {
     each.name
@@ -66,7 +76,7 @@ def _may(holder, action, *streams):
 
 
 def test_the_table_names_every_action_of_both_services():
-    assert set(TABLE) == ACTIONS | {READ, APPEND}
+    assert set(TABLE) == ACTIONS | {READ, APPEND, SYNC}
     assert set().union(*ALLOWED.values()) == set(TABLE)
 
 
@@ -85,6 +95,24 @@ def test_who_may_read_may_not_change_the_log(role, action):
         authorization.check(_holder(role), action, ["shop"])
 
 
+@pytest.mark.parametrize("role", sorted(set(Role) - {Role.LOG_SERVER}))
+def test_only_a_log_server_sends_a_replica_to_another(role):
+    assert not _may(_holder(role), SYNC, "shop")
+    assert _may(_holder(Role.LOG_SERVER), SYNC, "shop")
+
+
+def test_a_reader_holds_leases_of_its_own_name_alone():
+    reader = authorization.identity("reports", ["reader"])
+    for name in ("reports", "reports-2"):
+        authorization.check_consumer(reader, name)
+    for name in ("lake", "", "report", "reports2", "reports/2", "lake-reports"):
+        with pytest.raises(PrivilegeError, match="does not allow the lease") as caught:
+            authorization.check_consumer(reader, name)
+        assert "reports-..." in caught.value.repair
+    authorization.check_consumer(authorization.identity("reports", ["lake"]), "reports of others")
+    authorization.check_consumer(authorization.identity("me", ["reader", "operator"]), "lake")
+
+
 def test_an_unknown_action_is_nobodys():
     for action in ("", "drop", "status ", "APPEND"):
         assert not _may(_holder(*Role), action)
@@ -98,6 +126,8 @@ def test_a_holder_of_named_streams_has_no_others():
     assert not _may(reader, READ, "c")
     assert not _may(reader, "barrier", "a", "c")
     assert not _may(reader, READ, "*")
+    assert not _may(_holder("lake", streams=("a",)), "raise_version", ALL_STREAMS)
+    assert _may(_holder("lake"), "raise_version", ALL_STREAMS)
     with pytest.raises(PrivilegeError, match="on stream 'c'") as caught:
         authorization.check(reader, READ, ["c"])
     assert "--stream" in caught.value.repair

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from walsender_bridge.errors import Cause, ConfigError, UsageError
+from walsender_bridge.errors import Cause, ConfigError, UnavailableError, UsageError
 from walsender_bridge.runtime import certificates
 
 URI = "tuskline:reader?name=spark&streams=*"
@@ -208,3 +208,29 @@ def test_a_full_or_unwritable_place_leaves_nothing(authority, tmp_path, monkeypa
     with pytest.raises(Exception, match="the disk is full"):
         certificates.issue(authority, tmp_path / "out", name="a", uri=URI)
     assert {each.name for each in tmp_path.iterdir()} == {"authority"}
+
+
+def test_a_folder_that_may_not_last_is_not_called_taken(authority, tmp_path, monkeypatch):
+    def broken(_folder):
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(certificates, "sync_folder", broken)
+    with pytest.raises(UnavailableError, match="was created, but may not outlast a power failure"):
+        certificates.issue(authority, tmp_path / "out", name="a", uri=URI)
+
+
+def _of_unknown_algorithm(pem: bytes, label: str) -> bytes:
+    """The same PEM with another algorithm's number in place of that of elliptic curves."""
+    ec, unknown = bytes.fromhex("06072a8648ce3d0201"), bytes.fromhex("06072a8648ce3d0209")
+    der = ssl.PEM_cert_to_DER_cert(pem.decode().replace(label, "CERTIFICATE"))
+    assert ec in der
+    return ssl.DER_cert_to_PEM_cert(der.replace(ec, unknown)).replace("CERTIFICATE", label).encode()
+
+
+@pytest.mark.parametrize(("name", "label"), [("ca.key", "PRIVATE KEY"), ("ca.pem", "CERTIFICATE")])
+def test_an_authority_of_an_unsupported_algorithm_is_refused(authority, tmp_path, name, label):
+    file = authority / name
+    file.write_bytes(_of_unknown_algorithm(file.read_bytes(), label))
+    done = _run("issue", authority, "--role", "reader", "--name", "a", "--out", tmp_path / "o")
+    assert (done.returncode, "Traceback" in done.stderr) == (Cause.CONFIG, False)
+    assert "is of an algorithm that is not supported\nHINT:  create an authority" in done.stderr

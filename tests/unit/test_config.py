@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from walsender_bridge.config import RESERVED, load_config
+from walsender_bridge.config import load_config
 from walsender_bridge.config.sections import split_address
-from walsender_bridge.errors import ConfigError, NotSupportedError
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.runtime.tls_files import TlsFiles, split
 
 #: All addresses of a machine; nothing listens there.
 EVERYWHERE = ".".join("0000")
@@ -83,10 +84,28 @@ def test_a_wrong_file_is_named(tmp_path, old, new, message):
     assert "tuskline.toml" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", RESERVED)
-def test_sections_of_other_parts_are_refused_by_name(tmp_path, name):
-    with pytest.raises(NotSupportedError, match=rf"\[{name}\]"):
-        _load(tmp_path, f"{GOOD}\n[{name}]\n")
+def test_the_certificate_of_the_machine_goes_with_the_address_of_the_log(tmp_path):
+    files = (
+        'ca = "tls/ca.pem"\ncertificate = "/etc/tuskline/cert.pem"\nkey = "/etc/tuskline/key.pem"'
+    )
+    config = _load(tmp_path, f"{GOOD}\n[tls]\n{files}\n")
+    own = Path("/etc/tuskline")
+    # Relative to the file; absolute ones as they are.
+    expected = TlsFiles(tmp_path / "tls" / "ca.pem", own / "cert.pem", own / "key.pem")
+    assert config.tls_files == expected
+    assert split(config.log_address) == ("grpc+tls://127.0.0.1:7400", expected)
+    with pytest.raises(ConfigError, match=r"tls\.key' is missing"):
+        _load(tmp_path, f"{GOOD}\n[tls]\n{files.rpartition(chr(10))[0]}\n")
+
+
+@pytest.mark.parametrize("host", [EVERYWHERE, "[::0]", "10.1.2.3", "[2001:db8::1]"])
+@pytest.mark.parametrize(("port", "key"), [(7400, "log.listen"), (7401, "log_server.0.listen")])
+def test_a_port_of_the_log_that_others_could_reach_needs_tls(tmp_path, host, port, key):
+    text = GOOD.replace(f"127.0.0.1:{port}", f"{host}:{port}")
+    with pytest.raises(ConfigError, match=f"{key}: other machines could reach this") as caught:
+        _load(tmp_path, text)
+    assert "[tls]" in caught.value.repair
+    _load(tmp_path, f'{text}\n[tls]\nca = "a"\ncertificate = "b"\nkey = "c"\n')
 
 
 def test_a_gate_is_of_all_sources_or_of_one(tmp_path):

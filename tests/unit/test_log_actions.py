@@ -66,7 +66,8 @@ def performed(action: Action[Any, Any], body: bytes) -> TusklineError | None:
         return Empty()
 
     try:
-        actions.answer(actions.by_name(action.handled_by(handle)), flight.Action(action.name, body))
+        asked = flight.Action(action.name, body)
+        actions.answer(actions.by_name(action.handled_by(handle)), asked, lambda *_: None)
     except flight.FlightError as error:
         return actions.raised(error, "here")
     return None
@@ -193,6 +194,7 @@ def test_an_action_that_the_service_lacks_is_refused() -> None:
         actions.answer(
             actions.by_name(r.DROP_CONSUMER.handled_by(lambda _: Empty())),
             flight.Action("drop_everything", b""),
+            lambda *_: None,
         )
 
 

@@ -10,13 +10,14 @@ their cause, and raised again at the other side as the same class (`fault`, `rai
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Generic, TypeVar
 
 import pyarrow as pa
 from pyarrow import flight
 
+from walsender_bridge.change_log.authorization import ALL_STREAMS
 from walsender_bridge.errors import (
     MalformedMessageError,
     NotSupportedError,
@@ -26,6 +27,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.runtime import json_model
 from walsender_bridge.runtime.error_record import ErrorRecord
+from walsender_bridge.runtime.tls_files import TLS
 
 VERSION: Final = 3
 #: Bytes of a request, which contains names, numbers and hashes only.
@@ -46,13 +48,22 @@ class Handler:
     handle: Callable[[Any], Any]
 
 
+def _stream_of(request: Any) -> Collection[str]:
+    return (getattr(request, "stream", ALL_STREAMS),)
+
+
 @dataclass(frozen=True, slots=True)
 class Action(Generic[_R, _A]):
-    """An action of a service, with the classes of its request and its answer."""
+    """An action of a service, with the classes of its request and its answer.
+
+    `streams`: those that a request concerns, for the check of its sender (`authorization.check`); by default the one in its
+    field `stream`, or all streams if it has none.
+    """
 
     name: str
     request: type[_R]
     answer: type[_A]
+    streams: Callable[[_R], Collection[str]] = _stream_of
 
     def handled_by(self, handle: Callable[[_R], _A]) -> Handler:
         """The handler of this action."""
@@ -145,13 +156,22 @@ def by_name(*handlers: Handler) -> dict[str, Handler]:
     return {each.action.name: each for each in handlers}
 
 
-def answer(handlers: Mapping[str, Handler], action: flight.Action) -> list[bytes]:
-    """For servers: dispatch an action to its handler and return the answer."""
+def answer(
+    handlers: Mapping[str, Handler],
+    action: flight.Action,
+    allow: Callable[[str, Collection[str] | None], None],
+) -> list[bytes]:
+    """For servers: dispatch an action to its handler and return the answer.
+
+    `allow` raises what refuses an action: before its request is parsed (None in place of its streams), and after.
+    """
     with faults():
+        allow(action.type, None)
         found = handlers.get(action.type)
         if found is None:
             raise NotSupportedError(f"unknown action {action.type!r:.60}")
         request = decode_request(found.action.request, memoryview(action.body))
+        allow(action.type, found.action.streams(request))
         return [encode(found.handle(request))]
 
 
@@ -182,13 +202,15 @@ def raised(error: Exception, where: str) -> TusklineError:
     if extra:
         with contextlib.suppress(ValueError):
             return json_model.decode(ErrorRecord, extra).error()
+    # A handshake that fails looks like a service that is not there, at both ends.
+    both = ", and that both certificates are valid and of one authority" * where.startswith(TLS)
     if isinstance(error, flight.FlightTimedOutError):
         return SilentError(
-            "service did not answer in time", where=where, repair="check whether it hangs"
+            "service did not answer in time", where=where, repair=f"check whether it hangs{both}"
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
         return UnavailableError(
-            "service does not answer", where=where, repair="check that it runs there"
+            "service does not answer", where=where, repair=f"check that it runs there{both}"
         )
     return UnavailableError(f"the connection broke: {error}"[:500], where=where, repair="try again")
 

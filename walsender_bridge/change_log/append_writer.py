@@ -12,10 +12,13 @@ from pyarrow import flight
 
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.connection import connect
 from walsender_bridge.change_log.protocol import Ack, ReplicaStatus
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
+from walsender_bridge.runtime import tls_files
 from walsender_bridge.runtime.closing import Closing
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds allowed for closing an append.
 _CLOSING = 0.8
@@ -37,8 +40,12 @@ class AppendWriter(Closing):
         term: int,
         timeout: float,
         deliver: Callable[[Ack | TusklineError], None] | None = None,
+        *,
+        tls: TlsFiles | None = None,
     ) -> None:
-        self.address = protocol.address_of(address)
+        place, files = tls_files.split(address)
+        self._tls = tls or files
+        self.address = place if self._tls is None else tls_files.with_scheme(place)
         self.stream = stream
         self.term = term
         self._error: TusklineError | None = None
@@ -122,9 +129,7 @@ class AppendWriter(Closing):
         try:
             with (
                 actions.at(self.address),
-                flight.FlightClient(
-                    self.address, generic_options=protocol.CHANNEL_OPTIONS
-                ) as client,
+                connect(self.address, self._tls) as client,
             ):
                 writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
                 listener = threading.Thread(

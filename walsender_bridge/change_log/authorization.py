@@ -1,19 +1,19 @@
 """What the holder of a certificate may ask of the change log's services. Pure.
 
 A certificate names its holder's roles and streams in a URI, `tuskline:ROLE+ROLE?name=NAME&streams=STREAM,STREAM`, where
-`streams=*` stands for all streams. `check` is for the services to ask before each action, read and append; none does yet.
-An action that no role of the holder has, or on a stream that is not the holder's, is refused; so is a name that is no such
-URI. An action that is missing in the table is nobody's.
+`streams=*` stands for all streams. The services ask `check` before each action, read, append and synchronization. An action
+that no role of the holder has, or on a stream that is not the holder's, is refused; so is a name that is no such URI. An
+action that is missing in the table is nobody's.
 
 | role | its holder |
 |---|---|
 | `writer` | captures a source into its stream |
-| `repository` | orders the log: commits, seals and trims |
+| `repository` | orders the log: commits, seals and trims, and has replicas synchronized |
 | `reader` | reads entries, and holds leases |
 | `lake` | publishes epochs: reads, and ends leases and skips versions |
 | `monitor` | asks for the status |
 | `operator` | repairs: as writer and lake; trims |
-| `log-server` | serves replicas, and asks for nothing |
+| `log-server` | serves replicas, and sends them to other log servers that lack them |
 """
 
 from collections.abc import Collection, Iterable
@@ -28,9 +28,10 @@ from walsender_bridge.errors import PrivilegeError, TusklineError
 _SCHEME: Final = "tuskline:"
 #: In place of names: all streams.
 ALL_STREAMS: Final = "*"
-#: The two calls that are no actions.
+#: The calls that are no actions: a DoGet, and a DoPut by the first part of its path.
 READ: Final = "read"
 APPEND: Final = "append"
+SYNC: Final = "sync"
 
 
 class Role(StrEnum):
@@ -72,12 +73,12 @@ _WRITER = _MONITOR | {
 #: The actions of each role.
 ALLOWED: Final[dict[Role, frozenset[str]]] = {
     Role.WRITER: _WRITER,
-    Role.REPOSITORY: frozenset({"report", "commit", "create", "seal", "unseal", "trim"}),
+    Role.REPOSITORY: frozenset({"report", "commit", "create", "seal", "trim", "synchronize"}),
     Role.READER: _READER,
     Role.LAKE: _LAKE,
     Role.MONITOR: _MONITOR,
     Role.OPERATOR: _WRITER | _LAKE | {"trim_stream"},
-    Role.LOG_SERVER: frozenset(),
+    Role.LOG_SERVER: frozenset({SYNC}),
 }
 
 
@@ -136,15 +137,42 @@ def parse(name: bytes) -> Identity:
         ) from None
 
 
-def check(holder: Identity, action: str, streams: Iterable[str] = ()) -> None:
-    """Raise `PrivilegeError` unless the holder may perform this action on all these streams."""
+def check_role(holder: Identity, action: str) -> None:
+    """Raise `PrivilegeError` unless a role of the holder has this action, on whatever streams."""
     if not any(action in ALLOWED[role] for role in holder.roles):
         able = [role for role in Role if action in ALLOWED[role]]
         raise PrivilegeError(
             f"the certificate of {holder} does not allow {action!r:.60}",
             repair=f"use a certificate with the role {' or '.join(able)}" if able else "",
         )
+
+
+def check_consumer(holder: Identity, consumer: str) -> None:
+    """Raise `PrivilegeError` unless the holder may hold this lease: a reader one of its own name alone.
+
+    Who moves another's lease ahead has the log trimmed that the other still needs. The roles that may end leases have no limit.
+    """
+    if any("drop_consumer" in ALLOWED[role] for role in holder.roles):
+        return
+    if consumer != holder.name and not consumer.startswith(f"{holder.name}-"):
+        raise PrivilegeError(
+            f"the certificate of {holder} does not allow the lease {consumer!r:.60}",
+            repair=f"name the consumer {holder.name}, or {holder.name}-...",
+        )
+
+
+def check(holder: Identity, action: str, streams: Iterable[str]) -> None:
+    """Raise `PrivilegeError` unless the holder may perform this action on all these streams.
+
+    `ALL_STREAMS` among them: the action concerns every stream. None: it concerns no stream.
+    """
+    check_role(holder, action)
     foreign = sorted(stream for stream in streams if not holder.has(stream))
+    if foreign == [ALL_STREAMS]:
+        raise PrivilegeError(
+            f"the certificate of {holder} does not allow {action!r}, which concerns all streams",
+            repair="issue a certificate for all streams: `tuskline certs issue` without --stream",
+        )
     if foreign:
         raise PrivilegeError(
             f"the certificate of {holder} does not allow {action!r} on stream {foreign[0]!r:.60}",

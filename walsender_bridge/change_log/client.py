@@ -10,7 +10,7 @@ are in seconds, times in microseconds since the Unix epoch; offsets are local, a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as of_log_server
 from walsender_bridge.change_log import repository_messages as of_repository
 from walsender_bridge.change_log.actions import Action, Empty, unhex
+from walsender_bridge.change_log.connection import Connection
 from walsender_bridge.change_log.entry import (
     EntryHeader,
     EntryKind,
@@ -43,6 +44,7 @@ from walsender_bridge.change_log.stream_writer import StreamWriter
 from walsender_bridge.errors import CorruptError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime.closing import Closing
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 __all__ = [
     "Ack",
@@ -56,6 +58,7 @@ __all__ = [
     "ReplicaStatus",
     "StreamCut",
     "StreamWriter",
+    "TlsFiles",
     "check",
     "read_header",
     "read_payload",
@@ -95,25 +98,28 @@ class EntryBatch:
 
 
 class _Client(Closing):
-    """A connection to one service; `address` like `grpc://127.0.0.1:7400`."""
+    """A connection to one service; `address` like `grpc://127.0.0.1:7400`.
 
-    def __init__(self, address: str, *, timeout: float = 10.0) -> None:
-        self.address = protocol.address_of(address)
+    A service with TLS asks for a certificate: `tls`, or the paths of its files in the address,
+    `grpc+tls://db-1:7400?ca=FILE&certificate=FILE&key=FILE`. `address` of the client is without them.
+    """
+
+    def __init__(self, address: str, *, timeout: float = 10.0, tls: TlsFiles | None = None) -> None:
         self.timeout = timeout
-        with actions.at(self.address):
-            self._flight = _connect(self.address)
+        self._connection = Connection(address, tls)
+        self.address = self._connection.address
 
     def _call(self, action: Action[_R, _A], request: _R, *, within: float | None = None) -> _A:
         within = self.timeout if within is None else within
-        return actions.call(self._flight, self.address, action, request, within)
+        return actions.call(self._connection.client, self.address, action, request, within)
+
+    def _reachable(self, cut: StreamCut) -> StreamCut:
+        """The cut, whose replicas are reached with the certificate of this client."""
+        return replace(cut, addresses=tuple(map(self._connection.with_files, cut.addresses)))
 
     def close(self) -> None:
         """Close the connection."""
-        self._flight.close()
-
-
-def _connect(address: str) -> flight.FlightClient:
-    return flight.FlightClient(address, generic_options=protocol.CHANNEL_OPTIONS)
+        self._connection.close()
 
 
 class LogClient(_Client):
@@ -126,14 +132,14 @@ class LogClient(_Client):
             log_id=found.log_id,
             version=found.version,
             forced_version=found.forced_version,
-            streams=dict(found.streams),
+            streams={name: self._reachable(cut) for name, cut in found.streams.items()},
             faults={name: fault.error() for name, fault in found.faults.items()},
         )
 
     def create_stream(self, stream: str) -> StreamCut:
         """Create the stream unless it exists. Raises `ConfigError` for an invalid name."""
         request = of_repository.CreateStreamRequest(stream)
-        return self._call(of_repository.CREATE_STREAM, request)
+        return self._reachable(self._call(of_repository.CREATE_STREAM, request))
 
     def open_writer(self, stream: str, failed: set[str] | None = None) -> StreamWriter:
         """Become the stream's writer, on all its replicas: older terms are fenced, an unfinished transaction is cut off.
@@ -144,7 +150,8 @@ class LogClient(_Client):
         failed = set() if failed is None else failed
         found = self.writer_term(stream, sorted(failed))
         failed.clear()
-        return StreamWriter(stream, found.term, found.addresses, failed, self.timeout)
+        tls = self._connection.tls
+        return StreamWriter(stream, found.term, found.addresses, failed, self.timeout, tls=tls)
 
     def writer_term(self, stream: str, failed: Sequence[str] = ()) -> WriterTermAnswer:
         """Obtain a term for a new writer of the stream, greater than any issued before, and where to write."""
@@ -233,9 +240,12 @@ class ReplicaClient(_Client):
         request = of_log_server.ReadRequest(stream, from_offset, to_offset, names)
         ticket = flight.Ticket(actions.encode(request))
         with actions.at(self.address):
-            reader = self._flight.do_get(ticket, flight.FlightCallOptions(timeout=within))
+            reader = self._connection.client.do_get(
+                ticket, flight.FlightCallOptions(timeout=within)
+            )
             try:
                 chunk = reader.read_chunk()
+                chunk.data.validate(full=True)
             except StopIteration:
                 raise UnavailableError(
                     "the log server sent no entries", where=self.address, repair="try again"

@@ -9,13 +9,15 @@ import signal
 import sys
 import threading
 
-from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
-from walsender_bridge.runtime import child_process, malloc_trim, supervisor
+from walsender_bridge.runtime import arrow_memory, child_process, malloc_trim, supervisor
 
 
 def serve(settings: ReplicaServerSettings) -> None:
     """Serve the replicas of one data directory until a signal stops the process."""
+    arrow_memory.limit()
+    from walsender_bridge.change_log.replica.service import ReplicaServer
+
     malloc_trim.start()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -25,6 +27,7 @@ def serve(settings: ReplicaServerSettings) -> None:
         settings.listen,
         segment_bytes=settings.segment_bytes,
         after=supervisor.last_signal(),
+        tls=settings.tls,
     )
     stop.wait()
     server.stop()

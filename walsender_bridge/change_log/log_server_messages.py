@@ -269,7 +269,7 @@ class CommitsAnswer:
 
 
 REPORT: Final = Action("report", Empty, ReportAnswer)
-COMMIT: Final = Action("commit", CommitRequest, CommitAnswer)
+COMMIT: Final = Action("commit", CommitRequest, CommitAnswer, lambda r: tuple(r.commits))
 CREATE: Final = Action("create", CreateRequest, ReplicaStatus)
 CUT_TAIL: Final = Action("cut_tail", CutTailRequest, ReplicaStatus)
 SEAL: Final = Action("seal", SealRequest, ReplicaStatus)

@@ -23,6 +23,12 @@ READ_BATCH_BYTES = 4 << 20
 #: The greatest number of commits in a plan.
 MAX_PLAN = 10_000
 
+#: Terms and versions are counted up. What is that far beyond the last one was made up, and would fence every later one.
+TERMS_AHEAD = 1 << 32
+VERSIONS_AHEAD = 1 << 40
+#: No count gets there.
+MAX_COUNT = 1 << 62
+
 #: Kinds of rows in an append's batch: an entry, or a schema record for the registry.
 KIND_ENTRY = 0
 KIND_SCHEMA = 1
@@ -249,11 +255,6 @@ def are_within(offsets: Sequence[int], asked: range, *, complete: bool) -> bool:
     if complete:
         return offsets == [*asked]
     return all(each in asked for each in offsets) and all(a < b for a, b in pairwise(offsets))
-
-
-def address_of(listen: str) -> str:
-    """Return `grpc://host:port` for `host:port`; an address is returned unchanged."""
-    return listen if "://" in listen else f"grpc://{listen}"
 
 
 def check_stream(stream: str) -> str:

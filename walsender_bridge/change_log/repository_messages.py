@@ -192,11 +192,12 @@ class TrimStreamAnswer:
     held_by: tuple[Holder, ...]
 
 
-STATUS: Final = Action("status", Empty, StatusAnswer)
+STATUS: Final = Action("status", Empty, StatusAnswer, lambda _: ())
 CREATE_STREAM: Final = Action("create_stream", CreateStreamRequest, StreamCut)
 WRITER_TERM: Final = Action("writer_term", WriterTermRequest, WriterTermAnswer)
-BARRIER: Final = Action("barrier", BarrierRequest, BarrierAnswer)
-REGISTER_CONSUMER: Final = Action("register_consumer", RegisterConsumerRequest, Empty)
+BARRIER: Final = Action("barrier", BarrierRequest, BarrierAnswer, lambda r: tuple(r.positions))
+#: Readers of a single stream need a lease, too.
+REGISTER_CONSUMER: Final = Action("register_consumer", RegisterConsumerRequest, Empty, lambda _: ())
 DROP_CONSUMER: Final = Action("drop_consumer", DropConsumerRequest, Empty)
 RAISE_VERSION: Final = Action("raise_version", RaiseVersionRequest, Empty)
 DESCRIBE: Final = Action("describe", Empty, DescribeAnswer)

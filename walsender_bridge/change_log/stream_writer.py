@@ -26,6 +26,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
 from walsender_bridge.runtime.closing import Closing
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Errors of one replica, which the others need not share.
 _OF_A_REPLICA = (
@@ -51,6 +52,8 @@ class StreamWriter(Closing):
         addresses: Sequence[str],
         failed: set[str],
         timeout: float,
+        *,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.stream = stream
         self.term = term
@@ -64,9 +67,8 @@ class StreamWriter(Closing):
         with ExitStack() as stack:
             for number, address in enumerate(addresses):
                 try:
-                    writer = AppendWriter(
-                        address, stream, term, timeout, partial(self._deliver, number)
-                    )
+                    deliver = partial(self._deliver, number)
+                    writer = AppendWriter(address, stream, term, timeout, deliver, tls=tls)
                 except TusklineError as error:
                     raise self._error(number, error) from None
                 self._writers.append(stack.enter_context(writer))

@@ -36,7 +36,7 @@ def replicas(config: Config) -> list[Child]:
         child(
             f"replicas-{number}" if number > 1 else "replicas",
             "walsender_bridge.change_log.log_server",
-            ReplicaServerSettings(each.data_dir, each.listen),
+            ReplicaServerSettings(each.data_dir, each.listen, tls=config.tls_files),
         )
         for number, each in enumerate(config.hosted_log_servers, 1)
     ]

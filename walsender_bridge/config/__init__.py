@@ -1,7 +1,6 @@
 """The configuration: a TOML file < `TUSKLINE_*` in the environment < flags (`tuskline --set KEY=VALUE`).
 
-Sections and keys are strict: an unknown one is an error that suggests the nearest. Sections of
-parts that this version does not have are recognized and rejected, so that a file written for a
+Sections and keys are strict: an unknown one is an error that suggests the nearest, so that a file written for a
 newer version is never applied in part. Relative paths are relative to the file's folder.
 """
 
@@ -26,14 +25,15 @@ from walsender_bridge.config.sections import (
     SafekeepersSection,
     SlotsSection,
     SourceSection,
+    TlsSection,
 )
-from walsender_bridge.errors import ConfigError, NotSupportedError, UsageError
+from walsender_bridge.errors import ConfigError, UsageError
 from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
 from walsender_bridge.postgres.table_patterns import Choice
-from walsender_bridge.runtime import shared_files
+from walsender_bridge.runtime import listening, shared_files
+from walsender_bridge.runtime.tls_files import TlsFiles, with_files
 
 __all__ = [
-    "RESERVED",
     "Config",
     "GateSection",
     "LakeSection",
@@ -44,13 +44,12 @@ __all__ = [
     "SafekeepersSection",
     "SlotsSection",
     "SourceSection",
+    "TlsSection",
     "has_password",
     "load_config",
     "remember_flags",
 ]
 
-#: Sections of parts that this version does not have.
-RESERVED = ("tls",)
 _PREFIX = "TUSKLINE_"
 #: The values of `--set`, as a JSON object in the environment, where child processes see them, too.
 FLAGS_VARIABLE = "TUSKLINE_FLAGS"
@@ -79,11 +78,19 @@ class Config(BaseModel):
     #: None disables the metrics endpoint.
     metrics: MetricsSection | None = None
     logs: LogsSection = LogsSection()
+    #: None: the change log's services are for this machine alone.
+    tls: TlsSection | None = None
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files of `[tls]`."""
+        its = self.tls
+        return None if its is None else TlsFiles(its.ca, its.certificate, its.key)
 
     @property
     def log_address(self) -> str:
-        """The repository's Flight address."""
-        return f"grpc://{self.log.listen}"
+        """The repository's Flight address, with the paths of `[tls]`."""
+        return with_files(self.log.listen, self.tls_files)
 
     @property
     def hosted_log_servers(self) -> tuple[HostedLogServer, ...]:
@@ -210,6 +217,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             "gate": GateSection,
             "metrics": MetricsSection,
             "logs": LogsSection,
+            "tls": TlsSection,
         }.get(part, model)
     return [*model.model_fields]
 
@@ -317,6 +325,19 @@ def _check_gates(config: Config, where: str) -> None:
             )
 
 
+def _check_strangers(config: Config, where: str) -> None:
+    """Raise `ConfigError` for a port of the change log that other machines could reach without TLS."""
+    listens = {"log.listen": config.log.listen}
+    listens |= {f"log_server.{n}.listen": each.listen for n, each in enumerate(config.log_server)}
+    for name, address in listens.items():
+        try:
+            listening.check_strangers(address, tls=config.tls is not None, resolve=False)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{name}: {error.what}", where=f"{where}, {address}", repair=error.repair
+            ) from None
+
+
 def _resolve(base: Path, values: dict[str, Any]) -> None:
     for section in (values.get("log"), *_tables(values.get("log_server"))):
         if isinstance(section, dict) and isinstance(section.get("data_dir"), str):
@@ -326,6 +347,11 @@ def _resolve(base: Path, values: dict[str, Any]) -> None:
         for name in ("users", "tls_cert", "tls_key", "tls_client_ca", "archive"):
             if isinstance(safekeepers.get(name), str) and "://" not in safekeepers[name]:
                 safekeepers[name] = str(base / safekeepers[name])
+    tls = values.get("tls")
+    if isinstance(tls, dict):
+        for name in TlsSection.model_fields:
+            if isinstance(tls.get(name), str):
+                tls[name] = str(base / tls[name])
     lake = values.get("lake")
     if isinstance(lake, dict) and isinstance(lake.get("uri"), str) and "://" not in lake["uri"]:
         lake["uri"] = str(base / lake["uri"])
@@ -433,7 +459,7 @@ def load_config(path: Path) -> Config:
     """The configuration in a TOML file, completed from the environment and from flags.
 
     Raises `ConfigError` (unreadable, not TOML, an unknown or missing key, a wrong value) and
-    `NotSupportedError` (a section of a part that this version does not have).
+    `NotSupportedError` (what this version does not have).
     """
     where = str(path)
     try:
@@ -444,13 +470,6 @@ def load_config(path: Path) -> Config:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not TOML: {error}", where=where, repair="correct that line") from None
-    for name in RESERVED:
-        if name in values:
-            raise NotSupportedError(
-                f"section [{name}] belongs to a part that this version does not have",
-                where=where,
-                repair=f"remove [{name}], or install a version that has it",
-            )
     _resolve(path.resolve().parent, values)
     try:
         config = _with_environment(values)
@@ -463,6 +482,7 @@ def load_config(path: Path) -> Config:
     _check_slots(config, where)
     _check_gates(config, where)
     check_places(config, where)
+    _check_strangers(config, where)
     names = [source.name for source in config.source]
     for name in names:
         if names.count(name) > 1:

@@ -314,6 +314,16 @@ class SlotsSection(_Section):
         return self
 
 
+class TlsSection(_Section):
+    """`[tls]`: the certificate with which this machine's services and clients of the change log prove who they are."""
+
+    #: The authority's certificate: who is to be trusted.
+    ca: Path
+    #: This machine's own certificate, and the key to it.
+    certificate: Path
+    key: Path
+
+
 class MetricsSection(_Section):
     """`[metrics]`: where `tuskline up` serves `/metrics`, `/healthz` and `/readyz`."""
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.server import failed
-from walsender_bridge.errors import Cause, ConfigError, TusklineError
+from walsender_bridge.errors import Cause, ConfigError, PrivilegeError, TusklineError
 from walsender_bridge.observability import lake_status, table_problems
 from walsender_bridge.runtime import listening, pid_file
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config, SourceSection
+    from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds to wait for the answer of a part of Tuskline.
 _ANSWER_SECONDS: Final = 3.0
@@ -35,11 +36,11 @@ def of_ports(settings: "Config") -> Iterator[Finding]:
         try:
             listening.check(address)
         except ConfigError as error:
-            if not _is_ours(part, address):
+            if not _is_ours(part, address, settings.tls_files):
                 yield failed(f"address of the {part}", address, error)
 
 
-def _is_ours(part: str, address: str) -> bool:
+def _is_ours(part: str, address: str, tls: "TlsFiles | None") -> bool:
     """Whether the listener is the same kind of part, of another configuration or account."""
     from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.change_log.repository.log_server_link import LogServerLink
@@ -47,14 +48,16 @@ def _is_ours(part: str, address: str) -> bool:
     try:
         match part:
             case "bridge":
-                with LogClient(f"grpc://{address}", timeout=_ANSWER_SECONDS) as log:
+                with LogClient(address, timeout=_ANSWER_SECONDS, tls=tls) as log:
                     log.status()
             case "log-server":
-                with closing(LogServerLink(f"grpc://{address}")) as log_server:
+                with closing(LogServerLink(address, tls)) as log_server:
                     log_server.report()
             case _:
                 with urllib.request.urlopen(f"http://{address}/healthz", timeout=_ANSWER_SECONDS):
                     pass
+    except PrivilegeError:
+        return True
     except (TusklineError, OSError, HTTPException):
         return False
     return True

@@ -9,6 +9,7 @@ that name and no other (docs/decisions/tls.md). Only a certificate with hosts ma
 cannot issue others.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -22,11 +23,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from walsender_bridge.errors import ConfigError, UsageError
+from walsender_bridge.errors import ConfigError, UnavailableError, UsageError
 from walsender_bridge.runtime import disk_full
 from walsender_bridge.runtime.durable import replace_file, sync_folder
 from walsender_bridge.runtime.private_folder import is_ours
@@ -193,11 +195,21 @@ def _load(authority: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
         with key_file.open("rb") as file:
             its = os.fstat(file.fileno())
             key: Any = serialization.load_pem_private_key(file.read(), password=None)
+        its_own = (
+            isinstance(key, ec.EllipticCurvePrivateKey)
+            and key.public_key() == certificate.public_key()
+        )
     except OSError as error:
         raise ConfigError(
             f"the folder is no authority: {error.strerror}",
             where=str(error.filename or authority),
             repair="create one with `tuskline certs init`",
+        ) from None
+    except UnsupportedAlgorithm:
+        raise ConfigError(
+            f"{CA_CERTIFICATE} or {CA_KEY} is of an algorithm that is not supported",
+            where=str(authority),
+            repair="create an authority with `tuskline certs init`",
         ) from None
     except (ValueError, TypeError):
         # The parser's text could contain bytes of the key.
@@ -212,10 +224,7 @@ def _load(authority: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
             where=str(key_file),
             repair="create another authority, as its key may be known; or run chmod 600 if it cannot be",
         )
-    if (
-        not isinstance(key, ec.EllipticCurvePrivateKey)
-        or key.public_key() != certificate.public_key()
-    ):
+    if not its_own:
         raise ConfigError(
             f"{CA_KEY} is not the key of {CA_CERTIFICATE}",
             where=str(authority),
@@ -234,17 +243,31 @@ def _create_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         for name, content in files.items():
             replace_file(draft / name, content, mode=0o600)
-        # It replaces an empty folder only.
-        draft.rename(folder)
-        sync_folder(folder.parent)
-    except (FileExistsError, NotADirectoryError):
-        raise _taken(folder) from None
+        _give_name(draft, folder)
     except OSError as error:
-        if folder.exists() and not _is_empty_folder(folder):
-            raise _taken(folder) from None
         raise disk_full.of(error, folder) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+    try:
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise UnavailableError(
+            f"the folder was created, but may not outlast a power failure: {error.strerror or error}",
+            where=str(folder),
+            repair="see whether the disk works; remove the folder, and run the command again",
+        ) from None
+
+
+def _give_name(draft: Path, folder: Path) -> None:
+    """Rename the draft, which replaces an empty folder only. Raises `ConfigError` if there is something, and `OSError`."""
+    try:
+        draft.rename(folder)
+    except (FileExistsError, NotADirectoryError):
+        raise _taken(folder) from None
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise _taken(folder) from None
+        raise
 
 
 def _taken(folder: Path) -> ConfigError:
@@ -253,7 +276,3 @@ def _taken(folder: Path) -> ConfigError:
         where=str(folder),
         repair="name a new folder; keys are never overwritten",
     )
-
-
-def _is_empty_folder(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())

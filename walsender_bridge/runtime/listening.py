@@ -5,22 +5,50 @@ Also checks whether a service is listening on an address, before gRPC is importe
 
 import socket
 import time
+from ipaddress import ip_address
 
 from walsender_bridge.errors import ConfigError
 
 
-def check(address: str, *, seconds: float = 0.0) -> None:
-    """Listen on `host:port` for a moment (port 0: any). Raises `ConfigError` if that fails for `seconds`."""
+def check(address: str, *, seconds: float = 0.0, bind_only: bool = False) -> None:
+    """Listen on `host:port` for a moment (port 0: any). Raises `ConfigError` if that fails for `seconds`.
+
+    `bind_only`: do not listen, so that no client connects to what is no service.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
-            _listen(address)
+            _listen(address, bind_only=bind_only)
         except ConfigError:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.05)
         else:
             return
+
+
+def check_strangers(address: str, *, tls: bool, resolve: bool = True) -> None:
+    """Raise `ConfigError` for an address that other machines reach, unless its service has TLS.
+
+    `resolve`: look names up; otherwise only numeric addresses are refused.
+    """
+    if tls:
+        return
+    host = address.rpartition(":")[0].strip("[]")
+    flags = socket.AI_PASSIVE | (0 if resolve else socket.AI_NUMERICHOST)
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, ValueError) as error:
+        if resolve:
+            raise refused(address, error) from None
+        return
+    if all(ip_address(str(place[0]).partition("%")[0]).is_loopback for *_, place in found):
+        return
+    raise ConfigError(
+        "other machines could reach this address, and there is no [tls]",
+        where=address,
+        repair="listen on 127.0.0.1, or add [tls] with ca, certificate and key (`tuskline certs`)",
+    )
 
 
 def is_refused(address: str, *, seconds: float) -> bool:
@@ -35,7 +63,7 @@ def is_refused(address: str, *, seconds: float) -> bool:
         return False
 
 
-def _listen(address: str) -> None:
+def _listen(address: str, *, bind_only: bool) -> None:
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -47,7 +75,8 @@ def _listen(address: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(place)
-                probe.listen()
+                if not bind_only:
+                    probe.listen()
             except OSError as error:
                 failed.append(error)
             else:

@@ -25,7 +25,15 @@ from pyarrow import flight
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Handler, unhex
-from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus, check_stream
+from walsender_bridge.change_log.authorization import APPEND, READ, SYNC
+from walsender_bridge.change_log.connection import connect
+from walsender_bridge.change_log.listener import Listener, Service
+from walsender_bridge.change_log.protocol import (
+    CommitContext,
+    ReplicaReport,
+    ReplicaStatus,
+    check_stream,
+)
 from walsender_bridge.change_log.replica import commit_rows, fatal_segments, synchronizer
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
@@ -40,9 +48,10 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from walsender_bridge.runtime import listening, lock_file, logs
+from walsender_bridge.runtime import lock_file, logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
+from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds for calls in progress when the service stops.
 _GRACE = 2.0
@@ -90,8 +99,8 @@ class ReplicaServer:
     """Hosts the replicas in `data_dir`, and listens on `listen` (`host:port`, port 0: any).
 
     It serves as soon as it is created. `segment_bytes`: see `StreamStore`. `after`: the signal that killed its predecessor,
-    possibly because of a damaged segment (`fatal_segments`). Raises `ConfigError` if the
-    directory or the port is in use, and the errors of `identity.load`.
+    possibly because of a damaged segment (`fatal_segments`). `tls`: its certificate; None: no TLS, so `listen` has to be on
+    loopback. Raises `ConfigError` if the directory or the port is in use, and the errors of `identity.load`.
     """
 
     def __init__(
@@ -101,7 +110,9 @@ class ReplicaServer:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         after: signal.Signals | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
+        self._tls = tls
         self._directory = DataDirectory(data_dir)
         if after in fatal_segments.SIGNALS:
             _log.warning("checking all segments in a child process", after=after.name)
@@ -117,14 +128,13 @@ class ReplicaServer:
             outcome, reason = replica.outcome
             level = _log.error if outcome == RecoveryOutcome.INVALID else _log.info
             level("replica opened", stream=name, outcome=str(outcome), reason=reason)
+        self.address = listen
         try:
-            listening.check(listen)
-            self._flight = _ReplicaService(self, listen)
-        except (OSError, pa.ArrowException, ConfigError) as error:
+            self._listener = Listener(partial(_ReplicaService, self), listen, tls)
+        except ConfigError:
             self._close()
-            raise listening.refused(listen, error) from None
-        host = listen.rsplit(":", 1)[0]
-        self.address = f"grpc://{host}:{self._flight.port}"
+            raise
+        self.address = self._listener.address
         _log.info("log server listening", address=self.address, streams=len(self._replicas))
 
     @property
@@ -140,9 +150,7 @@ class ReplicaServer:
         """Stop the service; acknowledged entries are on disk."""
         self._close()
         # Flight waits for calls in progress without a limit, and an append may stay open indefinitely.
-        ending = threading.Thread(target=self._flight.shutdown, daemon=True)
-        ending.start()
-        ending.join(_GRACE)
+        self._listener.stop(_GRACE)
         self._stopped.set()
 
     def _close(self) -> None:
@@ -215,6 +223,7 @@ class ReplicaServer:
         refused = {}
         for stream, contexts in request.commits.items():
             try:
+                _check_versions(contexts)
                 self.replica(stream).commit(contexts, request.now)
             except TusklineError as error:
                 refused[stream] = ErrorRecord.of(error)
@@ -223,12 +232,11 @@ class ReplicaServer:
 
     def synchronize(self, request: m.SynchronizeRequest) -> ReplicaStatus:
         """Synchronize the replica of another log server with this one, and return its status."""
-        address = protocol.address_of(request.address)
         return synchronizer.synchronize(
             self.replica(request.stream),
             self.log_server_id,
-            partial(flight.FlightClient, address, generic_options=protocol.CHANNEL_OPTIONS),
-            address,
+            partial(connect, request.address, self._tls),
+            request.address,
             throttled=request.throttled,
         )
 
@@ -324,31 +332,21 @@ class ReplicaServer:
         )
 
 
-class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+class _ReplicaService(Service):
     """The Flight service: translates between Flight's calls and the handlers."""
 
-    def __init__(self, server: ReplicaServer, listen: str) -> None:
+    def __init__(self, server: ReplicaServer, listen: str, tls: TlsBytes | None) -> None:
         self._server = server
-        self._handlers = server.handlers()
-        super().__init__(f"grpc://{listen}")
-
-    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        """The names of the actions."""
-        del context
-        return [(name, "see the change log's README") for name in self._handlers]
-
-    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
-        """One action."""
-        del context
-        return actions.answer(self._handlers, action)
+        super().__init__(server.handlers(), listen, tls)
 
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.GeneratorStream:
         """Read a batch of committed entries."""
-        del context
         with actions.faults():
+            self.allow(context, READ, None)
             request = actions.decode_request(m.ReadRequest, ticket.ticket)
+            self.allow(context, READ, [request.stream])
             batch, answer = self._server.read(request)
             chunk = iter([(batch, actions.encode(answer))])
             return flight.GeneratorStream(protocol.READ_SCHEMA, chunk)
@@ -361,21 +359,31 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Append entries, or take those of another log server, until the peer ends the call."""
-        del context
         with actions.faults():
-            path = [part.decode() for part in descriptor.path or ()]
-            if len(path) == 2 and path[0] == "sync":
+            path = [part.decode(errors="replace") for part in descriptor.path or ()]
+            self.allow(context, path[0] if path else APPEND, None)
+            if len(path) == 2 and path[0] == SYNC:
+                self.allow(context, SYNC, [path[1]])
                 synchronizer.serve(path[1], reader, writer, self._server.to_synchronize)
                 return
-            if len(path) != 3 or path[0] != "append" or not _TERM.fullmatch(path[2]):
+            if len(path) != 3 or path[0] != APPEND or not _TERM.fullmatch(path[2]):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
+            self.allow(context, APPEND, [path[1]])
             replica = self._server.replica(path[1])
-            session, status = replica.open_writer(int(path[2]))
+            term, last = int(path[2]), replica.status().term
+            if term > last + protocol.TERMS_AHEAD:
+                raise MalformedMessageError(
+                    f"term {term} is too far beyond the last one, {last}",
+                    where=f"stream {path[1]}",
+                    repair="ask the repository for a term",
+                )
+            session, status = replica.open_writer(term)
             if reader.schema != protocol.APPEND_SCHEMA:
                 raise MalformedMessageError("an append must have the columns kind and data")
             writer.write(actions.encode(status))
             for chunk in reader:
                 batch, about = chunk.data, chunk.app_metadata
+                _check_append(batch)
                 if batch.nbytes > protocol.MAX_BATCH_BYTES or about is None:
                     raise MalformedMessageError(
                         f"batch of {batch.nbytes} bytes exceeds the limit or has no metadata"
@@ -392,6 +400,25 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
                     request.system_id,
                 )
                 writer.write(actions.encode(ack))
+
+
+def _check_versions(contexts: Iterable[CommitContext]) -> None:
+    """Raise `MalformedMessageError` for a commit that no later one could follow."""
+    for context in contexts:
+        if max(context.version, context.end, context.global_end) > protocol.MAX_COUNT:
+            raise MalformedMessageError(f"version {context.version} or its offsets are too large")
+
+
+def _check_append(batch: pa.RecordBatch) -> None:
+    """Raise `MalformedMessageError` for a batch that is not what it says: offsets beyond its data would end the process."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise MalformedMessageError(f"malformed batch in an append: {error}"[:300]) from None
+    if any(column.null_count for column in batch.columns):
+        raise MalformedMessageError("an append must not have null values")
+    if not {*batch.column(0).to_pylist()} <= {protocol.KIND_ENTRY, protocol.KIND_SCHEMA}:
+        raise MalformedMessageError("an append has a row of an unknown kind")
 
 
 def _batch(entries: list[StoredEntry]) -> pa.RecordBatch:

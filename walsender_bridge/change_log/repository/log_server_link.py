@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from pyarrow import flight
-
-from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.change_log import actions
 from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.connection import Connection
 from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
 from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds to wait for a log server's answer.
 _ANSWER = 5.0
@@ -35,8 +35,9 @@ _A = TypeVar("_A")
 class LogServerLink:
     """One log server. `log_server_id` is known once it has answered."""
 
-    def __init__(self, address: str) -> None:
-        self.address = protocol.address_of(address)
+    def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
+        self._connection = Connection(address, tls)
+        self.address = self._connection.address
         self.log_server_id = ""
         self.answers = True
         #: Whether its reports have been received at least once.
@@ -51,14 +52,13 @@ class LogServerLink:
         self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the log server last failed to answer.
         self.sent: dict[str, int] = {}
-        self._flight = flight.FlightClient(self.address, generic_options=protocol.CHANNEL_OPTIONS)
         self._began = time.monotonic()
         #: Whether its missing answer has been logged.
         self._warned = False
 
     def call(self, action: actions.Action[_R, _A], request: _R, *, within: float = _ANSWER) -> _A:
         """Perform an action. Raises the log server's error, or `UnavailableError`."""
-        return actions.call(self._flight, self.address, action, request, within)
+        return actions.call(self._connection.client, self.address, action, request, within)
 
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""
@@ -83,14 +83,14 @@ class LogServerLink:
 
     def close(self) -> None:
         """Close the connection."""
-        self._flight.close()
+        self._connection.close()
 
 
 class LogServers:
     """All log servers. Used by the ticking thread; `answering` and `call` also by other threads."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._links = [LogServerLink(address) for address in addresses]
+    def __init__(self, addresses: Sequence[str], tls: TlsFiles | None = None) -> None:
+        self._links = [LogServerLink(address, tls) for address in addresses]
         # One that does not answer may keep two threads: its reports, and commits.
         self._pool = ThreadPoolExecutor(2 * len(self._links), "log_server")
 

@@ -101,11 +101,12 @@ class RepositoryPart:
             server = RepositoryServer(
                 settings.log.data_dir,
                 settings.log.listen,
-                log_servers=[f"grpc://{log_server.listen}" for log_server in settings.log_server],
+                log_servers=[log_server.listen for log_server in settings.log_server],
                 retention=settings.log.retention,
                 replication=ReplicationPolicy(
                     settings.replicas, settings.min_replicas, settings.log.replica_timeout
                 ),
+                tls=settings.tls_files,
             )
             try:
                 server.start()

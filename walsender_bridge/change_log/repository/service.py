@@ -19,13 +19,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 from pyarrow import flight
 
-from walsender_bridge.change_log import actions, log_server_messages, protocol
+from walsender_bridge.change_log import actions, log_server_messages
 from walsender_bridge.change_log import repository_messages as m
 from walsender_bridge.change_log.actions import Empty
-from walsender_bridge.change_log.protocol import ReplicaReport, StreamCut, check_stream
+from walsender_bridge.change_log.authorization import check_consumer
+from walsender_bridge.change_log.listener import Listener, Service
+from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
+    VERSIONS_AHEAD,
+    ReplicaReport,
+    StreamCut,
+    check_stream,
+)
 from walsender_bridge.change_log.repository import operator_trim, status
 from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
 from walsender_bridge.change_log.repository.core import (
@@ -58,10 +65,11 @@ from walsender_bridge.errors import (
     UnknownStreamError,
     UsageError,
 )
-from walsender_bridge.runtime import listening, logs
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.steady_clock import SteadyClock
+from walsender_bridge.runtime.tls_files import PLAIN, TLS, TlsBytes, TlsFiles
 
 #: Seconds of a tick while a barrier waits.
 _HASTE = 0.01
@@ -77,7 +85,9 @@ class RepositoryServer:
 
     `log_servers`: their addresses. `retention`: seconds that entries are kept without a lease, counted from
     when the log received them (not from their COMMIT: a log that is catching up must not trim at once).
-    `tick`: seconds between two steps. `replication`: one replica if None. `store`: instead of the SQLite database in `data_dir`; closed by `stop`.
+    `tick`: seconds between two steps. `replication`: one replica if None. `store`: instead of the SQLite database in
+    `data_dir`; closed by `stop`. `tls`: its certificate, also for the log servers; None: no TLS, so `listen` has to be on
+    loopback.
     Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
     """
 
@@ -91,9 +101,11 @@ class RepositoryServer:
         tick: float = 0.1,
         replication: ReplicationPolicy | None = None,
         store: RecordStore | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         private_folder(data_dir)
         self._listen = listen
+        self._tls = tls
         self._retention = retention
         self._tick = tick
         self._changed = threading.Condition()
@@ -110,7 +122,7 @@ class RepositoryServer:
         if not self._state.log_id:
             self._store.append(Created(str(uuid.uuid4())))
         self._clock = SteadyClock(self._state.clock, jumped=_jumped)
-        self._log_servers = LogServers(log_servers)
+        self._log_servers = LogServers(log_servers, tls)
         self._replication = Replication(
             replication or ReplicationPolicy(),
             self._log_servers,
@@ -121,8 +133,8 @@ class RepositoryServer:
             self._reporting,
         )
         self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
-        self._flight: _RepositoryService | None = None
-        self.address = protocol.address_of(listen)
+        self._listener: Listener | None = None
+        self.address = f"{PLAIN if tls is None else TLS}{listen}"
 
     @property
     def _state(self) -> Repository:
@@ -136,12 +148,11 @@ class RepositoryServer:
         """Contact the log servers, then listen and tick. Raises `ConfigError`."""
         self._step()
         try:
-            listening.check(self._listen)
-            self._flight = _RepositoryService(self, self._listen)
-        except (OSError, pa.ArrowException, ConfigError) as error:
+            self._listener = Listener(partial(_RepositoryService, self), self._listen, self._tls)
+        except ConfigError:
             self._store.close()
-            raise listening.refused(self._listen, error) from None
-        self.address = f"grpc://{self._listen.rsplit(':', 1)[0]}:{self._flight.port}"
+            raise
+        self.address = self._listener.address
         self._thread.start()
         self._replication.start()
         _log.info("repository listening", address=self.address, version=self._state.version)
@@ -153,8 +164,8 @@ class RepositoryServer:
             self.barriers.stop()
             self._changed.notify_all()
         self._replication.stop()
-        if self._flight is not None:
-            self._flight.shutdown()
+        if self._listener is not None:
+            self._listener.stop()
             self._thread.join()
         self._log_servers.close()
         self._store.close()
@@ -474,6 +485,13 @@ class RepositoryServer:
             refusal = self._noted.refusal(self._state.streams, self._log_servers)
             if refusal is not None:
                 raise refusal
+            last = self._state.version
+            if version > min(last + VERSIONS_AHEAD, MAX_COUNT):
+                raise UsageError(
+                    f"version {version} is too far beyond the newest one, {last}",
+                    where=self.address,
+                    repair="check the version that the lake has published",
+                )
             if self._store.append(VersionRaised(version)):
                 _log.warning("skipped versions that a reader has seen", version=version)
         return Empty()
@@ -486,12 +504,12 @@ def _jumped(seconds: float) -> None:
     )
 
 
-class _RepositoryService(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+class _RepositoryService(Service):
     """The Flight service: translates between Flight's calls and the handlers."""
 
-    def __init__(self, server: RepositoryServer, listen: str) -> None:
+    def __init__(self, server: RepositoryServer, listen: str, tls: TlsBytes | None) -> None:
         self._server = server
-        self._handlers = actions.by_name(
+        handlers = actions.by_name(
             m.STATUS.handled_by(lambda _: server.status()),
             m.CREATE_STREAM.handled_by(server.create_stream),
             m.WRITER_TERM.handled_by(server.writer_term),
@@ -502,14 +520,18 @@ class _RepositoryService(flight.FlightServerBase):  # type: ignore[misc]  # Flig
             m.DESCRIBE.handled_by(lambda _: server.describe()),
             m.TRIM_STREAM.handled_by(server.trim_stream),
         )
-        super().__init__(f"grpc://{listen}")
-
-    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        """The names of the actions."""
-        del context
-        return [(name, "see the change log's README") for name in self._handlers]
+        super().__init__(handlers, listen, tls)
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         """One action."""
         barrier = m.BARRIER.handled_by(partial(self._server.barrier, gone=context.is_cancelled))
-        return actions.answer({**self._handlers, **actions.by_name(barrier)}, action)
+        lease = m.REGISTER_CONSUMER.handled_by(partial(self._register_consumer, context))
+        return self._answer(context, action, {**self._handlers, **actions.by_name(barrier, lease)})
+
+    def _register_consumer(
+        self, context: flight.ServerCallContext, request: m.RegisterConsumerRequest
+    ) -> Empty:
+        holder = self.holder(context)
+        if holder is not None:
+            check_consumer(holder, request.name)
+        return self._server.register_consumer(request)

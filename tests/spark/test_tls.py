@@ -1,0 +1,60 @@
+"""A whole pipeline with `[tls]`: capture, log, lake, and a reader with a certificate for one stream."""
+
+import pytest
+
+from spark_consumers import read
+from tests.support.stack import Stack
+from tests.support.tls import HOSTS, SERVER, Authority, replace_files
+from walsender_bridge.config import load_config
+from walsender_bridge.errors import Cause
+from walsender_bridge.runtime.tls_files import with_files
+
+ROWS = 1000
+
+
+def did(stack, *command):
+    done = stack.cli(*command)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_pipeline_with_certificates_goes_on_when_they_are_replaced(tmp_path, database, spark):
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, body text)",
+        f"INSERT INTO orders SELECT g, 'x' FROM generate_series(1, {ROWS}) AS g",
+    )
+    authority = Authority(tmp_path)
+    roles = (*SERVER, "writer", "lake", "operator")
+    own = authority.issue(*roles, hosts=HOSTS)
+    with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
+        section = (
+            f'\n[tls]\nca = "{own.ca}"\ncertificate = "{own.certificate}"\nkey = "{own.key}"\n'
+        )
+        stack.config.write_text(stack.config.read_text() + section)
+        did(stack, "init")
+        stack.start("log-server", "bridge", "lake")
+        did(stack, "flush")
+        assert read(spark, stack.lake)["shop.public.orders"].count() == ROWS
+
+        replace_files(own, authority.issue(*roles, hosts=HOSTS))
+        database.execute(
+            f"INSERT INTO orders SELECT g, 'y' FROM generate_series(1001, {2 * ROWS}) g"
+        )
+        did(stack, "flush")
+        assert read(spark, stack.lake)["shop.public.orders"].count() == 2 * ROWS
+
+        address = load_config(stack.config).log.listen
+        changes = spark.read.format("tuskline").option("tables", "shop.public.orders")
+        reader = with_files(address, authority.issue("reader", streams=("shop",)))
+        # The first rows were copied, and are not in the log.
+        assert changes.option("log", reader).load().count() == ROWS
+        for other in (
+            with_files(address, authority.issue("reader", streams=("bank",))),
+            with_files(address, authority.issue("monitor")),
+        ):
+            with pytest.raises(Exception, match="does not allow"):
+                changes.option("log", other).load().count()
+        without = stack.config.read_text().replace(section, "")
+        stack.config.write_text(without)
+        assert stack.cli("status").returncode == Cause.UNAVAILABLE
+        stack.config.write_text(without + section)

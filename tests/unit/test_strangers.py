@@ -1,0 +1,401 @@
+"""Attacks on the ports of a running change log with TLS: by strangers, and by holders of a lesser role.
+
+After each, the log is the same as before: entries, offsets, terms, states, versions, leases; and others are served meanwhile.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import flight
+
+from tests.support.log_entries import append_to
+from tests.support.tls import HOSTS, Authority, TlsLog
+from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log import repository_messages as r
+from walsender_bridge.change_log.actions import Action, Empty
+from walsender_bridge.change_log.authorization import ALLOWED, Role
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.errors import PrivilegeError, TusklineError, UnavailableError
+from walsender_bridge.runtime.tls_files import TlsFiles
+
+#: A request for each action, which would change the log if it were performed, where the action changes it.
+REQUESTS: dict[str, tuple[Action[Any, Any], Any]] = {
+    each[0].name: each
+    for each in (
+        (m.REPORT, Empty()),
+        (m.COMMIT, m.CommitRequest({"shop": (CommitContext(1 << 20, 2, 2, 0),)}, 1)),
+        (m.CREATE, m.CreateRequest("new", "some log")),
+        (m.CUT_TAIL, m.CutTailRequest("shop", 1, 1)),
+        (m.SEAL, m.SealRequest("shop", 2, 1 << 30)),
+        (m.SYNCHRONIZE, m.SynchronizeRequest("shop", "grpc://127.0.0.1:1", throttled=False)),
+        (m.TRIM, m.TrimRequest("shop", 1 << 40, 1 << 60, 1 << 60)),
+        (m.STREAM_STATUS, m.StreamRequest("shop")),
+        (m.SCHEMA, m.SchemaRequest("shop", ())),
+        (m.RELATIONS, m.StreamRequest("shop")),
+        (m.PLAN, m.PlanRequest("shop", 1, 100, None, None)),
+        (m.VERSION_AT, m.VersionAtRequest("shop", 0)),
+        (m.CUT_BEFORE, m.CutBeforeRequest("shop", 100)),
+        (m.TRANSACTIONS, m.TransactionsRequest("shop", 1, 0, 10)),
+        (r.STATUS, Empty()),
+        (r.CREATE_STREAM, r.CreateStreamRequest("new")),
+        (r.WRITER_TERM, r.WriterTermRequest("shop")),
+        (r.BARRIER, r.BarrierRequest({"shop": 1}, 5.0)),
+        (r.REGISTER_CONSUMER, r.RegisterConsumerRequest("stranger", None, 600.0)),
+        (r.DROP_CONSUMER, r.DropConsumerRequest("lake")),
+        (r.RAISE_VERSION, r.RaiseVersionRequest(1 << 30)),
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsLog]:
+    folder = tmp_path_factory.mktemp("tls")
+    found = TlsLog(folder, Authority(folder))
+    with found.log() as client:
+        client.register_consumer("lake", 1, 3600.0)
+    yield found
+    found.stop()
+
+
+def everything(log: TlsLog) -> tuple[Any, ...]:
+    """What must not change: the replicas, their entries, and the repository's records."""
+    state = log.repository._state
+    terms = {name: stream.term for name, stream in state.streams.items()}
+    entries = {stream: log.read(stream) for stream in log.makers}
+    return (
+        log.status(),
+        entries,
+        terms,
+        state.forced_version,
+        {name: consumer.version for name, consumer in state.consumers.items()},
+        sorted(state.streams),
+        sorted(log.log_server._replicas),
+    )
+
+
+@contextlib.contextmanager
+def unharmed(log: TlsLog) -> Iterator[None]:
+    """Nothing is read, changed or lost in the block; afterwards the log goes on."""
+    before = everything(log)
+    yield
+    assert everything(log) == before
+
+
+def raw(address: str, tls: TlsFiles | None, **options: Any) -> flight.FlightClient:
+    """A client that checks none of its own files."""
+    if tls is not None:
+        options |= {"cert_chain": tls.certificate.read_bytes(), "private_key": tls.key.read_bytes()}
+    return flight.FlightClient(address, generic_options=protocol.CHANNEL_OPTIONS, **options)
+
+
+def addresses(log: TlsLog) -> list[str]:
+    return [log.log_server.address, log.repository.address]
+
+
+# -- without a certificate of this log --------------------------------------------------------------
+
+
+def strangers(log: TlsLog, folder: Path) -> dict[str, tuple[TlsFiles | None, bytes]]:
+    """Certificates that are none of this log's, each with the authority that the stranger trusts: the log's."""
+    (folder / "other").mkdir()
+    other = Authority(folder / "other")
+    own_ca = log.files.ca.read_bytes()
+    return {
+        "none": (None, own_ca),
+        "of another authority": (other.issue("operator", hosts=HOSTS), own_ca),
+        "expired": (log.authority.expired("operator", hosts=HOSTS), own_ca),
+    }
+
+
+def test_37_a_stranger_gets_nowhere(log: TlsLog, tmp_path: Path) -> None:
+    with unharmed(log):
+        for tls, ca in strangers(log, tmp_path).values():
+            for address in addresses(log):
+                with raw(address, tls, tls_root_certs=ca) as client:
+                    for name, (action, request) in REQUESTS.items():
+                        asked = flight.Action(name, actions.encode(request))
+                        # The first call waits for a handshake that fails; the others need not try again.
+                        options = flight.FlightCallOptions(timeout=3.0)
+                        with pytest.raises(flight.FlightError):
+                            list(client.do_action(asked, options))
+                        if action is m.COMMIT:
+                            break
+
+
+def test_37_a_stranger_who_signs_with_an_issued_certificate_gets_nowhere(
+    log: TlsLog, tmp_path: Path
+) -> None:
+    """Who holds a certificate cannot issue others from it."""
+    from walsender_bridge.runtime import certificates
+
+    reader = log.authority.issue("reader")
+    authority = tmp_path / "authority"
+    authority.mkdir(mode=0o700)
+    shutil.copy(reader.certificate, authority / "ca.pem")
+    shutil.copy(reader.key, authority / "ca.key")
+    uri = "tuskline:operator?name=me&streams=*"
+    certificates.issue(authority, tmp_path / "mine", name="me", uri=uri, days=1)
+    chain = (tmp_path / "mine" / "cert.pem").read_bytes() + reader.certificate.read_bytes()
+    (tmp_path / "mine" / "cert.pem").write_bytes(chain)
+    mine = TlsFiles(reader.ca, tmp_path / "mine" / "cert.pem", tmp_path / "mine" / "key.pem")
+    with (
+        unharmed(log),
+        raw(log.log_server.address, mine, tls_root_certs=reader.ca.read_bytes()) as client,
+        pytest.raises(flight.FlightUnavailableError),
+    ):
+        list(client.do_action(flight.Action("report", b"{}"), flight.FlightCallOptions(timeout=3)))
+
+
+def test_37_a_client_does_not_talk_to_a_server_that_is_none_of_the_logs(
+    log: TlsLog, tmp_path: Path
+) -> None:
+    other = TlsLog(tmp_path, Authority(tmp_path))
+    try:
+        for tls in (log.operator, log.files):
+            with (
+                LogClient(other.repository.address, tls=tls, timeout=1) as client,
+                ReplicaClient(other.log_server.address, tls=tls, timeout=1) as replica,
+            ):
+                with pytest.raises(UnavailableError) as caught:
+                    client.status()
+                assert "certificates are valid and of one authority" in caught.value.repair
+                with pytest.raises(UnavailableError):
+                    append_to(replica, "shop", 1 << 30)
+        assert other.status()["shop"][2] < 1 << 30
+    finally:
+        other.stop()
+
+
+def test_37_a_certificate_without_roles_is_no_ones(log: TlsLog) -> None:
+    nobody = log.authority.issue_uri("spiffe://elsewhere/operator")
+    with unharmed(log), log.log(nobody) as client:
+        with pytest.raises(PrivilegeError, match="names no roles of Tuskline"):
+            client.status()
+        with log.replica(nobody) as replica, pytest.raises(PrivilegeError, match="names no roles"):
+            list(replica.read("shop", 1, 2))
+
+
+# -- lesser roles -----------------------------------------------------------------------------------
+
+
+def perform(log: TlsLog, tls: TlsFiles, name: str) -> None:
+    action, request = REQUESTS[name]
+    of_repository = action in vars(r).values()
+    client: Any = log.log(tls) if of_repository else log.replica(tls)
+    with client:
+        client._call(action, request)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_37_each_role_has_its_own_actions_and_no_others(log: TlsLog, role: Role) -> None:
+    holder = log.authority.issue(role, hosts=HOSTS)
+    with unharmed(log):
+        for name in sorted(set(REQUESTS) - ALLOWED[role]):
+            with pytest.raises(PrivilegeError, match=f"does not allow '{name}'"):
+                perform(log, holder, name)
+        if "append" not in ALLOWED[role]:
+            with log.replica(holder) as replica, pytest.raises(PrivilegeError, match="'append'"):
+                append_to(replica, "shop", 1 << 30)
+        if "read" not in ALLOWED[role]:
+            with log.replica(holder) as replica, pytest.raises(PrivilegeError, match="'read'"):
+                list(replica.read("shop", 1, 2))
+
+
+@pytest.mark.parametrize("name", sorted(set(REQUESTS) - ALLOWED[Role.READER]))
+def test_37_every_action_is_refused_before_its_request_is_parsed(log: TlsLog, name: str) -> None:
+    reader = log.authority.issue("reader")
+    address = addresses(log)[REQUESTS[name][0] in vars(r).values()]
+    with raw(address, reader, tls_root_certs=reader.ca.read_bytes()) as client, unharmed(log):
+        for body in (b"", b"junk", b"{" * 100_000):
+            with pytest.raises(PrivilegeError), actions.at("here"):
+                list(client.do_action(flight.Action(name, body)))
+
+
+def test_37_a_reader_of_one_stream_has_no_other(log: TlsLog) -> None:
+    reader = log.authority.issue("reader", streams=("bank",))
+    assert log.read("bank", reader) == log.read("bank")
+    with unharmed(log), log.replica(reader) as replica, log.log(reader) as client:
+        with pytest.raises(PrivilegeError, match="does not allow 'read' on stream 'shop'"):
+            list(replica.read("shop", 1, 2))
+        for name in sorted(ALLOWED[Role.READER] & set(REQUESTS) - {"status", "register_consumer"}):
+            with pytest.raises(PrivilegeError, match=f"'{name}' on stream 'shop'"):
+                perform(log, reader, name)
+        with pytest.raises(PrivilegeError, match="on stream 'shop'"):
+            client.barrier({"bank": 1, "shop": 1}, 1.0)
+        assert client.status().version >= 1
+
+
+def test_37_a_writer_of_one_stream_has_no_other(log: TlsLog) -> None:
+    writer = log.authority.issue("writer", streams=("bank",))
+    log.append("bank", writer)
+    with unharmed(log), log.replica(writer) as replica, log.log(writer) as client:
+        with pytest.raises(PrivilegeError, match="does not allow 'append' on stream 'shop'"):
+            append_to(replica, "shop", 1 << 30)
+        with pytest.raises(PrivilegeError, match="on stream 'shop'"):
+            client.writer_term("shop")
+        with pytest.raises(PrivilegeError, match="on stream 'new'"):
+            client.create_stream("new")
+        with pytest.raises(PrivilegeError, match="on stream 'shop'"):
+            replica.cut_tail("shop", 1, 1)
+
+
+@pytest.mark.parametrize("path", [(), ("append",), ("sync", "shop"), ("read", "shop", "1"), ("*",)])
+def test_37_a_put_of_another_kind_is_refused(log: TlsLog, path: tuple[str, ...]) -> None:
+    writer = log.authority.issue("writer")
+    with (
+        unharmed(log),
+        raw(log.log_server.address, writer, tls_root_certs=log.files.ca.read_bytes()) as client,
+    ):
+        where = flight.FlightDescriptor.for_path(*path)
+        put, answers = client.do_put(where, protocol.APPEND_SCHEMA)
+        put.done_writing()
+        assert answers.read() is None
+        with (
+            pytest.raises(TusklineError, match=r"does not allow|the path of an append"),
+            actions.at("here"),
+        ):
+            put.close()
+
+
+def test_37_a_reader_does_not_move_the_lease_of_another(log: TlsLog) -> None:
+    """The log would be trimmed where the lake still needs it."""
+    reader = log.authority.issue("reader")
+    with log.log(reader) as client:
+        with unharmed(log), pytest.raises(PrivilegeError, match="does not allow the lease 'lake'"):
+            client.register_consumer("lake", client.status().version, 600.0)
+        client.register_consumer("reader-2", 1, 600.0)
+    assert "reader-2" in log.repository._state.consumers
+
+
+def test_37_what_concerns_all_streams_needs_a_certificate_for_all(log: TlsLog) -> None:
+    lake = log.authority.issue("lake", streams=("bank", "shop"))
+    with unharmed(log), log.log(lake) as client:
+        with pytest.raises(PrivilegeError, match="which concerns all streams"):
+            client.raise_version(1 << 30)
+        with pytest.raises(PrivilegeError, match="which concerns all streams"):
+            client.drop_consumer("lake")
+
+
+# -- bytes that are no call -------------------------------------------------------------------------
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.partition("://")[2].rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def in_tls(address: str, tls: TlsFiles) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=str(tls.ca))
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(connected(address), server_hostname="127.0.0.1")
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = bytes(3) + b"\x04\x00" + bytes(4)
+#: A frame of 16 MiB, and what looks like a message of 1 GiB.
+LONG_FRAME = b"\xff\xff\xff\x00\x00" + (1).to_bytes(4, "big")
+GIBIBYTE = b"\x00" + (1 << 30).to_bytes(4, "big")
+
+JUNK: dict[str, bytes] = {
+    "zeros": bytes(4096),
+    "random": os.urandom(4096),
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "plain http/2": PREFACE + SETTINGS,
+    "a record of tls that is none": b"\x16\x03\x01\xff\xff" + os.urandom(4096),
+    "an old version of tls": b"\x16\x03\x00\x00\x05\x01\x00\x00\x01\x03",
+    "a startup packet": b"\x00\x00\x00\x08\x04\xd2\x16\x2f",
+}
+
+
+@pytest.mark.parametrize("kind", JUNK)
+def test_37_junk_ends_its_own_connection_only(log: TlsLog, kind: str) -> None:
+    with unharmed(log):
+        for address in addresses(log):
+            with connected(address) as junk:
+                with contextlib.suppress(OSError):
+                    junk.sendall(JUNK[kind])
+                    junk.shutdown(socket.SHUT_WR)
+                assert len(ended(junk)) < 1000
+
+
+def ended(connection: socket.socket) -> bytes:
+    """What a server says before it closes the connection; fails if it does not close it."""
+    said = b""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while more := connection.recv(4096):
+            said += more
+    return said
+
+
+@pytest.mark.parametrize("junk", [bytes(4096), os.urandom(4096), PREFACE + SETTINGS + LONG_FRAME])
+def test_38_junk_inside_of_tls_ends_its_own_connection_only(log: TlsLog, junk: bytes) -> None:
+    reader = log.authority.issue("reader")
+    with unharmed(log):
+        for address in addresses(log):
+            with in_tls(address, reader) as connection:
+                with contextlib.suppress(OSError):
+                    connection.sendall(junk)
+                ended(connection)
+
+
+def call_of(path: bytes) -> bytes:
+    """The frame that begins a gRPC call, in HTTP/2's plainest form."""
+    headers = {
+        b":method": b"POST",
+        b":scheme": b"https",
+        b":path": b"/arrow.flight.protocol.FlightService/" + path,
+        b":authority": b"localhost",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+    }
+    block = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in headers.items()
+    )
+    return len(block).to_bytes(3, "big") + b"\x01\x04" + (1).to_bytes(4, "big") + block
+
+
+def resident() -> int:
+    """Bytes of this process, which the servers run in."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("call", ["DoAction", "DoGet", "DoPut", "DoExchange", "ListActions"])
+def test_38_a_message_that_claims_a_gibibyte_costs_nothing(log: TlsLog, call: str) -> None:
+    reader = log.authority.issue("reader")
+    data = GIBIBYTE + bytes(1000)
+    frame = len(data).to_bytes(3, "big") + b"\x00\x00" + (1).to_bytes(4, "big") + data
+    before = resident()
+    with contextlib.ExitStack() as stack:
+        with unharmed(log):
+            for _ in range(20):
+                connection = stack.enter_context(in_tls(log.log_server.address, reader))
+                connection.sendall(PREFACE + SETTINGS + call_of(call.encode()) + frame)
+        log.append("bank")
+        assert resident() - before < 100 << 20
+
+
+def test_37_a_thousand_idle_connections_delay_nobody(log: TlsLog) -> None:
+    reader = log.authority.issue("reader")
+    before = resident()
+    with contextlib.ExitStack() as stack:
+        for _ in range(500):
+            stack.enter_context(connected(log.log_server.address))
+        for _ in range(500):
+            stack.enter_context(in_tls(log.log_server.address, reader))
+        began = time.monotonic()
+        log.append("shop")
+        assert time.monotonic() - began < 5
+        assert resident() - before < 200 << 20
+    log.append("shop")

@@ -1,0 +1,110 @@
+"""A connection to one of the change log's services, with a certificate if the service asks for one.
+
+Certificates may be replaced while a process runs: before a call, the connection is made again if their files differ from
+those that it was made with. Calls in progress end on the earlier one.
+"""
+
+import contextlib
+import json
+import os
+import threading
+from typing import Any, Final
+
+from pyarrow import flight
+
+from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.runtime import tls_files
+from walsender_bridge.runtime.tls_files import TlsFiles
+
+#: While a service takes its new certificate, its port is closed for a few milliseconds, and a call may be cancelled that has
+#: reached it and no handler: it is sent again,
+#: for a second or two. What a service refuses has another status.
+_ATTEMPTS: Final = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": "arrow.flight.protocol.FlightService", "method": method}
+                    for method in ("DoAction", "DoGet")
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 5,
+                    "initialBackoff": "0.2s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
+                },
+            }
+        ]
+    }
+)
+
+
+def quiet() -> None:
+    """Have gRPC not print the handshakes that fail, with a stranger's words in them. Before its first use in a process."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
+    """A client of the service at this address, without paths in it. Raises `ConfigError`, and Flight's errors."""
+    options: dict[str, Any] = {}
+    channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
+    if tls is not None:
+        quiet()
+        own = tls.load()
+        options = {
+            "tls_root_certs": own.ca,
+            "cert_chain": own.certificate,
+            "private_key": own.key,
+        }
+        channel.append(("grpc.service_config", _ATTEMPTS))
+    elif address.startswith(tls_files.TLS):
+        raise ConfigError(
+            "the service asks for a certificate",
+            where=address,
+            repair=f"name the files of a certificate: in [tls], or as {address}?ca=FILE&certificate=FILE&key=FILE",
+        )
+    return flight.FlightClient(address, generic_options=channel, **options)
+
+
+class Connection:
+    """See the module. `address` may contain the paths of the files; without them it is plain, like `grpc://127.0.0.1:7400`.
+
+    Threads may share a connection.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        place, files = tls_files.split(address)
+        self.tls = tls or files
+        self.address = place if self.tls is None else tls_files.with_scheme(place)
+        self._lock = threading.Lock()
+        self._stamp = self.tls and self.tls.stamp()
+        with actions.at(self.address):
+            self._client = connect(self.address, self.tls)
+
+    @property
+    def client(self) -> flight.FlightClient:
+        """The client for the next call."""
+        if self.tls is None or self.tls.stamp() == self._stamp:
+            return self._client
+        with self._lock:
+            stamp = self.tls.stamp()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                # What cannot be used changes nothing for who has a connection; the earlier client closes after its last call.
+                with contextlib.suppress(ConfigError):
+                    self._client = connect(self.address, self.tls)
+        return self._client
+
+    def with_files(self, address: str) -> str:
+        """The address of another service of the same log, to be reached with the same certificate."""
+        return tls_files.with_files(address, self.tls)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()

@@ -1,0 +1,200 @@
+"""Where the change log's services listen: on loopback, or with TLS, for the holders of certificates.
+
+With TLS, a client is known by its certificate, which the handshake has verified before a call gets here, and by what the
+certificate says of its holder (`authorization`). That is checked before a call reads or changes anything. Without TLS, whoever
+reaches the port is trusted, so the port is on loopback.
+
+Certificates are replaced without a restart. Flight takes its certificates when it begins to listen, and two servers cannot
+listen on one port. So the one with the earlier certificates stops to listen, which is immediate, the next one takes the port,
+and calls in progress end where they began (docs/decisions/tls.md).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from walsender_bridge.change_log import actions, authorization
+from walsender_bridge.change_log.actions import Handler
+from walsender_bridge.change_log.connection import quiet
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.runtime import listening, logs, tls_files
+from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
+
+#: Seconds between two looks at the files of the certificates.
+POLL: Final = 5.0
+#: Seconds before its end from which on a certificate is warned of; for one of few days, the last third of them.
+_SOON: Final = 14 * 86_400.0
+#: Seconds between two attempts to listen, at first and at most; and until that is an error in the log.
+_FIRST_PAUSE, _LONGEST_PAUSE, _LONG = 0.001, 1.0, 5.0
+
+_log = logs.logger()
+
+
+class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+    """A Flight service of these actions, which listens as soon as it is created. `tls`: None: without TLS, for everybody."""
+
+    def __init__(self, handlers: Mapping[str, Handler], listen: str, tls: TlsBytes | None) -> None:
+        self._handlers = handlers
+        self._guarded = tls is not None
+        if tls is None:
+            super().__init__(f"{tls_files.PLAIN}{listen}")
+            return
+        quiet()
+        super().__init__(
+            f"{tls_files.TLS}{listen}",
+            tls_certificates=[(tls.certificate, tls.key)],
+            verify_client=True,
+            root_certificates=tls.ca,
+        )
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        """The names of the actions."""
+        del context
+        return [(name, "see the change log's README") for name in self._handlers]
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        """One action."""
+        return self._answer(context, action, self._handlers)
+
+    def _answer(
+        self,
+        context: flight.ServerCallContext,
+        action: flight.Action,
+        handlers: Mapping[str, Handler],
+    ) -> list[bytes]:
+        return actions.answer(
+            handlers, action, lambda name, streams: self.allow(context, name, streams)
+        )
+
+    def allow(
+        self, context: flight.ServerCallContext, action: str, streams: Iterable[str] | None
+    ) -> None:
+        """Raise `PrivilegeError` unless the client may do this. `streams`: None: they are not known yet."""
+        holder = self.holder(context)
+        if holder is None:
+            return
+        if streams is None:
+            authorization.check_role(holder, action)
+        else:
+            authorization.check(holder, action, streams)
+
+    def holder(self, context: flight.ServerCallContext) -> authorization.Identity | None:
+        """The holder of the client's certificate; None without TLS. Raises `PrivilegeError`."""
+        return authorization.parse(context.peer_identity()) if self._guarded else None
+
+
+class Listener:
+    """Has a service listen on `listen` (`host:port`, port 0: any), and again with each replacement of its certificates.
+
+    `serve` creates the service, for an address and the content of the files. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[str, TlsBytes | None], Service],
+        listen: str,
+        tls: TlsFiles | None,
+    ) -> None:
+        self._serve = serve
+        self._tls = tls
+        self._stopping = threading.Event()
+        self._stamp = tls and tls.stamp()
+        #: The end of the certificate that was warned of, and whether it was over.
+        self._warned = (0.0, False)
+        listening.check_strangers(listen, tls=tls is not None)
+        self._used = None if tls is None else tls.load(server=True)
+        try:
+            listening.check(listen)
+            self._service = serve(listen, self._used)
+        except (OSError, pa.ArrowException, ConfigError) as error:
+            raise listening.refused(listen, error) from None
+        self._place = f"{listen.rsplit(':', 1)[0]}:{self._service.port}"
+        self.address = f"{tls_files.TLS if tls else tls_files.PLAIN}{self._place}"
+        self._watch = threading.Thread(target=self._watch_files, name="certificates", daemon=True)
+        if tls is not None:
+            self._watch.start()
+
+    def stop(self, within: float | None = None) -> None:
+        """Stop to listen, and wait for calls in progress, at most `within` seconds."""
+        self._stopping.set()
+        if self._tls is not None:
+            self._watch.join()
+        _end(self._service).join(within)
+
+    # -- replaced certificates ----------------------------------------------------------------------
+
+    def _watch_files(self) -> None:
+        assert self._tls is not None
+        failed = said = ""
+        while not self._stopping.wait(POLL):
+            self._warn_of_end(time.time())
+            stamp = self._tls.stamp()
+            if stamp == self._stamp:
+                continue
+            try:
+                found = self._tls.load(server=True)
+            except ConfigError as error:
+                # A replacement may be halfway through: it is an error if it remains so.
+                if failed == error.what != said:
+                    said = error.what
+                    self._log_refused(error)
+                failed = error.what
+                continue
+            self._stamp, failed, said = stamp, "", ""
+            if found != self._used:
+                self._used = found
+                self._replace(found)
+
+    def _warn_of_end(self, now: float) -> None:
+        """Log, once for each certificate, that it ends soon, and that it has ended: no client then gets through."""
+        used = self._used
+        if used is None or now < used.ends - min(_SOON, (used.ends - used.begins) / 3):
+            return
+        over = now > used.ends
+        if (used.ends, over) != self._warned:
+            self._warned = (used.ends, over)
+            _log.warning(
+                "the certificate has ended" if over else "the certificate ends soon",
+                address=self.address,
+                ends=datetime.fromtimestamp(used.ends, UTC).isoformat(),
+                repair="replace its files (docs/certificates.md)",
+            )
+
+    def _log_refused(self, error: ConfigError) -> None:
+        _log.error(
+            "new certificate refused; the earlier one remains in use",
+            address=self.address,
+            file=error.where,
+            error=error.what,
+            repair=error.repair,
+        )
+
+    def _replace(self, new: TlsBytes) -> None:
+        """Listen with the new certificates, as soon as the service with the earlier ones has left the port."""
+        _end(self._service)
+        began, pause, said = time.monotonic(), _FIRST_PAUSE, False
+        while not self._stopping.is_set():
+            try:
+                listening.check(self._place, bind_only=True)
+                self._service = self._serve(self._place, new)
+            except (OSError, pa.ArrowException, ConfigError) as error:
+                if not said and time.monotonic() - began > _LONG:
+                    said = True
+                    _log.error("cannot listen again", address=self.address, error=str(error))
+                self._stopping.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                _log.info("certificate replaced", address=self.address)
+                return
+
+
+def _end(service: Service) -> threading.Thread:
+    """Shut the service down: the port is free at once, the thread ends with the last call in progress."""
+    thread = threading.Thread(target=service.shutdown, name="shutdown", daemon=True)
+    thread.start()
+    return thread
