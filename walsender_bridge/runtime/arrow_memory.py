@@ -2,7 +2,8 @@
 
 A compressed record batch says how long it is, and Arrow allocates and fills that much before anything can look at the batch:
 32 KB can become a gigabyte. Arrow has no setting for it, but its allocator has one: it takes no more than a given range of
-addresses. What Arrow receives uncompressed is not allocated there.
+addresses. What Arrow receives uncompressed is not allocated there. Older versions of the allocator ignore the setting
+(pyarrow 18 does, 26 does not).
 
 The allocator reads its settings when Arrow is loaded, so `limit` has to be called before anything imports it.
 """
