@@ -220,10 +220,10 @@ RECORDS: list[tuple[Record, str]] = [
 CHECKPOINT = (
     '{"log_id": "log", "version": 3, "forced_version": 1, "published": 0, "next_global": 5, "clock": 1.5, "log_servers":'
     ' {"k": "h:1"}, "streams": {"s": {"replicas": ["k"], "term": 2, "latest": [3, 5, 5, 0], "applied": {"k": 0},'
-    ' "members": ["k"], "sealed": false}}, "consumers": {"lake": [null, 9.5]}}'
+    ' "members": ["k"], "sealed": false, "was_sealed": false}}, "consumers": {"lake": [null, 9.5]}}'
 )
 #: Before streams had several replicas.
-EARLIER = CHECKPOINT.replace(', "members": ["k"], "sealed": false', "")
+EARLIER = CHECKPOINT.replace(', "members": ["k"], "sealed": false, "was_sealed": false', "")
 COMMITS = [
     ("[0, 1, 1, 0]", "[1, 0, 0, 0, 0, 0, 0, 1]"),
     ("[1, 1, 1, 4]", "[5, 256, 7, 8, 1, 40, 11, 1]"),

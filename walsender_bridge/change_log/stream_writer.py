@@ -18,6 +18,7 @@ from walsender_bridge.change_log.protocol import Ack, ReplicaStatus
 from walsender_bridge.errors import (
     CorruptError,
     DiskFullError,
+    DivergedError,
     InvalidReplicaError,
     StreamSealedError,
     TusklineError,
@@ -101,13 +102,19 @@ class StreamWriter(Closing):
                 where=f"stream {self.stream}",
                 repair="try again; the stream is then sealed first",
             )
+        systems = {status.system_id for status in found if status.system_id is not None}
+        if len(systems) > 1:
+            raise DivergedError(
+                f"the replicas are of different clusters: {', '.join(map(str, sorted(systems)))}",
+                where=f"stream {self.stream}",
+                repair="run `tuskline log verify`; remove the replica that is wrong",
+            )
         confirmed = [status.confirmed_to for status in found if status.confirmed_to is not None]
-        systems = [status.system_id for status in found if status.system_id is not None]
         least = min(found, key=lambda status: status.committed_end)
         return replace(
             least,
             confirmed_to=max(confirmed, default=None),
-            system_id=systems[0] if systems else None,
+            system_id=next(iter(systems), None),
         )
 
     def _tell_all(self, timeout: float) -> None:

@@ -476,14 +476,8 @@ class Replica:
         rejected = self.tail.end_offset > end
         self._ends.clear()
         self.tail = tail_at(self.current.position)
-        if before := self.current.before_restart:
-            # The RESTART is removed: the history before it goes on, with its position and its cluster.
-            self.current = replace(
-                self.current,
-                confirmed_to=before.confirmed_to,
-                system_id=before.system_id,
-                before_restart=None,
-            )
+        # The history before a RESTART that is removed goes on, with its position and its cluster.
+        self.current = self.current.without_restart()
         return [DropFrom(end)] if rejected else []
 
     def trim(self, offset: int) -> list[Effect]:
@@ -512,11 +506,10 @@ class Replica:
         self._ends.clear()
         self.reason = f"it is being synchronized with log server {offer.source}"
         own = replace(
-            self.current,
+            self.current.without_restart(),
             term=max(self.current.term, theirs.term),
             sealed_at=None,
             syncing_from=offer.source,
-            before_restart=None,
         )
         self.outcome = RecoveryOutcome.SYNCHRONIZING
         if wipe:

@@ -46,6 +46,18 @@ class Durable:
     syncing_from: str | None = None
     before_restart: BeforeRestart | None = None
 
+    def without_restart(self) -> "Durable":
+        """The record as it was before a RESTART that is not committed."""
+        before = self.before_restart
+        if before is None:
+            return self
+        return replace(
+            self,
+            confirmed_to=before.confirmed_to,
+            system_id=before.system_id,
+            before_restart=None,
+        )
+
     @property
     def committed_end(self) -> int:
         """The next local offset to be committed (I1): without a commit context, the low watermark."""

@@ -364,7 +364,7 @@ class HostedReplica:
         """What this replica offers as a source, the log server `source`. Raises what prevents that it is read."""
         self._readable_at_all()
         with self._lock:
-            durable = self._core.durable
+            durable = self._core.durable.without_restart()
         low = durable.low_offset
         if low == durable.committed_end:
             return SyncOffer(source, durable.position, durable)

@@ -19,7 +19,8 @@ replicas remove what is not committed and refuse older terms, and `StreamUnseale
 or more by those that were synchronized with them. So all members hold the same entries when a writer starts, every
 member holds everything that was committed before, and an entry that was not committed never meets that of another writer.
 A report counts only with the term of the last seal: an older one may contain entries that were removed since.
-A stream with one replica is not sealed for a new writer, which continues behind its uncommitted entries.
+A stream that has never had more than one replica is not sealed for a new writer, which continues behind its uncommitted
+entries.
 
 `published` is the newest version of which every member has every commit durably, up to which readers may read.
 History is kept for lagging members and for every live consumer (I10).
@@ -160,6 +161,8 @@ class StreamState:
     members: tuple[str, ...]
     term: int = 0
     sealed: bool = False
+    #: Whether it has ever been sealed: from then on, only a seal's term opens a writer.
+    was_sealed: bool = False
     history: list[StreamCommit] = field(
         default_factory=lambda: [StreamCommit(CommitContext(0, 1, 1, 0), START)]
     )
@@ -181,7 +184,12 @@ class StreamState:
     def counts(self, report: ReplicaReport) -> bool:
         """Whether a report of a member shows entries that the replica still has (see the module)."""
         newest = report.version >= self.last.context.version
-        return newest and (len(self.replicas) == 1 or report.term == self.term)
+        return newest and (not self.needs_seal or report.term == self.term)
+
+    @property
+    def needs_seal(self) -> bool:
+        """Whether a writer gets its term by a seal."""
+        return len(self.replicas) > 1 or self.was_sealed
 
     def at(self, version: int) -> StreamCommit | None:
         """The commit in effect at that version; None if that history has been dropped."""
@@ -253,7 +261,8 @@ class Repository:
             case TermGiven(stream, term):
                 self.streams[stream].term = term
             case StreamSealed(stream, term):
-                self.streams[stream].term, self.streams[stream].sealed = term, True
+                sealed = self.streams[stream]
+                sealed.term, sealed.sealed, sealed.was_sealed = term, True, True
             case StreamUnsealed():
                 return self._unseal(record)
             case ReplicasAssigned(stream, replicas):
@@ -454,6 +463,7 @@ class Repository:
                 history=(),
                 members=stream.members,
                 sealed=stream.sealed,
+                was_sealed=stream.was_sealed,
             )
             for name, stream in self.streams.items()
         }
@@ -493,6 +503,7 @@ class Repository:
                 members,
                 stream.term,
                 stream.sealed,
+                stream.was_sealed,
                 history,
                 latest,
                 dict(stream.applied),
@@ -514,6 +525,7 @@ class _StoredStream:
     #: Missing in checkpoints of earlier versions, whose streams had one replica.
     members: tuple[str, ...] | None = None
     sealed: bool = False
+    was_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ the log servers report, what `replication.py` carries out:
 
 - A member that has sent no valid report for `silence` seconds is left out, if `min_replicas` others report: the stream is
   sealed, and goes on without it. Which members go on is settled by the seal itself, not by this decision.
+- If too few others report, a member that answers and has lost its replica is synchronized, and stays one.
+- A stream that stays sealed, since whoever sealed it has gone, is sealed again and goes on.
 - A replica outside the set, whose log server answers, is synchronized and taken back. If that fails, it is tried again later
   and later, so that a disk that is full or damaged does not seal the stream every few seconds.
 - A log server that does not answer stays assigned: it may come back. It is replaced only if its address now belongs to
@@ -20,13 +22,15 @@ from walsender_bridge.change_log.repository.core import StreamState
 #: Seconds before a replica that could not be taken back is tried again: at first, and at most.
 FIRST_RETRY: Final = 1.0
 LONGEST_RETRY: Final = 60.0
+#: Seconds that a stream may stay sealed before it is sealed again.
+SEALED_SECONDS: Final = 20.0
 #: Seconds as a member after which a replica counts as reliable again.
 RELIABLE: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicationPolicy:
-    """`replicas`: wanted for each stream. `min_replicas`: without so many, nothing is committed. `silence` in seconds."""
+    """`replicas`: wanted for each stream. `min_replicas`: it does not go on with fewer. `silence` in seconds."""
 
     replicas: int = 1
     min_replicas: int = 1
@@ -70,7 +74,14 @@ class TakeBack:
     replica: str
 
 
-Decision = Assign | LeaveOut | TakeBack
+@dataclass(frozen=True, slots=True)
+class SealAgain:
+    """Seal the stream again, which is sealed and on which nobody works, and unseal it."""
+
+    stream: str
+
+
+Decision = Assign | LeaveOut | TakeBack | SealAgain
 
 
 @dataclass(slots=True)
@@ -88,6 +99,8 @@ class Membership:
 
     policy: ReplicationPolicy
     _silent: dict[tuple[str, str], float] = field(default_factory=dict)
+    #: Since when a stream is sealed, and with which term.
+    _sealed: dict[str, tuple[float, int]] = field(default_factory=dict)
     _retries: dict[tuple[str, str], _Retry] = field(default_factory=dict)
 
     def step(
@@ -106,14 +119,18 @@ class Membership:
             if assigned != stream.replicas:
                 decisions.append(Assign(name, assigned))
                 continue
+            if self._stays_sealed(now, name, stream):
+                decisions.append(SealAgain(name))
+                continue
             if len(stream.replicas) == 1:
                 continue
             if failed := self._failed(now, name, stream, views):
                 decisions.append(LeaveOut(name, failed))
                 continue
+            lacking = [*stream.outside, *self._lost(now, name, stream, views)]
             decisions += [
                 TakeBack(name, each)
-                for each in stream.outside
+                for each in lacking
                 if each in views and now >= self._retry(name, each).at
             ]
         return decisions
@@ -123,6 +140,7 @@ class Membership:
 
     def failed(self, now: float, stream: str, replica: str) -> None:
         """A replica could not be taken back, or has been left out: it is tried again after a pause that doubles."""
+        self._silent.pop((stream, replica), None)
         retry = self._retry(stream, replica)
         if retry.since is not None and now - retry.since >= RELIABLE:
             retry.pause = 0.0
@@ -132,7 +150,29 @@ class Membership:
 
     def taken_back(self, now: float, stream: str, replica: str) -> None:
         """A replica is a member again."""
+        self._silent.pop((stream, replica), None)
         self._retry(stream, replica).since = now
+
+    def _stays_sealed(self, now: float, name: str, stream: StreamState) -> bool:
+        if not stream.sealed:
+            self._sealed.pop(name, None)
+            return False
+        since, term = self._sealed.get(name, (now, stream.term))
+        if term != stream.term:
+            since = now
+        self._sealed[name] = since, stream.term
+        return now - since >= SEALED_SECONDS
+
+    def _lost(
+        self, now: float, name: str, stream: StreamState, views: Mapping[str, LogServerView]
+    ) -> list[str]:
+        """Members that answer, and have sent no valid report for `silence` seconds; another one reports."""
+        quiet = [
+            each
+            for each in stream.members
+            if now - self._silent.get((name, each), now) >= self.policy.silence
+        ]
+        return [each for each in quiet if each in views] if len(quiet) < len(stream.members) else []
 
     def _failed(
         self, now: float, name: str, stream: StreamState, views: Mapping[str, LogServerView]

@@ -12,10 +12,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from itertools import count
+from typing import Final, TypeVar
 
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.protocol import CommitContext, ReplicaStatus
@@ -33,6 +34,7 @@ from walsender_bridge.change_log.repository.membership import (
     LogServerView,
     Membership,
     ReplicationPolicy,
+    SealAgain,
     TakeBack,
 )
 from walsender_bridge.errors import DivergedError, TusklineError, UnavailableError
@@ -42,14 +44,20 @@ from walsender_bridge.runtime import logs
 _PERIOD: Final = 0.5
 #: Seconds that a member has to apply the commits that it lacks when it is sealed.
 _SEALING: Final = 10.0
-#: Seconds that a synchronization may take: for many hours of entries.
-_SYNCHRONIZING: Final = 24 * 3600.0
+#: Seconds that a synchronization may take; what was copied by then is kept.
+_SYNCHRONIZING: Final = 3600.0
+#: Replicas that are synchronized at a time.
+_COPIES: Final = 4
+#: Attempts that leave half of the time to others.
+_THROTTLED: Final = 5
 #: The same while the stream is sealed, for what came in the meantime.
 _REST: Final = 10.0
 #: Bytes that may be lacking when the stream is sealed to take a replica back: less than a second of them.
 _LITTLE: Final = 32 << 20
 #: Commits in one call.
 _MOST_COMMITS: Final = 1000
+
+_T = TypeVar("_T")
 
 _log = logs.logger()
 
@@ -66,6 +74,7 @@ class Replication:
         record: Callable[[Record], bool],
         now: Callable[[], int],
         reports: Callable[[], Collection[tuple[str, str]]],
+        next_term: Callable[[str], int],
     ) -> None:
         self.policy = policy
         self._log_servers = log_servers
@@ -75,6 +84,8 @@ class Replication:
         self._now = now
         #: The streams and log servers whose last report was valid.
         self._reports = reports
+        #: A term for a stream, above every one that is known.
+        self._next_term = next_term
         self._membership = Membership(policy)
         self._sealing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         #: By stream: a term that no writer has got yet.
@@ -83,9 +94,7 @@ class Replication:
         self._told: dict[tuple[str, str], str] = {}
         #: What is being carried out: streams, or streams and replicas.
         self._running: set[object] = set()
-        # A decision waits for calls, so that these have threads of their own.
-        self._work = ThreadPoolExecutor(8, "replication")
-        self._calls = ThreadPoolExecutor(32, "seals")
+        self._copies = threading.Semaphore(_COPIES)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
 
@@ -98,8 +107,6 @@ class Replication:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._work.shutdown(wait=False, cancel_futures=True)
-        self._calls.shutdown(wait=False, cancel_futures=True)
 
     # -- writers ------------------------------------------------------------------------------------
 
@@ -127,21 +134,23 @@ class Replication:
         """Seal the stream, and unseal it with those members that could be sealed, and with `joining`; its lock is held."""
         with self._lock:
             stream = self._state().streams[name]
-            term = stream.term + 1
+            term = self._next_term(name)
             self._record(StreamSealed(name, term))
             end, members, least = stream.last.context.end, stream.members, self.policy.least(stream)
         sealed = self._seal_all(name, [each for each in members if each not in without], end, term)
-        if len(sealed) < least:
+        if not sealed or len(sealed) + len(joining) < least:
             sealed |= self._seal_all(name, [each for each in members if each in without], end, term)
+        self._check_equal(name, sealed)
+        # Each of them has every commit, so even one suffices to bring others in sync, which then count.
+        for each in joining:
+            if sealed and each not in sealed:
+                self._join(name, each, sealed, end, term)
         if len(sealed) < least:
             raise UnavailableError(
                 f"{len(sealed)} of {len(members)} replicas can be written, and {least} are needed",
                 where=f"stream {name}",
                 repair="check that the log servers are running, and their logs",
             )
-        self._check_equal(name, sealed)
-        for each in joining:
-            self._join(name, each, sealed, end, term)
         with self._lock:
             stream = self._state().streams[name]
             together = tuple(each for each in stream.replicas if each in sealed)
@@ -194,7 +203,7 @@ class Replication:
         """Those that are sealed at `end` now."""
         found = {}
         pending = [
-            (each, self._calls.submit(self._seal_member, name, each, end, term))
+            (each, _begun(partial(self._seal_member, name, each, end, term)))
             for each in replicas
         ]
         for each, future in pending:
@@ -243,19 +252,22 @@ class Replication:
 
     def _take_back(self, name: str, replica: str) -> None:
         """Synchronize a replica while the stream goes on, then the rest while it is sealed."""
-        while not self._stopping.is_set():
+        for attempt in count():
             with self._lock:
                 stream = self._state().streams[name]
-                members, term, last = stream.members, stream.term, stream.last
+                term, last = stream.term, stream.last
+                others = [each for each in stream.members if each != replica]
+            # A copy that leaves room for others may be slower than the stream.
+            throttled = attempt < _THROTTLED
             status = self._synchronize(
-                name, replica, members, last.context.end, term, _SYNCHRONIZING, throttled=True
+                name, replica, others, last.context.end, term, _SYNCHRONIZING, throttled=throttled
             )
             with self._lock:
                 ahead = self._state().streams[name].last.position.bytes_total
             if ahead - status.bytes_total <= _LITTLE:
                 break
         with self._sealing[name]:
-            term, _ = self._seal(name, joining=(replica,))
+            term, _ = self._seal(name, without=(replica,), joining=(replica,))
             self._unused[name] = term
 
     def _synchronize(
@@ -281,8 +293,15 @@ class Replication:
         ]
         if not sources:
             raise UnavailableError("no log server in sync answers", where=f"stream {name}")
+        source = sources[0]
         request = m.SynchronizeRequest(name, link.address, throttled)
-        return sources[0].call(m.SYNCHRONIZE, request, within=within)
+        call = _begun(lambda: source.call(m.SYNCHRONIZE, request, within=within))
+        while True:
+            with suppress(TimeoutError):
+                return call.result(timeout=1.0)
+            # The call to a log server that has gone may take its whole time to end.
+            if self._stopping.is_set() or source not in self._log_servers.with_own_id():
+                raise UnavailableError("log server does not answer", where=source.address)
 
     # -- decisions ----------------------------------------------------------------------------------
 
@@ -318,6 +337,8 @@ class Replication:
             match decision:
                 case LeaveOut(stream, failed):
                     self._begin(stream, partial(self._leave_out, stream, failed))
+                case SealAgain(stream):
+                    self._begin(stream, partial(self._seal_again, stream))
                 case TakeBack(stream, replica):
                     key = (stream, replica)
                     self._begin(key, partial(self._try_to_take_back, stream, replica))
@@ -336,22 +357,54 @@ class Replication:
             finally:
                 self._running.discard(key)
 
-        self._work.submit(do)
+        _begun(do)
+
+    def _seal_again(self, name: str) -> None:
+        with self._sealing[name]:
+            with self._lock:
+                if not self._state().streams[name].sealed:
+                    return
+            self._try_to_seal(name, ())
 
     def _leave_out(self, name: str, failed: Sequence[str]) -> None:
         with self._sealing[name]:
+            with self._lock:
+                members, reports = self._state().streams[name].members, self._reports()
+            # Somebody else may have left them out meanwhile, or they may have answered.
+            failed = [each for each in failed if each in members and (name, each) not in reports]
+            if failed:
+                self._try_to_seal(name, failed)
+
+    def _try_to_seal(self, name: str, failed: Sequence[str]) -> None:
             try:
                 term, _ = self._seal(name, failed)
             except TusklineError as error:
-                _log.warning("stream stays sealed", stream=name, error=error.what)
+                if self._told.get((name, "")) != error.what:
+                    _log.warning("stream stays sealed", stream=name, error=error.what)
+                self._told[name, ""] = error.what
             else:
                 self._unused[name] = term
 
     def _try_to_take_back(self, name: str, replica: str) -> None:
         try:
-            self._take_back(name, replica)
+            with self._copies:
+                self._take_back(name, replica)
         except TusklineError as error:
             self._not_taken_back(name, replica, error)
+
+
+def _begun(work: Callable[[], _T]) -> "Future[_T]":
+    """Begin to do something in a thread of its own, which does not keep the process from ending."""
+    future: Future[_T] = Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=do, name="replication", daemon=True).start()
+    return future
 
 
 def _different(name: str, which: str) -> DivergedError:

@@ -131,6 +131,7 @@ class RepositoryServer:
             self._record,
             lambda: int(self._clock.now() * 1e6),
             self._reporting,
+            lambda name: self._next_term(name, self._stream(name)),
         )
         self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
         self._listener: Listener | None = None
@@ -358,7 +359,7 @@ class RepositoryServer:
         with self._changed:
             if name not in self._state.streams:
                 self._met()
-                known = self._log_servers.answering()
+                known = self._log_servers.with_own_id()
                 if not known:
                     raise UnavailableError(
                         "no log server answers",
@@ -378,11 +379,18 @@ class RepositoryServer:
             stream = self._stream(name)
             log_id = self._state.log_id
         # A stream with commits exists on its log servers, or has been lost there: it is not created again.
+        failures: list[TusklineError] = []
         if not stream.last.context.version:
             creation = log_server_messages.CreateRequest(name, log_id)
             for log_server in self._log_servers:
                 if log_server.log_server_id in stream.members:
-                    log_server.call(log_server_messages.CREATE, creation)
+                    try:
+                        log_server.call(log_server_messages.CREATE, creation)
+                    except TusklineError as error:
+                        failures.append(error)
+        # The next writer goes on without those that have failed.
+        if len(stream.members) - len(failures) < self._replication.policy.least(stream):
+            raise failures[0]
         with self._changed:
             return self._cut(name)
 
@@ -394,7 +402,7 @@ class RepositoryServer:
         name = request.stream
         with self._changed:
             stream = self._stream(name)
-            if len(stream.replicas) == 1:
+            if not stream.needs_seal:
                 term, members = self._next_term(name, stream), stream.members
                 self._record(TermGiven(name, term))
                 return self._writer_term(term, members)
