@@ -41,7 +41,8 @@ class Cause(IntEnum):
     SPOOL = 27
     DISK_FULL = 28
     INVARIANT = 29
-    BEHIND = 30
+    SEALED = 30
+    BEHIND = 31
 
 
 #: The prefix of the repair in an error's text, as PostgreSQL writes it.
@@ -207,6 +208,12 @@ class BehindError(UnavailableError):
     """A replica of the log does not have what is asked for yet; another one may."""
 
     cause = Cause.BEHIND
+
+
+class StreamSealedError(UnavailableError):
+    """The stream was sealed, to go on with other replicas: its writer needs a new term."""
+
+    cause = Cause.SEALED
 
 
 class OutvotedError(UnavailableError):

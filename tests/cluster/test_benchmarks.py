@@ -32,6 +32,7 @@ def run(name: str, *arguments: str) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.long
 def test_capture_prints_its_ratios():
     record = run("capture", "--scale", "0.001", "--no-debezium")
     assert [peer["name"] for peer in record["peers"]] == ["pg_recvlogical"]

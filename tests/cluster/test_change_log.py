@@ -19,7 +19,8 @@ from tests.support.child import run_child, start_child
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.actions import MAX_REQUEST_BYTES, Action, Empty
-from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.change_log.append_writer import AppendWriter
+from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.demo.local_server import free_port
@@ -159,12 +160,12 @@ def reaches(log: LogClient, end: int) -> None:
     eventually(lambda: log.status().streams[STREAM].end_offset == end, f"{end} is committed")
 
 
-def open_writer(processes: Processes, make: EntryMaker, stream: str = STREAM) -> AppendWriter:
-    opened: list[AppendWriter] = []
+def open_writer(processes: Processes, make: EntryMaker, stream: str = STREAM) -> StreamWriter:
+    opened: list[StreamWriter] = []
 
     def done() -> bool:
-        with processes.log() as log, processes.replica() as replica:
-            opened.append(replica.open_writer(stream, log.writer_term(stream)))
+        with processes.log() as log:
+            opened.append(log.open_writer(stream))
         return True
 
     eventually(done, "the writer is open")
@@ -172,7 +173,7 @@ def open_writer(processes: Processes, make: EntryMaker, stream: str = STREAM) ->
     return opened[0]
 
 
-def send(writer: AppendWriter, *entries: bytes) -> int:
+def send(writer: StreamWriter, *entries: bytes) -> int:
     """Append, and wait for the acknowledgement; the durable end."""
     writer.send(entries, schemas=list(SCHEMAS.values()), confirm_to=WalPosition(1, 1))
     ack = writer.next_ack(PATIENCE)
@@ -434,8 +435,8 @@ def test_an_old_writer_is_fenced_while_it_writes(processes: Processes) -> None:
         send(old, make.whole())
     with pytest.raises(FencedError):
         old.send([])
-    with processes.replica() as replica, pytest.raises(FencedError, match="older than"):
-        replica.open_writer(STREAM, old.term)
+    with pytest.raises(FencedError, match="older than"):
+        AppendWriter(processes.log_server_listen, STREAM, old.term, 10)
     make.follow(new.status)
     assert send(new, make.whole()) == 3
     old.close()
@@ -444,12 +445,12 @@ def test_an_old_writer_is_fenced_while_it_writes(processes: Processes) -> None:
 
 def test_terms_grow_over_restarts_of_the_repository(processes: Processes) -> None:
     with processes.log() as log:
-        terms = [log.writer_term(STREAM) for _ in range(3)]
+        terms = [log.writer_term(STREAM).term for _ in range(3)]
     processes.kill("repository")
     processes.start_repository()
     with processes.log() as log:
         answers(log)
-        terms.append(log.writer_term(STREAM))
+        terms.append(log.writer_term(STREAM).term)
     assert terms == sorted(set(terms))
 
 
@@ -581,10 +582,10 @@ def test_errors_cross_the_wire_as_what_they_are(processes: Processes) -> None:
         with pytest.raises(UnknownStreamError):
             list(replica.read("nowhere", 1, 2))
         with pytest.raises(UnknownStreamError):
-            replica.open_writer("nowhere", 1)
+            AppendWriter(replica.address, "nowhere", 1, 10)
         for term in (-1, 10**30):
             with pytest.raises(MalformedMessageError, match="append/<stream>/<term>"):
-                replica.open_writer(STREAM, term)
+                AppendWriter(replica.address, STREAM, term, 10)
         with pytest.raises(UnknownStreamError):
             log.writer_term("nowhere")
         with pytest.raises(MalformedMessageError, match="-1 in a request is negative"):
@@ -652,7 +653,7 @@ def test_a_log_server_that_hangs_blocks_neither_its_writer_nor_the_repository(
         writer.send([])
     with ReplicaClient(processes.log_server_listen, timeout=0.5) as replica:
         with pytest.raises(UnavailableError):
-            replica.open_writer(STREAM, 99)
+            AppendWriter(replica.address, STREAM, 99, 0.5)
         with pytest.raises(UnavailableError):
             replica.stream_status(STREAM)
     with processes.log() as log:
@@ -684,6 +685,7 @@ def test_a_client_brings_neither_pandas_nor_a_server(processes: Processes, tmp_p
     program = f"""
 import sys
 sys.path.append({str(tmp_path)!r})
+from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import ReplicaClient
 with ReplicaClient({processes.log_server_listen!r}) as replica, replica.open_writer("shop", 9) as writer:
     writer.send([])

@@ -308,7 +308,7 @@ def _emptied(tuskline: Attached, server: LocalServer, tmp_path: Path) -> None:
     known = load_file(settings.quorum_id_file)
     assert known.formed
     tuskline.stop_up()
-    folder = settings.log_server[0].data_dir
+    folder = settings.hosted_log_servers[0].data_dir
     away = [each for each in folder.iterdir() if each.name.startswith("safekeeper")]
     assert len(away) == 3, list(folder.iterdir())
     kept = tmp_path / "away"

@@ -181,11 +181,13 @@ def test_20_a_laggard_that_hangs_in_its_reading_does_not_hold_up_a_fast_shutdown
     assert time.monotonic() - began < 8
 
 
-def remove_wal(quorum: QuorumStack, needed: str) -> None:
-    """Have the server remove WAL that no slot keeps, that segment included."""
+def remove_wal(quorum: QuorumStack, needed: str, *, followed: bool) -> None:
+    """Have the server remove WAL that no slot keeps, that segment included; `followed`: by a quorum, which gets it first."""
     segment = quorum.server.data_dir / "pg_wal" / needed
     for _ in range(2):  # they are removed behind the checkpoint before the last
         quorum.ask("SELECT pg_switch_wal()")
+        if followed:
+            wait_for(lambda: quorum.committed_to(quorum.flush_lsn()), 30, "a quorum has it")
         quorum.ask("CHECKPOINT")
     assert not segment.exists()
 
@@ -203,7 +205,7 @@ def test_27_a_lost_slot_is_replaced_when_a_quorum_has_all_wal(quorum):
         quorum.make_wal(2)
         wait_for(lambda: quorum.committed_to(quorum.flush_lsn()), 30, "a quorum has it")
     behind = parse_lsn(quorum.flush_lsn())
-    remove_wal(quorum, oldest)
+    remove_wal(quorum, oldest, followed=True)
     lost = "SELECT wal_status FROM pg_replication_slots"
     assert quorum.ask(lost) == [("lost",)]
     quorum.kill("proposer")
@@ -226,7 +228,7 @@ def test_27_wal_that_a_quorum_lacks_and_the_server_removed_is_named(quorum):
     quorum.kill("proposer")
     quorum.kill("safekeeper-0")
     quorum.ask("SELECT pg_drop_replication_slot('tuskline_safekeepers')")
-    remove_wal(quorum, needed)
+    remove_wal(quorum, needed, followed=False)
     quorum.start("safekeeper-1", "safekeeper-2", "proposer")
     process = quorum.processes["proposer"]
     wait_for(lambda: process.poll() is not None, 30, f"it says so: {quorum.logs()}")

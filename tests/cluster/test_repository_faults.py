@@ -16,7 +16,7 @@ import pytest
 from tests.support.capture_stack import ChangeLog
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamCut
+from walsender_bridge.change_log.client import LogClient, StreamCut
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.change_log.repository.store import RepositoryStore
@@ -34,10 +34,9 @@ def test_a_step_that_fails_goes_on_from_what_is_on_disk(
 ) -> None:
     make = EntryMaker()
     with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
-        address = wait_for(lambda: _stream(client), 30, "the stream")
+        wait_for(lambda: _stream(client), 30, "the stream")
         with (
-            ReplicaClient(address) as replica,
-            replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
+            client.open_writer(STREAM) as writer,
         ):
             writer.send([make.whole()], schemas=list(SCHEMAS.values()))
             first = client.barrier({STREAM: make.end_lsn}, 30)
@@ -96,10 +95,9 @@ def test_a_clock_that_leaps_ends_no_lease_and_trims_nothing(
     make = EntryMaker()
     real = time.time
     with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
-        address = wait_for(lambda: _stream(client), 30, "the stream")
+        wait_for(lambda: _stream(client), 30, "the stream")
         with (
-            ReplicaClient(address) as replica,
-            replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
+            client.open_writer(STREAM) as writer,
         ):
             writer.send([make.whole()], schemas=list(SCHEMAS.values()))
             client.register_consumer("lake", client.barrier({STREAM: make.end_lsn}, 30), 86_400.0)
@@ -199,12 +197,11 @@ def test_a_repository_that_fits_goes_on_when_its_log_server_was_heard(tmp_path: 
 def test_a_repository_whose_disk_takes_nothing_is_every_streams_fault(tmp_path: Path) -> None:
     make = EntryMaker()
     with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
-        cut = wait_for(lambda: _cut(client), 30, "the stream")
+        wait_for(lambda: _cut(client), 30, "the stream")
         repository = log.repository
         assert repository is not None
         with (
-            ReplicaClient(cut.addresses[0]) as replica,
-            replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
+            client.open_writer(STREAM) as writer,
         ):
             with repository._changed:
                 _database(repository).execute("PRAGMA query_only = 1")
@@ -315,10 +312,9 @@ def test_a_clock_that_leapt_and_was_set_back_does_not_stop_trimming(
 
 def write(client: LogClient, make: EntryMaker, seconds: float = 60) -> None:
     """One more transaction, committed."""
-    cut = wait_for(lambda: _cut(client), 30, "the stream")
+    wait_for(lambda: _cut(client), 30, "the stream")
     with (
-        ReplicaClient(cut.addresses[0]) as replica,
-        replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
+        client.open_writer(STREAM) as writer,
     ):
         writer.send([make.whole()], schemas=list(SCHEMAS.values()))
         client.barrier({STREAM: make.end_lsn}, seconds)

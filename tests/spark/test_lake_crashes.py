@@ -36,7 +36,19 @@ def _shown(stack):
 
 
 @pytest.mark.timeout(900)
-def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database, spark, seed):
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("staged", "before-manifest", "after-manifest"),
+        pytest.param(
+            ("staged", "table-written", "before-manifest", "after-manifest"), marks=pytest.mark.long
+        ),
+    ],
+    ids=["some", "all"],
+)
+def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(
+    tmp_path, database, spark, seed, places
+):
     database.execute(*TABLES)
     stop = threading.Event()
     with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
@@ -56,7 +68,7 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
             assert _head(stack).epoch == before.epoch
             check(read(spark, stack.lake))
             # 5, 6: before and after the tables are written, and on both sides of the manifest.
-            for place in ("staged", "table-written", "before-manifest", "after-manifest"):
+            for place in places:
                 before = _head(stack)
                 stack.start("lake", env={"TUSKLINE_FAIL_POINT": place})
                 assert stack.wait("lake", 240) == -9

@@ -51,6 +51,8 @@ def ready(tuskline: Attached) -> tuple[int, list[str]]:
         return error.code, json.load(error)["reasons"]
 
 
+# `make test` has the policies in test_quarantine, and the configuration by command.
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database, spark) -> None:
     database.execute(*SETUP)

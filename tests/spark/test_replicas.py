@@ -10,10 +10,11 @@ from typing import Any
 from pyspark.sql import Row, SparkSession
 
 from spark_consumers.sources.changes import TusklineSource
+from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table, insert
 from tests.support.log_writer import LogWriter
-from tests.support.replicated_log import ReplicatedLog
 from tests.support.waiting import wait_for
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 
 ORDERS = Table(1, "orders", (("id", 23, -1), ("note", 25, -1)))
 #: Each is a commit, a range and a task.
@@ -34,8 +35,11 @@ def test_41_a_job_reads_from_both_replicas_and_one_may_be_killed(
             time.sleep(0.05)
         yield from rows
 
-    with ReplicatedLog(tmp_path) as log, contextlib.ExitStack() as stack:
-        log.create("shop")
+    policy = ReplicationPolicy(replicas=2)
+    with ChangeLog(tmp_path, policy) as log, contextlib.ExitStack() as stack:
+        repository = log.repository
+        assert repository is not None
+        wait_for(lambda: len(repository._log_servers.answering()) == 2, 30, "both log servers")
         writer = LogWriter(log, "shop")
         stack.callback(writer.close)
         for commit in range(COMMITS):
@@ -45,7 +49,8 @@ def test_41_a_job_reads_from_both_replicas_and_one_may_be_killed(
         options["partitionBytes"] = "1"
         source = TusklineSource(options)
         planned: list[Any] = [*source.reader(source.schema()).partitions()]
-        both = [f"grpc://{log.log_server_listen}", f"grpc://{log.second_listen}"]
+        both = [*planned[0].addresses]
+        assert sorted(both) == sorted(f"grpc://{listen}" for listen in log.listens)
         assert [task.addresses[0] for task in planned] == both * (COMMITS // 2)
         frame = spark.read.format("tuskline").options(**options).load().select("id", "note")
         job = stack.enter_context(ThreadPoolExecutor(1)).submit(
@@ -54,7 +59,7 @@ def test_41_a_job_reads_from_both_replicas_and_one_may_be_killed(
         # Whatever becomes of the test, the job has to end.
         stack.callback(may_go_on.touch)
         wait_for(began.exists, 60, "the first task")
-        log.kill_second()
+        log.kill_log_server(1)
         may_go_on.touch()
         rows = sorted(tuple(row) for row in job.result(60))
     assert rows == [(i, f"note {i}") for i in range(COMMITS * ROWS)]

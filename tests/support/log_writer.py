@@ -1,4 +1,4 @@
-"""A change log with content of a test's choice: entries are appended as capture does it, to each replica."""
+"""A change log with content of a test's choice: entries are appended as capture does it."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from tests.support import pgoutput_messages as pm
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash
 from walsender_bridge.errors import UnavailableError
 
@@ -26,20 +26,17 @@ class LogWriter:
         self._here = log
         self._log = LogClient(log.address)
         self._asks = ThreadPoolExecutor(1)
-        self._replicas = [ReplicaClient(each) for each in _addresses(self._log, stream)]
-        term = self._log.writer_term(stream)
-        self._writers: list[AppendWriter] = [
-            replica.open_writer(stream, term) for replica in self._replicas
-        ]
-        status = self._writers[0].status
-        self._crc = status.last_crc
-        self._lsn = max(status.last_end_lsn, 0x1000)
+        self._replica = ReplicaClient(_stream_address(self._log, stream))
+        self._writer: StreamWriter = self._log.open_writer(stream)
+        self._crc = self._writer.status.last_crc
+        self._lsn = max(self._writer.status.last_end_lsn, 0x1000)
         self._xid = 700
 
     def close(self) -> None:
         self._asks.shutdown()
-        for each in (*self._writers, *self._replicas, self._log):
-            each.close()
+        self._writer.close()
+        self._replica.close()
+        self._log.close()
 
     def commit(
         self,
@@ -76,8 +73,7 @@ class LogWriter:
         # Whoever asks only after it was sent may be told the version behind it: the log may have committed it by then.
         asked = self._asks.submit(self._log.barrier, wanted, 30.0)
         wait_for(lambda: asked.done() or self._waits_for(wanted), 30, "the barrier waits")
-        for writer in self._writers:
-            writer.send(built, schemas=[table.record for table in known])
+        self._writer.send(built, schemas=[table.record for table in known])
         return asked.result()
 
     def _waits_for(self, positions: dict[str, int]) -> bool:
@@ -86,11 +82,11 @@ class LogWriter:
         return any(each.positions == positions for each in [*repository.barriers.waiting])
 
 
-def _addresses(log: LogClient, stream: str) -> tuple[str, ...]:
+def _stream_address(log: LogClient, stream: str) -> str:
     deadline = time.monotonic() + 30
     while True:
         try:
-            return log.create_stream(stream).addresses
+            return log.create_stream(stream).addresses[0]
         except UnavailableError:
             # The log server is still starting.
             assert time.monotonic() < deadline

@@ -76,9 +76,9 @@ def made(values: dict[str, Any]) -> dict[str, Child]:
     """All children of a configuration, by name."""
     config = Config(**values)
     section = config.safekeepers
-    hosted = hosting.hosted(section, config.log_server[0].data_dir, config.run_dir)
+    hosted = hosting.hosted(section, config.hosted_log_servers[0].data_dir, config.run_dir)
     found = [
-        children.replicas(config),
+        *children.replicas(config),
         *children.captures(config),
         *children.proposers(config),
         *children.safekeepers(hosted, section),

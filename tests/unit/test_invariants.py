@@ -49,7 +49,7 @@ from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.change_log.protocol import START, CommitContext
 from walsender_bridge.change_log.replica import invariants as of_replica
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
-from walsender_bridge.change_log.replica.disk import PutDurable, tail_at
+from walsender_bridge.change_log.replica.disk import BeforeRestart, PutDurable, tail_at
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.repository import invariants as of_repository
 from walsender_bridge.change_log.repository.core import Repository, RepositoryTick, TermGiven
@@ -321,6 +321,7 @@ REPLICA: dict[str, Callable[[Replica], None]] = {
     "commit_ends_a_transaction": _current(position=START),
     "uncommitted_ends_follow": lambda core: _sets(tail=tail_at(core.current.position))(core),
     "state_fits_the_seal": _sets(state=ReplicaState.SEALING),
+    "restart_may_be_removed": _current(before_restart=BeforeRestart(None, None)),
     "sealed_takes_nothing": _sealed_with_a_tail,
 }
 
@@ -345,12 +346,12 @@ def test_a_replica_with_a_fault_stops_and_writes_nothing(tmp_path, monkeypatch):
     right = hosted.status()
     before = files(tmp_path)
 
-    def faulty(core: Replica, end: int) -> list[object]:
+    def faulty(core: Replica, end: int, term: int) -> list[object]:
         core.current = replace(core.current, low_offset=end + 1)
         return [PutDurable(core.current)]
 
     monkeypatch.setattr(Replica, "seal", faulty)
-    for ask in (lambda: hosted.seal(3), hosted.status, lambda: hosted.trim(2, 9)):
+    for ask in (lambda: hosted.seal(3, 9), hosted.status, lambda: hosted.trim(2, 9)):
         with pytest.raises(InvariantError, match="trimmed_within_committed"):
             ask()
     assert hosted.report("k") is None
@@ -384,6 +385,10 @@ def _commit_of_a(context: CommitContext, end: int) -> Callable[[Repository], Non
     return broken
 
 
+def _with_another_member(state: Repository) -> None:
+    state.streams["a"].members = state.streams["a"].replicas = ("k", "l")
+
+
 REPOSITORY: dict[str, Callable[[Repository], object]] = {
     "log_id_never_changes": _sets(log_id="another"),
     "streams_and_terms_stay": lambda state: state.streams.pop("b"),
@@ -394,6 +399,8 @@ REPOSITORY: dict[str, Callable[[Repository], object]] = {
     "commits_follow_each_other": _commit_of_a(CommitContext(2, 4, 5, 1), 5),
     "commit_ends_a_transaction": _commit_of_a(CommitContext(3, 3, 5, 1), 9),
     "global_ranges_leave_no_gap": _sets(next_global=6),
+    "members_are_assigned": lambda state: setattr(state.streams["a"], "members", ("x",)),
+    "members_change_while_sealed": _with_another_member,
     "applied_within_version": lambda state: state.streams["a"].applied.update(k=3),
     "history_reaches_published": lambda state: state.streams["a"].history.__setitem__(
         slice(None), [replace(state.streams["a"].last, context=CommitContext(3, 3, 5, 0))]

@@ -344,10 +344,10 @@ def test_a_store_of_the_first_format_is_opened_and_adopts_the_next_writers_clust
 def test_a_newer_format_is_refused_by_its_number_and_left_alone(log: Log) -> None:
     log.fill(1)
     log.host.close()
-    _change_state(log.folder, format=6)
+    _change_state(log.folder, format=7)
     log.host = log.hosted()
     log.host.recover()
-    with pytest.raises(NotSupportedError, match="format 6"):
+    with pytest.raises(NotSupportedError, match="format 7"):
         log.host.status()
     assert log.segments() == [1]
 

@@ -1,115 +1,113 @@
-"""When a change of the members is in force, and when it is done: rule 10."""
+"""Which replicas go on, which are taken back, and which log servers are assigned: `membership.py`."""
 
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
-import pytest
-
-from walsender_bridge.errors import CorruptError, UsageError
-from walsender_bridge.quorum.proposer.member_changes import (
-    ChangeState,
-    MemberChanges,
-    MemberRequest,
-)
-from walsender_bridge.quorum.proposer.membership import Membership
-from walsender_bridge.quorum.protocol.configuration import Configuration
-
-OLD = Configuration(1, frozenset({1, 2, 3}), term=5)
-NEW = frozenset({2, 3, 4})
-#: When a change is asked for, in seconds since 1970.
-NOW = 1_790_000_000.0
-STREAMING: Any = SimpleNamespace(
-    established=True, acked=dict.fromkeys(range(1, 5), 100), commit_lsn=100
+from walsender_bridge.change_log.repository.core import StreamState
+from walsender_bridge.change_log.repository.membership import (
+    LONGEST_RETRY,
+    RELIABLE,
+    Assign,
+    Decision,
+    LeaveOut,
+    LogServerView,
+    Membership,
+    ReplicationPolicy,
+    TakeBack,
 )
 
-
-def settled(configuration: Configuration, *holders: int) -> Membership:
-    membership = Membership(configuration)
-    for each in holders:
-        membership.holds(each, configuration.generation)
-    return membership
+POLICY = ReplicationPolicy(replicas=3, min_replicas=2, silence=10.0)
+ADDRESSES = {name: f"at-{name}" for name in "klmn"}
 
 
-@pytest.mark.parametrize(
-    ("configuration", "holders", "done"),
-    [
-        (OLD, (1,), False),
-        (OLD, (1, 3), True),
-        (OLD.joint(NEW), (1, 2), False),  # a majority of the old ones
-        (OLD.joint(NEW), (2, 4), False),  # of the new ones
-        (OLD.joint(NEW), (2, 3), True),
-        (OLD.joint(NEW).completed(), (1, 2), False),  # one has left
-        (OLD.joint(NEW).completed(), (2, 4), True),
-    ],
-)
-def test_12_it_is_settled_when_a_majority_of_each_membership_has_it(configuration, holders, done):
-    assert settled(configuration, *holders).settled is done
+class Case:
+    """A stream on k, l and m, and what their log servers send."""
+
+    def __init__(self, *, members: str = "klm", policy: ReplicationPolicy = POLICY) -> None:
+        self.stream = StreamState(tuple("klm"), tuple(members))
+        self.membership = Membership(policy)
+        self.configured = [ADDRESSES[each] for each in "klm"]
+
+    def at(self, now: float, reporting: str, learning: str = "") -> list[Decision]:
+        views = [
+            LogServerView(each, ADDRESSES[each], frozenset("s" if each in reporting else ""))
+            for each in reporting + learning
+        ]
+        return self.membership.step(now, {"s": self.stream}, ADDRESSES, views, self.configured)
 
 
-def test_12_it_is_said_once_and_the_next_one_is_not_settled_yet():
-    membership = Membership(OLD)
-    assert [membership.holds(each, 1) for each in (1, 2, 3)] == [False, True, False]
-    membership.use(OLD.joint(NEW))
-    assert not membership.settled
-    assert not membership.holds(1, 1)  # the one before
+def test_a_member_is_left_out_when_it_has_been_silent_and_others_suffice() -> None:
+    case = Case()
+    assert case.at(0, "klm") == []
+    assert case.at(1, "kl") == []
+    assert case.at(10.9, "kl") == []
+    assert case.at(11, "kl") == [LeaveOut("s", ("m",))]
+    # An answer begins the count again; one that answers without a report is silent, too.
+    assert case.at(12, "klm") == []
+    assert case.at(13, "kl", learning="m") == []
+    assert case.at(23, "kl", learning="m") == [LeaveOut("s", ("m",))]
 
 
-def test_12_a_change_begins_when_the_one_before_is_settled_and_goes_on_when_its_step_is():
-    membership = Membership(OLD)
-    with pytest.raises(UsageError, match="holds the current one"):
-        membership.begin(NEW, STREAMING)
-    membership = settled(OLD, 1, 2)
-    membership.use(membership.begin(NEW, STREAMING))
-    assert membership.next_step(STREAMING) is None
-    for each in (1, 2, 4):
-        membership.holds(each, 2)
-    assert membership.next_step(STREAMING) == OLD.joint(NEW).completed()
+def test_not_fewer_than_min_replicas_are_left() -> None:
+    case = Case()
+    for now in (0, 100):
+        assert case.at(now, "k") == []
+    # A stream that never had so many goes on with what it has.
+    case.stream.members = ("k",)
+    assert case.at(200, "klm") == [TakeBack("s", "l"), TakeBack("s", "m")]
+    assert POLICY.least(case.stream) == 1
 
 
-def test_12_a_request_is_done_when_it_is_settled():
-    request = MemberRequest(1, NEW, (), NOW)
-    completed = OLD.joint(NEW).completed()
-    assert request.state(settled(OLD, 1, 2), NOW) == ChangeState.WAITING
-    assert request.state(settled(OLD.joint(NEW), 2, 3), NOW) == ChangeState.CHANGING
-    assert request.state(settled(completed, 2), NOW) == ChangeState.CHANGING
-    assert request.state(settled(completed, 2, 3), NOW) == ChangeState.DONE
+def test_a_replica_outside_is_taken_back_later_and_later() -> None:
+    case, now, pauses = Case(members="kl"), 0.0, []
+    for _ in range(9):
+        assert case.at(now, "klm") == [TakeBack("s", "m")]
+        case.membership.failed(now, "s", "m")
+        began = now
+        while not case.at(now, "klm"):
+            now += 0.25
+        pauses.append(now - began)
+    assert pauses == [1, 2, 4, 8, 16, 32, LONGEST_RETRY, LONGEST_RETRY, LONGEST_RETRY]
+    # It is in sync, and fails at once: that is no reason to begin with short pauses again.
+    case.membership.taken_back(now, "s", "m")
+    case.membership.failed(now + 5, "s", "m")
+    assert case.at(now + 5 + LONGEST_RETRY - 1, "klm") == []
+    case.membership.taken_back(now + 100, "s", "m")
+    case.membership.failed(now + 100 + RELIABLE, "s", "m")
+    assert case.at(now + 100 + RELIABLE + 1, "klm") == [TakeBack("s", "m")]
 
 
-def test_a_change_that_could_not_begin_in_an_hour_is_carried_out_no_more(tmp_path) -> None:
-    """Weeks later the safekeeper that was to join is started: nobody expects it to."""
-    file = tmp_path / "members.json"
-    MemberRequest(1, NEW, (), NOW).save(file)
-    membership = settled(OLD, 1, 2)
-    for later, state in ((60.0, ChangeState.WAITING), (3601.0, ChangeState.EXPIRED)):
-        changes = MemberChanges(file, clock=lambda later=later: NOW + later)  # type: ignore[misc]  # bound now
-        changes.poll()
-        assert changes.state(membership) == state
-        assert changes.next(membership, None) is None
-        assert ("within an hour" in changes.why) == (state == ChangeState.EXPIRED)
-    # Once begun it goes on.
-    request = MemberRequest(1, NEW, (), NOW)
-    assert request.state(settled(OLD.joint(NEW), 2, 3), NOW + 3601) == ChangeState.CHANGING
+def test_nobody_is_taken_back_who_does_not_answer() -> None:
+    assert Case(members="kl").at(0, "kl") == []
 
 
-def test_a_request_is_carried_out_in_the_quorum_alone_in_which_it_was_asked(tmp_path) -> None:
-    """Generations begin again with each quorum."""
-    file = tmp_path / "members.json"
-    asked = MemberRequest(1, NEW, (), NOW, quorum=77)
-    asked.save(file)
-    assert MemberRequest.load(file) == asked
-    for quorum, state in ((77, ChangeState.WAITING), (78, ChangeState.SUPERSEDED)):
-        assert asked.state(Membership(OLD, quorum), NOW) == state
+def test_a_log_server_that_is_away_is_not_replaced_unless_its_address_has_another() -> None:
+    case = Case(members="kl")
+    case.configured.append(ADDRESSES["n"])
+    assert case.at(1000, "kln") == []
+    # The disk of m was replaced: the log server at its address has a new id.
+    views = [LogServerView(each, ADDRESSES[each], frozenset("s")) for each in "kl"]
+    views.append(LogServerView("new", ADDRESSES["m"], frozenset()))
+    found = case.membership.step(0, {"s": case.stream}, ADDRESSES, views, case.configured)
+    assert found == [Assign("s", ("k", "l", "new"))]
 
 
-def test_a_request_with_a_changed_digit_or_letter_is_not_carried_out(tmp_path) -> None:
-    """Another generation or member is another membership, which nobody asked for."""
-    file = tmp_path / "members.json"
-    asked = MemberRequest(1, NEW, (("a", 1),), NOW, quorum=77)
-    asked.save(file)
-    whole = file.read_bytes()
-    for at, byte in enumerate(whole):
-        file.write_bytes(whole[:at] + bytes([byte ^ 1]) + whole[at + 1 :])
-        with pytest.raises(CorruptError, match="invalid membership request"):
-            MemberRequest.load(file)
-    file.write_bytes(whole)
-    assert MemberRequest.load(file) == asked
+def test_a_log_server_that_was_removed_from_the_configuration_is_replaced() -> None:
+    case = Case(members="kl")
+    case.configured = [ADDRESSES[each] for each in "kln"]
+    assert case.at(0, "kln") == [Assign("s", ("k", "l", "n"))]
+    # Not a member: that has to be left out first.
+    case = Case(members="klm")
+    case.configured = [ADDRESSES[each] for each in "kln"]
+    assert case.at(0, "kln") == []
+
+
+def test_a_stream_gets_more_replicas_where_the_fewest_are() -> None:
+    case = Case()
+    alone = StreamState(("k",), ("k",))
+    views = [LogServerView(each, ADDRESSES[each], frozenset()) for each in "klmn"]
+    streams = {"s": alone, "busy": StreamState(("l",), ("l",))}
+    configured = [*ADDRESSES.values()]
+    found = case.membership.step(0, streams, ADDRESSES, views, configured)
+    assert found == [Assign("busy", ("l", "m", "n")), Assign("s", ("k", "m", "n"))]
+    one = Membership(replace(POLICY, replicas=1))
+    assert one.step(0, streams, ADDRESSES, views, configured) == []

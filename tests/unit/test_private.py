@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker
-from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.errors import ConfigError
@@ -38,10 +38,10 @@ def test_the_log_and_a_log_server_leave_nothing_open_to_others(tmp_path: Path) -
     log = RepositoryServer(tmp_path / "log", "127.0.0.1:0", log_servers=[log_server.address])
     log.start()
     try:
-        with LogClient(log.address) as client, ReplicaClient(log_server.address) as replica:
+        with LogClient(log.address) as client:
             client.create_stream("shop")
             make = EntryMaker()
-            with replica.open_writer("shop", client.writer_term("shop")) as writer:
+            with client.open_writer("shop") as writer:
                 for _ in range(3):
                     entries = [make.whole(size=30_000)]
                     writer.send(entries, schemas=list(SCHEMAS.values()))

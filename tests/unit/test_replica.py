@@ -28,6 +28,7 @@ from walsender_bridge.errors import (
     FencedError,
     InvalidReplicaError,
     MalformedMessageError,
+    StreamSealedError,
 )
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 
@@ -114,7 +115,7 @@ def test_an_invalid_replica_is_silent_and_refuses_everything() -> None:
         lambda: replica.append([EntryMaker().whole()]),
         lambda: replica.trim(3),
         replica.check_readable,
-        lambda: replica.seal(5),
+        lambda: replica.seal(5, 9),
     ]
     for event in refused:
         with pytest.raises(InvalidReplicaError, match="learning"):
@@ -291,10 +292,10 @@ def test_trimming_is_durable_and_only_of_what_is_committed() -> None:
 
 def test_a_new_replica_is_sealed_at_once_and_again_with_the_same_answer() -> None:
     replica = new_replica()
-    replica.seal(1)
+    replica.seal(1, 9)
     assert replica.state == ReplicaState.SEALED
     before = replica.durable
-    assert replica.seal(1) == []
+    assert replica.seal(1, 9) == []
     assert replica.durable == before
 
 
@@ -318,7 +319,7 @@ def test_sealing(picture: str, end: int, state: ReplicaState, left: int, restart
         append(replica, *entries[:committed])
         commit_all(replica, 1)
     append(replica, *entries[committed:])
-    effects = replica.seal(end)
+    effects = replica.seal(end, 9)
     if restarted:
         kept = entries[: replica.tail.end_offset - 1]
         first, last = (1, len(kept)) if kept else (None, None)
@@ -340,7 +341,14 @@ def test_sealing(picture: str, end: int, state: ReplicaState, left: int, restart
     report = replica.report("k")
     assert report is not None
     assert (report.version, report.length) == (3, 0)
-    replica.unseal()
+    with pytest.raises(StreamSealedError):
+        replica.open_writer(8)
+    with pytest.raises(InvalidReplicaError, match="cannot open a writer"):
+        replica.open_writer(10)
+    replica.open_writer(9)
+    assert replica.state == ReplicaState.APPENDABLE
+    with pytest.raises(FencedError, match="not newer"):
+        replica.seal(end, 9)  # a request that is late
     make.follow(replica.status())
     append(replica, make.whole())
 
@@ -350,7 +358,7 @@ def test_a_replica_with_more_commits_than_the_seal_is_not_cut() -> None:
     append(replica, make.whole())
     commit_all(replica, 1)
     with pytest.raises(InvalidReplicaError, match="committed up to 2"):
-        replica.seal(1)
+        replica.seal(1, 9)
 
 
 @pytest.mark.parametrize("picture", ["", "UU", "CC", "CCUU"])

@@ -15,14 +15,17 @@ from walsender_bridge.change_log.repository.core import (
     Created,
     LogServerSeen,
     Record,
+    ReplicasAssigned,
     Repository,
     RepositoryTick,
     StreamCreated,
-    TermGiven,
+    StreamSealed,
+    StreamUnsealed,
     VersionRaised,
     record_from_json,
     record_to_json,
 )
+from walsender_bridge.change_log.repository.invariants import check_invariants, checked
 
 
 def report(
@@ -46,6 +49,9 @@ def log_of(*streams: str, log_servers: tuple[str, ...] = ("k",)) -> Repository:
     state.apply(Created("log"))
     for stream in streams:
         state.apply(StreamCreated(stream, log_servers))
+        if len(log_servers) > 1:
+            state.apply(StreamSealed(stream, 1))
+            state.apply(StreamUnsealed(stream, 1, log_servers))
     return state
 
 
@@ -254,40 +260,139 @@ def test_an_idle_stream_costs_nothing_however_many_versions_pass() -> None:
     assert sizes[1] - sizes[0] < 100  # numbers have more digits, and that is all
 
 
+# -- seals and members ------------------------------------------------------------------------------
+
+
+def sealed_report(length: int, log_server: str, term: int, version: int = 1) -> ReplicaReport:
+    """Of a stream of which the first three entries are committed."""
+    return replace(report("a", version, 4, length, log_server=log_server), term=term)
+
+
+@pytest.fixture
+def three() -> Repository:
+    state = log_of("a", log_servers=("k", "l", "m"))
+    tick(state, *(report("a", 0, 1, 3, log_server=k) for k in "klm"))
+    tick(state, *(sealed_report(0, k, 1) for k in "klm"))
+    assert (state.version, state.published) == (1, 1)
+    return state
+
+
+def test_19_a_sealed_stream_commits_nothing_and_seals_again(three: Repository) -> None:
+    reports = [sealed_report(2, k, 1) for k in "klm"]
+    three.apply(StreamSealed("a", 2))
+    tick(three, *reports, barriers=({"a": 0},))
+    # It learns versions all the same.
+    assert three.streams["a"].latest == CommitContext(2, 4, 4, 0)
+    three.apply(StreamSealed("a", 3))
+    assert not three.apply(StreamUnsealed("a", 2, ("k", "l", "m"))), "it was sealed again since"
+    tick(three, *(replace(each, term=3, version=2) for each in reports))
+    assert three.streams["a"].last.context.version == 1
+
+
+def test_23_the_stream_goes_on_without_the_replica_that_is_left_out(three: Repository) -> None:
+    three.apply(StreamSealed("a", 2))
+    assert three.apply(StreamUnsealed("a", 2, ("k", "l")))
+    tick(three, *(sealed_report(2, k, 2) for k in "kl"), sealed_report(0, "m", 1))
+    assert three.streams["a"].latest == CommitContext(2, 4, 4, 2)
+    committed(three, 0.0, *(replace(report("a", 2, 6, 0, log_server=k), term=2) for k in "kl"))
+    assert three.published == 2, "nor is it waited for by readers"
+    # Its report is no fault, and holds no history.
+    (found,) = three.evaluate([sealed_report(0, "m", 1)])
+    assert (found.reason, found.outside, found.ahead) == ("", True, False)
+    assert len(three.streams["a"].history) == 1
+    # A version that nobody issued shows that records were lost here, whoever knows it.
+    (found,) = three.evaluate([sealed_report(0, "m", 1, version=9)])
+    assert found.ahead
+
+
+def test_21_a_report_from_before_the_seal_does_not_count(three: Repository) -> None:
+    """The entries in it were removed by the seal."""
+    late = [sealed_report(2, k, 1) for k in "klm"]
+    three.apply(StreamSealed("a", 2))
+    three.apply(StreamUnsealed("a", 2, ("k", "l", "m")))
+    tick(three, *late)
+    assert three.streams["a"].last.context.version == 1
+    tick(three, *(replace(each, term=2) for each in late))
+    assert three.streams["a"].latest == CommitContext(2, 4, 4, 2)
+
+
+def test_20_a_replica_that_is_taken_back_learns_the_version_and_is_needed_again(
+    three: Repository,
+) -> None:
+    three.apply(StreamSealed("a", 2))
+    three.apply(StreamUnsealed("a", 2, ("k",)))
+    three.apply(ReplicasAssigned("a", ("k", "m", "n")))
+    assert three.streams["a"].outside == ("m", "n")
+    committed(three, 0.0, sealed_report(2, "k", 2))
+    three.apply(StreamSealed("a", 3))
+    three.apply(StreamUnsealed("a", 3, ("k", "n")))
+    assert three.streams["a"].applied == {"k": 2, "n": 2}
+    assert three.published == 2, "what is sealed at a commit has it durably"
+    both = [replace(report("a", 2, 6, 1, log_server=k), term=3) for k in "kn"]
+    tick(three, both[0])
+    assert three.version == 2
+    tick(three, *both)
+    assert three.version == 3
+    assert Repository.from_record(three.to_record()).to_record() == three.to_record()
+
+
 # -- invariants -------------------------------------------------------------------------------------
 
 
 class Replicas:
-    """Replicas that write, lose commits, answer late and restart, by a seed."""
+    """Replicas that write, lose commits, answer late, and are sealed, left out and taken back, by a seed.
+
+    A replica that is no member keeps what it had, and goes on reporting it.
+    """
 
     def __init__(self, choose: random.Random, streams: list[str], log_servers: list[str]) -> None:
         self.choose = choose
         self.written = dict.fromkeys(streams, 0)
         self.held = {(s, k): 0 for s in streams for k in log_servers}
         self.at = {(s, k): CommitContext(0, 1, 1, 0) for s in streams for k in log_servers}
+        self.terms = {(s, k): 0 for s in streams for k in log_servers}
         self.old: list[ReplicaReport] = []
 
-    def reports(self) -> list[ReplicaReport]:
+    def reports(self, state: Repository) -> list[ReplicaReport]:
         found = []
         for (stream, log_server), context in self.at.items():
-            self.written[stream] += self.choose.choice((0, 0, 1, 3))
-            self.held[stream, log_server] = self.choose.randint(
-                max(self.held[stream, log_server], context.end - 1), self.written[stream]
-            )
+            if self.terms[stream, log_server] == state.streams[stream].term:
+                self.written[stream] += self.choose.choice((0, 0, 1, 3))
+                self.held[stream, log_server] = self.choose.randint(
+                    max(self.held[stream, log_server], context.end - 1), self.written[stream]
+                )
             if self.choose.random() < 0.8:
                 length = self.held[stream, log_server] + 1 - context.end
-                found.append(
-                    report(stream, context.version, context.end, length, log_server=log_server)
-                )
+                plain = report(stream, context.version, context.end, length, log_server=log_server)
+                found.append(replace(plain, term=self.terms[stream, log_server]))
         self.old += found
         extra = [self.choose.choice(self.old)] if self.old and self.choose.random() < 0.3 else []
         mixed = found + extra
         self.choose.shuffle(mixed)
         return mixed
 
+    def unsealed(self, state: Repository, name: str) -> StreamUnsealed:
+        """The record after a seal: some members have lost their tails, and others have been synchronized with them."""
+        stream = state.streams[name]
+        sealed = self.choose.sample(stream.members, self.choose.randint(1, len(stream.members)))
+        joined = [each for each in stream.outside if self.choose.random() < 0.5]
+        for each in sealed:
+            for missed in stream.missed(self.at[name, each].version):
+                assert missed.local_offset == self.at[name, each].end, "dense"
+                assert missed.end - 1 <= self.held[name, each], (
+                    "I12: a member lacks what is committed"
+                )
+                self.at[name, each] = missed
+        for each in (*sealed, *joined):
+            self.at[name, each] = self.at[name, sealed[0]]
+            self.held[name, each] = stream.last.context.end - 1
+            self.terms[name, each] = stream.term
+        self.written[name] = stream.last.context.end - 1
+        return StreamUnsealed(name, stream.term, tuple(sorted((*sealed, *joined))))
+
     def take(self, state: Repository) -> None:
         for (stream, log_server), context in self.at.items():
-            if self.choose.random() < 0.7:
+            if log_server in state.streams[stream].members and self.choose.random() < 0.7:
                 for missed in state.streams[stream].missed(context.version):
                     assert missed.version > self.at[stream, log_server].version, "I5"
                     assert missed.local_offset == self.at[stream, log_server].end, "dense"
@@ -301,7 +406,7 @@ class Replicas:
 @settings(max_examples=60)
 def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) -> None:
     choose = random.Random(seed)
-    streams, log_servers = ["a", "b", "c"], ["k", "l"]
+    streams, log_servers = ["a", "b", "c"], ["k", "l", "m"]
     records: list[Record] = [Created("log"), LogServerSeen("k", "here")]
     records += [StreamCreated(s, tuple(log_servers)) for s in streams]
     state = Repository()
@@ -315,18 +420,24 @@ def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) ->
         extra: list[Record] = [
             ConsumerSeen("lake", choose.choice((None, published)), step + choose.randint(1, 9)),
             ConsumerDropped("lake"),
-            TermGiven("a", step),
+            *(StreamSealed(s, state.streams[s].term + 1) for s in streams),
             VersionRaised(state.version + choose.randint(-1, 1)),
         ]
-        tick_ = RepositoryTick(
-            float(step), tuple(replicas.reports()), barriers, issue=choose.random() < 0.8
-        )
-        for drawn in [tick_, *choose.sample(extra, choose.randint(0, 1))]:
+        reports = tuple(replicas.reports(state))
+        tick_ = RepositoryTick(float(step), reports, barriers, issue=choose.random() < 0.8)
+        ended = [
+            replicas.unsealed(state, name)
+            for name, stream in state.streams.items()
+            if stream.sealed and choose.random() < 0.5
+        ]
+        for drawn in [tick_, *choose.sample(extra, choose.randint(0, 1)), *ended]:
+            before = checked(state)
             version = state.version
             # What is kept went through its stored form.
             record = record_from_json(record_to_json(drawn))
             if state.apply(record):
                 records.append(record)
+            check_invariants(state, before)
             assert state.version - version in (0, 1)
             if state.version > version:
                 for name in sorted(streams):
@@ -340,9 +451,9 @@ def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) ->
         published = state.published
         for (stream, log_server), context in replicas.at.items():
             history = state.streams[stream]
-            assert history.at(context.version) is not None, "I10: a replica's version is gone"
             assert history.at(published) is not None
-            assert log_server in history.replicas
+            if log_server in history.members:
+                assert history.at(context.version) is not None, "I10: a member's version is gone"
         for consumer in state.consumers.values():
             if consumer.version is not None and consumer.until > step:
                 for stream in streams:

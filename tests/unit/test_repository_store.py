@@ -219,9 +219,11 @@ RECORDS: list[tuple[Record, str]] = [
 #: The checkpoint of these records, without its commits; and the commits, a context and a position each.
 CHECKPOINT = (
     '{"log_id": "log", "version": 3, "forced_version": 1, "published": 0, "next_global": 5, "clock": 1.5, "log_servers":'
-    ' {"k": "h:1"}, "streams": {"s": {"replicas": ["k"], "term": 2, "latest": [3, 5, 5, 0], "applied": {"k": 0}}},'
-    ' "consumers": {"lake": [null, 9.5]}}'
+    ' {"k": "h:1"}, "streams": {"s": {"replicas": ["k"], "term": 2, "latest": [3, 5, 5, 0], "applied": {"k": 0},'
+    ' "members": ["k"], "sealed": false}}, "consumers": {"lake": [null, 9.5]}}'
 )
+#: Before streams had several replicas.
+EARLIER = CHECKPOINT.replace(', "members": ["k"], "sealed": false', "")
 COMMITS = [
     ("[0, 1, 1, 0]", "[1, 0, 0, 0, 0, 0, 0, 1]"),
     ("[1, 1, 1, 4]", "[5, 256, 7, 8, 1, 40, 11, 1]"),
@@ -245,9 +247,13 @@ def test_records_and_a_checkpoint_of_an_earlier_release_are_read_and_written_byt
     store.close()
     assert rows(path, "SELECT body FROM checkpoint") == [(CHECKPOINT,)]
     assert rows(path, "SELECT context, position FROM commits ORDER BY version") == COMMITS
-    store = RepositoryStore(path)
-    assert store.state.to_record() == state
-    store.close()
+    for body in (CHECKPOINT, EARLIER):
+        with sqlite3.connect(path) as db:
+            db.execute("UPDATE checkpoint SET body = ?, crc = NULL", [body])
+        db.close()
+        store = RepositoryStore(path)
+        assert store.state.to_record() == state
+        store.close()
 
 
 @pytest.mark.parametrize(

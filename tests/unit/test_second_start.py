@@ -52,7 +52,7 @@ def places(settings: Config) -> list[tuple[str, Path]]:
     assert settings.lake is not None
     return [
         *((part, settings.run_dir) for part in PARTS),
-        ("log-server", settings.log_server[0].data_dir),
+        ("log-server", settings.hosted_log_servers[0].data_dir),
         ("lake", lake_run.place(settings.lake.uri)),
     ]
 

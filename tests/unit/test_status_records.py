@@ -173,7 +173,7 @@ def test_a_safekeeper_that_ended_breaks_neither_metrics_nor_status(
     config = tmp_path / "tuskline.toml"
     config.write_text(CONFIG)
     settings = load_config(config)
-    places = hosted(settings.safekeepers, settings.log_server[0].data_dir, settings.run_dir)
+    places = hosted(settings.safekeepers, settings.hosted_log_servers[0].data_dir, settings.run_dir)
     one, two, three = places
     for path in (one.status, settings.proposer_status):
         path.parent.mkdir(parents=True, exist_ok=True)

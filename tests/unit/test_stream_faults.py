@@ -113,7 +113,7 @@ def test_no_version_is_issued_before_all_that_have_replicas_were_heard() -> None
     assert case.faults.refusal(streams, [LogServer(), away]) is None, "it has none of the replicas"
     assert case.faults.refusal({}, [away]) is None
     case.state = log_of("a")
-    other = {"b": StreamState(("other",))}
+    other = {"b": StreamState(("other",), ("other",))}
     assert case.found(LogServer(), away) == {}
     assert case.faults.refusal({**streams, **other}, [LogServer(), away]) is not None
     # A log server that lost its identity is known to have: it is that stream's fault alone.

@@ -146,7 +146,8 @@ def assert_same(source: Replica, to: Replica) -> None:
         assert [
             each for each in replica.contents() if each[0] >= source.status().low_offset
         ] == theirs
-        for key in ("log_id", "term", "context", "position", "confirmed_to", "system_id"):
+        assert replica.status().term >= source.status().term
+        for key in ("log_id", "context", "position", "confirmed_to", "system_id"):
             assert getattr(replica._core.durable, key) == getattr(source._core.durable, key), key
         assert replica.newest_schemas() == source.newest_schemas()
         report = replica.report("k2")
@@ -155,7 +156,7 @@ def assert_same(source: Replica, to: Replica) -> None:
 
 
 def sealed_behind(replica: Replica, end: int) -> None:
-    replica.seal(end)
+    replica.seal(end, replica.status().term + 1)
     assert replica.state() == ReplicaState.SEALING
 
 
@@ -297,7 +298,7 @@ def test_8_only_a_replica_that_is_behind_synchronizes(
     source.commit_next(3)
     to = copied(source, tmp_path / "to")
     if state == "sealed":
-        to.seal(4)
+        to.seal(4, 2)
     offer = source.sync_offer("k1")
     if state == "closed":
         to._core.close()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from walsender_bridge.capture.events import AppendToReplica
-from walsender_bridge.change_log.client import Ack, AppendWriter
+from walsender_bridge.change_log.client import Ack, StreamWriter
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime.waker import Waker
 
@@ -18,7 +18,7 @@ from walsender_bridge.runtime.waker import Waker
 class AppendChannel:
     """Sends appends, and collects acknowledgements on a thread."""
 
-    def __init__(self, writer: AppendWriter, waker: Waker) -> None:
+    def __init__(self, writer: StreamWriter, waker: Waker) -> None:
         self._writer = writer
         self._waker = waker
         self._acks: queue.SimpleQueue[Ack | TusklineError] = queue.SimpleQueue()

@@ -50,6 +50,7 @@ from walsender_bridge.errors import (
     DivergedError,
     PublicationError,
     SlotInUseError,
+    StreamSealedError,
     TusklineError,
     UnavailableError,
     UnsupportedValueError,
@@ -114,6 +115,8 @@ class Capture:
         self._broken_in_stream = False
         self._status = StatusFile(settings.status_file, self._source.name, self._source.slot)
         self._stopped = False
+        #: The log servers at which the last session failed.
+        self._failed: set[str] = set()
         self._checked: invariants.Checked
         self.waker = Waker()
 
@@ -138,7 +141,7 @@ class Capture:
                         in_use_since = now
                     elif now - in_use_since > SLOT_PATIENCE:
                         raise
-                    if now - began > GOOD_SESSION:
+                    if now - began > GOOD_SESSION or isinstance(error, StreamSealedError):
                         pause = FIRST_PAUSE
                     self._status.state("waiting", error)
                     _log.warning(
@@ -187,7 +190,9 @@ class Capture:
             )
             address = log.create_stream(own.name).addresses[0]
             replica = stack.enter_context(ReplicaClient(address))
-            joining = SessionSetup(own, walsender, log, replica, partial(self._check, connection))
+            joining = SessionSetup(
+                own, walsender, log, replica, partial(self._check, connection), self._failed
+            )
             joined = joining.join(
                 slot_confirmed,
                 spool_limit=self._settings.spool_limit,

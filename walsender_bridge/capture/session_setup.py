@@ -20,7 +20,7 @@ from walsender_bridge.capture.overlap import Overlap, utc
 from walsender_bridge.capture.publication import reattach
 from walsender_bridge.capture.source import CaptureSource, Fork, LogPosition
 from walsender_bridge.capture.spool.core import Streams
-from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.errors import DivergedError, UnavailableError
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
@@ -35,7 +35,7 @@ LISTED = 20
 _log = logs.logger()
 
 
-def settle(writer: AppendWriter, log: LogClient, seconds: float) -> None:
+def settle(writer: StreamWriter, log: LogClient, seconds: float) -> None:
     """Stop commits of the stream and wait for those in transit, so that its tail may be cut off.
 
     Raises `UnavailableError` if the log server does not answer within `seconds`, `DeadlineError` if the repository does not.
@@ -50,20 +50,25 @@ def settle(writer: AppendWriter, log: LogClient, seconds: float) -> None:
 class Joined:
     """The start of a session: its writer (to be closed by the caller), its state, and the server that it streams from."""
 
-    writer: AppendWriter
+    writer: StreamWriter
     state: core.CaptureState
     identity: SystemIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSetup:
-    """The inputs of session setup. `check` is called while a slot is being created, which it can abort by raising."""
+    """The inputs of session setup.
+
+    `check` is called while a slot is being created, which it can abort by raising. `failed`: the log servers at which the
+    previous session failed, and then this one (`LogClient.open_writer`).
+    """
 
     source: CaptureSource
     walsender: ReplicationConnection
     log: LogClient
     replica: ReplicaClient
     check: Callable[[], object]
+    failed: set[str]
 
     def join(
         self, slot_confirmed: Lsn | None, *, spool_limit: int, max_uncommitted_bytes: int
@@ -96,13 +101,12 @@ class SessionSetup:
             raise
         return Joined(writer, state, identity)
 
-    def _writer(self) -> AppendWriter:
-        name = self.source.name
-        return self.replica.open_writer(name, self.log.writer_term(name))
+    def _writer(self) -> StreamWriter:
+        return self.log.open_writer(self.source.name, self.failed)
 
     @staticmethod
     def _fork(
-        writer: AppendWriter,
+        writer: StreamWriter,
         slot_confirmed: Lsn | None,
         identity: SystemIdentity,
         history: ServerTimelines,
@@ -115,7 +119,7 @@ class SessionSetup:
 
     def _committed_only(
         self,
-        writer: AppendWriter,
+        writer: StreamWriter,
         fork: Fork,
         slot_confirmed: Lsn | None,
         identity: SystemIdentity,
@@ -145,7 +149,7 @@ class SessionSetup:
 
     def _state(
         self,
-        writer: AppendWriter,
+        writer: StreamWriter,
         slot_confirmed: Lsn | None,
         identity: SystemIdentity,
         *,
@@ -179,7 +183,7 @@ class SessionSetup:
         )
 
     @staticmethod
-    def _record(writer: AppendWriter, confirmed: WalPosition, system_id: int) -> None:
+    def _record(writer: StreamWriter, confirmed: WalPosition, system_id: int) -> None:
         """Record durably where the stream starts, and on which cluster, before streaming begins."""
         writer.send([], confirm_to=confirmed, gate_lsn=0, system_id=system_id)
         ack = writer.next_ack(ANSWER_SECONDS)

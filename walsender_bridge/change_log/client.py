@@ -9,14 +9,10 @@ again), `TrimmedError`, `FencedError`, `UnknownStreamError`, `InvalidReplicaErro
 are in seconds, times in microseconds since the Unix epoch; offsets are local, and ends exclusive.
 """
 
-import contextlib
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
@@ -42,13 +38,14 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
     StreamCut,
 )
-from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
+from walsender_bridge.change_log.repository_messages import WriterTermAnswer
+from walsender_bridge.change_log.stream_writer import StreamWriter
+from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime.closing import Closing
 
 __all__ = [
     "Ack",
-    "AppendWriter",
     "CutPoint",
     "EntryHeader",
     "EntryKind",
@@ -58,6 +55,7 @@ __all__ = [
     "ReplicaClient",
     "ReplicaStatus",
     "StreamCut",
+    "StreamWriter",
     "check",
     "read_header",
     "read_payload",
@@ -66,12 +64,12 @@ __all__ = [
     "verify",
 ]
 
+#: Seconds allowed for sealing a stream, of which a log server may hang.
+_SEALING = 30.0
 #: Seconds allowed for a barrier's answer beyond the barrier's own timeout.
 _GRACE = 5.0
 #: Seconds allowed for a batch of entries: as long as the longest entry (1 GiB) needs over a slow network.
 READ_SECONDS = 300.0
-#: Seconds allowed for closing an append.
-_CLOSING = 0.8
 
 _R = TypeVar("_R")
 _A = TypeVar("_A")
@@ -137,10 +135,21 @@ class LogClient(_Client):
         request = of_repository.CreateStreamRequest(stream)
         return self._call(of_repository.CREATE_STREAM, request)
 
-    def writer_term(self, stream: str) -> int:
-        """Obtain a term for a new writer of the stream, greater than any issued before."""
-        request = of_repository.WriterTermRequest(stream)
-        return self._call(of_repository.WRITER_TERM, request).term
+    def open_writer(self, stream: str, failed: set[str] | None = None) -> StreamWriter:
+        """Become the stream's writer, on all its replicas: older terms are fenced, an unfinished transaction is cut off.
+
+        `failed`: addresses at which the previous writer failed, which the repository may leave out; the set is cleared,
+        and those at which this writer fails are added. Raises `FencedError` if there is a newer writer.
+        """
+        failed = set() if failed is None else failed
+        found = self.writer_term(stream, sorted(failed))
+        failed.clear()
+        return StreamWriter(stream, found.term, found.addresses, failed, self.timeout)
+
+    def writer_term(self, stream: str, failed: Sequence[str] = ()) -> WriterTermAnswer:
+        """Obtain a term for a new writer of the stream, greater than any issued before, and where to write."""
+        request = of_repository.WriterTermRequest(stream, tuple(failed))
+        return self._call(of_repository.WRITER_TERM, request, within=_SEALING)
 
     def barrier(self, positions: Mapping[str, Lsn], timeout: float) -> int:
         """Wait until each stream is committed up to its position (an end LSN), then force a version.
@@ -170,7 +179,7 @@ class LogClient(_Client):
 
 
 class ReplicaClient(_Client):
-    """One log server's replicas: append, read, plan.
+    """One log server's replicas: read, plan.
 
     `holds`: the offset up to which a replica has to be committed to answer. Raises `BehindError`.
     """
@@ -186,13 +195,6 @@ class ReplicaClient(_Client):
         opened again.
         """
         self._call(of_log_server.CUT_TAIL, of_log_server.CutTailRequest(stream, term, end))
-
-    def open_writer(self, stream: str, term: int) -> "AppendWriter":
-        """Become the stream's writer: older terms are fenced, an unfinished transaction is cut off.
-
-        Raises `FencedError` if there is a newer writer.
-        """
-        return AppendWriter(self.address, stream, term, self.timeout)
 
     def read(
         self,
@@ -353,126 +355,3 @@ def _entries(batch: pa.RecordBatch) -> Iterator[LogEntry]:
     ):
         # A view of the batch's memory: reading an entry does not copy it.
         yield LogEntry(offset, version, place, memoryview(value.as_buffer()))
-
-
-class AppendWriter(Closing):
-    """The writer of a stream. `send` and `next_ack` may be called from different threads.
-
-    `status` is that of the replica when the writer was opened: appends continue from there. Two threads of the writer
-    communicate with the log server, so that no call here waits for a log server that hangs; the caller bounds the
-    appends in flight. Any error ends the writer, and every later call raises it.
-    """
-
-    def __init__(self, address: str, stream: str, term: int, timeout: float) -> None:
-        self.address = address
-        self.stream = stream
-        self.term = term
-        self._error: TusklineError | None = None
-        self._batches: queue.SimpleQueue[tuple[pa.RecordBatch, bytes] | None] = queue.SimpleQueue()
-        self._opened: queue.SimpleQueue[ReplicaStatus | TusklineError] = queue.SimpleQueue()
-        self._acks: queue.SimpleQueue[Ack | TusklineError] = queue.SimpleQueue()
-        self._sender = threading.Thread(
-            target=self._send_all, name=f"appends to {stream}", daemon=True
-        )
-        self._sender.start()
-        try:
-            first = self._opened.get(timeout=timeout)
-        except queue.Empty:
-            first = UnavailableError(
-                "the log server did not open the append in time", where=address
-            )
-        if isinstance(first, TusklineError):
-            self.close()
-            raise first
-        self.status = first
-
-    def send(
-        self,
-        entries: Sequence[bytes],
-        *,
-        schemas: Sequence[bytes] = (),
-        confirm_to: WalPosition | None = None,
-        gate_lsn: Lsn = MAX_LSN,
-        system_id: int | None = None,
-    ) -> None:
-        """Append the entries, in one durable step with their schemas; each call is acknowledged once.
-
-        `confirm_to`: the position to record before the slot is confirmed. `gate_lsn`: transactions that end
-        above it must not be committed yet. `system_id`: of the cluster, recorded permanently. Without
-        entries, this is a heartbeat. Does not wait for the log server.
-        """
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        kinds = [protocol.KIND_SCHEMA] * len(schemas) + [protocol.KIND_ENTRY] * len(entries)
-        batch = pa.record_batch(
-            [
-                protocol.int_array(kinds, pa.uint8(), np.uint8),
-                protocol.binary_array([*schemas, *entries]),
-            ],
-            schema=protocol.APPEND_SCHEMA,
-        )
-        request = of_log_server.AppendRequest(confirm_to, gate_lsn, system_id)
-        self._batches.put((batch, actions.encode(request)))
-
-    def next_ack(self, timeout: float | None = None) -> Ack | None:
-        """Return the next acknowledgement, in the order of `send`; None if none arrives within `timeout`."""
-        try:
-            ack = self._acks.get(timeout=timeout) if timeout != 0 else self._acks.get_nowait()
-        except queue.Empty:
-            return None
-        if isinstance(ack, TusklineError):
-            self._acks.put(ack)
-            raise ack.with_traceback(None)
-        return ack
-
-    def close(self) -> None:
-        """End the append, and any `next_ack` in progress.
-
-        Acknowledged appends are durable; others may or may not be. Waits at most a second
-        for a log server that hangs.
-        """
-        self._batches.put(None)
-        self._sender.join(_CLOSING)
-        self._fail(UnavailableError("the writer is closed", where=self.address))
-
-    def _fail(self, error: TusklineError) -> None:
-        """End the writer. The first error is the one that later calls raise."""
-        self._error = self._error or error
-        self._opened.put(self._error)
-        self._acks.put(self._error)
-
-    def _send_all(self) -> None:
-        """Send the queued batches. If the call ends, `_listen` receives the reason from the log server."""
-        path = flight.FlightDescriptor.for_path("append", self.stream, str(self.term))
-        try:
-            with actions.at(self.address), _connect(self.address) as client:
-                writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
-                listener = threading.Thread(
-                    target=self._listen, args=(writer, reader), name="acks", daemon=True
-                )
-                listener.start()
-                with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
-                    while (handed := self._batches.get()) is not None:
-                        writer.write_with_metadata(*handed)
-                    writer.done_writing()
-                listener.join()
-        except TusklineError as error:
-            self._fail(error)
-
-    def _listen(self, writer: Any, reader: Any) -> None:
-        """Deliver acknowledgements until the log server ends the call, then fail with its reason."""
-        try:
-            with actions.at(self.address):
-                buffer = reader.read()
-                if buffer is not None:
-                    self._opened.put(actions.decode(ReplicaStatus, buffer.to_pybytes()))
-                while buffer is not None and (buffer := reader.read()) is not None:
-                    self._acks.put(actions.decode(Ack, buffer.to_pybytes()))
-                # Only here does Flight report why a call ended.
-                writer.close()
-            self._fail(UnavailableError("the append has ended", where=self.address))
-        except TusklineError as error:
-            self._fail(error)
-        finally:
-            # Wake the sender, which waits for more batches.
-            self._batches.put(None)

@@ -101,6 +101,16 @@ class SealRequest:
 
     stream: str
     end: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class SynchronizeRequest:
+    """Have this log server synchronize the replica of the log server at `address`; see `synchronizer.synchronize`."""
+
+    stream: str
+    address: str
+    throttled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +228,7 @@ COMMIT: Final = Action("commit", CommitRequest, CommitAnswer)
 CREATE: Final = Action("create", CreateRequest, ReplicaStatus)
 CUT_TAIL: Final = Action("cut_tail", CutTailRequest, ReplicaStatus)
 SEAL: Final = Action("seal", SealRequest, ReplicaStatus)
-UNSEAL: Final = Action("unseal", StreamRequest, ReplicaStatus)
+SYNCHRONIZE: Final = Action("synchronize", SynchronizeRequest, ReplicaStatus)
 TRIM: Final = Action("trim", TrimRequest, TrimAnswer)
 STREAM_STATUS: Final = Action("stream_status", StreamRequest, ReplicaStatus)
 SCHEMA: Final = Action("schema", SchemaRequest, SchemaAnswer)

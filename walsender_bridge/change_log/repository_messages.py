@@ -30,16 +30,18 @@ class CreateStreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class WriterTermRequest:
-    """`stream`: the one to be written."""
+    """`stream`: the one to be written. `failed`: addresses of log servers at which its last writer failed."""
 
     stream: str
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WriterTermAnswer:
-    """`term`: greater than any issued before."""
+    """`term`: greater than any issued before. `addresses`: of the log servers to write to, all of them."""
 
     term: int
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

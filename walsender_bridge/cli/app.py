@@ -222,6 +222,10 @@ def demo(
     rate: Annotated[
         float, typer.Option(help="Transactions per second in each database.", min=1)
     ] = 120.0,
+    log_servers: Annotated[
+        int,
+        typer.Option(help="Number of log servers, each with a replica of the log.", min=1, max=5),
+    ] = 1,
     safekeepers: Annotated[
         int,
         typer.Option(
@@ -256,6 +260,7 @@ def demo(
         seed=seed,
         rate=rate,
         directory=directory,
+        log_servers=log_servers,
         safekeepers=safekeepers,
         standby=standby,
     )
@@ -264,9 +269,8 @@ def demo(
     output.record(result)
     if result["invariant_violations"] or result["tables_equal"] != result["tables_compared"]:
         raise typer.Exit(Cause.DIFFERENT)
-    if not result["planted_error_found"] or not result.get("segments_equal", True):
-        raise typer.Exit(Cause.DIFFERENT)
-    if not result.get("promoted", True):
+    verdicts = ("planted_error_found", "segments_equal", "replicas_equal", "promoted")
+    if not all(result.get(name, True) for name in verdicts):
         raise typer.Exit(Cause.DIFFERENT)
 
 

@@ -30,11 +30,16 @@ _PROPOSER_FINAL: Final = frozenset(
 _CAPTURE_FINAL: Final = frozenset({Cause.INVARIANT, Cause.UNSUPPORTED_VALUE})
 
 
-def replicas(config: Config) -> Child:
-    """The process of the log's replicas."""
-    section = config.log_server[0]
-    settings = ReplicaServerSettings(section.data_dir, section.listen)
-    return child("replicas", "walsender_bridge.change_log.log_server", settings)
+def replicas(config: Config) -> list[Child]:
+    """The process of the log's replicas, of each log server of this machine."""
+    return [
+        child(
+            f"replicas-{number}" if number > 1 else "replicas",
+            "walsender_bridge.change_log.log_server",
+            ReplicaServerSettings(each.data_dir, each.listen),
+        )
+        for number, each in enumerate(config.hosted_log_servers, 1)
+    ]
 
 
 def captures(config: Config) -> list[Child]:

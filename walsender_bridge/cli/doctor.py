@@ -207,7 +207,7 @@ def of_log(settings: "Config") -> Iterator[Finding]:
     from walsender_bridge.doctor.server import failed
     from walsender_bridge.observability import log_problems
 
-    yield from files.log_servers(log_server.data_dir for log_server in settings.log_server)
+    yield from files.log_servers(log_server.data_dir for log_server in settings.hosted_log_servers)
     try:
         status = log_problems.log_status(settings)
     except TusklineError:
@@ -227,14 +227,16 @@ def of_machine(settings: "Config") -> list[Finding]:
     from walsender_bridge.doctor import machine
 
     folders = {"[log] data_dir": settings.log.data_dir}
-    folders |= {f"[[log_server]] {each.listen}": each.data_dir for each in settings.log_server}
+    folders |= {
+        f"[[log_server]] {each.listen}": each.data_dir for each in settings.hosted_log_servers
+    }
     found = [*machine.examine(folders)]
     section = settings.safekeepers
     if section.local:
         from walsender_bridge.doctor.server import failed
         from walsender_bridge.quorum.safekeeper.hosting import hosted, refused
 
-        places = hosted(section, settings.log_server[0].data_dir, settings.run_dir)
+        places = hosted(section, settings.hosted_log_servers[0].data_dir, settings.run_dir)
         found += [failed("data directory", e.where, e) for e in refused(places).values()]
         found += machine.laggard_room(
             {each.name: each.data_dir for each in places},

@@ -49,7 +49,7 @@ def refuse_while_running(settings: Config) -> None:
     """Raises `RunningError` while a part that `up` would start already runs by itself."""
     here = ["log-server", "bridge"] + ["lake"] * (settings.lake is not None)
     places = [
-        ("log-server", settings.log_server[0].data_dir),
+        *(("log-server", each.data_dir) for each in settings.hosted_log_servers),
         *((part, settings.run_dir) for part in here),
     ]
     for part, folder in places:
@@ -58,17 +58,18 @@ def refuse_while_running(settings: Config) -> None:
 
 def check_log_server(settings: Config) -> None:
     """Raises the error that would keep the log's replicas from running here: of their folder, or of their port."""
-    folder = settings.log_server[0].data_dir
-    private_folder(folder)
-    with alone("log-server", [folder]):
-        _check_port(settings)
+    folders = [each.data_dir for each in settings.hosted_log_servers]
+    for folder in folders:
+        private_folder(folder)
+    with alone("log-server", folders):
+        _check_ports(settings)
 
 
-def _check_port(settings: Config) -> None:
-    log_server = settings.log_server[0]
-    # The replicas of a log server that was killed end a moment later.
-    pid_file.wait_for_lock(log_server.data_dir / "lock", _GONE_SECONDS)
-    listening.check(log_server.listen, seconds=CLOSED_SECONDS)
+def _check_ports(settings: Config) -> None:
+    for each in settings.hosted_log_servers:
+        # The replicas of a log server that was killed end a moment later.
+        pid_file.wait_for_lock(each.data_dir / "lock", _GONE_SECONDS)
+        listening.check(each.listen, seconds=CLOSED_SECONDS)
 
 
 def log_server(settings: Config) -> None:
@@ -76,24 +77,26 @@ def log_server(settings: Config) -> None:
 
     A safekeeper whose data directory cannot be used stops for good; replicas and other safekeepers run (`hosting.prepare`).
     """
-    regardless, folder = bool(settings.safekeepers.local), settings.log_server[0].data_dir
+    regardless = bool(settings.safekeepers.local)
+    folders = [each.data_dir for each in settings.hosted_log_servers]
     with _reported(regardless=regardless):
-        private_folder(folder)
-    with alone("log-server", dict.fromkeys((settings.run_dir, folder)), regardless=regardless):
+        for folder in folders:
+            private_folder(folder)
+    with alone("log-server", dict.fromkeys((settings.run_dir, *folders)), regardless=regardless):
         with _reported(regardless=regardless):
-            _check_port(settings)
+            _check_ports(settings)
         _log_server(settings)
 
 
 def _log_server(settings: Config) -> None:
     from walsender_bridge.quorum.safekeeper import hosting
 
-    section, log_server = settings.safekeepers, settings.log_server[0]
-    safekeepers = hosting.hosted(section, log_server.data_dir, settings.run_dir)
+    section, folder = settings.safekeepers, settings.hosted_log_servers[0].data_dir
+    safekeepers = hosting.hosted(section, folder, settings.run_dir)
     refused = hosting.prepare(safekeepers, section, settings.run_dir)
     hosted = children.safekeepers(safekeepers, section, refused)
     try:
-        _supervise("log-server", [children.replicas(settings), *hosted], settings)
+        _supervise("log-server", [*children.replicas(settings), *hosted], settings)
     finally:
         hosting.clear(safekeepers, settings.run_dir)
 

@@ -135,7 +135,7 @@ def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
     if settings.safekeepers.local:
         from walsender_bridge.quorum.safekeeper import hosting
 
-        log_server_dir = settings.log_server[0].data_dir
+        log_server_dir = settings.hosted_log_servers[0].data_dir
         places = hosting.hosted(settings.safekeepers, log_server_dir, settings.run_dir)
         yield from hosting.refused(places).values()
 

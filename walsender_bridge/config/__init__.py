@@ -10,7 +10,7 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -56,6 +56,13 @@ _PREFIX = "TUSKLINE_"
 FLAGS_VARIABLE = "TUSKLINE_FLAGS"
 
 
+class HostedLogServer(NamedTuple):
+    """A log server of this machine."""
+
+    listen: str
+    data_dir: Path
+
+
 class Config(BaseModel):
     """The whole configuration. Load it with `load_config`."""
 
@@ -77,6 +84,25 @@ class Config(BaseModel):
     def log_address(self) -> str:
         """The repository's Flight address."""
         return f"grpc://{self.log.listen}"
+
+    @property
+    def hosted_log_servers(self) -> tuple[HostedLogServer, ...]:
+        """The log servers of this machine."""
+        return tuple(
+            HostedLogServer(section.listen, section.data_dir)
+            for section in self.log_server
+            if section.data_dir is not None
+        )
+
+    @property
+    def replicas(self) -> int:
+        """The number of log servers that each stream is written to."""
+        return self.log.replicas or min(3, len(self.log_server))
+
+    @property
+    def min_replicas(self) -> int:
+        """The number of them that must be in sync."""
+        return self.log.min_replicas or max(1, self.replicas - 1)
 
     @property
     def quorum_source(self) -> SourceSection | None:
@@ -244,6 +270,29 @@ def _check_safekeepers(config: Config, where: str) -> None:
             )
 
 
+def _check_log_servers(config: Config, where: str) -> None:
+    """Raise `ConfigError` for more replicas than log servers, or if this machine has none."""
+    if config.replicas > len(config.log_server):
+        raise ConfigError(
+            f"log.replicas: {config.replicas} replicas need as many log servers, and there are"
+            f" {len(config.log_server)}",
+            where=where,
+            repair="add a [[log_server]] for each, or choose fewer replicas",
+        )
+    if config.min_replicas > config.replicas:
+        raise ConfigError(
+            f"log.min_replicas is {config.min_replicas}, but a stream has {config.replicas} replicas",
+            where=where,
+            repair="choose a min_replicas of at most log.replicas",
+        )
+    if not config.hosted_log_servers:
+        raise ConfigError(
+            "no [[log_server]] has a data_dir",
+            where=where,
+            repair="specify the data_dir of the log server that runs on this machine",
+        )
+
+
 def _check_slots(config: Config, where: str) -> None:
     """Raise `ConfigError` for slots of no source."""
     names = [source.name for source in config.source]
@@ -409,6 +458,7 @@ def load_config(path: Path) -> Config:
         raise _explain(error, where) from None
     config = _with_flags(config, where)
     _check_tables(config, where)
+    _check_log_servers(config, where)
     _check_safekeepers(config, where)
     _check_slots(config, where)
     _check_gates(config, where)
@@ -419,10 +469,4 @@ def load_config(path: Path) -> Config:
             raise ConfigError(
                 f"two sources are called {name!r}", where=where, repair="give each its own name"
             )
-    if len(config.log_server) > 1:
-        raise NotSupportedError(
-            "several log servers need replicated streams, which this version does not have",
-            where=where,
-            repair="configure one [[log_server]]",
-        )
     return config

@@ -18,7 +18,8 @@ def check_places(config: "Config", where: str) -> None:
     folders = {"log.data_dir": config.log.data_dir}
     for number, section in enumerate(config.log_server):
         listens[f"log_server.{number}.listen"] = section.listen
-        folders[f"log_server.{number}.data_dir"] = section.data_dir
+        if section.data_dir is not None:
+            folders[f"log_server.{number}.data_dir"] = section.data_dir
     if config.metrics is not None:
         listens["metrics.listen"] = config.metrics.listen
     for (name, address), (other, its) in combinations(listens.items(), 2):

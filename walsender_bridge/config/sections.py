@@ -54,6 +54,12 @@ class LogSection(_Section):
     listen: HostPort = "127.0.0.1:7400"
     #: Seconds that committed entries are kept for consumers without a lease.
     retention: float = Field(default=86_400.0, gt=0)
+    #: The number of log servers that each stream is written to; by default all, up to three.
+    replicas: int | None = Field(default=None, ge=1)
+    #: With fewer of them in sync, nothing is captured; by default one less than `replicas`.
+    min_replicas: int | None = Field(default=None, ge=1)
+    #: Seconds without an answer after which a stream goes on without a log server.
+    replica_timeout: float = Field(default=10.0, ge=1)
 
 
 class GateSection(_Section):
@@ -141,7 +147,8 @@ class LogServerSection(_Section):
     """`[[log_server]]`: a service that keeps replicas of the log streams."""
 
     listen: HostPort
-    data_dir: Path
+    #: Where this machine keeps them; a log server without it runs on another machine.
+    data_dir: Path | None = None
 
 
 class LakeSection(_Section):

@@ -15,14 +15,21 @@ from dataclasses import dataclass, field
 LEAST_ROUNDS = 3
 
 
+def kill(pid: int) -> None:
+    """Kill a process, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 @dataclass(slots=True)
 class Victim:
-    """A kind of process. `pids` returns those that live now; `strike` kills one of them."""
+    """A kind of process. `pids` returns those that live now; `strike` kills one of them; `rounds`: how often, if not as others."""
 
     kind: str
     pids: Callable[[], Sequence[int]]
     #: Kills it and restarts it, if SIGKILL alone is not enough (PostgreSQL has no supervisor).
     strike: Callable[[], None] | None = None
+    rounds: int | None = None
     killed: int = field(default=0)
 
 
@@ -33,7 +40,8 @@ class Nemesis:
         self.victims = victims
         self._dice = random.Random(seed)
         self.rounds = max(LEAST_ROUNDS, int(seconds // 60))
-        self._pause = seconds / (self.rounds * len(victims) + 1)
+        self._order = [each for each in victims for _ in range(each.rounds or self.rounds)]
+        self._pause = seconds / (len(self._order) + 1)
 
     @property
     def kills(self) -> dict[str, int]:
@@ -42,9 +50,8 @@ class Nemesis:
 
     async def run(self) -> None:
         """Do all kills. If a victim is down when it is due, wait for it, so that no kill is missed."""
-        order = [victim for victim in self.victims for _ in range(self.rounds)]
-        self._dice.shuffle(order)
-        for victim in order:
+        self._dice.shuffle(self._order)
+        for victim in self._order:
             await asyncio.sleep(self._pause * self._dice.uniform(0.6, 1.0))
             await self._kill(victim)
 
@@ -56,8 +63,7 @@ class Nemesis:
         while True:
             alive = victim.pids()
             if alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(alive[victim.killed % len(alive)], signal.SIGKILL)
-                    victim.killed += 1
-                    return
+                kill(alive[victim.killed % len(alive)])
+                victim.killed += 1
+                return
             await asyncio.sleep(0.1)

@@ -25,7 +25,8 @@ from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
 from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
-from walsender_bridge.demo.nemesis import Nemesis, Victim
+from walsender_bridge.demo.log_servers import DemoLogServers
+from walsender_bridge.demo.nemesis import Nemesis, Victim, kill
 from walsender_bridge.demo.quorum import DemoQuorum, section
 from walsender_bridge.demo.standby import DemoStandby
 from walsender_bridge.demo.standby import section as gate_section
@@ -47,6 +48,7 @@ FLUSH_TIMEOUT = 300.0
 class DemoOptions:
     """The options of the command line. `rate`: transactions per second in each database.
 
+    `log_servers`: their number, each with a replica of the log; with `kill`, one of several loses its disk.
     `safekeepers`: their number; commits wait for a majority of them; 0: none. `standby`: whether to create one, and promote
     it halfway through the load.
     """
@@ -56,6 +58,7 @@ class DemoOptions:
     seed: int | None
     rate: float
     directory: Path | None
+    log_servers: int = 1
     safekeepers: int = 0
     standby: bool = False
 
@@ -143,6 +146,7 @@ class _Demo:
             stream: Clients(dsn, rate=options.rate, seed=seed + number)
             for number, (stream, dsn) in enumerate(sources.items())
         }
+        self.log_servers = DemoLogServers(directory, options.log_servers)
         self.config = self._write_config()
         self.quorum = DemoQuorum(self.config) if options.safekeepers else None
 
@@ -156,10 +160,7 @@ class _Demo:
             'data_dir = "log"',
             f'listen = "{self.log_address.removeprefix("grpc://")}"',
             "",
-            "[[log_server]]",
-            'data_dir = "log-server"',
-            f'listen = "127.0.0.1:{free_port()}"',
-            "",
+            *self.log_servers.sections(),
             "[lake]",
             'uri = "lake"',
             f"epoch_interval = {EPOCH_INTERVAL}",
@@ -196,6 +197,7 @@ class _Demo:
                     await self._flush()
                     flush_seconds = time.monotonic() - began
                     settled = await asyncio.to_thread(self.quorum.settle) if self.quorum else {}
+                    settled |= await asyncio.to_thread(self.log_servers.settle, self.log_address)
                 finally:
                     watching.cancel()
                     await asyncio.gather(watching, return_exceptions=True)
@@ -308,6 +310,17 @@ class _Demo:
             Victim("driver", with_children("lake")),
             Victim("postgres", list, power_cut),
         ]
+        if self.options.log_servers > 1:
+            replicas = of_supervisor("log-server", "replicas")
+
+            last = of_supervisor("log-server", f"replicas-{self.options.log_servers}")
+
+            def lose_disk() -> None:
+                with self.log_servers.wiped():
+                    for pid in last():
+                        kill(pid)
+
+            victims += [Victim("replicas", replicas), Victim("disk", list, lose_disk, rounds=1)]
         if self.quorum is not None:
             victims += [
                 Victim("safekeeper", of_supervisor("log-server", "safekeeper-")),

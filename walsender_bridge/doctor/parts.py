@@ -24,7 +24,8 @@ def of_ports(settings: "Config") -> Iterator[Finding]:
     """The addresses on which a part that is not running could not listen."""
     places = [("bridge", settings.log.listen, settings.run_dir)]
     places += [
-        ("log-server", log_server.listen, log_server.data_dir) for log_server in settings.log_server
+        ("log-server", log_server.listen, log_server.data_dir)
+        for log_server in settings.hosted_log_servers
     ]
     if settings.metrics is not None:
         places.append(("metrics", settings.metrics.listen, settings.run_dir))

@@ -317,7 +317,7 @@ def observe(settings: "Config") -> QuorumView | None:
     reported = {each.address: each for each in (proposer.safekeepers if proposer else ())}
     by_identity = {each.safekeeper: each for each in reported.values() if each.safekeeper}
     found: dict[str, SafekeeperView] = {}
-    for each in hosting.hosted(section, settings.log_server[0].data_dir, settings.run_dir):
+    for each in hosting.hosted(section, settings.hosted_log_servers[0].data_dir, settings.run_dir):
         status = safekeeper_record.read(each.status)
         own = status if isinstance(status, SafekeeperStatus) else None
         seen = reported.get(each.listen) or (by_identity.get(own.safekeeper) if own else None)

@@ -20,7 +20,7 @@ from walsender_bridge.capture import publication, stream_record
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.session_setup import settle
 from walsender_bridge.capture.source import CaptureSource
-from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.change_log.restart import build_restart
 from walsender_bridge.errors import (
     DeadlineError,
@@ -132,13 +132,13 @@ def _restart(
     """Append the RESTART entry behind what is committed, and wait for its commit."""
     name = source.name
     with ReplicaClient(log.status().streams[name].addresses[0]) as replica:
-        with _writer(replica, log, name) as writer:
+        with _writer(log, name) as writer:
             uncommitted = writer.status.end_offset > writer.status.committed_end
             if uncommitted:
                 settle(writer, log, ANSWER_SECONDS)
                 end = replica.stream_status(name).committed_end
                 replica.cut_tail(name, writer.term, end)
-        with _writer(replica, log, name) as writer:
+        with _writer(log, name) as writer:
             offset = writer.status.end_offset
             entry = build_restart(writer.status.last_crc)
             writer.send([entry], confirm_to=confirm_to, gate_lsn=0, system_id=system_id)
@@ -156,8 +156,8 @@ def _restart(
 
 
 @contextmanager
-def _writer(replica: ReplicaClient, log: LogClient, name: str) -> Iterator[Any]:
-    writer = replica.open_writer(name, log.writer_term(name))
+def _writer(log: LogClient, name: str) -> Iterator[StreamWriter]:
+    writer = log.open_writer(name)
     try:
         yield writer
     finally:

@@ -42,6 +42,7 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
 )
 from walsender_bridge.change_log.replica.disk import (
+    BeforeRestart,
     DropFrom,
     Durable,
     Effect,
@@ -73,6 +74,7 @@ from walsender_bridge.errors import (
     FencedError,
     InvalidReplicaError,
     MalformedMessageError,
+    StreamSealedError,
 )
 from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition
@@ -135,7 +137,6 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
         Event.TRIM: ReplicaState.APPENDABLE,
         Event.SEAL_BEHIND: ReplicaState.SEALING,
         Event.SEAL: ReplicaState.SEALED,
-        Event.UNSEAL: ReplicaState.APPENDABLE,
         Event.DAMAGE: ReplicaState.LEARNING,
         Event.CLOSE: ReplicaState.CLOSED,
     },
@@ -152,18 +153,27 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
         Event.CLOSE: ReplicaState.CLOSED,
     },
     ReplicaState.SEALED: {
+        Event.UNSEAL: ReplicaState.APPENDABLE,
         Event.EMPTY_COMMIT: ReplicaState.SEALED,
         Event.REPORT: ReplicaState.SEALED,
         Event.READ: ReplicaState.SEALED,
         Event.TRIM: ReplicaState.SEALED,
         Event.SEAL_BEHIND: ReplicaState.SEALING,
         Event.SEAL: ReplicaState.SEALED,
-        Event.UNSEAL: ReplicaState.APPENDABLE,
         Event.DAMAGE: ReplicaState.LEARNING,
         Event.CLOSE: ReplicaState.CLOSED,
     },
     ReplicaState.CLOSED: {},
 }
+
+
+def sealed_error(stream: str) -> StreamSealedError:
+    """The error for a writer whose stream was sealed."""
+    return StreamSealedError(
+        "the stream was sealed; a writer needs a new term",
+        where=f"stream {stream}",
+        repair="try again",
+    )
 
 
 # -- the core ---------------------------------------------------------------------------------------
@@ -233,13 +243,23 @@ class Replica:
         """Open a writer. Raises `FencedError` if a newer one has been opened.
 
         An unfinished transaction is cut off: its writer has been replaced, and the new one sends it again.
+
+        The writer with the term of a seal unseals the replica: the repository gives out that term once it has durably
+        unsealed the stream, with this replica as a member. Any other term does not: one that is older is fenced, and a newer
+        one is of a seal that this replica does not know.
         """
         if term < self.current.term:
+            if self.state in {ReplicaState.SEALING, ReplicaState.SEALED}:
+                # No newer writer need exist: the stream may have been sealed since this one got its term.
+                raise sealed_error(self.durable.stream)
             raise FencedError(
                 f"the writer's term {term} is older than the current term {self.current.term}",
                 where=f"stream {self.durable.stream}",
                 repair="another capture process has taken over; stop this one",
             )
+        if self.state == ReplicaState.SEALED and term == self.current.term:
+            self._move(Event.UNSEAL)
+            self.current = replace(self.current, sealed_at=None)
         self._move(Event.OPEN_WRITER)
         effects: list[Effect] = []
         if self.tail.unfinished:
@@ -306,13 +326,19 @@ class Replica:
         self._schemas |= known
         for tail in tails[1:]:
             self._extend(tail)
-        confirmed = self.current.confirmed_to
+        confirmed, before = self.current.confirmed_to, self.current.before_restart
+        if restarts:
+            before = BeforeRestart(confirmed, self.current.system_id)
         if confirm_to is not None and (restarts or confirmed is None or confirm_to > confirmed):
             confirmed = confirm_to
         sent = (confirmed, system_id)
         idle = not effects and sent == (self.current.confirmed_to, self.current.system_id)
         self.current = replace(
-            self.current, confirmed_to=confirmed, gate_lsn=gate_lsn, system_id=system_id
+            self.current,
+            confirmed_to=confirmed,
+            gate_lsn=gate_lsn,
+            system_id=system_id,
+            before_restart=before,
         )
         # A change of the gate alone needs no write: the next heartbeat sends it again.
         return [] if idle else self._write(effects)
@@ -398,7 +424,9 @@ class Replica:
         while self._ends and self._ends[0].end_offset <= context.end:
             self._ends.popleft()
         size = position.bytes_total - self.current.position.bytes_total
-        self.current = replace(self.current, context=context, position=position, taken_at=now)
+        self.current = replace(
+            self.current, context=context, position=position, taken_at=now, before_restart=None
+        )
         effects: list[Effect] = [PutIndex(IndexRow(context, size, position, now))]
         if self.state == ReplicaState.SEALING and self.current.sealed_at == context.end:
             effects += self._sealed()
@@ -415,12 +443,20 @@ class Replica:
         """Write an empty commit or a gate position that is still pending."""
         return [] if self.state == ReplicaState.LEARNING else self._write([])
 
-    def seal(self, end: int) -> list[Effect]:
+    def seal(self, end: int, term: int) -> list[Effect]:
         """Accept no more entries, and remove those at or above `end`, the end of the last commit.
 
-        The state is SEALING while commits below it are missing. Raises `InvalidReplicaError` if the replica has
-        committed more than the repository knows.
+        `term`: of the seal, which fences the writers before it. The state is SEALING while commits below `end` are missing.
+        Raises `FencedError` if the replica has a newer term, or if this term's writer has unsealed it: then the request is
+        late, and would remove entries that were reported. Raises `InvalidReplicaError` if the replica has committed more
+        than the repository knows.
         """
+        unsealed = self.state == ReplicaState.APPENDABLE and term == self.current.term
+        if term < self.current.term or unsealed:
+            raise FencedError(
+                f"the seal's term {term} is not newer than the current term {self.current.term}",
+                where=f"stream {self.durable.stream}",
+            )
         if end < self.current.committed_end:
             raise InvalidReplicaError(
                 f"cannot seal at {end}: the replica has committed up to {self.current.committed_end}",
@@ -428,10 +464,11 @@ class Replica:
             )
         if end > self.current.committed_end:
             self._move(Event.SEAL_BEHIND)
-            self.current = replace(self.current, sealed_at=end)
+            self.current = replace(self.current, sealed_at=end, term=term)
             return self._write([])
-        self.current = replace(self.current, sealed_at=end)
-        return self._write(self._sealed())
+        sealed = self._sealed()
+        self.current = replace(self.current, sealed_at=end, term=term)
+        return self._write(sealed)
 
     def _sealed(self) -> list[Effect]:
         self._move(Event.SEAL)
@@ -439,13 +476,15 @@ class Replica:
         rejected = self.tail.end_offset > end
         self._ends.clear()
         self.tail = tail_at(self.current.position)
+        if before := self.current.before_restart:
+            # The RESTART is removed: the history before it goes on, with its position and its cluster.
+            self.current = replace(
+                self.current,
+                confirmed_to=before.confirmed_to,
+                system_id=before.system_id,
+                before_restart=None,
+            )
         return [DropFrom(end)] if rejected else []
-
-    def unseal(self) -> list[Effect]:
-        """Accept entries again."""
-        self._move(Event.UNSEAL)
-        self.current = replace(self.current, sealed_at=None)
-        return self._write([])
 
     def trim(self, offset: int) -> list[Effect]:
         """Remove the entries below `offset`, the end of a commit; the watermark never decreases."""
@@ -477,6 +516,7 @@ class Replica:
             term=max(self.current.term, theirs.term),
             sealed_at=None,
             syncing_from=offer.source,
+            before_restart=None,
         )
         self.outcome = RecoveryOutcome.SYNCHRONIZING
         if wipe:
@@ -500,9 +540,13 @@ class Replica:
         On an error nothing changes. Raises `InvalidReplicaError` for another source than that of `sync_init`, or a batch
         that does not follow; `DivergedError`, `CorruptError` or `MalformedMessageError` for its entries.
         """
-        if self.current.syncing_from != source:
+        # One that was found damaged since may lack what was there at SyncInit.
+        damaged = self.outcome == RecoveryOutcome.INVALID
+        if self.current.syncing_from != source or damaged:
             raise InvalidReplicaError(
-                f"it is being synchronized with {self.current.syncing_from or 'no log server'}, not {source}",
+                f"it is being synchronized with {self.current.syncing_from or 'no log server'}, not {source}"
+                if not damaged
+                else f"it is damaged: {self.reason}",
                 where=f"stream {self.durable.stream}",
                 repair="begin with SyncInit",
             )

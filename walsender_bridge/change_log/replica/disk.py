@@ -15,12 +15,21 @@ from walsender_bridge.postgres.protocol.lsn import MAX_LSN, Lsn, WalPosition, fo
 
 
 @dataclass(frozen=True, slots=True)
+class BeforeRestart:
+    """What a RESTART entry has replaced: valid again if the entry is removed before it is committed."""
+
+    confirmed_to: WalPosition | None
+    system_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Durable:
     """The state record of a replica, of which the store keeps only the latest.
 
     `position`: behind the last committed entry. `confirmed_to`, `system_id`: see `ReplicaStatus`.
     `sealed_at`: the local end at which the stream is, or is to be, sealed. `taken_at`: of the last row
-    of the index. `syncing_from`: the log server with which it is being synchronized; None: with none.
+    of the index. `syncing_from`: the log server with which it is being synchronized; None: with none. `before_restart`: None
+    unless there is a RESTART among the uncommitted entries.
     """
 
     stream: str
@@ -35,6 +44,7 @@ class Durable:
     taken_at: int = 0
     system_id: int | None = None
     syncing_from: str | None = None
+    before_restart: BeforeRestart | None = None
 
     @property
     def committed_end(self) -> int:

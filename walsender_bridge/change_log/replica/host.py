@@ -30,7 +30,7 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
 )
 from walsender_bridge.change_log.replica import damaged_segments
-from walsender_bridge.change_log.replica.core import Replica, ReplicaState
+from walsender_bridge.change_log.replica.core import Replica, ReplicaState, sealed_error
 from walsender_bridge.change_log.replica.disk import (
     Durable,
     Effect,
@@ -99,6 +99,13 @@ class HostedReplica:
         self._step = step
         self._lock = threading.Lock()
         self._session = 0
+        self._superseded = FencedError(
+            "a newer writer has been opened",
+            where=f"stream {folder.name}",
+            repair="stop this writer",
+        )
+        #: Why the previous session has ended.
+        self._ended: TusklineError = self._superseded
         self._waiting_since: float | None = None
         #: Names of relations by schema hash; the registry never changes a record.
         self._names: dict[bytes, str] = {}
@@ -216,6 +223,7 @@ class HostedReplica:
         """Open a session for the writer of this term, which fences the previous session."""
         with self._lock:
             self._do(lambda core: core.open_writer(term))
+            self._ended = self._superseded
             self._session += 1
             return self._session, self._core.status()
 
@@ -223,6 +231,7 @@ class HostedReplica:
         """See `Replica.cut_tail`; the writer must then be opened again."""
         with self._lock:
             self._do(lambda core: core.cut_tail(term, end))
+            self._ended = self._superseded
             self._session += 1
             return self._core.status()
 
@@ -238,11 +247,7 @@ class HostedReplica:
         """See `Replica.append`; durable when it returns."""
         with self._lock:
             if session != self._session:
-                raise FencedError(
-                    "a newer writer has been opened",
-                    where=f"stream {self.folder.name}",
-                    repair="stop this writer",
-                )
+                raise self._ended.with_traceback(None)
             self._do(
                 lambda core: core.append(entries, schemas, confirm_to, gate_lsn, system_id),
                 hot=True,
@@ -272,16 +277,12 @@ class HostedReplica:
             for context in contexts:
                 self._do(_commit(context, now))
 
-    def seal(self, end: int) -> ReplicaStatus:
-        """See `Replica.seal`."""
+    def seal(self, end: int, term: int) -> ReplicaStatus:
+        """See `Replica.seal`. It ends the session of the writer."""
         with self._lock:
-            self._do(lambda core: core.seal(end))
-            return self._core.status()
-
-    def unseal(self) -> ReplicaStatus:
-        """See `Replica.unseal`."""
-        with self._lock:
-            self._do(lambda core: core.unseal())
+            self._do(lambda core: core.seal(end, term))
+            self._ended = sealed_error(self.folder.name)
+            self._session += 1
             return self._core.status()
 
     def trim(self, up_to: int, before_time: int, now: int = FOREVER) -> int:

@@ -68,6 +68,11 @@ def _global_offsets_ascend(step: _Step) -> bool:
     return before is None or (now is not None and now.global_offset >= before.global_offset)
 
 
+def _restart_may_be_removed(step: _Step) -> bool:
+    restarts = step.core.tail.whole.history_start > step.now.position.history_start
+    return restarts or step.now.before_restart is None
+
+
 INVARIANTS: tuple[Invariant[_Step], ...] = (
     Invariant(
         "stream_never_changes",
@@ -121,6 +126,11 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     ),
     Invariant(
         "state_fits_the_seal", "Varlog: never sealed behind the last commit", _state_fits_the_seal
+    ),
+    Invariant(
+        "restart_may_be_removed",
+        "what is not committed may be removed, and what it replaced is then valid again",
+        _restart_may_be_removed,
     ),
     Invariant(
         "sealed_takes_nothing", "Varlog: a rejected entry does not come back", _sealed_takes_nothing

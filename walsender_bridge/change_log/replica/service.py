@@ -1,8 +1,9 @@
 """The log server's Flight service: the replicas in one data directory.
 
     DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
+            sync/<stream>            entries and commits of another log server (synchronizer.py)
     DoGet   `ReadRequest`; one batch of entries, with `ReadAnswer`
-    actions report commit create cut_tail seal unseal trim stream_status schema relations plan version_at
+    actions report commit create cut_tail seal synchronize trim stream_status schema relations plan version_at
             cut_before transactions
 
 A call holds no lock and no transaction while it waits for its peer, so a reader or writer that stalls
@@ -14,6 +15,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Handler, unhex
 from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus, check_stream
-from walsender_bridge.change_log.replica import fatal_segments
+from walsender_bridge.change_log.replica import fatal_segments, synchronizer
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -219,6 +221,28 @@ class ReplicaServer:
         reports = self._reports(s for s in request.commits if s in self._replicas)
         return m.CommitAnswer(reports, refused)
 
+    def synchronize(self, request: m.SynchronizeRequest) -> ReplicaStatus:
+        """Synchronize the replica of another log server with this one, and return its status."""
+        address = protocol.address_of(request.address)
+        return synchronizer.synchronize(
+            self.replica(request.stream),
+            self.log_server_id,
+            partial(flight.FlightClient, address, generic_options=protocol.CHANNEL_OPTIONS),
+            address,
+            throttled=request.throttled,
+        )
+
+    def to_synchronize(self, stream: str, log_id: str) -> HostedReplica:
+        """The replica of a stream, which learns it if there is none."""
+        with self._lock:
+            if self._stopped.is_set():
+                raise UnavailableError("log server is shutting down", where=self.address)
+            if stream not in self._replicas:
+                replica = self._host(check_stream(stream))
+                replica.learn(log_id)
+                self._replicas[stream] = replica
+        return self.replica(stream)
+
     def trim(self, request: m.TrimRequest) -> m.TrimAnswer:
         """See `HostedReplica.trim`."""
         replica = self.replica(request.stream)
@@ -273,8 +297,8 @@ class ReplicaServer:
             m.COMMIT.handled_by(self.commit),
             m.CREATE.handled_by(self.create),
             m.CUT_TAIL.handled_by(lambda r: replica(r.stream).cut_tail(r.term, r.end)),
-            m.SEAL.handled_by(lambda r: replica(r.stream).seal(r.end)),
-            m.UNSEAL.handled_by(lambda r: replica(r.stream).unseal()),
+            m.SEAL.handled_by(lambda r: replica(r.stream).seal(r.end, r.term)),
+            m.SYNCHRONIZE.handled_by(self.synchronize),
             m.TRIM.handled_by(self.trim),
             m.STREAM_STATUS.handled_by(self.stream_status),
             m.SCHEMA.handled_by(self.schemas),
@@ -322,10 +346,13 @@ class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight 
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Append entries until the writer ends the call."""
+        """Append entries, or take those of another log server, until the peer ends the call."""
         del context
         with actions.faults():
             path = [part.decode() for part in descriptor.path or ()]
+            if len(path) == 2 and path[0] == "sync":
+                synchronizer.serve(path[1], reader, writer, self._server.to_synchronize)
+                return
             if len(path) != 3 or path[0] != "append" or not _TERM.fullmatch(path[2]):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
             replica = self._server.replica(path[1])

@@ -13,8 +13,16 @@ A report is accepted if its version is one that was issued, and its entries
 start where that version ended the stream. Any other report is stale, duplicated or of another history, and is
 ignored. A replica that is behind is sent the commits it missed; it takes part again once it has them.
 
-`published` is the newest version of which every replica has every commit durably, up to which readers may read.
-History is kept for lagging replicas and for every live consumer (I10).
+Of the replicas that a stream is assigned, the *members* are in sync: a commit needs all of them, and no other. Members change
+only while the stream is sealed, and nothing is committed meanwhile: `StreamSealed` stops its commits, then the
+replicas remove what is not committed and refuse older terms, and `StreamUnsealed` names those that did, which may be fewer,
+or more by those that were synchronized with them. So all members hold the same entries when a writer starts, every
+member holds everything that was committed before, and an entry that was not committed never meets that of another writer.
+A report counts only with the term of the last seal: an older one may contain entries that were removed since.
+A stream with one replica is not sealed for a new writer, which continues behind its uncommitted entries.
+
+`published` is the newest version of which every member has every commit durably, up to which readers may read.
+History is kept for lagging members and for every live consumer (I10).
 """
 
 import json
@@ -51,6 +59,31 @@ class TermGiven:
 
     stream: str
     term: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSealed:
+    """A stream is sealed at its last commit: nothing is committed until it is unsealed. `term`: of its next writer."""
+
+    stream: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUnsealed:
+    """A stream that was sealed with this term goes on with these members, which are all sealed at its last commit."""
+
+    stream: str
+    term: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasAssigned:
+    """A stream is assigned these log servers: its members, and others that are to be synchronized with them."""
+
+    stream: str
+    replicas: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +133,9 @@ class RepositoryTick:
     issue: bool = True
 
 
+_OfStreams = StreamCreated | TermGiven | StreamSealed | StreamUnsealed | ReplicasAssigned
 _OfConsumers = ConsumerSeen | ConsumerDropped
-Record = (
-    Created
-    | LogServerSeen
-    | StreamCreated
-    | TermGiven
-    | _OfConsumers
-    | VersionRaised
-    | RepositoryTick
-)
+Record = Created | LogServerSeen | _OfStreams | _OfConsumers | VersionRaised | RepositoryTick
 
 
 # -- state ------------------------------------------------------------------------------------------
@@ -125,22 +151,37 @@ class StreamCommit:
 
 @dataclass(slots=True)
 class StreamState:
-    """One stream. `history` starts with the newest commit that is no longer needed."""
+    """One stream. `history` starts with the newest commit that is no longer needed.
+
+    `replicas`: the log servers that it is assigned; `members`: those of them whose replicas are in sync.
+    """
 
     replicas: tuple[str, ...]
+    members: tuple[str, ...]
     term: int = 0
+    sealed: bool = False
     history: list[StreamCommit] = field(
         default_factory=lambda: [StreamCommit(CommitContext(0, 1, 1, 0), START)]
     )
     #: The context of the newest version, empty or not.
     latest: CommitContext = field(default_factory=lambda: CommitContext(0, 1, 1, 0))
-    #: The highest version that each replica has durably, as far as recorded.
+    #: The highest version that each member has durably, as far as recorded.
     applied: dict[str, int] = field(default_factory=dict)
 
     @property
     def last(self) -> StreamCommit:
         """The last commit that is not empty."""
         return self.history[-1]
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """The replicas that are to be synchronized."""
+        return tuple(each for each in self.replicas if each not in self.members)
+
+    def counts(self, report: ReplicaReport) -> bool:
+        """Whether a report of a member shows entries that the replica still has (see the module)."""
+        newest = report.version >= self.last.context.version
+        return newest and (len(self.replicas) == 1 or report.term == self.term)
 
     def at(self, version: int) -> StreamCommit | None:
         """The commit in effect at that version; None if that history has been dropped."""
@@ -169,12 +210,13 @@ class ReportEvaluation:
     """Whether a report is accepted; `reason` if it is not.
 
     `ahead`: a replica of this log knows a version that was never issued, so records have been lost here,
-    possibly including the one that created its stream.
+    possibly including the one that created its stream. `outside`: the replica is no member, so its report does not count.
     """
 
     report: ReplicaReport
     reason: str = ""
     ahead: bool = False
+    outside: bool = False
 
 
 class Repository:
@@ -207,9 +249,15 @@ class Repository:
                 if stream in self.streams:
                     return False
                 latest = CommitContext(self.version, 1, self.next_global, 0)
-                self.streams[stream] = StreamState(replicas, latest=latest)
+                self.streams[stream] = StreamState(replicas, replicas, latest=latest)
             case TermGiven(stream, term):
                 self.streams[stream].term = term
+            case StreamSealed(stream, term):
+                self.streams[stream].term, self.streams[stream].sealed = term, True
+            case StreamUnsealed():
+                return self._unseal(record)
+            case ReplicasAssigned(stream, replicas):
+                self.streams[stream].replicas = replicas
             case ConsumerSeen(name, version, until):
                 self.consumers[name] = Consumer(version, until)
             case ConsumerDropped(name):
@@ -220,8 +268,21 @@ class Repository:
                 return self._tick(record)
         return True
 
+    def _unseal(self, unsealed: StreamUnsealed) -> bool:
+        stream = self.streams[unsealed.stream]
+        if not stream.sealed or stream.term != unsealed.term:
+            return False  # it has been sealed again since
+        # A replica that is sealed at the last commit has all of them.
+        last = stream.last.context.version
+        known = stream.applied
+        stream.applied = {each: max(known.get(each, 0), last) for each in unsealed.members}
+        stream.members, stream.sealed = unsealed.members, False
+        self.published = self._published({})
+        return True
+
     def _tick(self, tick: RepositoryTick) -> bool:
-        reports = [v.report for v in self.evaluate(tick.reports) if not v.reason]
+        found = self.evaluate(tick.reports)
+        reports = [v.report for v in found if not v.reason and not v.outside]
         ready = self._committable(reports) if tick.issue else {}
         forced = tick.issue and self._forced(tick.barriers, ready)
         if ready or forced:
@@ -251,7 +312,14 @@ class Repository:
 
     def evaluate(self, reports: Iterable[ReplicaReport]) -> list[ReportEvaluation]:
         """Evaluate which reports are accepted, and why the others are not. Does not change the state."""
-        return [ReportEvaluation(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
+        return [
+            ReportEvaluation(r, self._fault(r), self._is_ahead(r), self._is_outside(r))
+            for r in reports
+        ]
+
+    def _is_outside(self, report: ReplicaReport) -> bool:
+        stream = self.streams.get(report.stream)
+        return stream is not None and report.replica in stream.outside
 
     def _is_ahead(self, report: ReplicaReport) -> bool:
         # Includes streams and replicas that this repository no longer knows.
@@ -263,6 +331,9 @@ class Repository:
             return f"stream {report.stream} of log {report.log_id} does not belong to this log"
         if report.replica not in stream.replicas:
             return f"log server {report.replica} has no replica of stream {report.stream}"
+        if report.replica not in stream.members:
+            # Its replica may be anything: it takes part once it has been synchronized.
+            return ""
         if report.position.end_offset != report.local_offset + report.length:
             return "the position is not the end of the entries"
         if report.version > self.version:
@@ -287,8 +358,8 @@ class Repository:
             last = stream.last.context
             # The last report of a replica replaces earlier ones.
             current = {r.replica: r for r in reports if r.stream == name}
-            fresh = [r for r in current.values() if r.version >= last.version]
-            if len(fresh) < len(stream.replicas):
+            fresh = [r for r in current.values() if stream.counts(r)]
+            if stream.sealed or len(fresh) < len(stream.members):
                 continue
             least = min(fresh, key=lambda r: r.local_offset + r.length)
             if least.local_offset + least.length > last.end:
@@ -329,10 +400,10 @@ class Repository:
         )
 
     def _published(self, applied: Mapping[tuple[str, str], int]) -> int:
-        """The newest version of which every replica has every commit; it never decreases."""
+        """The newest version of which every member has every commit; it never decreases."""
         limits = [self.version]
         for name, stream in self.streams.items():
-            for replica in stream.replicas:
+            for replica in stream.members:
                 version = applied.get((name, replica), stream.applied.get(replica, 0))
                 place = bisect_right(stream.history, version, key=lambda c: c.context.version)
                 if place < len(stream.history):
@@ -340,11 +411,11 @@ class Repository:
         return max(self.published, min(limits))
 
     def _forget(self, now: float) -> None:
-        """Drop history that no replica and no live consumer needs, and leases that have ended."""
+        """Drop history that no member and no live consumer needs, and leases that have ended."""
         self.consumers = {n: c for n, c in self.consumers.items() if c.until > now}
         wanted = [c.version or 0 for c in self.consumers.values()]
         for stream in self.streams.values():
-            applied = [stream.applied.get(replica, 0) for replica in stream.replicas]
+            applied = [stream.applied.get(replica, 0) for replica in stream.members]
             floor = min([self.published, *applied, *wanted])
             place = bisect_right(stream.history, floor, key=lambda c: c.context.version)
             # The newest commit at or below the floor is the one in effect at the floor's version.
@@ -381,6 +452,8 @@ class Repository:
                 _fields(stream.latest),
                 stream.applied,
                 history=(),
+                members=stream.members,
+                sealed=stream.sealed,
             )
             for name, stream in self.streams.items()
         }
@@ -414,8 +487,15 @@ class Repository:
         for name, stream in stored.streams.items():
             history = [StreamCommit(CommitContext(*c), Position(*p)) for c, p in stream.history]
             latest = CommitContext(*stream.latest)
+            members = stream.replicas if stream.members is None else stream.members
             state.streams[name] = StreamState(
-                stream.replicas, stream.term, history, latest, dict(stream.applied)
+                stream.replicas,
+                members,
+                stream.term,
+                stream.sealed,
+                history,
+                latest,
+                dict(stream.applied),
             )
         state.log_servers = dict(stored.log_servers)
         state.consumers = {n: Consumer(*c) for n, c in stored.consumers.items()}
@@ -431,6 +511,9 @@ class _StoredStream:
     latest: tuple[int, ...]
     applied: Mapping[str, int]
     history: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    #: Missing in checkpoints of earlier versions, whose streams had one replica.
+    members: tuple[str, ...] | None = None
+    sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

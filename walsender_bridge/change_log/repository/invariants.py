@@ -13,14 +13,23 @@ from walsender_bridge.runtime.invariants import Invariant
 
 
 class Checked(NamedTuple):
-    """The state before a record. `streams`: the writer's term and the last non-empty commit of each."""
+    """The state before a record."""
 
     log_id: str
     version: int
     published: int
     next_global: int
     clock: float
-    streams: Mapping[str, tuple[int, StreamCommit]]
+    streams: Mapping[str, "CheckedStream"]
+
+
+class CheckedStream(NamedTuple):
+    """A stream before a record. `last`: its last non-empty commit."""
+
+    term: int
+    last: StreamCommit
+    members: tuple[str, ...]
+    sealed: bool
 
 
 class _Step(NamedTuple):
@@ -30,7 +39,10 @@ class _Step(NamedTuple):
 
 def checked(core: Repository) -> Checked:
     """Capture the core's state before a record, for the check after it."""
-    streams = {name: (stream.term, stream.last) for name, stream in core.streams.items()}
+    streams = {
+        name: CheckedStream(stream.term, stream.last, stream.members, stream.sealed)
+        for name, stream in core.streams.items()
+    }
     numbers = core.version, core.published, core.next_global
     return Checked(core.log_id, *numbers, core.clock, streams)
 
@@ -53,8 +65,8 @@ def _describe(step: _Step) -> str:
 def _streams_stay(step: _Step) -> bool:
     streams = step.core.streams
     return all(
-        name in streams and streams[name].term >= term
-        for name, (term, _) in step.before.streams.items()
+        name in streams and streams[name].term >= before.term
+        for name, before in step.before.streams.items()
     )
 
 
@@ -69,7 +81,25 @@ def _follows(stream: StreamState, before: StreamCommit) -> bool:
 def _commits_follow(step: _Step) -> bool:
     known = step.before.streams
     return all(
-        _follows(stream, known[name][1])
+        _follows(stream, known[name].last)
+        for name, stream in step.core.streams.items()
+        if name in known
+    )
+
+
+def _members_are_assigned(step: _Step) -> bool:
+    return all(
+        stream.members and set(stream.members) <= set(stream.replicas)
+        for stream in step.core.streams.values()
+    )
+
+
+def _members_change_while_sealed(step: _Step) -> bool:
+    """And nothing is committed while the stream is sealed, before or after this record."""
+    known = step.before.streams
+    return all(
+        (stream.members == known[name].members or known[name].sealed)
+        and (stream.last is known[name].last or not (stream.sealed or known[name].sealed))
         for name, stream in step.core.streams.items()
         if name in known
     )
@@ -131,6 +161,12 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
         "clock_never_goes_back",
         "leases and retention follow a steady clock",
         lambda step: step.core.clock >= step.before.clock,
+    ),
+    Invariant("members_are_assigned", "a commit needs at least one replica", _members_are_assigned),
+    Invariant(
+        "members_change_while_sealed",
+        "Varlog: a stream is sealed before its replicas change",
+        _members_change_while_sealed,
     ),
     Invariant("commits_follow_each_other", "Varlog: local ranges leave no gap", _commits_follow),
     Invariant(

@@ -41,6 +41,10 @@ class LogServerLink:
         self.answers = True
         #: Whether its reports have been received at least once.
         self.heard = False
+        #: The streams that it reported last.
+        self.reported: frozenset[str] = frozenset()
+        #: Whether an answer is overdue: then no step waits for it.
+        self.late = False
         #: The pending request for a report.
         self.asked: Future[list[ReplicaReport]] | None = None
         #: By stream: why its replica refused the commits sent last.
@@ -52,9 +56,9 @@ class LogServerLink:
         #: Whether its missing answer has been logged.
         self._warned = False
 
-    def call(self, action: actions.Action[_R, _A], request: _R) -> _A:
+    def call(self, action: actions.Action[_R, _A], request: _R, *, within: float = _ANSWER) -> _A:
         """Perform an action. Raises the log server's error, or `UnavailableError`."""
-        return actions.call(self._flight, self.address, action, request, _ANSWER)
+        return actions.call(self._flight, self.address, action, request, within)
 
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""
@@ -87,7 +91,8 @@ class LogServers:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._links = [LogServerLink(address) for address in addresses]
-        self._pool = ThreadPoolExecutor(len(self._links), "log_server")
+        # One that does not answer may keep two threads: its reports, and commits.
+        self._pool = ThreadPoolExecutor(2 * len(self._links), "log_server")
 
     def __iter__(self) -> Iterator[LogServerLink]:
         return iter(self._links)
@@ -106,11 +111,13 @@ class LogServers:
         for link in self._links:
             if link.asked is None:
                 link.asked = self._pool.submit(link.report)
-        wait([link.asked for link in self._links if link.asked], timeout=within)
+        wait([link.asked for link in self._links if link.asked and not link.late], timeout=within)
         arrived: list[tuple[LogServerLink, list[ReplicaReport]]] = []
         for link in self._links:
             if link.asked is None or not link.asked.done():
+                link.late = True
                 continue
+            link.late = False
             future, link.asked = link.asked, None
             try:
                 arrived.append((link, future.result()))
@@ -118,6 +125,7 @@ class LogServers:
                 link.lost(error)
             else:
                 link.answers = True
+                link.reported = frozenset(report.stream for report in arrived[-1][1])
         apart = self.with_own_id()
         reports: list[ReplicaReport] = []
         for link, its in arrived:
@@ -147,11 +155,19 @@ class LogServers:
                 due.append((link, commits))
         return due
 
-    @staticmethod
     def send(
+        self,
+        due: Sequence[tuple[LogServerLink, Mapping[str, Sequence[CommitContext]]]],
+        now: float,
+    ) -> list[ReplicaReport]:
+        """Send each log server its commits with the time of the steady clock; return the reports after them."""
+        sent = [self._pool.submit(self._send, link, commits, now) for link, commits in due]
+        return [report for future in sent for report in future.result()]
+
+    @staticmethod
+    def _send(
         link: LogServerLink, commits: Mapping[str, Sequence[CommitContext]], now: float
     ) -> list[ReplicaReport]:
-        """Send commits with the time of the steady clock; return the replicas' reports after them."""
         wanted = {stream: tuple(missed) for stream, missed in commits.items()}
         try:
             answer = link.call(m.COMMIT, m.CommitRequest(wanted, int(now * 1e6)))

@@ -93,6 +93,7 @@ class RepositoryPart:
     def _started(self) -> "RepositoryServer":
         import sqlite3
 
+        from walsender_bridge.change_log.repository.membership import ReplicationPolicy
         from walsender_bridge.change_log.repository.service import RepositoryServer
 
         settings = self._settings
@@ -102,6 +103,9 @@ class RepositoryPart:
                 settings.log.listen,
                 log_servers=[f"grpc://{log_server.listen}" for log_server in settings.log_server],
                 retention=settings.log.retention,
+                replication=ReplicationPolicy(
+                    settings.replicas, settings.min_replicas, settings.log.replica_timeout
+                ),
             )
             try:
                 server.start()

@@ -41,7 +41,9 @@ from walsender_bridge.change_log.repository.core import (
     VersionRaised,
 )
 from walsender_bridge.change_log.repository.log_server_link import LogServers
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.record_store import RecordStore
+from walsender_bridge.change_log.repository.replication import Replication
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.change_log.repository.stream_faults import StreamFaults
 from walsender_bridge.errors import (
@@ -74,7 +76,7 @@ class RepositoryServer:
 
     `log_servers`: their addresses. `retention`: seconds that entries are kept without a lease, counted from
     when the log received them (not from their COMMIT: a log that is catching up must not trim at once).
-    `tick`: seconds between two steps. `store`: instead of the SQLite database in `data_dir`; closed by `stop`.
+    `tick`: seconds between two steps. `replication`: one replica if None. `store`: instead of the SQLite database in `data_dir`; closed by `stop`.
     Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
     """
 
@@ -86,6 +88,7 @@ class RepositoryServer:
         log_servers: Sequence[str],
         retention: float = 86_400.0,
         tick: float = 0.1,
+        replication: ReplicationPolicy | None = None,
         store: RecordStore | None = None,
     ) -> None:
         private_folder(data_dir)
@@ -95,8 +98,9 @@ class RepositoryServer:
         self._changed = threading.Condition()
         self._stopping = False
         self.barriers = Barriers()
-        self._reports: dict[str, ReplicaReport] = {}
-        self._noted = StreamFaults()
+        #: The last valid report of each member, by stream and log server.
+        self._reports: dict[tuple[str, str], ReplicaReport] = {}
+        self._noted = StreamFaults(1 if replication is None else replication.min_replicas)
         self._faults: dict[str, TusklineError] = {}
         self._trim_at = 0.0
         #: What the last step failed with; empty: it succeeded.
@@ -106,6 +110,15 @@ class RepositoryServer:
             self._store.append(Created(str(uuid.uuid4())))
         self._clock = SteadyClock(self._state.clock, jumped=_jumped)
         self._log_servers = LogServers(log_servers)
+        self._replication = Replication(
+            replication or ReplicationPolicy(),
+            self._log_servers,
+            self._changed,
+            lambda: self._state,
+            self._record,
+            lambda: int(self._clock.now() * 1e6),
+            self._reporting,
+        )
         self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
         self._flight: _RepositoryService | None = None
         self.address = protocol.address_of(listen)
@@ -129,6 +142,7 @@ class RepositoryServer:
             raise listening.refused(self._listen, error) from None
         self.address = f"grpc://{self._listen.rsplit(':', 1)[0]}:{self._flight.port}"
         self._thread.start()
+        self._replication.start()
         _log.info("repository listening", address=self.address, version=self._state.version)
 
     def stop(self) -> None:
@@ -137,6 +151,7 @@ class RepositoryServer:
             self._stopping = True
             self.barriers.stop()
             self._changed.notify_all()
+        self._replication.stop()
         if self._flight is not None:
             self._flight.shutdown()
             self._thread.join()
@@ -209,9 +224,7 @@ class RepositoryServer:
                     if self._state.satisfied(barrier.positions):
                         barrier.version = self._state.forced_version
             due = self._log_servers.due(counted, self._state.streams)
-        taken = [
-            report for link, commits in due for report in self._log_servers.send(link, commits, now)
-        ]
+        taken = self._log_servers.send(due, now)
         with self._changed:
             if taken:
                 self._record(RepositoryTick(self._clock.now(), tuple(taken), issue=False))
@@ -220,8 +233,8 @@ class RepositoryServer:
             self.barriers.published(self._state.published)
         self._trim()
 
-    def _record(self, record: Record) -> None:
-        self._store.append(record)
+    def _record(self, record: Record) -> bool:
+        return self._store.append(record)
 
     def _met(self) -> None:
         for log_server in self._log_servers.with_own_id():
@@ -231,8 +244,17 @@ class RepositoryServer:
     def _note(self, reports: Sequence[ReplicaReport]) -> list[ReplicaReport]:
         """Record the reports that are accepted."""
         counted = self._noted.note(self._state.evaluate(reports))
-        self._reports.update((report.stream, report) for report in counted)
+        self._reports.update(((report.stream, report.replica), report) for report in counted)
         return counted
+
+    def _reporting(self) -> set[tuple[str, str]]:
+        """The streams and log servers whose last report was valid, and whose replica takes commits."""
+        return {
+            (stream, link.log_server_id)
+            for link in self._log_servers.with_own_id()
+            for stream in link.reported
+            if stream not in link.refused and self._noted.is_valid(link.log_server_id, stream)
+        }
 
     def _trim(self) -> None:
         """Periodically trim entries that are older than the retention and not needed by a consumer."""
@@ -243,7 +265,7 @@ class RepositoryServer:
             now = self._clock.now()
             before_time = int((now - self._retention) * 1e6)
             limits = {
-                name: (stream.replicas, self._state.trim_limit(name, now))
+                name: (stream.members, self._state.trim_limit(name, now))
                 for name, stream in self._state.streams.items()
             }
         for name, (replicas, limit) in limits.items():
@@ -273,7 +295,7 @@ class RepositoryServer:
         stream = self._stream(name)
         commit = stream.at(self._state.published)
         assert commit is not None, "history reaches down to what is published"
-        report = self._reports.get(name)
+        reports = [self._reports.get((name, member)) for member in stream.members]
         return StreamCut(
             stream=name,
             addresses=self._addresses(stream),
@@ -282,15 +304,15 @@ class RepositoryServer:
             last_end_lsn=commit.position.end_lsn,
             last_commit_time=commit.position.commit_time,
             timeline=commit.position.timeline,
-            low_offset=report.low_offset if report else 1,
+            low_offset=max((report.low_offset for report in reports if report), default=1),
             bytes_total=commit.position.bytes_total,
             history_start=commit.position.history_start,
         )
 
     def _addresses(self, stream: StreamState) -> tuple[str, ...]:
-        """The addresses of the stream's replicas: first of the log servers that answer, then of the others."""
+        """The addresses of the stream's members: first of the log servers that answer, then of the others."""
         answering = {log_server.log_server_id for log_server in self._log_servers.answering()}
-        known = [name for name in stream.replicas if name in self._state.log_servers]
+        known = [name for name in stream.members if name in self._state.log_servers]
         in_order = sorted(known, key=lambda name: name not in answering)
         return tuple(self._state.log_servers[name] for name in in_order)
 
@@ -318,15 +340,23 @@ class RepositoryServer:
                         where=", ".join(k.address for k in self._log_servers),
                         repair="check that `tuskline log-server run` is running",
                     )
-                log_server = min(known, key=lambda k: self._streams_on(k.log_server_id))
-                self._record(StreamCreated(name, (log_server.log_server_id,)))
+                known = sorted(known, key=lambda k: self._streams_on(k.log_server_id))
+                least = self._replication.policy.min_replicas
+                if len(known) < least:
+                    raise UnavailableError(
+                        f"{len(known)} log servers answer, and a stream needs {least} replicas",
+                        where=", ".join(k.address for k in known),
+                        repair="check that the other log servers are running",
+                    )
+                chosen = known[: self._replication.policy.replicas]
+                self._record(StreamCreated(name, tuple(k.log_server_id for k in chosen)))
             stream = self._stream(name)
             log_id = self._state.log_id
         # A stream with commits exists on its log servers, or has been lost there: it is not created again.
         if not stream.last.context.version:
             creation = log_server_messages.CreateRequest(name, log_id)
             for log_server in self._log_servers:
-                if log_server.log_server_id in stream.replicas:
+                if log_server.log_server_id in stream.members:
                     log_server.call(log_server_messages.CREATE, creation)
         with self._changed:
             return self._cut(name)
@@ -338,11 +368,20 @@ class RepositoryServer:
         """Issue a term above every one issued before or known to a replica."""
         name = request.stream
         with self._changed:
-            term = self._stream(name).term
-            if name in self._reports:
-                term = max(term, self._reports[name].term)
-            self._record(TermGiven(name, term + 1))
-            return m.WriterTermAnswer(term + 1)
+            stream = self._stream(name)
+            if len(stream.replicas) == 1:
+                term, members = self._next_term(name, stream), stream.members
+                self._record(TermGiven(name, term))
+                return self._writer_term(term, members)
+        return self._writer_term(*self._replication.writer_term(name, request.failed))
+
+    def _next_term(self, name: str, stream: StreamState) -> int:
+        reports = [self._reports.get((name, member)) for member in stream.members]
+        return 1 + max([stream.term, *(report.term for report in reports if report)])
+
+    def _writer_term(self, term: int, members: Sequence[str]) -> m.WriterTermAnswer:
+        known = self._state.log_servers
+        return m.WriterTermAnswer(term, tuple(known[each] for each in members))
 
     def barrier(
         self, request: m.BarrierRequest, gone: Callable[[], bool] = lambda: False

@@ -6,7 +6,8 @@ stop silently. A fault lasts until the replica's next valid report.
 A replica that knows a version that was never issued proves that the repository has lost records: it was restored from an
 older copy, or its disk was. Issuing that version again would give it a second meaning for consumers that have read the
 first. So no version is issued, for any stream, while such a replica is known (`diverged`), nor before one could be known:
-when a repository starts, every log server that has replicas has to report first (`unheard`).
+when a repository starts, the log servers that have replicas have to report first (`unheard`). Of a stream with several, so many
+have to that any `min_replicas` of them, which may have been its members, include one: members know every commit.
 """
 
 import time
@@ -49,7 +50,10 @@ _K = TypeVar("_K", bound=LogServer)
 class StreamFaults:
     """See the module. One thread at a time. `clock` counts seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, min_replicas: int = 1, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._min_replicas = min_replicas
         self._clock = clock
         #: The last evaluation of each replica's report, by log server and stream.
         self._evaluations: dict[tuple[str, str], ReportEvaluation] = {}
@@ -78,7 +82,7 @@ class StreamFaults:
         known = list(log_servers)
         if copies := duplicate_ids(known):
             return _duplicate_id_fault(copies, "the log's log servers")
-        if silent := unheard(streams, known):
+        if silent := unheard(streams, known, self._min_replicas):
             return UnavailableError(
                 "log server has not answered since the repository started, and no version is issued before it does",
                 where=", ".join(log_server.address for log_server in silent),
@@ -92,10 +96,19 @@ class StreamFaults:
             report = evaluation.report
             key = (report.replica, report.stream)
             known = self._evaluations.get(key)
-            if evaluation.reason and (known is None or known.reason != evaluation.reason):
+            if (
+                evaluation.reason
+                and not evaluation.outside
+                and (known is None or known.reason != evaluation.reason)
+            ):
                 _log.error("report ignored", stream=report.stream, reason=evaluation.reason)
             self._evaluations[key] = evaluation
-        return [evaluation.report for evaluation in evaluations if not evaluation.reason]
+        return [each.report for each in evaluations if not each.reason and not each.outside]
+
+    def is_valid(self, log_server_id: str, stream: str) -> bool:
+        """Whether the last report of this replica was valid."""
+        evaluation = self._evaluations.get((log_server_id, stream))
+        return evaluation is not None and not evaluation.reason
 
     def faults(
         self, streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
@@ -105,7 +118,7 @@ class StreamFaults:
         found = {
             name: fault
             for name, stream in streams.items()
-            for replica in stream.replicas
+            for replica in stream.members
             if (fault := self._fault(name, replica, known))
         }
         waits = self.refusal(streams, known)
@@ -185,11 +198,16 @@ def _duplicate_id_fault(copies: Sequence[LogServer], where: str) -> TusklineErro
 
 
 def unheard(
-    streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
+    streams: Mapping[str, StreamState], log_servers: Iterable[LogServer], min_replicas: int = 1
 ) -> list[LogServer]:
     """The log servers that may have a replica that is ahead of the repository."""
     known = list(log_servers)
     heard = {log_server.log_server_id for log_server in known if log_server.heard}
-    if all(heard.issuperset(stream.replicas) for stream in streams.values()):
+
+    def suffices(stream: StreamState) -> bool:
+        silent = sum(replica not in heard for replica in stream.replicas)
+        return silent < max(1, min(min_replicas, len(stream.members)))
+
+    if all(suffices(stream) for stream in streams.values()):
         return []
     return [log_server for log_server in known if not log_server.heard]

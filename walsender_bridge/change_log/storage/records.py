@@ -12,15 +12,15 @@ from pathlib import Path
 import google_crc32c
 
 from walsender_bridge.change_log.protocol import CommitContext, Position
-from walsender_bridge.change_log.replica.disk import Durable, IndexRow
+from walsender_bridge.change_log.replica.disk import BeforeRestart, Durable, IndexRow
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime.checksummed_json import crc_of
 
 #: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums, format 3 did not
-#: know where the present history begins, format 4 did not know synchronization.
-FORMAT = 5
-_READABLE = (1, 2, 3, 4, FORMAT)
+#: know where the present history begins, format 4 did not know synchronization, format 5 could not take back a RESTART.
+FORMAT = 6
+_READABLE = (1, 2, 3, 4, 5, FORMAT)
 _CHECKED_FROM = 3
 _KEY = struct.Struct(">Q")
 _ROW = struct.Struct("<QQQQQqQQqqIQIQ")
@@ -82,8 +82,14 @@ def pack_state(durable: Durable) -> bytes:
         "taken_at": durable.taken_at,
         "system_id": durable.system_id,
         "syncing_from": durable.syncing_from,
+        "before_restart": durable.before_restart
+        and [durable.before_restart.confirmed_to, durable.before_restart.system_id],
     }
     return json.dumps({**record, "crc": crc_of(record)}).encode()
+
+
+def _wal_position(pair: list[int] | None) -> WalPosition | None:
+    return WalPosition(int(pair[0]), int(pair[1])) if pair else None
 
 
 def unpack_state(value: bytes, where: Path) -> Durable:
@@ -97,12 +103,13 @@ def unpack_state(value: bytes, where: Path) -> Durable:
                 raise ValueError("it does not match its checksum (CRC32C)")
             del record["format"]
             context, position = record.pop("context"), record.pop("position")
-            confirmed = record.pop("confirmed_to")
+            confirmed, before = record.pop("confirmed_to"), record.pop("before_restart", None)
             return Durable(
                 **record,
                 context=context and CommitContext(*context),
                 position=Position(*position),
-                confirmed_to=confirmed and WalPosition(int(confirmed[0]), int(confirmed[1])),
+                confirmed_to=_wal_position(confirmed),
+                before_restart=before and BeforeRestart(_wal_position(before[0]), before[1]),
             )
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CorruptError(f"the replica's record is damaged: {error}", where=str(where)) from error

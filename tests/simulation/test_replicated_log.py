@@ -1,0 +1,185 @@
+"""A stream on several log servers under faults: the real cores on a virtual clock, seeds that replay (I1 to I14)."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.support.log_world import World
+from walsender_bridge.change_log.entry import check
+from walsender_bridge.change_log.protocol import ReplicaReport
+from walsender_bridge.change_log.replica import core, disk
+from walsender_bridge.change_log.replica.core import Replica, ReplicaState
+from walsender_bridge.change_log.replica.disk import DropFrom, Effect, RecoveryOutcome, Wipe
+from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer, SyncRange
+from walsender_bridge.change_log.repository.core import Repository, StreamState
+from walsender_bridge.errors import InvalidReplicaError
+
+#: Events of each run, before everything works again.
+EVENTS = 700
+
+
+def run(seed: int) -> World:
+    """A whole run; a violation says how to have it again."""
+    world = World(seed)
+    try:
+        world.run(EVENTS)
+        world.finish()
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error!r}") from error
+    return world
+
+
+def search(first: int, count: int) -> Counter[str]:
+    happened: Counter[str] = Counter()
+    for number in range(first, first + count):
+        world = run(number)
+        happened += world.happened
+        happened["faults"] += world.faults
+        happened["committed"] += world.stream.last.context.end - 1
+    return happened
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_order_of_faults_loses_or_forks_what_is_committed(seed: int, part: int) -> None:
+    first = seed * 1_000_000 + part * 1000
+    print(f"seeds from {first}")
+    happened = search(first, 120)
+    print(dict(happened))
+    assert happened["committed"] > 600
+    assert happened["faults"] > 5 * 120
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = run(5), run(5)
+    assert first.happened == second.happened
+    assert first.records == second.records
+    assert first.truth == second.truth
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("chunk", range(20))
+def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
+    first = seed * 1_000_000 + 10_000 + chunk * 500
+    print(f"seeds from {first}: {dict(search(first, 500))}")
+
+
+# -- mutants ----------------------------------------------------------------------------------------
+
+
+def _report_of_any_term(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StreamState, "counts", lambda self, r: r.version >= self.last.context.version)
+
+
+def _commit_without_a_member(patch: pytest.MonkeyPatch) -> None:
+    really = Repository._committable
+
+    def committable(self: Repository, reports: Sequence[ReplicaReport]) -> dict[str, ReplicaReport]:
+        for stream in self.streams.values():
+            stream.members = stream.members[:2]
+        return really(self, reports)
+
+    patch.setattr(Repository, "_committable", committable)
+
+
+def _rejected_tail_stays_on_disk(patch: pytest.MonkeyPatch) -> None:
+    """Varlog's own: a tail that a seal has rejected is reported again after a restart."""
+    really = Replica._sealed
+
+    def sealed(self: Replica) -> list[Effect]:
+        return [each for each in really(self) if not isinstance(each, DropFrom)]
+
+    patch.setattr(Replica, "_sealed", sealed)
+
+
+def _lost_entries_are_taken_for_trimmed(patch: pytest.MonkeyPatch) -> None:
+    """Varlog's own."""
+    really = disk.evaluate
+
+    def evaluate(found: disk.StoredReplica) -> tuple[RecoveryOutcome, str]:
+        outcome, reason = really(found)
+        gone = found.first_offset is None and not found.damage
+        return (RecoveryOutcome.ALL_TRIMMED, "") if gone else (outcome, reason)
+
+    patch.setattr(core, "evaluate", evaluate)
+
+
+def _wiped_and_sealed(patch: pytest.MonkeyPatch) -> None:
+    """Varlog's own: after a crash behind the wipe, a replica is SEALED without data."""
+    really = Replica.sync_init
+
+    def sync_init(self: Replica, offer: SyncOffer) -> tuple[SyncRange, list[Effect]]:
+        lacking, effects = really(self, offer)
+        theirs = offer.durable
+        end = theirs.committed_end
+        wiped = replace(theirs, low_offset=end, sealed_at=end)
+        return lacking, [Wipe(wiped) if isinstance(each, Wipe) else each for each in effects]
+
+    patch.setattr(Replica, "sync_init", sync_init)
+
+
+def _cannot_begin_again(patch: pytest.MonkeyPatch) -> None:
+    """Varlog's own: a replica of a trimmed source cannot be opened after a crash in the middle."""
+    really = Replica.sync_init
+
+    def sync_init(self: Replica, offer: SyncOffer) -> tuple[SyncRange, list[Effect]]:
+        if self.current.context is None and self.current.low_offset > 1:
+            raise InvalidReplicaError("it begins behind the start of the stream, and has no commit")
+        return really(self, offer)
+
+    patch.setattr(Replica, "sync_init", sync_init)
+
+
+def _hole_in_the_tail(patch: pytest.MonkeyPatch) -> None:
+    """Varlog's own: a hole within the entries is sealed."""
+    patch.setattr(core, "verify", lambda data, crc: check(data))
+
+
+def _batches_after_damage(patch: pytest.MonkeyPatch) -> None:
+    really = Replica.sync_replicate
+
+    def sync_replicate(self: Replica, source: str, batch: SyncBatch) -> list[Effect]:
+        if self.outcome == RecoveryOutcome.INVALID:
+            self.outcome = RecoveryOutcome.SYNCHRONIZING
+        return really(self, source, batch)
+
+    patch.setattr(Replica, "sync_replicate", sync_replicate)
+
+
+def _any_writer_unseals(patch: pytest.MonkeyPatch) -> None:
+    really = Replica.open_writer
+
+    def open_writer(self: Replica, term: int) -> list[Effect]:
+        if self.state in {ReplicaState.SEALED, ReplicaState.SEALING}:
+            self.state = ReplicaState.APPENDABLE
+            self.current = replace(self.current, sealed_at=None)
+        return really(self, max(term, self.current.term))
+
+    patch.setattr(Replica, "open_writer", open_writer)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a report counts with any term": _report_of_any_term,
+    "a commit does not need every member": _commit_without_a_member,
+    "any writer unseals": _any_writer_unseals,
+    "a damaged replica takes the rest of a synchronization": _batches_after_damage,
+    "Varlog 1: a crash in the middle of a synchronization is the end": _cannot_begin_again,
+    "Varlog 2: sealed without data behind a wipe": _wiped_and_sealed,
+    "Varlog 3: lost entries are taken for trimmed ones": _lost_entries_are_taken_for_trimmed,
+    "Varlog 4: a hole within the entries is sealed": _hole_in_the_tail,
+    "Varlog 5: a rejected tail stays on disk": _rejected_tail_stays_on_disk,
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_simulator_finds_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name](monkeypatch)
+    for number in range(600):
+        try:
+            run(number)
+        except AssertionError as error:
+            print(f"{name}: {error}")
+            return
+    pytest.fail(f"{name}: nothing was noticed in 600 seeds")

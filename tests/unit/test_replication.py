@@ -1,0 +1,304 @@
+"""A stream on several log servers, over their ports: seals, members, replicas that leave and come back."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.log_entries import SCHEMAS, EntryMaker
+from tests.support.waiting import wait_for
+from walsender_bridge.change_log.append_writer import AppendWriter
+from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
+from walsender_bridge.change_log.replica.service import ReplicaServer
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.errors import FencedError, StreamSealedError, TusklineError, UnavailableError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
+
+STREAM = "shop"
+
+
+class Machines:
+    """Three log servers and a repository, each of which can be stopped, started again, and lose its disk."""
+
+    def __init__(self, folder: Path, policy: ReplicationPolicy) -> None:
+        self.folder = folder
+        self.policy = policy
+        self.listens = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+        self.servers: list[ReplicaServer | None] = [None] * 3
+        for number in range(3):
+            self.start(number)
+        self.start_repository()
+        self.log = LogClient(self.repository.address)
+        self.failed: set[str] = set()
+        self.make = EntryMaker()
+        self.sent = 0
+
+    def start_repository(self) -> None:
+        self.repository = RepositoryServer(
+            self.folder / "repository",
+            "127.0.0.1:0",
+            log_servers=self.listens,
+            tick=0.02,
+            replication=self.policy,
+        )
+        self.repository.start()
+
+    def start(self, number: int) -> None:
+        place = self.folder / f"log-server-{number}"
+        self.servers[number] = ReplicaServer(place, self.listens[number], segment_bytes=1 << 16)
+
+    def stop(self, number: int) -> None:
+        server, self.servers[number] = self.servers[number], None
+        if server is not None:
+            server.stop()
+
+    def wipe(self, number: int) -> None:
+        self.stop(number)
+        shutil.rmtree(self.folder / f"log-server-{number}")
+
+    def close(self) -> None:
+        self.log.close()
+        self.repository.stop()
+        for number in range(3):
+            self.stop(number)
+
+    # -- writing and reading ------------------------------------------------------------------------
+
+    def open_writer(self) -> StreamWriter:
+        """As capture does it: until it succeeds."""
+
+        def opened() -> StreamWriter | None:
+            with contextlib.suppress(UnavailableError):
+                return self.log.open_writer(STREAM, self.failed)
+            return None
+
+        writer = wait_for(opened, 30, "a writer")
+        self.make.follow(writer.status)
+        return writer
+
+    def write(self, writer: StreamWriter, count: int = 1) -> None:
+        """Write transactions, each acknowledged."""
+        for _ in range(count):
+            writer.send([self.make.whole()], schemas=list(SCHEMAS.values()))
+            assert writer.next_ack(20) is not None
+            self.sent += 1
+
+    def write_on(self, count: int = 1) -> None:
+        """Write, with a new writer after each error; what was not committed is sent again."""
+        while count:
+            with contextlib.suppress(UnavailableError), self.open_writer() as writer:
+                before = writer.status.committed_end
+                try:
+                    self.write(writer, count)
+                finally:
+                    self.committed()
+                count -= self.end() - before
+        self.committed()
+
+    def committed(self) -> int:
+        """Wait until everything that is written is committed."""
+        return self.log.barrier({}, 20)
+
+    def end(self) -> int:
+        return self.log.status().streams[STREAM].end_offset
+
+    def members(self) -> list[int]:
+        """The numbers of the log servers that are in sync."""
+        state = self.repository._state
+        known = [state.log_servers[each] for each in state.streams[STREAM].members]
+        return sorted(self.listens.index(each.removeprefix("grpc://")) for each in known)
+
+    def entries(self, number: int) -> list[tuple[int, int, int, bytes]]:
+        with ReplicaClient(self.listens[number]) as replica:
+            status = replica.stream_status(STREAM)
+            found = replica.read(STREAM, status.low_offset, status.committed_end)
+            return [(e.offset, e.version, e.global_offset, bytes(e.data)) for e in found]
+
+    def all_equal(self) -> None:
+        """All log servers are in sync, and hold the same."""
+        wait_for(lambda: self.members() == [0, 1, 2], 30, "all replicas are in sync")
+        self.committed()
+        first = wait_for(
+            lambda: len(found := self.entries(0)) == self.end() - 1 and found, 20, "the entries"
+        )
+        assert [self.entries(1), self.entries(2)] == [first, first]
+        assert [each[0] for each in first] == [*range(1, len(first) + 1)]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
+    made: list[Machines] = []
+
+    def make(*, replicas: int = 3, least: int = 2, silence: float = 60.0) -> Machines:
+        policy = ReplicationPolicy(replicas, min(replicas, least), silence)
+        made.append(Machines(tmp_path, policy))
+        made[0].log.create_stream(STREAM)
+        return made[0]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_an_append_is_on_every_replica_before_it_is_acknowledged(machines) -> None:
+    here = machines()
+    with here.open_writer() as writer:
+        here.write(writer, 5)
+        for number in range(3):
+            with ReplicaClient(here.listens[number]) as replica:
+                assert replica.stream_status(STREAM).end_offset == 6
+    here.all_equal()
+
+
+def test_23_a_writer_goes_on_without_a_log_server_that_has_ended(machines) -> None:
+    here = machines()
+    with here.open_writer() as writer:
+        here.write(writer, 3)
+        here.committed()
+        here.stop(1)
+        with pytest.raises(UnavailableError, match=f"{here.listens[1]} failed"):
+            here.write(writer, 100)
+    assert here.failed == {f"grpc://{here.listens[1]}"}
+    began = time.monotonic()
+    here.write_on(20)
+    assert time.monotonic() - began < 15, "not as long as a silence"
+    assert here.members() == [0, 2]
+    here.start(1)
+    here.write_on(5)
+    here.all_equal()
+
+
+def test_23_a_log_server_that_lost_its_disk_gets_everything_again(machines) -> None:
+    here = machines()
+    here.write_on(60)
+    here.wipe(2)
+    here.write_on(20)
+    assert here.members() == [0, 1]
+    here.start(2)
+    here.write_on(5)
+    here.all_equal()
+    assert len(here.repository._state.streams[STREAM].replicas) == 3
+
+
+def test_not_fewer_than_min_replicas_go_on(machines) -> None:
+    here = machines(least=2)
+    here.write_on(3)
+    here.stop(0)
+    here.write_on(1)
+    with here.open_writer() as writer:
+        here.stop(1)
+        with pytest.raises(UnavailableError, match="failed"):
+            here.write(writer, 100)
+    with pytest.raises(UnavailableError, match="1 of 2 replicas can be written, and 2 are needed"):
+        here.log.open_writer(STREAM, here.failed)
+    here.start(1)
+    here.write_on(2)
+    here.start(0)
+    here.all_equal()
+
+
+def test_a_replica_that_is_silent_is_left_out_without_a_writer(machines) -> None:
+    here = machines(silence=0.5)
+    here.write_on(3)
+    here.stop(2)
+    wait_for(lambda: here.members() == [0, 1], 20, "the silent one is left out")
+    here.committed()
+    here.start(2)
+    here.all_equal()
+    here.write_on(2)
+    here.all_equal()
+
+
+def test_21_tails_of_two_writers_never_meet(machines) -> None:
+    """One log server got what the others did not; the next writer's entries are other ones."""
+    here = machines()
+    here.write_on(3)
+    first = here.log.writer_term(STREAM)
+    with AppendWriter(here.listens[0], STREAM, first.term, 10) as alone:
+        here.make.follow(alone.status)
+        alone.send([here.make.whole(size=77)], schemas=list(SCHEMAS.values()))
+        assert alone.next_ack(10) is not None
+        with pytest.raises(UnavailableError, match="the replicas end at 4 and 5"):
+            StreamWriter(STREAM, first.term, first.addresses, set(), 10)
+        here.write_on(3)
+        alone.send([], gate_lsn=0)
+        with pytest.raises(FencedError):
+            alone.next_ack(10)
+    here.all_equal()
+    assert here.end() == 7
+
+
+def test_a_writer_of_before_a_seal_is_fenced(machines) -> None:
+    here = machines()
+    with here.open_writer() as old:
+        here.write(old)
+        here.log.writer_term(STREAM)
+        with pytest.raises(UnavailableError, match="the stream was sealed"):
+            here.write(old, 3)
+    assert here.failed == set(), "no log server did"
+    with here.open_writer() as old:
+        here.open_writer().close()
+        with pytest.raises(FencedError, match="newer writer"):
+            here.write(old, 3)
+    with pytest.raises(FencedError, match="older than"):
+        StreamWriter(STREAM, old.term, [f"grpc://{each}" for each in here.listens], set(), 10)
+
+
+def test_a_repository_that_ends_while_a_stream_is_sealed_seals_it_again(machines) -> None:
+    here = machines()
+    here.write_on(3)
+    here.repository._replication._calls.submit = None  # nothing is sealed behind the record
+    with pytest.raises(TusklineError):
+        here.log.writer_term(STREAM)
+    assert here.repository._state.streams[STREAM].sealed
+    here.log.close()
+    here.repository.stop()
+    here.start_repository()
+    here.log = LogClient(here.repository.address)
+    here.write_on(3)
+    here.all_equal()
+    assert here.end() == 7
+
+
+def test_a_stream_of_one_log_server_gets_others_while_it_is_written(machines) -> None:
+    here = machines(replicas=1)
+    with here.open_writer() as writer:
+        here.write(writer, 5)
+        here.committed()
+        assert here.members() == [0]
+        here.repository.stop()
+        here.log.close()
+        here.policy = ReplicationPolicy(3, 2)
+        here.start_repository()
+        here.log = LogClient(here.repository.address)
+        wait_for(lambda: here.members() == [0, 1, 2], 30, "it has others")
+        with pytest.raises(StreamSealedError):
+            here.write(writer)
+    here.write_on(3)
+    here.all_equal()
+    assert here.end() > 8
+
+
+def test_a_replica_that_was_out_learns_what_the_slot_was_confirmed_to(machines) -> None:
+    """Nothing was written meanwhile, so it has all entries."""
+    here = machines()
+    here.write_on(2)
+    here.stop(2)
+    with contextlib.suppress(UnavailableError), here.open_writer() as writer:
+        writer.send([], confirm_to=WalPosition(1, 777), system_id=5)
+        assert writer.next_ack(10) is not None
+    wait_for(lambda: here.members() == [0, 1], 20, "it is left out")
+    with here.open_writer() as writer:
+        writer.send([], confirm_to=WalPosition(1, 999), system_id=5)
+        assert writer.next_ack(10) is not None
+    here.start(2)
+    wait_for(lambda: here.members() == [0, 1, 2], 20, "it is in sync")
+    here.open_writer().close()
+    with ReplicaClient(here.listens[2]) as replica:
+        status = replica.stream_status(STREAM)
+    assert (status.confirmed_to, status.system_id) == (WalPosition(1, 999), 5)

@@ -1,0 +1,174 @@
+"""Which replicas of a stream go on, which are synchronized, and which log servers are assigned to it. Pure.
+
+Only a stream with several replicas is changed here, or one that is to have several. `membership` decides, from what
+the log servers report, what `replication.py` carries out:
+
+- A member that has sent no valid report for `silence` seconds is left out, if `min_replicas` others report: the stream is
+  sealed, and goes on without it. Which members go on is settled by the seal itself, not by this decision.
+- A replica outside the set, whose log server answers, is synchronized and taken back. If that fails, it is tried again later
+  and later, so that a disk that is full or damaged does not seal the stream every few seconds.
+- A log server that does not answer stays assigned: it may come back. It is replaced only if its address now belongs to
+  another one, since its disk was replaced, or to none, since it was removed from the configuration.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from walsender_bridge.change_log.repository.core import StreamState
+
+#: Seconds before a replica that could not be taken back is tried again: at first, and at most.
+FIRST_RETRY: Final = 1.0
+LONGEST_RETRY: Final = 60.0
+#: Seconds as a member after which a replica counts as reliable again.
+RELIABLE: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationPolicy:
+    """`replicas`: wanted for each stream. `min_replicas`: without so many, nothing is committed. `silence` in seconds."""
+
+    replicas: int = 1
+    min_replicas: int = 1
+    silence: float = 10.0
+
+    def least(self, stream: StreamState) -> int:
+        """How many members this stream needs; one that never had so many needs those that it has."""
+        return max(1, min(self.min_replicas, len(stream.members)))
+
+
+@dataclass(frozen=True, slots=True)
+class LogServerView:
+    """A log server that answers, with an id of its own. `reports`: the streams of which it sent a valid report last."""
+
+    log_server_id: str
+    address: str
+    reports: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Assign the stream these log servers."""
+
+    stream: str
+    replicas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Seal the stream, and go on without these members."""
+
+    stream: str
+    failed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Synchronize this replica and make it a member."""
+
+    stream: str
+    replica: str
+
+
+Decision = Assign | LeaveOut | TakeBack
+
+
+@dataclass(slots=True)
+class _Retry:
+    """When a replica may be taken back. `pause`: the last one; `since`: when it was made a member."""
+
+    at: float = 0.0
+    pause: float = 0.0
+    since: float | None = None
+
+
+@dataclass(slots=True)
+class Membership:
+    """See the module. `step` is to be called every second or so; `failed` and `taken_back` when a decision has been carried out."""
+
+    policy: ReplicationPolicy
+    _silent: dict[tuple[str, str], float] = field(default_factory=dict)
+    _retries: dict[tuple[str, str], _Retry] = field(default_factory=dict)
+
+    def step(
+        self,
+        now: float,
+        streams: Mapping[str, StreamState],
+        addresses: Mapping[str, str],
+        answering: Sequence[LogServerView],
+        configured: Sequence[str],
+    ) -> list[Decision]:
+        """`addresses`: of all known log servers by id; `configured`: the addresses in use. `now` in monotonic seconds."""
+        views = {view.log_server_id: view for view in answering}
+        decisions: list[Decision] = []
+        for name, stream in sorted(streams.items()):
+            assigned = self._assigned(stream, addresses, views, configured, streams)
+            if assigned != stream.replicas:
+                decisions.append(Assign(name, assigned))
+                continue
+            if len(stream.replicas) == 1:
+                continue
+            if failed := self._failed(now, name, stream, views):
+                decisions.append(LeaveOut(name, failed))
+                continue
+            decisions += [
+                TakeBack(name, each)
+                for each in stream.outside
+                if each in views and now >= self._retry(name, each).at
+            ]
+        return decisions
+
+    def _retry(self, stream: str, replica: str) -> _Retry:
+        return self._retries.setdefault((stream, replica), _Retry())
+
+    def failed(self, now: float, stream: str, replica: str) -> None:
+        """A replica could not be taken back, or has been left out: it is tried again after a pause that doubles."""
+        retry = self._retry(stream, replica)
+        if retry.since is not None and now - retry.since >= RELIABLE:
+            retry.pause = 0.0
+        retry.since = None
+        retry.pause = min(max(2 * retry.pause, FIRST_RETRY), LONGEST_RETRY)
+        retry.at = now + retry.pause
+
+    def taken_back(self, now: float, stream: str, replica: str) -> None:
+        """A replica is a member again."""
+        self._retry(stream, replica).since = now
+
+    def _failed(
+        self, now: float, name: str, stream: StreamState, views: Mapping[str, LogServerView]
+    ) -> tuple[str, ...]:
+        reporting = [m for m in stream.members if m in views and name in views[m].reports]
+        silent = []
+        for member in stream.members:
+            key = (name, member)
+            if member in reporting:
+                self._silent.pop(key, None)
+            elif now - self._silent.setdefault(key, now) >= self.policy.silence:
+                silent.append(member)
+        return tuple(silent) if silent and len(reporting) >= self.policy.least(stream) else ()
+
+    def _assigned(
+        self,
+        stream: StreamState,
+        addresses: Mapping[str, str],
+        views: Mapping[str, LogServerView],
+        configured: Sequence[str],
+        streams: Mapping[str, StreamState],
+    ) -> tuple[str, ...]:
+        """The log servers for a stream: those it has, without those that are gone, and others up to the number wanted."""
+        present = {view.address for view in views.values()}
+
+        def gone(replica: str) -> bool:
+            address = addresses.get(replica, "")
+            return replica not in views and (address in present or address not in configured)
+
+        kept = [r for r in stream.replicas if r in stream.members or not gone(r)]
+        wanted = min(self.policy.replicas, len(configured))
+        if len(kept) >= wanted:
+            return tuple(kept)
+
+        def load(log_server: str) -> int:
+            return sum(log_server in each.replicas for each in streams.values())
+
+        others = sorted((each for each in views if each not in kept), key=lambda k: (load(k), k))
+        return (*kept, *others[: wanted - len(kept)])

@@ -1,0 +1,362 @@
+"""Keeps streams replicated: seals a stream to give it a writer or other members, and has replicas synchronized.
+
+The decisions are `membership.py`'s, the state is the repository's; here are the calls to the log servers. The order makes
+them safe: `StreamSealed` is durable before the first replica is sealed, so nothing is committed meanwhile;
+`StreamUnsealed` names replicas that are sealed at the last commit; and a term is given out after it. If
+anything fails in between, the stream stays sealed until its next writer, or the next decision, seals it again.
+
+A stream is sealed by one thread at a time. No call to a log server holds the repository's lock.
+"""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.protocol import CommitContext, ReplicaStatus
+from walsender_bridge.change_log.repository.core import (
+    Record,
+    ReplicasAssigned,
+    Repository,
+    StreamSealed,
+    StreamUnsealed,
+)
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink, LogServers
+from walsender_bridge.change_log.repository.membership import (
+    Assign,
+    LeaveOut,
+    LogServerView,
+    Membership,
+    ReplicationPolicy,
+    TakeBack,
+)
+from walsender_bridge.errors import DivergedError, TusklineError, UnavailableError
+from walsender_bridge.runtime import logs
+
+#: Seconds between two decisions.
+_PERIOD: Final = 0.5
+#: Seconds that a member has to apply the commits that it lacks when it is sealed.
+_SEALING: Final = 10.0
+#: Seconds that a synchronization may take: for many hours of entries.
+_SYNCHRONIZING: Final = 24 * 3600.0
+#: The same while the stream is sealed, for what came in the meantime.
+_REST: Final = 10.0
+#: Bytes that may be lacking when the stream is sealed to take a replica back: less than a second of them.
+_LITTLE: Final = 32 << 20
+#: Commits in one call.
+_MOST_COMMITS: Final = 1000
+
+_log = logs.logger()
+
+
+class Replication:
+    """See the module. `state`, `record`: the repository's, to be used while `lock` is held; `now`: its steady time (microseconds)."""
+
+    def __init__(
+        self,
+        policy: ReplicationPolicy,
+        log_servers: LogServers,
+        lock: threading.Condition,
+        state: Callable[[], Repository],
+        record: Callable[[Record], bool],
+        now: Callable[[], int],
+        reports: Callable[[], Collection[tuple[str, str]]],
+    ) -> None:
+        self.policy = policy
+        self._log_servers = log_servers
+        self._lock = lock
+        self._state = state
+        self._record = record
+        self._now = now
+        #: The streams and log servers whose last report was valid.
+        self._reports = reports
+        self._membership = Membership(policy)
+        self._sealing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        #: By stream: a term that no writer has got yet.
+        self._unused: dict[str, int] = {}
+        #: By stream and log server: why it could not be sealed, as logged last.
+        self._told: dict[tuple[str, str], str] = {}
+        #: What is being carried out: streams, or streams and replicas.
+        self._running: set[object] = set()
+        # A decision waits for calls, so that these have threads of their own.
+        self._work = ThreadPoolExecutor(8, "replication")
+        self._calls = ThreadPoolExecutor(32, "seals")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
+
+    def start(self) -> None:
+        """Begin to decide."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop. A synchronization that is being carried out goes on between the log servers."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._work.shutdown(wait=False, cancel_futures=True)
+        self._calls.shutdown(wait=False, cancel_futures=True)
+
+    # -- writers ------------------------------------------------------------------------------------
+
+    def writer_term(self, name: str, failed: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+        """A term for a new writer, and the members for it. `failed`: addresses at which the previous one failed.
+
+        Raises `UnavailableError` if fewer than `min_replicas` can be sealed.
+        """
+        with self._sealing[name]:
+            with self._lock:
+                stream = self._state().streams[name]
+                known = self._state().log_servers
+                without = [each for each in stream.members if known.get(each) in failed]
+                if (
+                    self._unused.pop(name, None) == stream.term
+                    and not stream.sealed
+                    and not without
+                ):
+                    return stream.term, stream.members
+            return self._seal(name, without)
+
+    def _seal(
+        self, name: str, without: Collection[str] = (), joining: Collection[str] = ()
+    ) -> tuple[int, tuple[str, ...]]:
+        """Seal the stream, and unseal it with those members that could be sealed, and with `joining`; its lock is held."""
+        with self._lock:
+            stream = self._state().streams[name]
+            term = stream.term + 1
+            self._record(StreamSealed(name, term))
+            end, members, least = stream.last.context.end, stream.members, self.policy.least(stream)
+        sealed = self._seal_all(name, [each for each in members if each not in without], end, term)
+        if len(sealed) < least:
+            sealed |= self._seal_all(name, [each for each in members if each in without], end, term)
+        if len(sealed) < least:
+            raise UnavailableError(
+                f"{len(sealed)} of {len(members)} replicas can be written, and {least} are needed",
+                where=f"stream {name}",
+                repair="check that the log servers are running, and their logs",
+            )
+        self._check_equal(name, sealed)
+        for each in joining:
+            self._join(name, each, sealed, end, term)
+        with self._lock:
+            stream = self._state().streams[name]
+            together = tuple(each for each in stream.replicas if each in sealed)
+            if not self._record(StreamUnsealed(name, term, together)):
+                raise UnavailableError("the stream was sealed again", where=f"stream {name}")
+        self._tell(name, members, together)
+        return term, together
+
+    def _join(
+        self, name: str, replica: str, sealed: dict[str, ReplicaStatus], end: int, term: int
+    ) -> None:
+        """Add a replica to those that are sealed; if that fails, the stream goes on without it."""
+        try:
+            status = self._synchronize(name, replica, [*sealed], end, term, _REST, throttled=False)
+            if (status.state, status.committed_end) != ("sealed", end):
+                raise UnavailableError(
+                    f"the replica is {status.state} at {status.committed_end}, not sealed at {end}",
+                    where=f"stream {name}, log server {replica}",
+                )
+            self._check_equal(name, {**sealed, replica: status})
+        except TusklineError as error:
+            self._not_taken_back(name, replica, error)
+        else:
+            sealed[replica] = status
+
+    def _not_taken_back(self, name: str, replica: str, error: TusklineError) -> None:
+        self._membership.failed(time.monotonic(), name, replica)
+        _log.warning(
+            "could not take a replica back",
+            stream=name,
+            log_server=replica,
+            error=error.what,
+            where=error.where,
+        )
+
+    def _tell(self, name: str, before: Sequence[str], after: Sequence[str]) -> None:
+        now = time.monotonic()
+        for each in before:
+            if each not in after:
+                self._membership.failed(now, name, each)
+                _log.warning("replica left out", stream=name, log_server=each, left=len(after))
+        for each in after:
+            if each not in before:
+                self._membership.taken_back(now, name, each)
+                _log.info("replica in sync", stream=name, log_server=each, replicas=len(after))
+
+    def _seal_all(
+        self, name: str, replicas: Iterable[str], end: int, term: int
+    ) -> dict[str, ReplicaStatus]:
+        """Those that are sealed at `end` now."""
+        found = {}
+        pending = [
+            (each, self._calls.submit(self._seal_member, name, each, end, term))
+            for each in replicas
+        ]
+        for each, future in pending:
+            try:
+                found[each] = future.result()
+            except TusklineError as error:
+                # Once for each cause: capture tries again every few seconds.
+                if self._told.get((name, each)) != error.what:
+                    _log.warning("could not seal", stream=name, log_server=each, error=error.what)
+                self._told[name, each] = error.what
+            else:
+                self._told.pop((name, each), None)
+        return found
+
+    def _seal_member(self, name: str, replica: str, end: int, term: int) -> ReplicaStatus:
+        """Seal a member, and send it the commits that it lacks."""
+        link, deadline = self._link(replica), time.monotonic() + _SEALING
+        while True:
+            status = link.call(m.SEAL, m.SealRequest(name, end, term))
+            if status.state == "sealed":
+                return status
+            if time.monotonic() > deadline:
+                raise UnavailableError("commits are missing", where=link.address)
+            missed = self._missed(name, status.version)
+            answer = link.call(m.COMMIT, m.CommitRequest({name: missed}, self._now()))
+            if refused := answer.refused.get(name):
+                raise refused.error()
+
+    def _missed(self, name: str, version: int) -> tuple[CommitContext, ...]:
+        with self._lock:
+            return tuple(self._state().streams[name].missed(version)[:_MOST_COMMITS])
+
+    def _link(self, log_server_id: str) -> LogServerLink:
+        for link in self._log_servers.with_own_id():
+            if link.log_server_id == log_server_id:
+                return link
+        raise UnavailableError("log server does not answer", where=f"log server {log_server_id}")
+
+    @staticmethod
+    def _check_equal(name: str, sealed: dict[str, ReplicaStatus]) -> None:
+        """Replicas that are sealed at the same commit end with the same entry."""
+        if len({status.last_crc for status in sealed.values()}) > 1:
+            raise _different(name, " and ".join(sorted(sealed)))
+
+    # -- replicas that are not in sync --------------------------------------------------------------
+
+    def _take_back(self, name: str, replica: str) -> None:
+        """Synchronize a replica while the stream goes on, then the rest while it is sealed."""
+        while not self._stopping.is_set():
+            with self._lock:
+                stream = self._state().streams[name]
+                members, term, last = stream.members, stream.term, stream.last
+            status = self._synchronize(
+                name, replica, members, last.context.end, term, _SYNCHRONIZING, throttled=True
+            )
+            with self._lock:
+                ahead = self._state().streams[name].last.position.bytes_total
+            if ahead - status.bytes_total <= _LITTLE:
+                break
+        with self._sealing[name]:
+            term, _ = self._seal(name, joining=(replica,))
+            self._unused[name] = term
+
+    def _synchronize(
+        self,
+        name: str,
+        replica: str,
+        members: Sequence[str],
+        end: int,
+        term: int,
+        within: float,
+        *,
+        throttled: bool,
+    ) -> ReplicaStatus:
+        """Have a member send a replica what it lacks, unless that is nothing; the replica's status then."""
+        link = self._link(replica)
+        # A replica that is not known there, or not valid, cannot be sealed: it takes everything.
+        with suppress(TusklineError):
+            status = link.call(m.SEAL, m.SealRequest(name, end, term))
+            if status.state == "sealed":
+                return status
+        sources = [
+            each for each in self._log_servers.with_own_id() if each.log_server_id in members
+        ]
+        if not sources:
+            raise UnavailableError("no log server in sync answers", where=f"stream {name}")
+        request = m.SynchronizeRequest(name, link.address, throttled)
+        return sources[0].call(m.SYNCHRONIZE, request, within=within)
+
+    # -- decisions ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_PERIOD):
+            try:
+                self._decide()
+            except Exception as error:
+                _log.exception("replication step failed", error=str(error))
+
+    def _decide(self) -> None:
+        with self._lock:
+            state, reports = self._state(), self._reports()
+            views = [
+                LogServerView(
+                    link.log_server_id,
+                    link.address,
+                    frozenset(stream for stream, at in reports if at == link.log_server_id),
+                )
+                for link in self._log_servers.with_own_id()
+            ]
+            configured = [link.address for link in self._log_servers]
+            decisions = self._membership.step(
+                time.monotonic(), state.streams, state.log_servers, views, configured
+            )
+            for decision in decisions:
+                if isinstance(decision, Assign):
+                    self._record(ReplicasAssigned(decision.stream, decision.replicas))
+                    _log.info(
+                        "replicas assigned", stream=decision.stream, replicas=decision.replicas
+                    )
+        for decision in decisions:
+            match decision:
+                case LeaveOut(stream, failed):
+                    self._begin(stream, partial(self._leave_out, stream, failed))
+                case TakeBack(stream, replica):
+                    key = (stream, replica)
+                    self._begin(key, partial(self._try_to_take_back, stream, replica))
+
+    def _begin(self, key: object, work: Callable[[], None]) -> None:
+        """Carry out a decision, unless that is being done."""
+        if key in self._running:
+            return
+        self._running.add(key)
+
+        def do() -> None:
+            try:
+                work()
+            except Exception as error:
+                _log.exception("replication failed", error=str(error))
+            finally:
+                self._running.discard(key)
+
+        self._work.submit(do)
+
+    def _leave_out(self, name: str, failed: Sequence[str]) -> None:
+        with self._sealing[name]:
+            try:
+                term, _ = self._seal(name, failed)
+            except TusklineError as error:
+                _log.warning("stream stays sealed", stream=name, error=error.what)
+            else:
+                self._unused[name] = term
+
+    def _try_to_take_back(self, name: str, replica: str) -> None:
+        try:
+            self._take_back(name, replica)
+        except TusklineError as error:
+            self._not_taken_back(name, replica, error)
+
+
+def _different(name: str, which: str) -> DivergedError:
+    return DivergedError(
+        f"replicas that have the same commits end with different entries: {which}",
+        where=f"stream {name}",
+        repair="compare the replicas with `tuskline log verify`; stop the log server that is wrong, and remove its data_dir",
+    )
