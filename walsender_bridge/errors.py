@@ -200,6 +200,12 @@ class UnavailableError(TusklineError):
     cause = Cause.UNAVAILABLE
 
 
+class StreamSealedError(UnavailableError):
+    """The stream was sealed, to go on with other replicas: its writer needs a new term."""
+
+    cause = Cause.SEALED
+
+
 class SilentError(UnavailableError):
     """A service of Tuskline did not answer in time: it hangs, or needs longer."""
 
@@ -208,12 +214,6 @@ class BehindError(UnavailableError):
     """A replica of the log does not have what is asked for yet; another one may."""
 
     cause = Cause.BEHIND
-
-
-class StreamSealedError(UnavailableError):
-    """The stream was sealed, to go on with other replicas: its writer needs a new term."""
-
-    cause = Cause.SEALED
 
 
 class OutvotedError(UnavailableError):

@@ -35,11 +35,7 @@ def test_41_a_job_reads_from_both_replicas_and_one_may_be_killed(
             time.sleep(0.05)
         yield from rows
 
-    policy = ReplicationPolicy(replicas=2)
-    with ChangeLog(tmp_path, policy) as log, contextlib.ExitStack() as stack:
-        repository = log.repository
-        assert repository is not None
-        wait_for(lambda: len(repository._log_servers.answering()) == 2, 30, "both log servers")
+    with ChangeLog(tmp_path, ReplicationPolicy(2, 2, 60.0)) as log, contextlib.ExitStack() as stack:
         writer = LogWriter(log, "shop")
         stack.callback(writer.close)
         for commit in range(COMMITS):
@@ -49,8 +45,7 @@ def test_41_a_job_reads_from_both_replicas_and_one_may_be_killed(
         options["partitionBytes"] = "1"
         source = TusklineSource(options)
         planned: list[Any] = [*source.reader(source.schema()).partitions()]
-        both = [*planned[0].addresses]
-        assert sorted(both) == sorted(f"grpc://{listen}" for listen in log.listens)
+        both = [f"grpc://{each}" for each in log.listens]
         assert [task.addresses[0] for task in planned] == both * (COMMITS // 2)
         frame = spark.read.format("tuskline").options(**options).load().select("id", "note")
         job = stack.enter_context(ThreadPoolExecutor(1)).submit(

@@ -1,4 +1,4 @@
-"""A change log with content of a test's choice: entries are appended as capture does it."""
+"""A change log with content of a test's choice: entries are appended as capture does it, to each replica."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from tests.support import pgoutput_messages as pm
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
+from walsender_bridge.change_log.client import LogClient, StreamWriter
 from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash
 from walsender_bridge.errors import UnavailableError
 
@@ -26,7 +26,7 @@ class LogWriter:
         self._here = log
         self._log = LogClient(log.address)
         self._asks = ThreadPoolExecutor(1)
-        self._replica = ReplicaClient(_stream_address(self._log, stream))
+        _create(self._log, stream)
         self._writer: StreamWriter = self._log.open_writer(stream)
         self._crc = self._writer.status.last_crc
         self._lsn = max(self._writer.status.last_end_lsn, 0x1000)
@@ -35,7 +35,6 @@ class LogWriter:
     def close(self) -> None:
         self._asks.shutdown()
         self._writer.close()
-        self._replica.close()
         self._log.close()
 
     def commit(
@@ -82,11 +81,12 @@ class LogWriter:
         return any(each.positions == positions for each in [*repository.barriers.waiting])
 
 
-def _stream_address(log: LogClient, stream: str) -> str:
+def _create(log: LogClient, stream: str) -> None:
     deadline = time.monotonic() + 30
     while True:
         try:
-            return log.create_stream(stream).addresses[0]
+            log.create_stream(stream)
+            return
         except UnavailableError:
             # The log server is still starting.
             assert time.monotonic() < deadline

@@ -32,6 +32,10 @@ TABLE = {
     "register_consumer": "  rl o",
     "drop_consumer": "   l o",
     "raise_version": "   l o",
+    "describe": "w rlmo",
+    "replicas": "w rlmo",
+    "commits": "  rl o",
+    "trim_stream": "     o",
 }
 ROLES = {
     "w": Role.WRITER,

@@ -9,10 +9,11 @@ import pytest
 from slot_sync.status_record import CandidateRecord, SlotsStatus
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition
 from tests.support import statuses
+from walsender_bridge.change_log import repository_messages as of_repository
 from walsender_bridge.change_log.protocol import LogStatus, StreamCut
-from walsender_bridge.cli import app as cli
+from walsender_bridge.change_log.transactions import LoggedTransaction
 from walsender_bridge.cli import epochs, quarantine, safekeeper, status, table
-from walsender_bridge.observability import slots_view
+from walsender_bridge.observability import log_tail, log_view, slots_view
 from walsender_bridge.observability.observation import Observation, SourceView
 from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
 from walsender_bridge.observability.slots_view import SlotsView
@@ -42,6 +43,14 @@ def values(record: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def log() -> LogStatus:
     cut = StreamCut("shop", ("grpc://127.0.0.1:1",), 9, 9, LSN, MICROSECONDS, 1, 1, 100)
     return LogStatus("id", 12, 11, {"shop": cut})
+
+
+def described() -> log_view.LogView:
+    place = of_repository.ReplicaPlace("k", "grpc://127.0.0.1:1", True, 12)
+    numbers = (1, 12, 9, 100, LSN, MICROSECONDS, 9, 100, 9, 1)
+    stream = of_repository.StreamDescription("shop", *numbers, (place,))
+    answer = of_repository.DescribeAnswer("id", 12, 12, 11, 9, 3600.0, (stream,), (), {})
+    return log_view.LogView(answer, {})
 
 
 def slot_report() -> SlotsStatus:
@@ -89,7 +98,8 @@ VIEWS = {
     "safekeeper status": lambda: safekeeper.summary(quorum()),
     "slots status": lambda: slots_view.shown(slot_report()),
     "epochs show": lambda: epochs.shown(manifest()),
-    "log status": lambda: cli.log_rows(log()),
+    "log status": lambda: log_view.summary(described()),
+    "log tail": lambda: log_tail.record(LoggedTransaction(1, 2, 3, LSN, MICROSECONDS, 1, {})),
     "table list": lambda: table.shown(table_row()),
     "quarantine list": lambda: quarantine.shown(quarantined_row()),
 }

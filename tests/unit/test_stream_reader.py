@@ -17,7 +17,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.change_log import actions, protocol, stream_reader
 from walsender_bridge.change_log.client import LogClient, LogEntry, ReplicaClient
 from walsender_bridge.change_log.log_server_messages import CreateRequest, ReadAnswer
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, StreamCut
 from walsender_bridge.change_log.replica.core import ReplicaState
 from walsender_bridge.change_log.replica.host import FOREVER, HostedReplica
 from walsender_bridge.change_log.replica.service import ReplicaServer, _batch
@@ -28,6 +28,7 @@ from walsender_bridge.change_log.replica_order import (
     in_order,
     rotated,
 )
+from walsender_bridge.change_log.repository.core import StreamCreated
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.change_log.storage.store import StoredEntry
@@ -407,28 +408,39 @@ def test_an_error_of_the_request_is_raised_at_once(serve) -> None:
 def test_41_a_cut_names_all_replicas_and_those_that_answer_first(tmp_path, started) -> None:
     servers = [ReplicaServer(tmp_path / name, "127.0.0.1:0") for name in "ab"]
     addresses = tuple(server.address for server in servers)
-    policy = ReplicationPolicy(replicas=2, silence=3600.0)
     repository = RepositoryServer(
-        *(tmp_path / "repository", "127.0.0.1:0"),
+        tmp_path / "repository",
+        "127.0.0.1:0",
         log_servers=addresses,
         tick=0.02,
-        replication=policy,
+        replication=ReplicationPolicy(2, 2),
     )
+    repository._record(StreamCreated(SHOP, tuple(server.log_server_id for server in servers)))
     repository.start()
     started.callback(repository.stop)
-    make = EntryMaker()
+    started.callback(servers[1].stop)
     with LogClient(repository.address) as log:
-        assert set(log.create_stream(SHOP).addresses) == {*addresses}
-        with log.open_writer(SHOP) as writer:
-            writer.send([make.whole(), make.whole()], schemas=list(SCHEMAS.values()))
-            log.barrier({SHOP: make.end_lsn}, 30)
-        cut = log.status().streams[SHOP]
-        assert set(cut.addresses) == {*addresses}
+        assert log.create_stream(SHOP).addresses == addresses
+        cut = write_to_all(log, addresses)
+        assert cut.addresses == addresses
         for address in addresses:
             with reading(address, holds=cut.end_offset) as reader:
                 assert [entry.offset for entry in reader.read(1, cut.end_offset)] == [1, 2]
-        first, second = sorted(servers, key=lambda server: cut.addresses.index(server.address))
-        started.callback(second.stop)
-        first.stop()
-        wanted = (second.address, first.address)
-        wait_for(lambda: log.status().streams[SHOP].addresses == wanted, 30, "the other is first")
+        servers[0].stop()
+
+        def first() -> str:
+            return log.status().streams[SHOP].addresses[0]
+
+        wait_for(lambda: first() == addresses[1], 30, "the one that answers is first")
+        assert set(log.status().streams[SHOP].addresses) == {*addresses}
+
+
+def write_to_all(log: LogClient, addresses: tuple[str, ...]) -> StreamCut:
+    """Append two entries to each replica; the cut when they can be read."""
+    make = EntryMaker()
+    made = [make.whole(), make.whole()]
+    with log.open_writer(SHOP) as writer:
+        assert {*writer.address.split(", ")} == {*addresses}
+        writer.send(made, schemas=list(SCHEMAS.values()))
+        log.barrier({SHOP: make.end_lsn}, 30)
+        return log.status().streams[SHOP]

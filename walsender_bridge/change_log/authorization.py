@@ -12,7 +12,7 @@ URI. An action that is missing in the table is nobody's.
 | `reader` | reads entries, and holds leases |
 | `lake` | publishes epochs: reads, and ends leases and skips versions |
 | `monitor` | asks for the status |
-| `operator` | repairs: as writer and lake |
+| `operator` | repairs: as writer and lake; trims |
 | `log-server` | serves replicas, and asks for nothing |
 """
 
@@ -48,7 +48,7 @@ class Role(StrEnum):
 #: The roles whose holders are servers; their certificates name hosts, and no others do.
 SERVERS: Final = frozenset({Role.REPOSITORY, Role.LOG_SERVER})
 
-_MONITOR = frozenset({"status", "stream_status"})
+_MONITOR = frozenset({"status", "stream_status", "describe", "replicas"})
 _READER = _MONITOR | {
     READ,
     "schema",
@@ -56,6 +56,7 @@ _READER = _MONITOR | {
     "plan",
     "version_at",
     "cut_before",
+    "commits",
     "barrier",
     "register_consumer",
 }
@@ -75,7 +76,7 @@ ALLOWED: Final[dict[Role, frozenset[str]]] = {
     Role.READER: _READER,
     Role.LAKE: _LAKE,
     Role.MONITOR: _MONITOR,
-    Role.OPERATOR: _WRITER | _LAKE,
+    Role.OPERATOR: _WRITER | _LAKE | {"trim_stream"},
     Role.LOG_SERVER: frozenset(),
 }
 

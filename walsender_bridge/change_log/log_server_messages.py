@@ -1,7 +1,9 @@
 """The actions of a log server: their requests and answers, and what accompanies the entries that are read and appended.
 
-The repository uses the actions from REPORT to TRIM, `ReplicaClient` the others and CUT_TAIL. `holds` of a request is the
-offset up to which a replica has to be committed to answer it (`BehindError`). Offsets are local, and ends exclusive; times are microseconds since the Unix epoch. Schema records and their hashes are hexadecimal (`unhex`).
+The repository uses the actions from REPORT to TRIM, `ReplicaClient` the others and CUT_TAIL, `OperatorReplica` also the last
+two. `holds` of a request is the offset up to which a replica has to be committed to answer it (`BehindError`). Offsets are
+local, and ends exclusive; times are microseconds since the Unix epoch. Schema records and their hashes are hexadecimal
+(`unhex`).
 """
 
 from collections.abc import Mapping
@@ -223,6 +225,49 @@ class TransactionsAnswer:
     transactions: tuple[tuple[Lsn, int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaDescription:
+    """A replica in any state, for operators.
+
+    `reason`: why it is LEARNING; `synchronizes`: with another one. `status`, `context`, `low_bytes`: None if they cannot be read; `low_bytes`: bytes of the
+    stream in front of the low watermark. `sealed_at`: see `Durable`. `disk_bytes`: of its files.
+    """
+
+    stream: str
+    state: str
+    reason: str
+    synchronizes: bool
+    status: ReplicaStatus | None
+    context: CommitContext | None
+    sealed_at: int | None
+    low_bytes: int | None
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasAnswer:
+    """`log_server`: its id. `replicas`: all of them, ordered by stream."""
+
+    log_server: str
+    replicas: tuple[ReplicaDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsRequest:
+    """The commits whose ends are greater than `after_offset`, at most `limit`."""
+
+    stream: str
+    after_offset: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsAnswer:
+    """`commits`: rows of the index in order, as arrays of their fields (`replica.commit_rows`), since there may be very many."""
+
+    commits: tuple[tuple[int, ...], ...]
+
+
 REPORT: Final = Action("report", Empty, ReportAnswer)
 COMMIT: Final = Action("commit", CommitRequest, CommitAnswer)
 CREATE: Final = Action("create", CreateRequest, ReplicaStatus)
@@ -237,3 +282,5 @@ PLAN: Final = Action("plan", PlanRequest, PlanAnswer)
 VERSION_AT: Final = Action("version_at", VersionAtRequest, CutAnswer)
 CUT_BEFORE: Final = Action("cut_before", CutBeforeRequest, CutAnswer)
 TRANSACTIONS: Final = Action("transactions", TransactionsRequest, TransactionsAnswer)
+REPLICAS: Final = Action("replicas", Empty, ReplicasAnswer)
+COMMITS: Final = Action("commits", CommitsRequest, CommitsAnswer)

@@ -4,11 +4,10 @@ Each command is a thin call into the part that does the work. A part is imported
 that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
 """
 
-import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +19,10 @@ from walsender_bridge.cli import (
     flush,
     lake_verify,
     log_backup,
+    log_status,
+    log_tail,
+    log_trim,
+    log_verify,
     members,
     quarantine,
     quorum,
@@ -39,14 +42,11 @@ from walsender_bridge.cli.options import (
     load_config,
 )
 from walsender_bridge.errors import Cause, TusklineError, UsageError
-from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.runtime import disk_full, extras, gc_control, logs
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.private_folder import private_folder
-from walsender_bridge.runtime.times import with_iso_times
 
 if TYPE_CHECKING:
-    from walsender_bridge.change_log.protocol import LogStatus
     from walsender_bridge.config import Config
 
 app = typer.Typer(
@@ -61,7 +61,7 @@ app = typer.Typer(
 log_server_app = typer.Typer(help="Run the log server: replicas of the log, and safekeepers.")
 bridge_app = typer.Typer(help="Run the bridge, which captures the sources and orders the log.")
 lake_app = typer.Typer(help="Run the Spark job that publishes epochs; verify its files.")
-log_app = typer.Typer(help="Show the state of the change log; back up its repository.")
+log_app = typer.Typer(help="Show, verify, trim and follow the change log; back up its repository.")
 for name, named in (
     ("log-server", log_server_app),
     ("bridge", bridge_app),
@@ -71,7 +71,8 @@ for name, named in (
     app.add_typer(named, name=name, no_args_is_help=True)
 
 lake_verify.register(lake_app)
-log_backup.register(log_app)
+for command in (log_status, log_verify, log_trim, log_tail, log_backup):
+    command.register(log_app)
 for group in (
     attach,
     certs,
@@ -187,29 +188,6 @@ def top(config: ConfigPath = DEFAULT_CONFIG) -> None:
     from walsender_bridge.cli.top import Top
 
     Top(settings).run()
-
-
-def log_rows(status: "LogStatus") -> list[dict[str, Any]]:
-    """A row for each stream of the log. Pure."""
-    return [
-        {
-            "version": status.version,
-            **with_iso_times(dataclasses.asdict(cut), "last_commit_time", unit=1e-6),
-            "last_end_lsn": format_lsn(cut.last_end_lsn),
-        }
-        for cut in status.streams.values()
-    ]
-
-
-@log_app.command("status")
-def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Show the log's version and the committed end of each stream."""
-    settings = load_config(config)
-    from walsender_bridge.change_log.client import LogClient
-
-    with LogClient(settings.log_address) as log:
-        status = log.status()
-    Output(as_json=as_json).rows("streams", log_rows(status))
 
 
 @app.command()

@@ -15,7 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import lmdb
@@ -33,22 +33,24 @@ _log = logs.logger()
 
 def keep_fatal_aside(streams: Path) -> list[CorruptError]:
     """Read every segment below this folder; return the errors of those that were renamed."""
-    waiting = [
-        folder
-        for folder in sorted(streams.glob("*/*"))
-        if Segment.offset_in_name(folder.name) is not None
-    ]
     kept = []
+    for folder, reason in find_fatal(streams.glob("*/*")):
+        error = damaged_segments.keep_aside(
+            folder, CorruptError(reason, where=str(folder / "data.mdb"))
+        )
+        _log.error("damaged segment renamed", where=error.where, reason=error.what)
+        kept.append(error)
+    return kept
+
+
+def find_fatal(folders: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """The segments among these folders that cannot be read, with the reasons."""
+    waiting = [each for each in sorted(folders) if Segment.offset_in_name(each.name) is not None]
     while waiting:
         done, reason = _read(waiting)
         if reason:
-            error = damaged_segments.keep_aside(
-                waiting[done], CorruptError(reason, where=str(waiting[done] / "data.mdb"))
-            )
-            _log.error("damaged segment renamed", where=error.where, reason=error.what)
-            kept.append(error)
+            yield waiting[done], reason
         waiting = waiting[done + 1 :]
-    return kept
 
 
 def _read(folders: Sequence[Path]) -> tuple[int, str]:

@@ -20,6 +20,7 @@ from walsender_bridge.change_log.entry import (
     split_messages,
     split_schema_record,
 )
+from walsender_bridge.change_log.log_server_messages import ReplicaDescription
 from walsender_bridge.change_log.protocol import (
     MAX_PLAN,
     READ_BATCH_BYTES,
@@ -30,7 +31,13 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
 )
 from walsender_bridge.change_log.replica import damaged_segments
-from walsender_bridge.change_log.replica.core import Replica, ReplicaState, sealed_error
+from walsender_bridge.change_log.replica.core import (
+    TRANSITIONS,
+    Event,
+    Replica,
+    ReplicaState,
+    sealed_error,
+)
 from walsender_bridge.change_log.replica.disk import (
     Durable,
     Effect,
@@ -401,6 +408,45 @@ class HostedReplica:
         """See `ReplicaStatus`."""
         with self._lock:
             return self._healthy().status()
+
+    def description(self) -> ReplicaDescription:
+        """The replica in any state; see `ReplicaDescription`."""
+        stream = self.folder.name
+        with self._lock:
+            self._try_again()
+            if self._broken is not None:
+                state, why = ReplicaState.LEARNING, str(self._broken)
+                return ReplicaDescription(stream, state, why, False, None, None, None, None, 0)
+            core, status, current = self._core, self._core.status(), self._core.current
+            state, why, synchronizes = core.state, core.reason, current.syncing_from is not None
+        low_bytes = self._bytes_before(status) if Event.READ in TRANSITIONS[state] else None
+        return ReplicaDescription(
+            stream=stream,
+            state=state,
+            reason=why,
+            synchronizes=synchronizes,
+            status=status,
+            context=current.context,
+            sealed_at=current.sealed_at,
+            low_bytes=low_bytes,
+            disk_bytes=self.disk_bytes,
+        )
+
+    def _bytes_before(self, status: ReplicaStatus) -> int | None:
+        """Bytes of the stream in front of the low watermark; None if they cannot be read now."""
+        if status.low_offset == status.committed_end:
+            return status.bytes_total
+        with contextlib.suppress(TusklineError), self._reading(status.low_offset):
+            row = next(self._store.commits_behind(status.low_offset), None)
+            return None if row is None else row.position.bytes_total - row.size
+        return None
+
+    def commits(self, after: int, limit: int) -> list[IndexRow]:
+        """The commits whose ends are greater than `after`, in order. Raises `TrimmedError`."""
+        if after >= self._readable(after).committed_end:
+            return []
+        with self._reading(after):
+            return [*islice(self._store.commits_behind(after), limit)]
 
     def _readable(self, offset: int) -> ReplicaStatus:
         """The status, if reading may start at `offset`."""

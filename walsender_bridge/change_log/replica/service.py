@@ -4,7 +4,7 @@
             sync/<stream>            entries and commits of another log server (synchronizer.py)
     DoGet   `ReadRequest`; one batch of entries, with `ReadAnswer`
     actions report commit create cut_tail seal synchronize trim stream_status schema relations plan version_at
-            cut_before transactions
+            cut_before transactions replicas commits
 
 A call holds no lock and no transaction while it waits for its peer, so a reader or writer that stalls
 blocks no other. Streams do not wait for each other.
@@ -26,7 +26,7 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Handler, unhex
 from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus, check_stream
-from walsender_bridge.change_log.replica import fatal_segments, synchronizer
+from walsender_bridge.change_log.replica import commit_rows, fatal_segments, synchronizer
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -289,6 +289,18 @@ class ReplicaServer:
         replica = self._holding(request.stream, request.holds)
         return m.CutAnswer(replica.cut_before(request.version))
 
+    def describe(self) -> m.ReplicasAnswer:
+        """All replicas, whatever their states."""
+        with self._lock:
+            replicas = [self._replicas[name] for name in sorted(self._replicas)]
+        return m.ReplicasAnswer(self.log_server_id, tuple(each.description() for each in replicas))
+
+    def commits(self, request: m.CommitsRequest) -> m.CommitsAnswer:
+        """See `OperatorReplica.commits`."""
+        limit = min(request.limit, commit_rows.MAX_ROWS)
+        rows = self.replica(request.stream).commits(request.after_offset, limit)
+        return m.CommitsAnswer(tuple(map(commit_rows.values, rows)))
+
     def handlers(self) -> dict[str, Handler]:
         """The actions by name."""
         replica = self.replica
@@ -307,6 +319,8 @@ class ReplicaServer:
             m.VERSION_AT.handled_by(self.version_at),
             m.CUT_BEFORE.handled_by(self.cut_before),
             m.TRANSACTIONS.handled_by(self.transactions),
+            m.REPLICAS.handled_by(lambda _: self.describe()),
+            m.COMMITS.handled_by(self.commits),
         )
 
 

@@ -5,8 +5,8 @@ whose answers contain new reports. A log server that does not answer is skipped 
 missed once it is back: the commits to send follow from its report alone. While a barrier is new, the
 tick is short (`barriers.py`).
 
-Actions: status create_stream writer_term barrier register_consumer drop_consumer raise_version. They change
-the state under one lock, which a waiting barrier does not hold.
+Actions: status create_stream writer_term barrier register_consumer drop_consumer raise_version describe trim_stream.
+They change the state under one lock, which a waiting barrier does not hold.
 """
 
 import math
@@ -26,6 +26,7 @@ from walsender_bridge.change_log import actions, log_server_messages, protocol
 from walsender_bridge.change_log import repository_messages as m
 from walsender_bridge.change_log.actions import Empty
 from walsender_bridge.change_log.protocol import ReplicaReport, StreamCut, check_stream
+from walsender_bridge.change_log.repository import operator_trim, status
 from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
 from walsender_bridge.change_log.repository.core import (
     ConsumerDropped,
@@ -310,7 +311,7 @@ class RepositoryServer:
         )
 
     def _addresses(self, stream: StreamState) -> tuple[str, ...]:
-        """The addresses of the stream's members: first of the log servers that answer, then of the others."""
+        """The addresses of the replicas in sync: first of the log servers that answer, then of the others."""
         answering = {log_server.log_server_id for log_server in self._log_servers.answering()}
         known = [name for name in stream.members if name in self._state.log_servers]
         in_order = sorted(known, key=lambda name: name not in answering)
@@ -326,6 +327,19 @@ class RepositoryServer:
                 streams={name: self._cut(name) for name in sorted(self._state.streams)},
                 faults={name: ErrorRecord.of(fault) for name, fault in self._faults.items()},
             )
+
+    def describe(self) -> m.DescribeAnswer:
+        """See `OperatorLog.describe`."""
+        with self._changed:
+            faults, now = self._faults, self._clock.now()
+            return status.describe(self._state, faults, self._log_servers, now, self._retention)
+
+    def trim_stream(self, request: m.TrimStreamRequest) -> m.TrimStreamAnswer:
+        """See `OperatorLog.trim_stream`."""
+        with self._changed:
+            self._stream(request.stream)
+            order = operator_trim.decide(self._state, request, self._clock.now())
+        return operator_trim.perform(order, self._log_servers.answering())
 
     def create_stream(self, request: m.CreateStreamRequest) -> StreamCut:
         """Create a stream on the log server that has the fewest, unless it exists."""
@@ -485,6 +499,8 @@ class _RepositoryService(flight.FlightServerBase):  # type: ignore[misc]  # Flig
             m.REGISTER_CONSUMER.handled_by(server.register_consumer),
             m.DROP_CONSUMER.handled_by(server.drop_consumer),
             m.RAISE_VERSION.handled_by(server.raise_version),
+            m.DESCRIBE.handled_by(lambda _: server.describe()),
+            m.TRIM_STREAM.handled_by(server.trim_stream),
         )
         super().__init__(f"grpc://{listen}")
 

@@ -119,7 +119,7 @@ class StreamFaults:
             name: fault
             for name, stream in streams.items()
             for replica in stream.members
-            if (fault := self._fault(name, replica, known))
+            if (fault := self._fault(name, stream, replica, known))
         }
         waits = self.refusal(streams, known)
         if self.diverged or self._clock() - self._began >= AWAY_SECONDS:
@@ -127,11 +127,11 @@ class StreamFaults:
         return found
 
     def _fault(
-        self, stream: str, replica: str, log_servers: list[LogServer]
+        self, stream: str, state: StreamState, replica: str, log_servers: list[LogServer]
     ) -> TusklineError | None:
         found = [k for k in log_servers if k.log_server_id == replica and k.answers]
         if not found:
-            return self._away_fault(stream, replica, log_servers)
+            return self._away_fault(stream, state, replica, log_servers)
         self._away.pop(replica, None)
         if len(found) > 1:
             return _duplicate_id_fault(found, f"stream {stream}")
@@ -146,10 +146,14 @@ class StreamFaults:
         return log_server.refused.get(stream)
 
     def _away_fault(
-        self, stream: str, replica: str, log_servers: list[LogServer]
+        self, stream: str, state: StreamState, replica: str, log_servers: list[LogServer]
     ) -> TusklineError | None:
         others = [
-            k for k in log_servers if k.answers and (k.log_server_id, stream) in self._evaluations
+            k
+            for k in log_servers
+            if k.answers
+            and k.log_server_id not in state.replicas
+            and (k.log_server_id, stream) in self._evaluations
         ]
         if others:
             return ConfigError(

@@ -1,0 +1,79 @@
+"""The state of the whole log for operators, from the repository's state: action `describe`. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from walsender_bridge.change_log import repository_messages as m
+from walsender_bridge.change_log.repository.core import Consumer, Repository, StreamState
+from walsender_bridge.change_log.repository.stream_faults import LogServer
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime.error_record import ErrorRecord
+
+
+def describe(
+    state: Repository,
+    faults: Mapping[str, TusklineError],
+    log_servers: Iterable[LogServer],
+    now: float,
+    retention: float,
+) -> m.DescribeAnswer:
+    """See `DescribeAnswer`. `now`: of the log's steady clock."""
+    answering = {each.log_server_id for each in log_servers if each.answers}
+    return m.DescribeAnswer(
+        log_id=state.log_id,
+        version=state.version,
+        published=state.published,
+        forced_version=min(state.forced_version, state.published),
+        next_global=state.next_global,
+        retention=retention,
+        streams=tuple(_stream(state, name, answering, now) for name in sorted(state.streams)),
+        consumers=tuple(
+            _consumer(state, name, consumer, now)
+            for name, consumer in sorted(state.consumers.items())
+            if consumer.until > now
+        ),
+        faults={name: ErrorRecord.of(fault) for name, fault in faults.items()},
+    )
+
+
+def _stream(state: Repository, name: str, answering: set[str], now: float) -> m.StreamDescription:
+    stream = state.streams[name]
+    last, published = stream.last, stream.at(state.published)
+    assert published is not None, "history reaches down to what is published"
+    return m.StreamDescription(
+        stream=name,
+        term=stream.term,
+        version=last.context.version,
+        end_offset=last.context.end,
+        bytes_total=last.position.bytes_total,
+        last_end_lsn=last.position.end_lsn,
+        last_commit_time=last.position.commit_time,
+        published_end=published.context.end,
+        published_bytes=published.position.bytes_total,
+        trim_limit=state.trim_limit(name, now),
+        history=len(stream.history),
+        replicas=tuple(
+            m.ReplicaPlace(
+                log_server=each,
+                address=state.log_servers.get(each, ""),
+                answers=each in answering,
+                version=stream.applied.get(each, 0),
+            )
+            for each in stream.replicas
+        ),
+    )
+
+
+def needed(stream: StreamState, consumer: Consumer) -> m.NeededFrom:
+    """Where a consumer still needs a stream from, as `Repository.trim_limit` has it."""
+    at = stream.at(consumer.version) if consumer.version else None
+    if at is None:
+        # It has published nothing, or longer ago than the history reaches: everything is needed.
+        return m.NeededFrom(1, None)
+    return m.NeededFrom(at.context.end, at.position.bytes_total)
+
+
+def _consumer(
+    state: Repository, name: str, consumer: Consumer, now: float
+) -> m.ConsumerDescription:
+    needs = {each: needed(stream, consumer) for each, stream in sorted(state.streams.items())}
+    return m.ConsumerDescription(name, consumer.version, consumer.until - now, needs)
