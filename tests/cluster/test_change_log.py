@@ -687,7 +687,8 @@ import sys
 sys.path.append({str(tmp_path)!r})
 from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import ReplicaClient
-with ReplicaClient({processes.log_server_listen!r}) as replica, replica.open_writer("shop", 9) as writer:
+address = "grpc://" + {processes.log_server_listen!r}
+with ReplicaClient(address) as replica, AppendWriter(address, "shop", 9, 10) as writer:
     writer.send([])
     assert writer.next_ack(30) is not None
     assert list(replica.read("shop", 1, 1)) == []
