@@ -12,9 +12,14 @@ from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
+from walsender_bridge.change_log.log_server_messages import CREATE
 from walsender_bridge.change_log.replica.service import ReplicaServer
+from walsender_bridge.change_log.repository import membership, replication
+from walsender_bridge.change_log.repository.core import StreamSealed
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.change_log.restart import build_restart
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import FencedError, StreamSealedError, TusklineError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import WalPosition
@@ -64,7 +69,7 @@ class Machines:
     def close(self) -> None:
         self.log.close()
         self.repository.stop()
-        for number in range(3):
+        for number in [*range(3)]:
             self.stop(number)
 
     # -- writing and reading ------------------------------------------------------------------------
@@ -118,6 +123,12 @@ class Machines:
             status = replica.stream_status(STREAM)
             found = replica.read(STREAM, status.low_offset, status.committed_end)
             return [(e.offset, e.version, e.global_offset, bytes(e.data)) for e in found]
+
+    def entries_or_none(self, number: int) -> list[tuple[int, int, int, bytes]] | None:
+        """None while it cannot be read."""
+        with contextlib.suppress(TusklineError):
+            return self.entries(number)
+        return None
 
     def all_equal(self) -> None:
         """All log servers are in sync, and hold the same."""
@@ -249,12 +260,15 @@ def test_a_writer_of_before_a_seal_is_fenced(machines) -> None:
         StreamWriter(STREAM, old.term, [f"grpc://{each}" for each in here.listens], set(), 10)
 
 
-def test_a_repository_that_ends_while_a_stream_is_sealed_seals_it_again(machines) -> None:
+def test_a_repository_that_ends_while_a_stream_is_sealed_seals_it_again(
+    machines, monkeypatch
+) -> None:
     here = machines()
     here.write_on(3)
-    here.repository._replication._calls.submit = None  # nothing is sealed behind the record
-    with pytest.raises(TusklineError):
-        here.log.writer_term(STREAM)
+    with monkeypatch.context() as patch:
+        patch.setattr(replication, "_begun", None)  # nothing is sealed behind the record
+        with pytest.raises(TusklineError):
+            here.log.writer_term(STREAM)
     assert here.repository._state.streams[STREAM].sealed
     here.log.close()
     here.repository.stop()
@@ -302,3 +316,116 @@ def test_a_replica_that_was_out_learns_what_the_slot_was_confirmed_to(machines) 
     with ReplicaClient(here.listens[2]) as replica:
         status = replica.stream_status(STREAM)
     assert (status.confirmed_to, status.system_id) == (WalPosition(1, 999), 5)
+
+
+def test_a_stream_that_stays_sealed_under_a_living_writer_goes_on(machines, monkeypatch) -> None:
+    monkeypatch.setattr(membership, "SEALED_SECONDS", 1.0)
+    here = machines()
+    with here.open_writer() as writer:
+        here.write(writer)
+        with here.repository._changed:
+            term = here.repository._state.streams[STREAM].term + 1
+            here.repository._record(StreamSealed(STREAM, term))
+        wait_for(lambda: not here.repository._state.streams[STREAM].sealed, 20, "it is unsealed")
+        with pytest.raises(StreamSealedError):
+            here.write(writer)
+    here.write_on(1)
+    here.all_equal()
+
+
+def test_of_two_members_one_is_gone_for_good_and_a_third_returns(machines) -> None:
+    here = machines()
+    here.write_on(3)
+    here.stop(2)
+    here.write_on(2)
+    assert here.members() == [0, 1]
+    here.stop(1)
+    here.start(2)
+    wait_for(lambda: here.members() == [0, 2], 30, "the third one is in sync")
+    here.write_on(2)
+    here.start(1)
+    here.all_equal()
+
+
+def test_a_member_that_lost_its_streams_while_no_other_may_be_left_out_is_mended(machines) -> None:
+    here = machines(silence=1.0)
+    here.write_on(3)
+    here.stop(2)
+    here.write_on(2)
+    here.stop(1)
+    # Its identity is kept.
+    shutil.rmtree(here.folder / "log-server-1" / "streams")
+    here.start(1)
+    wait_for(lambda: len(here.entries_or_none(1) or ()) == 5, 30, "it has everything again")
+    here.write_on(2)
+    here.start(2)
+    here.all_equal()
+
+
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_a_stream_of_several_log_servers_goes_on_with_a_single_one(machines, is_left_out) -> None:
+    """The others were removed from the configuration, before or after they were left out."""
+    here = machines(least=1, silence=0.5)
+    here.write_on(3)
+    here.stop(1)
+    here.stop(2)
+    if is_left_out:
+        wait_for(lambda: here.members() == [0], 30, "the others are left out")
+    here.log.close()
+    here.repository.stop()
+    here.listens = here.listens[:1]
+    here.policy = ReplicationPolicy(1, 1, 0.5)
+    if not is_left_out:
+        # As the repository knows them, two members are still there: they have to be left out first.
+        here.listens.append(f"127.0.0.1:{free_port()}")
+    here.start_repository()
+    here.log = LogClient(here.repository.address)
+    here.write_on(2)
+    assert here.end() == 6
+
+
+def test_a_log_server_that_ends_while_a_stream_is_created_is_left_out(
+    machines, monkeypatch
+) -> None:
+    here = machines()
+    really = LogServerLink.call
+    away = here.listens[0]
+
+    def call(self: LogServerLink, action, request, **options):
+        if action is CREATE and self.address.endswith(away):
+            raise UnavailableError("service does not answer")
+        return really(self, action, request, **options)
+
+    monkeypatch.setattr(LogServerLink, "call", call)
+    here.log.create_stream("second")
+    with here.log.open_writer("second") as writer:
+        make = EntryMaker()
+        writer.send([make.whole()], schemas=list(SCHEMAS.values()))
+        assert writer.next_ack(10) is not None
+        here.log.barrier({"second": make.end_lsn}, 20)
+
+
+def test_a_restart_that_a_seal_removes_leaves_nothing_behind(machines) -> None:
+    """Neither in those that wrote it nor in one that was synchronized with them meanwhile."""
+    here = machines()
+    with here.open_writer() as writer:
+        here.write(writer, 2)
+        writer.send([], confirm_to=WalPosition(1, 0x5000), system_id=7)
+        assert writer.next_ack(10) is not None
+        here.committed()
+    here.stop(2)
+    here.wipe(2)
+    wait_for(lambda: here.log.open_writer(STREAM, here.failed).close() is None, 20, "a writer")
+    source = here.servers[0]
+    assert source is not None
+    replica = source.replica(STREAM)
+    session, status = replica.open_writer(replica.status().term)
+    entry = build_restart(status.last_crc)
+    replica.append(session, [entry], [], WalPosition(1, 0x90000), 0, 99)
+    assert replica.status().system_id == 99
+    offer = replica.sync_offer("k")
+    assert (offer.durable.confirmed_to, offer.durable.system_id) == (WalPosition(1, 0x5000), 7)
+    with here.open_writer() as writer:
+        assert writer.status.confirmed_to == WalPosition(1, 0x5000)
+        assert writer.status.system_id == 7
+    assert replica.status().system_id == 7

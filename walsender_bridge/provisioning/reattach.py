@@ -130,7 +130,15 @@ def _restart(
     source: CaptureSource, log: LogClient, confirm_to: WalPosition, system_id: int
 ) -> None:
     """Append the RESTART entry behind what is committed, and wait for its commit."""
-    name = source.name
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while True:
+        offset = _append_restart(source.name, log, confirm_to, system_id)
+        if _is_committed(source.name, log, offset, deadline):
+            return
+
+
+def _append_restart(name: str, log: LogClient, confirm_to: WalPosition, system_id: int) -> int:
+    """Append the entry; its local offset."""
     with ReplicaClient(log.status().streams[name].addresses[0]) as replica:
         with _writer(log, name) as writer:
             uncommitted = writer.status.end_offset > writer.status.committed_end
@@ -138,19 +146,28 @@ def _restart(
                 settle(writer, log, ANSWER_SECONDS)
                 end = replica.stream_status(name).committed_end
                 replica.cut_tail(name, writer.term, end)
-        with _writer(log, name) as writer:
-            offset = writer.status.end_offset
-            entry = build_restart(writer.status.last_crc)
-            writer.send([entry], confirm_to=confirm_to, gate_lsn=0, system_id=system_id)
-            if writer.next_ack(ANSWER_SECONDS) is None:
-                raise UnavailableError("log server does not answer", where=writer.address)
-    deadline = time.monotonic() + ANSWER_SECONDS
-    while log.status().streams[name].history_start <= offset:
+    with _writer(log, name) as writer:
+        entry = build_restart(writer.status.last_crc)
+        writer.send([entry], confirm_to=confirm_to, gate_lsn=0, system_id=system_id)
+        if writer.next_ack(ANSWER_SECONDS) is None:
+            raise UnavailableError("log server does not answer", where=writer.address)
+        return writer.status.end_offset
+
+
+def _is_committed(name: str, log: LogClient, offset: int, deadline: float) -> bool:
+    """Whether the entry is committed; False if it was removed, as the stream was sealed to go on with other replicas."""
+    while True:
+        cut = log.status().streams[name]
+        if cut.history_start > offset:
+            return True
+        with ReplicaClient(cut.addresses[0]) as replica:
+            if replica.stream_status(name).end_offset <= offset:
+                return False
         if time.monotonic() > deadline:
             raise DeadlineError(
                 "the log has not committed the RESTART entry",
                 where=f"stream {name}",
-                repair="run `tuskline doctor`; the entry is committed automatically once the log continues",
+                repair="run `tuskline doctor`, then run this command again",
             )
         time.sleep(0.05)
 

@@ -35,6 +35,8 @@ from walsender_bridge.errors import MalformedMessageError, UnavailableError
 #: Kinds of rows beside those of an append.
 KIND_COMMIT = 2
 KIND_STATE = 3
+#: Seconds of a call; what was copied by then is kept.
+_LONGEST = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def synchronize(
     stream = offer.durable.stream
     with actions.at(where), connect() as client:
         path = flight.FlightDescriptor.for_path("sync", stream)
-        writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
+        options = flight.FlightCallOptions(timeout=_LONGEST)
+        writer, reader = client.do_put(path, protocol.APPEND_SCHEMA, options)
         try:
             writer.write_with_metadata(_rows([]), actions.encode(_message(offer)))
             lacking = actions.decode(SyncRange, _answer(reader))

@@ -203,8 +203,7 @@ class Replication:
         """Those that are sealed at `end` now."""
         found = {}
         pending = [
-            (each, _begun(partial(self._seal_member, name, each, end, term)))
-            for each in replicas
+            (each, _begun(partial(self._seal_member, name, each, end, term))) for each in replicas
         ]
         for each, future in pending:
             try:
@@ -376,14 +375,14 @@ class Replication:
                 self._try_to_seal(name, failed)
 
     def _try_to_seal(self, name: str, failed: Sequence[str]) -> None:
-            try:
-                term, _ = self._seal(name, failed)
-            except TusklineError as error:
-                if self._told.get((name, "")) != error.what:
-                    _log.warning("stream stays sealed", stream=name, error=error.what)
-                self._told[name, ""] = error.what
-            else:
-                self._unused[name] = term
+        try:
+            term, _ = self._seal(name, failed)
+        except TusklineError as error:
+            if self._told.get((name, "")) != error.what:
+                _log.warning("stream stays sealed", stream=name, error=error.what)
+            self._told[name, ""] = error.what
+        else:
+            self._unused[name] = term
 
     def _try_to_take_back(self, name: str, replica: str) -> None:
         try:
