@@ -139,13 +139,14 @@ def _restart(
 
 def _append_restart(name: str, log: LogClient, confirm_to: WalPosition, system_id: int) -> int:
     """Append the entry; its local offset."""
-    with ReplicaClient(log.status().streams[name].addresses[0]) as replica:
-        with _writer(log, name) as writer:
-            uncommitted = writer.status.end_offset > writer.status.committed_end
-            if uncommitted:
-                settle(writer, log, ANSWER_SECONDS)
-                end = replica.stream_status(name).committed_end
-                replica.cut_tail(name, writer.term, end)
+    with (
+        ReplicaClient(log.status().streams[name].addresses[0]) as replica,
+        _writer(log, name) as writer,
+    ):
+        if writer.status.end_offset > writer.status.committed_end:
+            settle(writer, log, ANSWER_SECONDS)
+            end = replica.stream_status(name).committed_end
+            replica.cut_tail(name, writer.term, end)
     with _writer(log, name) as writer:
         entry = build_restart(writer.status.last_crc)
         writer.send([entry], confirm_to=confirm_to, gate_lsn=0, system_id=system_id)
