@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.report import keep
 
-NAMES = ("capture", "decode", "snapshot", "slot-scan", "wal", "wal-catchup")
+NAMES = ("capture", "decode", "log-recovery", "snapshot", "slot-scan", "wal", "wal-catchup")
 
 
 def main(arguments: list[str]) -> int:

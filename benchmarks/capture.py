@@ -5,6 +5,9 @@ the slot is in use to the moment the load's last transaction is there: in the lo
 the end of pg_recvlogical, which writes to /dev/null. CPU seconds are those of the readers' own processes:
 log server, bridge and capture together; the walsender's are reported separately.
 
+With `--log-servers 3`, also to three log servers, until the load is durable on each of them, without and with TLS. `three_replicas_vs_one` has TLS
+on, and the one log server has not.
+
 Debezium's rate is that of the second half of its rows, by its own process's CPU seconds.
 """
 
@@ -13,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +27,10 @@ from benchmarks.processes import cpu_seconds, tree_cpu_seconds, wait_cpu_seconds
 from benchmarks.report import Report, Round, load
 from benchmarks.workload import SLOT, STREAM, Workload
 from tests.support.stack import Stack
+from tests.support.tls import Authority
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 NAME = "capture"
 #: Seconds between two polls of a reader's progress: each costs the log server a call.
@@ -40,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", choices=["tpcb", "wide"], help="only one of the two loads")
     parser.add_argument("--postgres", type=int, help="the server's major (the newest here)")
     parser.add_argument("--no-debezium", action="store_true")
+    parser.add_argument("--log-servers", type=int, default=1, help="more than one: also to so many")
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
@@ -56,7 +63,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
         if options.work in {None, name}:
             say(f"{name}: writing the load")
             with make() as work, tempfile.TemporaryDirectory(prefix="tuskline-bench-") as folder:
-                _rounds(report, work, Path(folder), options.rounds, with_debezium, say)
+                _rounds(report, work, Path(folder), options, with_debezium, say)
     report.peers = [{"name": "pg_recvlogical", "version": report.peers[0]["version"]}]
     if with_debezium:
         report.peers.append({"name": "Debezium", "version": debezium.VERSION})
@@ -67,29 +74,46 @@ def _rounds(
     report: Report,
     work: Workload,
     folder: Path,
-    rounds: int,
+    options: argparse.Namespace,
     with_debezium: bool,
     say: Callable[[str], None],
 ) -> None:
     report.peers.append({"name": "pg_recvlogical", "version": recvlogical.version(work)})
-    for number in range(rounds):
+    tls = _certificate(folder) if options.log_servers > 1 else None
+    for number in range(options.rounds):
         place = folder / str(number)
         place.mkdir()
         written = place / "written" if number == 0 else None
         turns = [_own(work, place, written, report), _peer(work)]
         if with_debezium:
             turns.append(debezium.turn(work, place))
+        if tls is not None:
+            for side, files in (("replicated", None), ("replicated_tls", tls)):
+                (place / side).mkdir()
+                sides = _Own(side, options.log_servers, files)
+                turns.append(_own(work, place / side, None, report, sides))
         for turn in turns:
             report.add(turn)
             say(
-                f"{work.name} {number + 1}/{rounds} {turn.side}: {turn.rows / turn.wall:,.0f} rows/s, "
+                f"{work.name} {number + 1}/{options.rounds} {turn.side}: {turn.rows / turn.wall:,.0f} rows/s, "
                 f"{turn.cpu:.2f} CPU s, load {turn.load}"
             )
     _ratios(report, work.name)
 
 
+def _certificate(folder: Path) -> TlsFiles:
+    """One for all parts."""
+    roles = ("log-server", "repository", "writer", "operator")
+    return Authority(folder).issue(*roles, hosts=("127.0.0.1",))
+
+
 def _ratios(report: Report, work: str) -> None:
-    for side in ("own", "pg_recvlogical", "debezium"):
+    one, plain, tls = (
+        report.median(side, work, "rows_s") for side in ("own", "replicated", "replicated_tls")
+    )
+    report.ratio(f"three_replicas_vs_one_{work}", tls, one)
+    report.ratio(f"tls_vs_plain_{work}", tls, plain)
+    for side in ("own", "pg_recvlogical", "debezium", "replicated", "replicated_tls"):
         for name in ("rows_s", "wall", "cpu", "rows_cpu_s", "walsender_cpu"):
             report.median(side, work, name)
     own, peer = (report.median(side, work, "rows_s") for side in ("own", "pg_recvlogical"))
@@ -154,10 +178,25 @@ def _runs(process: "subprocess.Popen[bytes]") -> bool:
         return False
 
 
-def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> Round:
-    """A log server and a bridge as users run them; with `written`, the log is compared with the peer's output."""
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """How Tuskline runs."""
+
+    side: str = "own"
+    log_servers: int = 1
+    tls: TlsFiles | None = None
+
+
+_ALONE = _Own()
+
+
+def _own(
+    work: Workload, folder: Path, written: Path | None, report: Report, how: _Own = _ALONE
+) -> Round:
+    """Log servers and a bridge as users run them; with `written`, the log is compared with the peer's output."""
     busy = load()
-    with Stack(folder, {STREAM: work.dsn}) as stack, work.slot(SLOT):
+    made = Stack(folder, {STREAM: work.dsn}, log_servers=how.log_servers, tls=how.tls)
+    with made as stack, work.slot(SLOT):
         stack.start("log-server", "bridge")
         pids = [stack.pid("log-server"), stack.pid("bridge")]
 
@@ -183,7 +222,8 @@ def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> 
         "raw_mb": found.raw_bytes / 2**20,
         "stored_mb": found.stored_bytes / 2**20,
     }
-    return Round("own", work.name, work.rows, ended - watch.began, cpu, found.rows, busy, more)
+    wall = ended - watch.began
+    return Round(how.side, work.name, work.rows, wall, cpu, found.rows, busy, more)
 
 
 def start(stack: Stack) -> None:
@@ -199,20 +239,26 @@ def start(stack: Stack) -> None:
 
 
 def _wait_durable(stack: Stack, work: Workload, watch: _Watch) -> None:
+    """Until the whole load is on the disk of each log server."""
     with LogClient(stack.log_address) as log:
-        address = log.status().streams[STREAM].addresses[0]
+        addresses = log.status().streams[STREAM].addresses
+    if len(addresses) < len(stack.listens):
+        raise RuntimeError(f"the stream is on {addresses} only")
     deadline = time.monotonic() + _PATIENCE
-    with ReplicaClient(address) as replica:
-        while True:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"capture did not get to the end:\n{stack.logs()}")
-            try:
-                if replica.stream_status(STREAM).last_end_lsn >= work.end_lsn:
-                    return
-            except TusklineError:
-                pass
-            watch.poll()
-            time.sleep(_POLL)
+    for address in addresses:
+        with ReplicaClient(address) as replica:
+            while not _has_all(replica, work):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"capture did not get to the end:\n{stack.logs()}")
+                watch.poll()
+                time.sleep(_POLL)
+
+
+def _has_all(replica: ReplicaClient, work: Workload) -> bool:
+    try:
+        return replica.stream_status(STREAM).last_end_lsn >= work.end_lsn
+    except TusklineError:
+        return False
 
 
 def wait_committed(stack: Stack, work: Workload) -> None:

@@ -76,6 +76,19 @@ def test_the_demo_ends_equal_when_everything_is_killed(tmp_path, load):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
+def test_23_the_demo_ends_equal_when_log_servers_are_killed_and_one_is_wiped(tmp_path):
+    """And what three log servers hold is the same, byte for byte."""
+    options = ("--seconds", "45", "--kill", "--log-servers", "3", "--seed", "14")
+    code, figures = _demo(tmp_path / "demo", *options, seconds=840)
+    _assert_whole(code, figures)
+    assert (figures["kills"]["replicas"], figures["kills"]["disk"]) == (3, 1)
+    assert figures["log_servers"] == 3
+    assert figures["replicas_equal"] is True
+    assert figures["entries_compared"] > 50
+
+
+@pytest.mark.long
 @pytest.mark.skipif(max(by_major()) < 17, reason="no PostgreSQL whose standbys synchronise slots")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kill", [(), ("--kill",)], ids=["", "kill"])

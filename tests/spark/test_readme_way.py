@@ -29,6 +29,7 @@ FAILS = {"doctor": Cause.PRIVILEGE}
 ONLY = re.compile(r"\[(\d+)\] (.*)")
 #: What differs each time, and what stands for it. In order.
 VOLATILE = (
+    (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "TIME"),
     (r"127\.0\.0\.1:\d+", "HOST"),
     (r"[0-9A-F]+/[0-9A-F]+(?![\w/])", "LSN"),
@@ -41,6 +42,11 @@ VOLATILE = (
     (r"-{2,}", "-"),
     (r"[ \t]+", " "),
     (r" ?\n ?", "\n"),
+    # Whether the lake is behind at this moment.
+    (
+        r"stream \| holder .*\n[-+]+\nshop \| consumer lake-UUID .*",
+        "no consumers or replicas that hold back trimming",
+    ),
 )
 
 

@@ -5,8 +5,11 @@ import pytest
 from spark_consumers import read
 from tests.support.stack import Stack
 from tests.support.tls import HOSTS, SERVER, Authority, replace_files
+from tests.support.waiting import wait_for
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
+from walsender_bridge.runtime.processes import alive
+from walsender_bridge.runtime.supervisor import read_states
 from walsender_bridge.runtime.tls_files import with_files
 
 ROWS = 1000
@@ -33,6 +36,8 @@ def test_a_pipeline_with_certificates_goes_on_when_they_are_replaced(tmp_path, d
         stack.config.write_text(stack.config.read_text() + section)
         did(stack, "init")
         stack.start("log-server", "bridge", "lake")
+        run_dir = load_config(stack.config).run_dir
+        wait_for(lambda: alive(read_states(run_dir, "bridge").pid), 60, "the bridge runs")
         did(stack, "flush")
         assert read(spark, stack.lake)["shop.public.orders"].count() == ROWS
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.runtime.tls_files import TlsFiles, with_files
 
 PARTS = ("log-server", "bridge", "lake")
 
@@ -18,7 +19,8 @@ PARTS = ("log-server", "bridge", "lake")
 class Stack:
     """Log server, bridge and lake over one configuration in `directory`; everything ends with the block.
 
-    `tables` are those of every source (none: all), `lake` further lines of its section.
+    `tables` are those of every source (none: all), `lake` further lines of its section. `tls`: the certificate of all parts,
+    with all roles.
     """
 
     def __init__(
@@ -29,16 +31,23 @@ class Stack:
         epoch_interval: float = 1.0,
         tables: Sequence[str] = (),
         lake: str = "",
+        log_servers: int = 1,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.directory = directory
         self.sources = dict(sources)
-        self.log_address = f"grpc://127.0.0.1:{free_port()}"
+        listen = f"127.0.0.1:{free_port()}"
+        self.log_address = with_files(f"grpc://{listen}", tls)
+        self.listens = [f"127.0.0.1:{free_port()}" for _ in range(log_servers)]
         self.lake = str(directory / "lake")
         self.config = directory / "tuskline.toml"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         lines = [
-            f'[log]\ndata_dir = "log"\nlisten = "{self.log_address.removeprefix("grpc://")}"\n',
-            f'[[log_server]]\ndata_dir = "log-server"\nlisten = "127.0.0.1:{free_port()}"\n',
+            f'[log]\ndata_dir = "log"\nlisten = "{listen}"\n',
+            *(
+                f'[[log_server]]\ndata_dir = "log-server{number or ""}"\nlisten = "{each}"\n'
+                for number, each in enumerate(self.listens)
+            ),
             f'[lake]\nuri = "lake"\nepoch_interval = {epoch_interval}\n',
         ]
         lines[-1] += lake
@@ -46,6 +55,10 @@ class Stack:
         lines += [
             f'[[source]]\nname = "{n}"\ndsn = "{dsn}"\n{wanted}' for n, dsn in self.sources.items()
         ]
+        if tls is not None:
+            lines.append(
+                f'[tls]\nca = "{tls.ca}"\ncertificate = "{tls.certificate}"\nkey = "{tls.key}"\n'
+            )
         self.config.write_text("\n".join(lines))
 
     def start(self, *parts: str, env: Mapping[str, str] | None = None) -> None:

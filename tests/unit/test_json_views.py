@@ -46,7 +46,7 @@ def log() -> LogStatus:
 
 
 def described() -> log_view.LogView:
-    place = of_repository.ReplicaPlace("k", "grpc://127.0.0.1:1", True, 12)
+    place = of_repository.ReplicaPlace("k", "grpc://127.0.0.1:1", True, 12, True)
     numbers = (1, 12, 9, 100, LSN, MICROSECONDS, 9, 100, 9, 1)
     stream = of_repository.StreamDescription("shop", *numbers, (place,))
     answer = of_repository.DescribeAnswer("id", 12, 12, 11, 9, 3600.0, (stream,), (), {})

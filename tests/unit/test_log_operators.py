@@ -299,7 +299,7 @@ def described(
     *, version: int = 4, answers: str = "k", committed_end: int = 5
 ) -> tuple[log_view.LogView, StreamDescription]:
     """A stream that ends at 9 with byte 90; its replica on log server `k` is at `version`."""
-    place = ReplicaPlace("k", "grpc://k:1", True, version)
+    place = ReplicaPlace("k", "grpc://k:1", True, version, True)
     stream = StreamDescription(STREAM, 1, 7, 9, 90, 1, 1, 5, 50, 5, 2, (place,))
     status = ReplicaStatus(
         *(STREAM, "log", "appendable", 1, 1, 9, committed_end, version, 1, 1, 1, 1, 1, None, 50),

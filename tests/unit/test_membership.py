@@ -6,12 +6,14 @@ from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.membership import (
     LONGEST_RETRY,
     RELIABLE,
+    SEALED_SECONDS,
     Assign,
     Decision,
     LeaveOut,
     LogServerView,
     Membership,
     ReplicationPolicy,
+    SealAgain,
     TakeBack,
 )
 
@@ -55,6 +57,31 @@ def test_not_fewer_than_min_replicas_are_left() -> None:
     case.stream.members = ("k",)
     assert case.at(200, "klm") == [TakeBack("s", "l"), TakeBack("s", "m")]
     assert POLICY.least(case.stream) == 1
+
+
+def test_a_member_that_lost_its_replica_is_synchronized_if_too_few_others_report() -> None:
+    case = Case()
+    for now in (0, 9.9):
+        assert case.at(now, "k", learning="l") == []
+    assert case.at(10, "k", learning="l") == [TakeBack("s", "l")]
+    # Nobody could send it anything.
+    case = Case()
+    for now in (0, 10):
+        assert case.at(now, "", learning="kl") == []
+
+
+def test_a_stream_that_stays_sealed_is_sealed_again() -> None:
+    case = Case()
+    case.stream.sealed, case.stream.term = True, 4
+    assert case.at(0, "klm") == []
+    assert case.at(SEALED_SECONDS - 1, "klm") == []
+    # Somebody works on it.
+    case.stream.term = 5
+    assert case.at(SEALED_SECONDS + 1, "klm") == []
+    assert case.at(2 * SEALED_SECONDS, "klm") == []
+    assert case.at(2 * SEALED_SECONDS + 1, "klm") == [SealAgain("s")]
+    case.stream.sealed = False
+    assert case.at(3 * SEALED_SECONDS, "klm") == []
 
 
 def test_a_replica_outside_is_taken_back_later_and_later() -> None:

@@ -41,7 +41,7 @@ class Machines:
         self.log = LogClient(self.repository.address)
         self.failed: set[str] = set()
         self.make = EntryMaker()
-        self.sent = 0
+        self.committed_end = 1
 
     def start_repository(self) -> None:
         self.repository = RepositoryServer(
@@ -91,10 +91,9 @@ class Machines:
         for _ in range(count):
             writer.send([self.make.whole()], schemas=list(SCHEMAS.values()))
             assert writer.next_ack(20) is not None
-            self.sent += 1
 
     def write_on(self, count: int = 1) -> None:
-        """Write, with a new writer after each error; what was not committed is sent again."""
+        """Write that many transactions at least, with a new writer after each error."""
         while count:
             with contextlib.suppress(UnavailableError), self.open_writer() as writer:
                 before = writer.status.committed_end
@@ -106,8 +105,10 @@ class Machines:
         self.committed()
 
     def committed(self) -> int:
-        """Wait until everything that is written is committed."""
-        return self.log.barrier({}, 20)
+        """Wait until everything that is written is committed. None of it may be missing later."""
+        version = self.log.barrier({}, 20)
+        self.committed_end = max(self.committed_end, self.end())
+        return version
 
     def end(self) -> int:
         return self.log.status().streams[STREAM].end_offset
@@ -139,6 +140,7 @@ class Machines:
         )
         assert [self.entries(1), self.entries(2)] == [first, first]
         assert [each[0] for each in first] == [*range(1, len(first) + 1)]
+        assert len({data for *_, data in first}) == len(first) >= self.committed_end - 1
 
 
 @pytest.fixture
@@ -241,7 +243,6 @@ def test_21_tails_of_two_writers_never_meet(machines) -> None:
         with pytest.raises(FencedError):
             alone.next_ack(10)
     here.all_equal()
-    assert here.end() == 7
 
 
 def test_a_writer_of_before_a_seal_is_fenced(machines) -> None:
@@ -276,7 +277,6 @@ def test_a_repository_that_ends_while_a_stream_is_sealed_seals_it_again(
     here.log = LogClient(here.repository.address)
     here.write_on(3)
     here.all_equal()
-    assert here.end() == 7
 
 
 def test_a_stream_of_one_log_server_gets_others_while_it_is_written(machines) -> None:
@@ -356,7 +356,8 @@ def test_a_member_that_lost_its_streams_while_no_other_may_be_left_out_is_mended
     # Its identity is kept.
     shutil.rmtree(here.folder / "log-server-1" / "streams")
     here.start(1)
-    wait_for(lambda: len(here.entries_or_none(1) or ()) == 5, 30, "it has everything again")
+    everything = here.end() - 1
+    wait_for(lambda: len(here.entries_or_none(1) or ()) == everything, 30, "it has it all again")
     here.write_on(2)
     here.start(2)
     here.all_equal()
@@ -381,7 +382,7 @@ def test_a_stream_of_several_log_servers_goes_on_with_a_single_one(machines, is_
     here.start_repository()
     here.log = LogClient(here.repository.address)
     here.write_on(2)
-    assert here.end() == 6
+    assert here.end() >= 6
 
 
 def test_a_log_server_that_ends_while_a_stream_is_created_is_left_out(

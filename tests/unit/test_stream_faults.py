@@ -3,7 +3,12 @@
 from dataclasses import dataclass, field, replace
 
 from tests.unit.test_repository import log_of, report, tick
-from walsender_bridge.change_log.repository.core import Repository, StreamState
+from walsender_bridge.change_log.repository.core import (
+    Repository,
+    StreamSealed,
+    StreamState,
+    StreamUnsealed,
+)
 from walsender_bridge.change_log.repository.stream_faults import AWAY_SECONDS, StreamFaults
 from walsender_bridge.errors import (
     ConfigError,
@@ -156,3 +161,30 @@ def test_a_commit_that_the_replica_refuses_is_its_streams_fault() -> None:
     case = Case()
     refusal = InvalidReplicaError("commit 2 does not follow", where="stream b")
     assert case.found(LogServer(refused={"b": refusal})) == {"b": refusal}
+
+
+def test_a_stream_that_stays_sealed_is_a_fault() -> None:
+    case = Case()
+    case.state.apply(StreamSealed("a", 7))
+    assert case.found() == {}
+    case.now += AWAY_SECONDS
+    (fault,) = case.found().values()
+    assert "the stream is sealed" in fault.what
+    assert fault.where == "stream a"
+    case.state.apply(StreamUnsealed("a", 7, ("k",)))
+    assert case.found() == {}
+    case.state.apply(StreamSealed("a", 8))
+    case.now += 1
+    assert case.found() == {}, "its time begins again"
+
+
+def test_a_replica_that_is_away_is_not_taken_for_the_one_that_answers() -> None:
+    """Nobody is told to give a log server the identity of another."""
+    case = Case()
+    case.state = log_of("a", log_servers=("k", "l"))
+    case.faults.note(case.state.evaluate([report("a", 0, 1, 0)]))
+    away = LogServer("l", "grpc://there:1", answers=False)
+    assert case.found(LogServer(), away) == {}
+    case.now += AWAY_SECONDS
+    (fault,) = case.found(LogServer(), away).values()
+    assert fault.what == "log server l does not answer"

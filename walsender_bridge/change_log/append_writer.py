@@ -124,7 +124,11 @@ class AppendWriter(Closing):
         self._deliver(self._error)
 
     def _send_all(self) -> None:
-        """Send the queued batches. If the call ends, `_listen` receives the reason from the log server."""
+        """Send the queued batches until the call is to end, or the log server ends it; then fail with its reason.
+
+        Everything but the reading of acknowledgements is done here: gRPC ends the process with SIGABRT if one thread
+        closes a call while another one sends.
+        """
         path = flight.FlightDescriptor.for_path("append", self.stream, str(self.term))
         try:
             with (
@@ -133,7 +137,7 @@ class AppendWriter(Closing):
             ):
                 writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
                 listener = threading.Thread(
-                    target=self._listen, args=(writer, reader), name="acks", daemon=True
+                    target=self._listen, args=(reader,), name="acks", daemon=True
                 )
                 listener.start()
                 with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
@@ -141,11 +145,14 @@ class AppendWriter(Closing):
                         writer.write_with_metadata(*handed)
                     writer.done_writing()
                 listener.join()
+                # Only here does Flight report why a call ended.
+                writer.close()
+            self._fail(UnavailableError("the append has ended", where=self.address))
         except TusklineError as error:
             self._fail(error)
 
-    def _listen(self, writer: Any, reader: Any) -> None:
-        """Deliver acknowledgements until the log server ends the call, then fail with its reason."""
+    def _listen(self, reader: Any) -> None:
+        """Deliver acknowledgements until the log server ends the call."""
         try:
             with actions.at(self.address):
                 buffer = reader.read()
@@ -153,9 +160,6 @@ class AppendWriter(Closing):
                     self._opened.put(actions.decode(ReplicaStatus, buffer.to_pybytes()))
                 while buffer is not None and (buffer := reader.read()) is not None:
                     self._deliver(actions.decode(Ack, buffer.to_pybytes()))
-                # Only here does Flight report why a call ended.
-                writer.close()
-            self._fail(UnavailableError("the append has ended", where=self.address))
         except TusklineError as error:
             self._fail(error)
         finally:

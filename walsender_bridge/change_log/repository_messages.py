@@ -84,12 +84,13 @@ class RaiseVersionRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """A replica as the repository knows it. `version`: the highest one that it has durably."""
+    """A replica as the repository knows it. `version`: the highest one that it has durably. `in_sync`: commits need it."""
 
     log_server: str
     address: str
     answers: bool
     version: int
+    in_sync: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, loa
 from walsender_bridge.runtime.output import Output
 
 _STREAMS = ("stream", "version", "end_offset", "trim_limit", "last_end_lsn", "last_commit_time")
-_REPLICAS = ("stream", "address", "state", "term", "version", "lag_bytes", "log_server")
+_REPLICAS = ("stream", "address", "in_sync", "state", "term", "version", "lag_bytes", "log_server")
 _OFFSETS = (
     *("stream", "address", "low_offset", "committed_end", "end_offset"),
     *("bytes", "disk_bytes"),

@@ -23,6 +23,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.observability import log_view
 from walsender_bridge.observability.verify_bar import verify_bar
+from walsender_bridge.runtime import tls_files
 from walsender_bridge.runtime.output import Output
 
 #: Seconds to wait for an answer of a log server that is busy.
@@ -111,6 +112,7 @@ def verify_running(address: str, streams: Sequence[str], output: Output) -> Veri
     seen = log_view.observe(address)
     with OperatorLog(address, timeout=log_view.ANSWER) as log:
         after = log.describe()
+    _, tls = tls_files.split(address)
     chosen = _chosen(seen.log, streams)
     with ExitStack() as clients:
         sources: dict[str, list[verification.Source]] = {}
@@ -124,7 +126,7 @@ def verify_running(address: str, streams: Sequence[str], output: Output) -> Veri
                 assert isinstance(found, ReplicaDescription)
                 assert found.status is not None
                 total += found.status.bytes_total - (found.low_bytes or 0)
-                client = OperatorReplica(place.address, timeout=_ANSWER)
+                client = OperatorReplica(place.address, timeout=_ANSWER, tls=tls)
                 clients.callback(client.close)
                 sources[stream.stream].append(RunningReplica(client, stream.stream))
         _verify(sources, total, report, output)

@@ -6,6 +6,7 @@ Log servers are asked side by side, so one that hangs delays the others by no mo
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from walsender_bridge.change_log.log_server_messages import ReplicaDescription, ReplicasAnswer
@@ -25,7 +26,9 @@ from walsender_bridge.errors import (
     UnavailableError,
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.runtime import tls_files
 from walsender_bridge.runtime.times import iso_time_of_microseconds
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds to wait for an answer.
 ANSWER: Final = 5.0
@@ -61,15 +64,16 @@ def observe(address: str) -> LogView:
     """Ask the repository, then all log servers. Raises `UnavailableError` if the repository does not answer."""
     with OperatorLog(address, timeout=ANSWER) as log:
         answer = log.describe()
+    _, tls = tls_files.split(address)
     addresses = {place.address for each in answer.streams for place in each.replicas}
     asked = sorted(filter(None, addresses))
     with ThreadPoolExecutor(max(len(asked), 1), "log_server") as pool:
-        return LogView(answer, dict(zip(asked, pool.map(_ask, asked), strict=True)))
+        return LogView(answer, dict(zip(asked, pool.map(partial(_ask, tls), asked), strict=True)))
 
 
-def _ask(address: str) -> ReplicasAnswer | TusklineError:
+def _ask(tls: TlsFiles | None, address: str) -> ReplicasAnswer | TusklineError:
     try:
-        with OperatorReplica(address, timeout=ANSWER) as replica:
+        with OperatorReplica(address, timeout=ANSWER, tls=tls) as replica:
             return replica.replicas()
     except TusklineError as error:
         return error
@@ -113,7 +117,11 @@ def _stream(seen: LogView, stream: StreamDescription) -> dict[str, Any]:
 def _replica(seen: LogView, stream: StreamDescription, place: ReplicaPlace) -> dict[str, Any]:
     found = seen.replica(stream.stream, place)
     names = ("term", "low_offset", "committed_end", "end_offset", "version")
-    row: dict[str, Any] = {"log_server": place.log_server, "address": place.address}
+    row: dict[str, Any] = {
+        "log_server": place.log_server,
+        "address": place.address,
+        "in_sync": place.in_sync,
+    }
     if isinstance(found, TusklineError):
         unknown = (*names, "bytes", "disk_bytes", "lag_entries", "lag_bytes")
         return {**row, "state": "unknown", **dict.fromkeys(unknown), "reason": found.what}
@@ -158,9 +166,9 @@ def holding(seen: LogView, stream: StreamDescription) -> list[dict[str, Any]]:
     for place in stream.replicas:
         found = seen.replica(stream.stream, place)
         status = None if isinstance(found, TusklineError) else found.status
-        if place.version >= stream.version:
+        if place.version >= stream.version or not place.in_sync:
             continue
-        # What it lacks, all replicas keep, and no version beyond it can be read.
+        # What it lacks, all replicas in sync keep, and no version beyond it can be read.
         entries = None if status is None else max(stream.end_offset - status.committed_end, 0)
         size = None if status is None else max(stream.bytes_total - status.bytes_total, 0)
         rows.append(_holder(stream, f"replica {place.address}", place.version, entries, size))

@@ -230,6 +230,12 @@ class ReplicaServer:
         reports = self._reports(s for s in request.commits if s in self._replicas)
         return m.CommitAnswer(reports, refused)
 
+    def seal(self, request: m.SealRequest) -> ReplicaStatus:
+        """See `Replica.seal`."""
+        replica = self.replica(request.stream)
+        _check_term(replica, request.term)
+        return replica.seal(request.end, request.term)
+
     def synchronize(self, request: m.SynchronizeRequest) -> ReplicaStatus:
         """Synchronize the replica of another log server with this one, and return its status."""
         return synchronizer.synchronize(
@@ -317,7 +323,7 @@ class ReplicaServer:
             m.COMMIT.handled_by(self.commit),
             m.CREATE.handled_by(self.create),
             m.CUT_TAIL.handled_by(lambda r: replica(r.stream).cut_tail(r.term, r.end)),
-            m.SEAL.handled_by(lambda r: replica(r.stream).seal(r.end, r.term)),
+            m.SEAL.handled_by(self.seal),
             m.SYNCHRONIZE.handled_by(self.synchronize),
             m.TRIM.handled_by(self.trim),
             m.STREAM_STATUS.handled_by(self.stream_status),
@@ -370,13 +376,8 @@ class _ReplicaService(Service):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
             self.allow(context, APPEND, [path[1]])
             replica = self._server.replica(path[1])
-            term, last = int(path[2]), replica.status().term
-            if term > last + protocol.TERMS_AHEAD:
-                raise MalformedMessageError(
-                    f"term {term} is too far beyond the last one, {last}",
-                    where=f"stream {path[1]}",
-                    repair="ask the repository for a term",
-                )
+            term = int(path[2])
+            _check_term(replica, term)
             session, status = replica.open_writer(term)
             if reader.schema != protocol.APPEND_SCHEMA:
                 raise MalformedMessageError("an append must have the columns kind and data")
@@ -400,6 +401,17 @@ class _ReplicaService(Service):
                     request.system_id,
                 )
                 writer.write(actions.encode(ack))
+
+
+def _check_term(replica: HostedReplica, term: int) -> None:
+    """Raise `MalformedMessageError` for a term that no later one could follow."""
+    status = replica.status()
+    if term > status.term + protocol.TERMS_AHEAD:
+        raise MalformedMessageError(
+            f"term {term} is too far beyond the last one, {status.term}",
+            where=f"stream {status.stream}",
+            repair="ask the repository for a term",
+        )
 
 
 def _check_versions(contexts: Iterable[CommitContext]) -> None:

@@ -287,8 +287,12 @@ class Replication:
             status = link.call(m.SEAL, m.SealRequest(name, end, term))
             if status.state == "sealed":
                 return status
+        with self._lock:
+            reports = self._reports()
         sources = [
-            each for each in self._log_servers.with_own_id() if each.log_server_id in members
+            each
+            for each in self._log_servers.with_own_id()
+            if each.log_server_id in members and (name, each.log_server_id) in reports
         ]
         if not sources:
             raise UnavailableError("no log server in sync answers", where=f"stream {name}")

@@ -57,6 +57,7 @@ def _stream(state: Repository, name: str, answering: set[str], now: float) -> m.
                 address=state.log_servers.get(each, ""),
                 answers=each in answering,
                 version=stream.applied.get(each, 0),
+                in_sync=each in stream.members,
             )
             for each in stream.replicas
         ),

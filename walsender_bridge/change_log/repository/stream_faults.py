@@ -59,6 +59,8 @@ class StreamFaults:
         self._evaluations: dict[tuple[str, str], ReportEvaluation] = {}
         #: Since when a log server that has replicas does not answer.
         self._away: dict[str, float] = {}
+        #: Since when a stream is sealed.
+        self._sealed: dict[str, float] = {}
         self._began = clock()
 
     @property
@@ -121,10 +123,27 @@ class StreamFaults:
             for replica in stream.members
             if (fault := self._fault(name, stream, replica, known))
         }
+        found = {**self._sealed_faults(streams), **found}
         waits = self.refusal(streams, known)
         if self.diverged or self._clock() - self._began >= AWAY_SECONDS:
             found |= {name: waits for name in streams if waits and name not in found}
         return found
+
+    def _sealed_faults(self, streams: Mapping[str, StreamState]) -> dict[str, TusklineError]:
+        """Of streams that stay sealed, which takes a moment unless too few log servers can be written."""
+        now = self._clock()
+        self._sealed = {
+            name: self._sealed.get(name, now) for name, stream in streams.items() if stream.sealed
+        }
+        return {
+            name: UnavailableError(
+                "the stream is sealed, and nothing is committed: too few of its replicas can be written",
+                where=f"stream {name}",
+                repair="check that the log servers are running, and their logs",
+            )
+            for name, since in self._sealed.items()
+            if now - since >= AWAY_SECONDS
+        }
 
     def _fault(
         self, stream: str, state: StreamState, replica: str, log_servers: list[LogServer]
