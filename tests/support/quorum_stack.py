@@ -50,6 +50,7 @@ class QuorumStack:
         return self
 
     def __exit__(self, *_: object) -> None:
+        print(self.logs())  # shown if the test has failed
         for name in list(self.processes):
             self.kill(name)
 

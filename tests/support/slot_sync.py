@@ -175,7 +175,10 @@ class SlotStack:
 def slot_stack(major: int, folder: Path) -> Iterator[SlotStack]:
     """A pair that runs."""
     with running_pair(major) as pair:
-        yield SlotStack(pair, folder)
+        try:
+            yield SlotStack(pair, folder)
+        finally:
+            print(pair.standby.log_tail())  # shown if the test has failed
 
 
 def attached(stack: SlotStack, folder: Path, **slots: Any) -> Attached:
