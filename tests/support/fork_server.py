@@ -1,0 +1,194 @@
+"""Starts child processes by forking one that has imported most of what they need.
+
+A process of ours spends most of a short life in imports, and tests start thousands. For each module one server is started in
+each test process, with `python -m tests.support.fork_server MODULE`; each child is a fork of it, and runs the module as `python -m`
+does. The server has one thread, opens no connection, and ends with the test process, and its children with it.
+"""
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT = Path(__file__).resolve().parents[2]
+#: By module: what its processes import first. Not what reads its settings as it is loaded, as Arrow does, and not the
+#: module itself, which `runpy` loads anew.
+PRELOADED: Final = {
+    "walsender_bridge.capture": (
+        "walsender_bridge.capture.driver",
+        "walsender_bridge.capture.gate.monitor",
+        "walsender_bridge.capture.settings",
+        "walsender_bridge.runtime.child_process",
+    ),
+    "walsender_bridge.quorum.safekeeper": (
+        "walsender_bridge.quorum.safekeeper.driver",
+        "walsender_bridge.quorum.safekeeper.data_dir",
+        "walsender_bridge.quorum.safekeeper.status",
+        "walsender_bridge.runtime.child_process",
+    ),
+    "walsender_bridge.quorum.proposer": (
+        "walsender_bridge.quorum.proposer.driver",
+        "walsender_bridge.quorum.proposer.configured_membership",
+        "walsender_bridge.runtime.child_process",
+    ),
+    "walsender_bridge.quorum.wal_server": (
+        "walsender_bridge.quorum.wal_server.service",
+        "walsender_bridge.runtime.child_process",
+    ),
+    "walsender_bridge.change_log.log_server": (
+        "numpy",
+        "google_crc32c",
+        "walsender_bridge.change_log.replica.settings",
+        "walsender_bridge.postgres.protocol.lsn",
+        "walsender_bridge.runtime.child_process",
+        "walsender_bridge.runtime.json_model",
+        "walsender_bridge.runtime.malloc_trim",
+    ),
+}
+_STATUS: Final = struct.Struct("<i")
+
+
+class ForkedProcess(subprocess.Popen[bytes]):
+    """A child of a fork server, with the methods of a process that was started here."""
+
+    _child_created = False  # the server reaps it
+
+    def __init__(self, argv: Sequence[str], pid: int, status: int) -> None:
+        self.args = argv
+        self.pid = pid
+        self.returncode = None  # type: ignore[assignment]
+        self.stdin = self.stdout = self.stderr = None
+        self._status = status
+        self._waitpid_lock = threading.Lock()
+
+    def _internal_poll(self, **_: Any) -> int | None:
+        return self._wait(timeout=0)
+
+    def _wait(self, timeout: float | None) -> int | None:
+        with self._waitpid_lock:
+            if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+                # Nothing is in it if the server has ended, and its children with it.
+                code = os.read(self._status, _STATUS.size)
+                os.close(self._status)
+                self.returncode = _STATUS.unpack(code)[0] if code else -signal.SIGKILL
+        if self.returncode is None and timeout != 0:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return self.returncode
+
+
+@functools.cache
+def _server(module: str, owner: int) -> socket.socket:
+    """The connection to a module's server, which is started by the first call in the process `owner`."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server", module, str(there.fileno())],
+            pass_fds=[there.fileno()],
+            stdin=subprocess.DEVNULL,
+            # Where numpy's library starts no threads, the server has one.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+
+    def end() -> None:
+        here.close()
+        process.wait()
+
+    atexit.register(end)
+    return here
+
+
+def start(module: str, stdin: int, output: int) -> ForkedProcess:
+    """Start `python -m module test`, in the environment of this process."""
+    server = _server(module, os.getpid())
+    receiver, sender = os.pipe()
+    try:
+        request = json.dumps({"env": dict(os.environ), "cwd": str(ROOT)}).encode()
+        socket.send_fds(server, [request], [stdin, output, sender])
+        pid = int(server.recv(32))
+    finally:
+        os.close(sender)
+    return ForkedProcess([sys.executable, "-m", module, "test"], pid, receiver)
+
+
+def _serve(module: str, requests: socket.socket) -> None:
+    """Fork for each request. Returns in the children alone."""
+    for name in PRELOADED[module]:
+        importlib.import_module(name)
+    # jemalloc, which Arrow brings, starts its own thread again in a child.
+    threads = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
+    assert not threads - {"python", "jemalloc_bg_thd"}, f"a fork would miss {threads}"
+    gc.collect()
+    gc.freeze()
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, int] = {}
+    while True:
+        ready = select.select([requests, wake], [], [])[0]
+        if wake in ready:
+            os.read(wake, 1 << 16)
+            _reap(running)
+        if requests in ready:
+            message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 3)
+            if not message:
+                for pid in running:
+                    os.kill(pid, signal.SIGKILL)
+                os._exit(0)
+            stdin, output, status = descriptors
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for descriptor in (requests.detach(), wake, woken, status, *running.values()):
+                    os.close(descriptor)
+                _become(json.loads(message), stdin, output)
+                return
+            running[pid] = status
+            os.close(stdin)
+            os.close(output)
+            requests.send(str(pid).encode())
+
+
+def _reap(running: dict[int, int]) -> None:
+    """Report the ends of children."""
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        report = running.pop(pid)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(report, _STATUS.pack(os.waitstatus_to_exitcode(status)))
+        os.close(report)
+
+
+def _become(request: dict[str, Any], stdin: int, output: int) -> None:
+    """Take on what an `exec` would have given."""
+    for descriptor, target in ((stdin, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, target)
+    os.close(stdin)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    random.seed()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+    sys.argv = [sys.argv[1], "test"]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
