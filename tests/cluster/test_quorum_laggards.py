@@ -187,6 +187,10 @@ def remove_wal(quorum: QuorumStack, needed: str, *, followed: bool) -> None:
     for _ in range(2):  # they are removed behind the checkpoint before the last
         quorum.ask("SELECT pg_switch_wal()")
         if followed:
+            # Until something is written behind it, the rest of the segment is not flushed, and not sent.
+            quorum.ask(
+                "SET synchronous_commit = local; SELECT pg_logical_emit_message(true, 'x', 'y')"
+            )
             wait_for(lambda: quorum.committed_to(quorum.flush_lsn()), 30, "a quorum has it")
         quorum.ask("CHECKPOINT")
     assert not segment.exists()

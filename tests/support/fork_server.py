@@ -61,6 +61,8 @@ PRELOADED: Final = {
     ),
 }
 _STATUS: Final = struct.Struct("<i")
+#: One request at a time: an answer is the next one's.
+_LOCK = threading.Lock()
 
 
 class ForkedProcess(subprocess.Popen[bytes]):
@@ -114,12 +116,13 @@ def _server(module: str, owner: int) -> socket.socket:
 
 def start(module: str, stdin: int, output: int) -> ForkedProcess:
     """Start `python -m module test`, in the environment of this process."""
-    server = _server(module, os.getpid())
+    request = json.dumps({"env": dict(os.environ), "cwd": str(ROOT)}).encode()
     receiver, sender = os.pipe()
     try:
-        request = json.dumps({"env": dict(os.environ), "cwd": str(ROOT)}).encode()
-        socket.send_fds(server, [request], [stdin, output, sender])
-        pid = int(server.recv(32))
+        with _LOCK:
+            server = _server(module, os.getpid())
+            socket.send_fds(server, [request], [stdin, output, sender])
+            pid = int(server.recv(32))
     finally:
         os.close(sender)
     return ForkedProcess([sys.executable, "-m", module, "test"], pid, receiver)
