@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -73,21 +74,22 @@ class ForkedProcess(subprocess.Popen[bytes]):
     def __init__(self, argv: Sequence[str], pid: int, status: int) -> None:
         self.args = argv
         self.pid = pid
-        self.returncode = None  # type: ignore[assignment]
+        self.returncode = None
         self.stdin = self.stdout = self.stderr = None
         self._status = status
         self._waitpid_lock = threading.Lock()
+        weakref.finalize(self, os.close, status)
 
     def _internal_poll(self, **_: Any) -> int | None:
         return self._wait(timeout=0)
 
     def _wait(self, timeout: float | None) -> int | None:
-        with self._waitpid_lock:
-            if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
-                # Nothing is in it if the server has ended, and its children with it.
-                code = os.read(self._status, _STATUS.size)
-                os.close(self._status)
-                self.returncode = _STATUS.unpack(code)[0] if code else -signal.SIGKILL
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            with self._waitpid_lock:
+                if self.returncode is None:
+                    # Nothing is in it if the server has ended, and its children with it.
+                    code = os.read(self._status, _STATUS.size)
+                    self.returncode = _STATUS.unpack(code)[0] if code else -signal.SIGKILL
         if self.returncode is None and timeout != 0:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode
@@ -142,11 +144,11 @@ def _serve(module: str, requests: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: dict[int, int] = {}
     while True:
-        ready = select.select([requests, wake], [], [])[0]
+        ready = select.select([requests.fileno(), wake], [], [])[0]
         if wake in ready:
             os.read(wake, 1 << 16)
             _reap(running)
-        if requests in ready:
+        if requests.fileno() in ready:
             message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 3)
             if not message:
                 for pid in running:
