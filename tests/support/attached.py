@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import psycopg
 
+from tests.support.child import run_tuskline
 from tests.support.servers import DEFAULT
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import by_major, free_port
@@ -71,13 +72,15 @@ class Attached:
         self, *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 90.0
     ) -> subprocess.CompletedProcess[str]:
         """Run `tuskline ARGUMENTS --config ...`."""
+        if env is None:
+            return run_tuskline([*arguments, "--config", str(self.config)], seconds=seconds)
         return subprocess.run(
             [*CLI, *arguments, "--config", str(self.config)],
             capture_output=True,
             text=True,
             timeout=seconds,
             check=False,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **env},
         )
 
     def json(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> Any:

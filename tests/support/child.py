@@ -4,6 +4,8 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,11 @@ def start_child(
         try:
             if module in fork_server.PRELOADED and not environment:
                 process: subprocess.Popen[bytes] = fork_server.start(
-                    module, receiver, output.fileno()
+                    module,
+                    ["test"],
+                    stdin=receiver,
+                    stdout=output.fileno(),
+                    stderr=output.fileno(),
                 )
             else:
                 process = subprocess.Popen(
@@ -38,6 +44,33 @@ def start_child(
     with contextlib.suppress(BrokenPipeError), open(sender, "wb") as stdin:
         stdin.write(json_model.encode(settings))
     return process
+
+
+def run_tuskline(
+    arguments: Sequence[str], *, seconds: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run `tuskline ARGUMENTS`, by a fork, and return what it said."""
+    with (
+        open(os.devnull, "rb") as nothing,
+        tempfile.TemporaryFile("w+") as stdout,
+        tempfile.TemporaryFile("w+") as stderr,
+    ):
+        process = fork_server.start(
+            "walsender_bridge.cli.app",
+            arguments,
+            stdin=nothing.fileno(),
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+            cwd=Path.cwd(),
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess(process.args, code, stdout.read(), stderr.read())
 
 
 def run_child(

@@ -30,6 +30,17 @@ ROOT = Path(__file__).resolve().parents[2]
 #: By module: what its processes import first. Not what reads its settings as it is loaded, as Arrow does, and not the
 #: module itself, which `runpy` loads anew.
 PRELOADED: Final = {
+    "walsender_bridge.cli.app": (
+        "walsender_bridge.cli.attach",
+        "walsender_bridge.cli.doctor",
+        "walsender_bridge.cli.status",
+        "walsender_bridge.doctor.server",
+        "walsender_bridge.observability.quorum_view",
+        "walsender_bridge.provisioning.init",
+        "walsender_bridge.provisioning.detach",
+        "walsender_bridge.provisioning.quorum",
+        "walsender_bridge.provisioning.stats_grant",
+    ),
     "walsender_bridge.capture": (
         "walsender_bridge.capture.driver",
         "walsender_bridge.capture.gate.monitor",
@@ -116,22 +127,26 @@ def _server(module: str, owner: int) -> socket.socket:
     return here
 
 
-def start(module: str, stdin: int, output: int) -> ForkedProcess:
-    """Start `python -m module test`, in the environment of this process."""
-    request = json.dumps({"env": dict(os.environ), "cwd": str(ROOT)}).encode()
+def start(
+    module: str, arguments: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Path = ROOT
+) -> ForkedProcess:
+    """Start `python -m module ARGUMENTS`, in the environment of this process."""
+    request = {"env": dict(os.environ), "cwd": str(cwd), "arguments": [*arguments]}
     receiver, sender = os.pipe()
     try:
         with _LOCK:
             server = _server(module, os.getpid())
-            socket.send_fds(server, [request], [stdin, output, sender])
+            message = json.dumps(request).encode()
+            socket.send_fds(server, [message], [stdin, stdout, stderr, sender])
             pid = int(server.recv(32))
     finally:
         os.close(sender)
-    return ForkedProcess([sys.executable, "-m", module, "test"], pid, receiver)
+    return ForkedProcess([sys.executable, "-m", module, *arguments], pid, receiver)
 
 
 def _serve(module: str, requests: socket.socket) -> None:
     """Fork for each request. Returns in the children alone."""
+    sys.argv[0] = module
     for name in PRELOADED[module]:
         importlib.import_module(name)
     # jemalloc, which Arrow brings, starts its own thread again in a child.
@@ -149,23 +164,23 @@ def _serve(module: str, requests: socket.socket) -> None:
             os.read(wake, 1 << 16)
             _reap(running)
         if requests.fileno() in ready:
-            message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 3)
+            message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4)
             if not message:
                 for pid in running:
                     os.kill(pid, signal.SIGKILL)
                 os._exit(0)
-            stdin, output, status = descriptors
+            *standard, status = descriptors
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for descriptor in (requests.detach(), wake, woken, status, *running.values()):
                     os.close(descriptor)
-                _become(json.loads(message), stdin, output)
+                _become(json.loads(message), standard)
                 return
             running[pid] = status
-            os.close(stdin)
-            os.close(output)
+            for descriptor in standard:
+                os.close(descriptor)
             requests.send(str(pid).encode())
 
 
@@ -181,19 +196,18 @@ def _reap(running: dict[int, int]) -> None:
         os.close(report)
 
 
-def _become(request: dict[str, Any], stdin: int, output: int) -> None:
+def _become(request: dict[str, Any], standard: Sequence[int]) -> None:
     """Take on what an `exec` would have given."""
-    for descriptor, target in ((stdin, 0), (output, 1), (output, 2)):
+    for target, descriptor in enumerate(standard):
         os.dup2(descriptor, target)
-    os.close(stdin)
-    os.close(output)
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    sys.argv[1:] = request["arguments"]
     random.seed()
 
 
 if __name__ == "__main__":
     _serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
-    sys.argv = [sys.argv[1], "test"]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
