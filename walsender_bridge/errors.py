@@ -43,6 +43,7 @@ class Cause(IntEnum):
     INVARIANT = 29
     SEALED = 30
     BEHIND = 31
+    NOT_LEADER = 32
 
 
 #: The prefix of the repair in an error's text, as PostgreSQL writes it.
@@ -214,6 +215,16 @@ class BehindError(UnavailableError):
     """A replica of the log does not have what is asked for yet; another one may."""
 
     cause = Cause.BEHIND
+
+
+class UnreachableError(UnavailableError):
+    """No connection to a service of Tuskline could be made, or it broke."""
+
+
+class NotLeaderError(UnavailableError):
+    """Another one of the log's repositories leads, or none does at the moment."""
+
+    cause = Cause.NOT_LEADER
 
 
 class OutvotedError(UnavailableError):

@@ -24,6 +24,7 @@ from walsender_bridge.errors import (
     SilentError,
     TusklineError,
     UnavailableError,
+    UnreachableError,
 )
 from walsender_bridge.runtime import json_model
 from walsender_bridge.runtime.error_record import ErrorRecord
@@ -209,7 +210,7 @@ def raised(error: Exception, where: str) -> TusklineError:
             "service did not answer in time", where=where, repair=f"check whether it hangs{both}"
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
-        return UnavailableError(
+        return UnreachableError(
             "service does not answer", where=where, repair=f"check that it runs there{both}"
         )
     return UnavailableError(f"the connection broke: {error}"[:500], where=where, repair="try again")

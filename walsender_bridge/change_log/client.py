@@ -41,8 +41,15 @@ from walsender_bridge.change_log.protocol import (
 )
 from walsender_bridge.change_log.repository_messages import WriterTermAnswer
 from walsender_bridge.change_log.stream_writer import StreamWriter
-from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.errors import (
+    CorruptError,
+    NotLeaderError,
+    SilentError,
+    UnavailableError,
+    UnreachableError,
+)
 from walsender_bridge.postgres.protocol.lsn import Lsn
+from walsender_bridge.runtime import tls_files
 from walsender_bridge.runtime.closing import Closing
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -123,7 +130,45 @@ class _Client(Closing):
 
 
 class LogClient(_Client):
-    """The metadata repository: versions, streams, barriers, consumers."""
+    """The metadata repository: versions, streams, barriers, consumers.
+
+    `address` may name several repositories, `grpc://db-1:7400,db-2:7400`, one of which leads: each call goes to the one that
+    answered last, and on to the others while it cannot be reached or does not lead. All calls may be repeated.
+    """
+
+    def __init__(self, address: str, *, timeout: float = 10.0, tls: TlsFiles | None = None) -> None:
+        first, *others = tls_files.each(address)
+        super().__init__(first, timeout=timeout, tls=tls)
+        self._connections = (self._connection, *(Connection(other, tls) for other in others))
+        #: Which of them answered last.
+        self._leader = 0
+
+    def _call(self, action: Action[_R, _A], request: _R, *, within: float | None = None) -> _A:
+        count, first = len(self._connections), self._leader
+        # One that hangs is not to take the time of all, unless an answer may take long.
+        share = self.timeout / count if within is None else within
+        refusal: UnavailableError | None = None
+        for number in range(first, first + count):
+            connection = self._connections[number % count]
+            try:
+                answer = actions.call(connection.client, connection.address, action, request, share)
+            except (NotLeaderError, UnreachableError, SilentError) as error:
+                # Why a repository does not lead says more than that another one is not there.
+                if not isinstance(refusal, NotLeaderError):
+                    refusal = error
+                self._leader = (number + 1) % count
+                if within is not None and isinstance(error, SilentError):
+                    break
+            else:
+                self._leader = number % count
+                return answer
+        assert refusal is not None
+        raise refusal
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections:
+            connection.close()
 
     def status(self) -> LogStatus:
         """The newest version that can be read completely, and where it cuts each stream."""

@@ -182,6 +182,13 @@ def with_scheme(address: str) -> str:
     return f"{TLS}{address.partition('://')[2]}"
 
 
+def each(address: str) -> list[str]:
+    """The addresses in one that names several services, `grpc://db-1:7400,db-2:7400`, each with the paths of the files."""
+    place, files = split(address)
+    scheme, _, hosts = place.partition("://")
+    return [with_files(f"{scheme}://{host}", files) for host in hosts.split(",")]
+
+
 def split(address: str) -> tuple[str, TlsFiles | None]:
     """The address without the paths, and the paths in it, if there are any. Raises `ConfigError`."""
     address = address if "://" in address else f"{PLAIN}{address}"

@@ -1,6 +1,7 @@
 """What the metadata repository needs of its store, and what all stores share.
 
-A store is a log of records with a checkpoint: the state is the fold of both. `store.py` keeps them in SQLite.
+A store is a log of records with a checkpoint: the state is the fold of both. `store.py` keeps them in SQLite, `etcd_store.py`
+in etcd.
 
 If a record violates an invariant of the state, neither this record nor any later one is written.
 """
@@ -31,9 +32,12 @@ class RecordStore(Protocol):
     def append(self, record: Record) -> bool:
         """Apply a record to `state`, and store it durably if it changed anything; whether it did.
 
-        Raises `UnavailableError` if it may not be stored, `FencedError` if another repository has taken over, and
+        Raises `UnavailableError` if it may not be stored, `NotLeaderError` if another repository has taken over, and
         `InvariantError` now and for each later record; `state` is then that of the stored records.
         """
+
+    def confirm(self) -> None:
+        """Raise `NotLeaderError` if another repository may have written since `state` was read."""
 
     def reload(self) -> None:
         """Read `state` from the stored records now."""
@@ -55,12 +59,16 @@ class FoldedStore(ABC):
         self._number = self._checkpointed = 0
 
     @abstractmethod
+    def confirm(self) -> None:
+        """See `RecordStore`."""
+
+    @abstractmethod
     def _load(self) -> Repository:
         """Fold checkpoint and records; sets both numbers."""
 
     @abstractmethod
     def _keep(self, number: int, body: str) -> None:
-        """Store the record with the next number durably. Raises `UnavailableError`, `FencedError`."""
+        """Store the record with the next number durably. Raises `UnavailableError`, `NotLeaderError`."""
 
     @abstractmethod
     def checkpoint(self) -> None:

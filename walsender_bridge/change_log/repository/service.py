@@ -9,6 +9,7 @@ Actions: status create_stream writer_term barrier register_consumer drop_consume
 They change the state under one lock, which a waiting barrier does not hold.
 """
 
+import contextlib
 import math
 import os
 import sqlite3
@@ -60,6 +61,7 @@ from walsender_bridge.errors import (
     DeadlineError,
     InvariantError,
     MalformedMessageError,
+    NotLeaderError,
     TusklineError,
     UnavailableError,
     UnknownStreamError,
@@ -179,6 +181,8 @@ class RepositoryServer:
             try:
                 self._step()
                 self._failure = ""
+            except NotLeaderError:
+                return  # whoever started it stops it
             except Exception as error:
                 # Without this thread nothing is ever committed again: continue from the disk after any error.
                 self._log_failure(error)
@@ -209,6 +213,8 @@ class RepositoryServer:
         with self._changed:
             try:
                 self._store.reload()
+            except UnavailableError:
+                pass  # a store that is not on this machine: its state is read at the next use
             except Exception as error:
                 _log.exception("could not read the repository", error=str(error))
                 # Exit rather than keep a service that only appears to run: the supervisor restarts it.
@@ -218,7 +224,8 @@ class RepositoryServer:
         """Note a fault of every stream: nothing is committed until a step succeeds."""
         if not isinstance(error, TusklineError):
             error = UnavailableError(f"repository step failed: {error}", where=self.address)
-        with self._changed:
+        # Without its state, every call is answered with the reason for that.
+        with self._changed, contextlib.suppress(UnavailableError):
             self._faults = dict.fromkeys(self._state.streams, error)
 
     def _step(self) -> None:
@@ -248,6 +255,10 @@ class RepositoryServer:
 
     def _record(self, record: Record) -> bool:
         return self._store.append(record)
+
+    def confirm(self) -> None:
+        """Raise `NotLeaderError` unless what has been read from the state is still right."""
+        self._store.confirm()
 
     def _met(self) -> None:
         for log_server in self._log_servers.with_own_id():
@@ -283,6 +294,8 @@ class RepositoryServer:
             }
         for name, (replicas, limit) in limits.items():
             for log_server in self._log_servers.answering():
+                # Behind a limit of an old leader there may be what a consumer still needs.
+                self.confirm()
                 if log_server.log_server_id in replicas and limit > 1 and before_time > 0:
                     request = log_server_messages.TrimRequest(
                         name, limit, before_time, int(now * 1e6)
@@ -351,6 +364,7 @@ class RepositoryServer:
         with self._changed:
             self._stream(request.stream)
             order = operator_trim.decide(self._state, request, self._clock.now())
+        self.confirm()
         return operator_trim.perform(order, self._log_servers.answering())
 
     def create_stream(self, request: m.CreateStreamRequest) -> StreamCut:
@@ -534,7 +548,12 @@ class _RepositoryService(Service):
         """One action."""
         barrier = m.BARRIER.handled_by(partial(self._server.barrier, gone=context.is_cancelled))
         lease = m.REGISTER_CONSUMER.handled_by(partial(self._register_consumer, context))
-        return self._answer(context, action, {**self._handlers, **actions.by_name(barrier, lease)})
+        answer = self._answer(
+            context, action, {**self._handlers, **actions.by_name(barrier, lease)}
+        )
+        with actions.faults():
+            self._server.confirm()
+        return answer
 
     def _register_consumer(
         self, context: flight.ServerCallContext, request: m.RegisterConsumerRequest

@@ -172,6 +172,9 @@ class RepositoryStore(FoldedStore):
             self._db.execute("DELETE FROM record WHERE number <= ?", [self._number])
         self._checkpointed = self._number
 
+    def confirm(self) -> None:
+        """See `RecordStore`: the lock admits no other repository."""
+
     def close(self) -> None:
         """Close the file."""
         self._held.close()
