@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
+from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime.output import Output
 
 
@@ -22,6 +23,12 @@ def log_backup(
 ) -> None:
     """Copy the repository's database, which may be in use, to a new file."""
     settings = load_config(config)
+    if settings.etcd is not None:
+        raise ConfigError(
+            "the repository's records are in etcd",
+            where=str(config),
+            repair="take a snapshot of the cluster: `etcdctl snapshot save FILE`",
+        )
     from walsender_bridge.change_log.repository.backup import backup
 
     made = backup(settings.log.data_dir / "repository.sqlite", file.absolute())

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from walsender_bridge.config.etcd import check_etcd
 from walsender_bridge.config.places import check_places
 from walsender_bridge.config.sections import (
     CandidateSection,
+    EtcdSection,
     GateSection,
     LakeSection,
     LogSection,
@@ -35,6 +37,7 @@ from walsender_bridge.runtime.tls_files import TlsFiles, with_files
 
 __all__ = [
     "Config",
+    "EtcdSection",
     "GateSection",
     "LakeSection",
     "LogSection",
@@ -80,6 +83,8 @@ class Config(BaseModel):
     logs: LogsSection = LogsSection()
     #: None: the change log's services are for this machine alone.
     tls: TlsSection | None = None
+    #: The cluster for `[log] store = "etcd"`.
+    etcd: EtcdSection | None = None
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -89,8 +94,8 @@ class Config(BaseModel):
 
     @property
     def log_address(self) -> str:
-        """The repository's Flight address, with the paths of `[tls]`."""
-        return with_files(self.log.listen, self.tls_files)
+        """The repository's Flight address, or those of all repositories, with the paths of `[tls]`."""
+        return with_files(",".join(self.log.repositories or [self.log.listen]), self.tls_files)
 
     @property
     def hosted_log_servers(self) -> tuple[HostedLogServer, ...]:
@@ -218,6 +223,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             "metrics": MetricsSection,
             "logs": LogsSection,
             "tls": TlsSection,
+            "etcd": EtcdSection,
         }.get(part, model)
     return [*model.model_fields]
 
@@ -347,11 +353,11 @@ def _resolve(base: Path, values: dict[str, Any]) -> None:
         for name in ("users", "tls_cert", "tls_key", "tls_client_ca", "archive"):
             if isinstance(safekeepers.get(name), str) and "://" not in safekeepers[name]:
                 safekeepers[name] = str(base / safekeepers[name])
-    tls = values.get("tls")
-    if isinstance(tls, dict):
-        for name in TlsSection.model_fields:
-            if isinstance(tls.get(name), str):
-                tls[name] = str(base / tls[name])
+    for section in (values.get("tls"), values.get("etcd")):
+        if isinstance(section, dict):
+            for name in TlsSection.model_fields:
+                if isinstance(section.get(name), str):
+                    section[name] = str(base / section[name])
     lake = values.get("lake")
     if isinstance(lake, dict) and isinstance(lake.get("uri"), str) and "://" not in lake["uri"]:
         lake["uri"] = str(base / lake["uri"])
@@ -478,6 +484,7 @@ def load_config(path: Path) -> Config:
     config = _with_flags(config, where)
     _check_tables(config, where)
     _check_log_servers(config, where)
+    check_etcd(config, where)
     _check_safekeepers(config, where)
     _check_slots(config, where)
     _check_gates(config, where)

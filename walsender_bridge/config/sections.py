@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from walsender_bridge.postgres.table_patterns import Choice
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 
 def _with_a_port(address: str) -> str:
@@ -52,6 +53,10 @@ class LogSection(_Section):
     data_dir: Path
     #: Where the repository listens, `host:port`.
     listen: HostPort = "127.0.0.1:7400"
+    #: Where the repository keeps its records: in `data_dir`, or in the cluster of `[etcd]`.
+    store: Literal["sqlite", "etcd"] = "sqlite"
+    #: With etcd: the addresses of all repositories of this log, one of which leads; by default `listen` alone.
+    repositories: tuple[HostPort, ...] = ()
     #: Seconds that committed entries are kept for consumers without a lease.
     retention: float = Field(default=86_400.0, gt=0)
     #: The number of log servers that each stream is written to; by default all, up to three.
@@ -60,6 +65,34 @@ class LogSection(_Section):
     min_replicas: int | None = Field(default=None, ge=1)
     #: Seconds without an answer after which a stream goes on without a log server.
     replica_timeout: float = Field(default=10.0, ge=1)
+
+
+class EtcdSection(_Section):
+    """`[etcd]`: the cluster that keeps the repository's records, with `[log] store = "etcd"`."""
+
+    #: `host:port` of each member.
+    endpoints: tuple[HostPort, ...] = Field(min_length=1)
+    #: What the keys of this log begin with.
+    prefix: Annotated[str, StringConstraints(pattern=r"^/([a-zA-Z0-9_.-]+/)+$")] = "/tuskline/"
+    #: Seconds after which another repository may lead if the one that leads is silent.
+    lease: float = Field(default=5.0, ge=2, le=60)
+    #: etcd's authority, and the certificate and key with which the repository proves to etcd who it is.
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len({each is None for each in (self.ca, self.certificate, self.key)}) > 1:
+            raise ValueError("ca, certificate and key belong together")
+        return self
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The three files; None: no TLS."""
+        if self.ca is None or self.certificate is None or self.key is None:
+            return None
+        return TlsFiles(self.ca, self.certificate, self.key)
 
 
 class GateSection(_Section):

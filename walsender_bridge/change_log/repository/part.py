@@ -21,6 +21,8 @@ from walsender_bridge.runtime.status_file import Status
 if TYPE_CHECKING:
     import asyncio
 
+    from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
+    from walsender_bridge.change_log.repository.record_store import RecordStore
     from walsender_bridge.change_log.repository.service import RepositoryServer
     from walsender_bridge.config import Config
 
@@ -39,7 +41,7 @@ class RepositoryPart:
 
     def __init__(self, settings: "Config") -> None:
         self._settings = settings
-        self._server: RepositoryServer | None = None
+        self._server: RepositoryServer | RepositoryCandidate | None = None
         self._said = ""
 
     def start(self) -> None:
@@ -90,24 +92,11 @@ class RepositoryPart:
             self._server.stop()
         _file(self._settings.run_dir).unlink(missing_ok=True)
 
-    def _started(self) -> "RepositoryServer":
+    def _started(self) -> "RepositoryServer | RepositoryCandidate":
         import sqlite3
 
-        from walsender_bridge.change_log.repository.membership import ReplicationPolicy
-        from walsender_bridge.change_log.repository.service import RepositoryServer
-
-        settings = self._settings
         try:
-            server = RepositoryServer(
-                settings.log.data_dir,
-                settings.log.listen,
-                log_servers=[log_server.listen for log_server in settings.log_server],
-                retention=settings.log.retention,
-                replication=ReplicationPolicy(
-                    settings.replicas, settings.min_replicas, settings.log.replica_timeout
-                ),
-                tls=settings.tls_files,
-            )
+            server = self._serve() if self._settings.etcd is None else self._candidate()
             try:
                 server.start()
             except BaseException:
@@ -117,10 +106,38 @@ class RepositoryPart:
         except (OSError, sqlite3.Error) as error:
             raise UnavailableError(
                 f"could not start the log's repository: {error}",
-                where=str(settings.log.data_dir),
+                where=str(self._settings.log.data_dir),
                 repair="free disk space there, or check the disk; the start is retried",
             ) from None
         return server
+
+    def _serve(self, store: "RecordStore | None" = None) -> "RepositoryServer":
+        """The repository over this store; None: over its own database."""
+        from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+        from walsender_bridge.change_log.repository.service import RepositoryServer
+
+        settings = self._settings
+        return RepositoryServer(
+            settings.log.data_dir,
+            settings.log.listen,
+            log_servers=[log_server.listen for log_server in settings.log_server],
+            retention=settings.log.retention,
+            replication=ReplicationPolicy(
+                settings.replicas, settings.min_replicas, settings.log.replica_timeout
+            ),
+            store=store,
+            tls=settings.tls_files,
+        )
+
+    def _candidate(self) -> "RepositoryCandidate":
+        """One of the repositories whose records are in etcd."""
+        from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
+        from walsender_bridge.change_log.repository.etcd import EtcdSettings
+
+        settings, its = self._settings, self._settings.etcd
+        assert its is not None
+        cluster = EtcdSettings(its.endpoints, its.prefix, its.lease, its.tls_files)
+        return RepositoryCandidate(cluster, settings.log.listen, self._serve, settings.tls_files)
 
 
 def trouble(run_dir: Path) -> TusklineError | None:
