@@ -83,6 +83,16 @@ class EtcdCluster:
         except (OSError, ValueError):
             return False
 
+    def leader(self) -> int:
+        """The member that leads etcd; without TLS."""
+        return next(number for number in self._processes if self._leads(number))
+
+    def _leads(self, number: int) -> bool:
+        url = f"http://{self.endpoints[number]}/v3/maintenance/status"
+        with urllib.request.urlopen(url, data=b"{}", timeout=5) as answer:
+            its = json.load(answer)
+        return bool(its["leader"] == its["header"]["member_id"])
+
     def __enter__(self) -> Self:
         for number in range(len(self.endpoints)):
             self.start(number)

@@ -22,11 +22,12 @@ from walsender_bridge.change_log.repository.core import (
     VersionRaised,
     record_from_json,
 )
+from walsender_bridge.change_log.repository.record_store import FoldedStore
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
 
 
-def fill(store: RepositoryStore, commits: int) -> None:
+def fill(store: FoldedStore, commits: int) -> None:
     if not store.state.log_id:
         store.append(Created("log"))
         store.append(StreamCreated("a", ("k",)))

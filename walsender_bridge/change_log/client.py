@@ -144,20 +144,32 @@ class LogClient(_Client):
         self._leader = 0
 
     def _call(self, action: Action[_R, _A], request: _R, *, within: float | None = None) -> _A:
+        count = len(self._connections)
+        # One that hangs is not to take the time of all.
+        share = self.timeout / count
+        if within is None:
+            return self._call_any(action, request, share)
+        if count > 1:
+            # An answer that may take long is waited for at one that answers.
+            self._call_any(of_repository.STATUS, Empty(), share)
+        return self._call_any(action, request, within)
+
+    def _call_any(self, action: Action[_R, _A], request: _R, within: float) -> _A:
+        """The answer of the repository that leads; `within` for each of them."""
         count, first = len(self._connections), self._leader
-        # One that hangs is not to take the time of all, unless an answer may take long.
-        share = self.timeout / count if within is None else within
         refusal: UnavailableError | None = None
         for number in range(first, first + count):
             connection = self._connections[number % count]
             try:
-                answer = actions.call(connection.client, connection.address, action, request, share)
+                answer = actions.call(
+                    connection.client, connection.address, action, request, within
+                )
             except (NotLeaderError, UnreachableError, SilentError) as error:
                 # Why a repository does not lead says more than that another one is not there.
                 if not isinstance(refusal, NotLeaderError):
                     refusal = error
                 self._leader = (number + 1) % count
-                if within is not None and isinstance(error, SilentError):
+                if within > self.timeout and isinstance(error, SilentError):
                     break
             else:
                 self._leader = number % count

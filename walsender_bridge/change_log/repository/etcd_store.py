@@ -8,10 +8,11 @@ Keys, below the prefix (numbers have 20 digits, so that their order is that of t
 | `leader` | see `leadership.py`, which says why the writes below are safe |
 | `record/NUMBER` | a record |
 | `checkpoint` | the number of the last record in it, the state without its commits, and which commits each stream has |
-| `commits/STREAM/VERSION` | commits of a stream from that version on: those of one checkpoint |
+| `commits/STREAM/VERSION/NUMBER` | commits of a stream from that version on, as of that record |
 
 As in SQLite, a checkpoint writes only the commits that are new, as there may be a million. Its commits are written before it,
 and those that nobody needs any more are removed after it. So a reader ignores commits outside the ranges that the checkpoint names.
+An attempt that failed may leave some of the same commits behind, under another number: it replaces none.
 Each value begins with the checksum of its key and the rest.
 """
 
@@ -147,11 +148,12 @@ class EtcdStore(FoldedStore):
         stored: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         begins: defaultdict[str, list[int]] = defaultdict(list)
         for each in self._etcd.scan(self._key("commits/"), within=_WITHIN):
-            _, name, version = each.key.removeprefix(self._prefix).split("/")
+            _, name, version, _ = each.key.removeprefix(self._prefix).split("/")
             first, last, _ = ranges.get(name, (0, -1, 0))
             if int(version) > last:
                 continue
-            begins[name].append(int(version))
+            if int(version) not in begins[name][-1:]:
+                begins[name].append(int(version))
             for row in json.loads(self._checked(each)):
                 if first <= row[0][0] <= last:
                     stored[name][row[0][0]] = row
@@ -208,7 +210,8 @@ class EtcdStore(FoldedStore):
             rows = [row for row in history if row[0][0] > self._kept.get(name, -1)]
             for each in _parts(rows, _MOST_COMMITS):
                 begins[name].append(each[0][0][0])
-                self._put(f"commits/{name}/{begins[name][-1]:020}", each, known)
+                place = f"{begins[name][-1]:020}/{self._number:020}"
+                self._put(f"commits/{name}/{place}", each, known)
         stored = {"number": self._number, "state": record, "commits": ranges}
         before = (self._key(f"record/{number:020}") for number in (0, self._number + 1))
         self._checkpoint_revision = self._put(

@@ -1,4 +1,4 @@
-"""The metadata repository on a cluster of etcd: one of several leads, and no other one can write or answer."""
+"""Several repositories over a cluster of etcd: one leads, another takes over, and an old leader neither answers nor writes."""
 
 import signal
 import time
@@ -13,15 +13,6 @@ from tests.support.etcd import EtcdCluster, needs_etcd
 from tests.support.repositories import STREAM, Committer, Repositories
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.change_log.repository.core import (
-    ConsumerSeen,
-    Created,
-    LogServerSeen,
-    StreamCreated,
-    TermGiven,
-)
-from walsender_bridge.change_log.repository.etcd_store import EtcdStore
-from walsender_bridge.change_log.repository.leader_lease import Leader, try_to_lead
 from walsender_bridge.errors import NotLeaderError, UnavailableError
 
 pytestmark = needs_etcd
@@ -31,58 +22,6 @@ pytestmark = needs_etcd
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
     with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster
-
-
-def lead(etcd: EtcdCluster, prefix: str, lease: float = 2.0) -> Leader:
-    found = try_to_lead(etcd.settings(lease, prefix), "127.0.0.1:1")
-    assert isinstance(found, Leader)
-    return found
-
-
-def test_the_state_is_that_of_the_records_whoever_reads_it(etcd: EtcdCluster) -> None:
-    settings, leader = etcd.settings(prefix="/one/"), lead(etcd, "/one/")
-    store = EtcdStore(settings, leader, checkpoint_every=3)
-    for record in (Created("log"), LogServerSeen("a", "grpc://a"), StreamCreated("s", ("a",))):
-        assert store.append(record)
-    for term in range(1, 6):
-        store.append(TermGiven("s", term))
-    known = store.state.to_record()
-    store.close()
-    leader.resign()
-    other = lead(etcd, "/one/")
-    assert other.fence > leader.fence
-    again = EtcdStore(settings, other)
-    assert again.state.to_record() == known
-    again.append(ConsumerSeen("lake", 1, 5.0))
-    with pytest.raises(NotLeaderError):
-        store.append(TermGiven("s", 9))
-    again.close()
-    other.resign()
-
-
-def test_a_leader_that_does_not_look_at_its_clock_cannot_write(
-    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fence holds without any clock: here the old leader takes itself for one forever."""
-    settings, leader = etcd.settings(prefix="/fence/"), lead(etcd, "/fence/")
-    old = EtcdStore(settings, leader, checkpoint_every=1000)
-    for record in (Created("log"), StreamCreated("s", ("a",)), TermGiven("s", 1)):
-        old.append(record)
-    assert old.state.streams["s"].term == 1
-    leader.resign()
-    other = lead(etcd, "/fence/")
-    new = EtcdStore(settings, other)
-    monkeypatch.setattr(leader, "check", lambda: None)
-    known = old.state.to_record()
-    for write in (lambda: old.append(TermGiven("s", 2)), old.checkpoint):
-        with pytest.raises(UnavailableError):
-            write()
-        new.reload()
-        assert new.state.to_record() == known
-    new.append(TermGiven("s", 3))
-    new.close()
-    old.close()
-    other.resign()
 
 
 def test_commits_go_on_when_the_leader_is_killed(etcd: EtcdCluster, tmp_path: Path) -> None:
@@ -150,16 +89,17 @@ def test_commits_go_on_without_a_member_of_etcd(tmp_path: Path) -> None:
         closing(Committer(repositories.address)) as committer,
     ):
         committer.commit()
-        for number in range(3):
-            etcd.kill(number)
-            committer.commit()
-            etcd.start(number)
-            wait_for(lambda: all(map(etcd.is_healthy, range(3))), 60, "etcd is whole")
-        etcd.signal(0, signal.SIGSTOP)
+        leading = etcd.leader()
+        etcd.kill(leading)
+        committer.commit()
+        etcd.start(leading)
+        wait_for(lambda: all(map(etcd.is_healthy, range(3))), 60, "etcd is whole")
+        leading = etcd.leader()
+        etcd.signal(leading, signal.SIGSTOP)
         try:
             committer.commit()
         finally:
-            etcd.signal(0, signal.SIGCONT)
+            etcd.signal(leading, signal.SIGCONT)
         for number in range(3):
             etcd.kill(number)
 
