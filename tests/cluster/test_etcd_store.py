@@ -121,11 +121,13 @@ class LossyEtcd(Etcd):
 
     choose = random.Random(0)
     late: list[Mapping[str, Any]] = []  # noqa: RUF012  # set by the test
+    #: How often a transaction is performed, performed twice, unanswered, late.
+    weights = (6, 1, 1, 1)
 
     def txn(self, txn: Mapping[str, Any], *, within: float) -> dict[str, Any]:
         if self.late and self.choose.random() < 0.4:
             super().txn(self.late.pop(self.choose.randrange(len(self.late))), within=within)
-        fate = self.choose.choices(("well", "twice", "lost", "late"), (6, 1, 1, 1))[0]
+        fate = self.choose.choices(("well", "twice", "lost", "late"), self.weights)[0]
         if fate == "late":
             self.late.append(txn)
             raise UnavailableError("no answer")
@@ -135,6 +137,19 @@ class LossyEtcd(Etcd):
         if fate == "lost":
             raise UnavailableError("no answer")
         return answer
+
+
+def test_a_write_that_was_sent_again_succeeded(
+    settings: EtcdSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LossyEtcd, "weights", (0, 1, 0, 0))
+    monkeypatch.setattr(etcd_store, "Etcd", LossyEtcd)
+    leader = lead(settings)
+    store = EtcdStore(settings, leader, checkpoint_every=5)
+    fill(store, 10)
+    assert stored(settings, leader) == store.state.to_record()
+    store.close()
+    leader.resign()
 
 
 def test_what_was_acknowledged_is_there_whichever_writes_are_lost_late_or_doubled(
