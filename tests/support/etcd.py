@@ -1,10 +1,12 @@
 """A cluster of etcd for a test: each member a process, which may be stopped, killed and started again."""
 
+import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -82,6 +84,22 @@ class EtcdCluster:
                 return bool(json.load(answer)["health"] == "true")
         except (OSError, ValueError):
             return False
+
+    def is_whole(self) -> bool:
+        """Whether all members are there."""
+        numbers = range(len(self.endpoints))
+        return len(self._processes) == len(numbers) and all(map(self.is_healthy, numbers))
+
+    @contextlib.contextmanager
+    def whole_afterwards(self) -> Iterator[None]:
+        """Members that are killed in the block run again behind it."""
+        try:
+            yield
+        finally:
+            for number in range(len(self.endpoints)):
+                if number not in self._processes:
+                    self.start(number)
+            wait_for(self.is_whole, 60, "etcd is whole")
 
     def leader(self) -> int:
         """The member that leads etcd; without TLS."""

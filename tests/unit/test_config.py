@@ -307,3 +307,53 @@ def test_wrong_slots_are_named(tmp_path, old, new, message):
 def test_slots_without_a_candidate_are_no_slots(tmp_path):
     with pytest.raises(ConfigError, match=r"slots.candidates"):
         _load(tmp_path, GOOD + "[slots]\ncandidates = {}\n")
+
+
+ETCD = GOOD.replace(
+    "[[log_server]]",
+    """store = "etcd"
+repositories = ["127.0.0.1:7400", "127.0.0.1:7500"]
+
+[etcd]
+endpoints = ["127.0.0.1:2379"]
+
+[[log_server]]""",
+)
+
+
+def test_the_repositories_of_a_log_in_etcd_are_one_address(tmp_path):
+    config = _load(tmp_path, ETCD)
+    assert config.log_address == "grpc://127.0.0.1:7400,127.0.0.1:7500"
+    assert config.etcd is not None
+    assert config.etcd.prefix == "/tuskline/"
+    assert config.etcd.tls_files is None
+    files = 'ca = "a/ca.pem"\ncertificate = "a/cert.pem"\nkey = "a/key.pem"\n'
+    config = _load(tmp_path, ETCD.replace("[etcd]\n", "[etcd]\n" + files))
+    assert config.etcd is not None
+    assert config.etcd.tls_files is not None
+    assert config.etcd.tls_files.key == tmp_path / "a" / "key.pem"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('store = "etcd"', "", "belong together"),
+        ('[etcd]\nendpoints = ["127.0.0.1:2379"]', "", "belong together"),
+        ('"127.0.0.1:7400", ', '"127.0.0.1:7500", ', "each repository once"),
+        ('"127.0.0.1:2379"', "", "endpoints"),
+        ("[etcd]", '[etcd]\nca = "ca.pem"', "belong together"),
+        ("[etcd]", '[etcd]\nprefix = "tuskline"', "prefix"),
+        ("[etcd]", "[etcd]\nlease = 1", "lease"),
+        ("[etcd]", "[etcd]\nendpoint = 1", "did you mean 'endpoints'"),
+    ],
+)
+def test_etcd_and_its_store_fit_together(tmp_path, old, new, message):
+    with pytest.raises(ConfigError) as raised:
+        _load(tmp_path, ETCD.replace(old, new))
+    assert message in str(raised.value)
+
+
+def test_several_repositories_need_etcd(tmp_path):
+    text = GOOD.replace("[[log_server]]", 'repositories = ["127.0.0.1:7400"]\n[[log_server]]')
+    with pytest.raises(ConfigError, match="store that all of them reach"):
+        _load(tmp_path, text)

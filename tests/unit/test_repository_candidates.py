@@ -1,0 +1,138 @@
+"""Several repositories of one log, without etcd: what leadership allows, what followers answer, and how clients find the leader."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.change_log.repository import leadership
+from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
+from walsender_bridge.change_log.repository.etcd import EtcdSettings
+from walsender_bridge.change_log.repository.leader_lease import not_leading
+from walsender_bridge.change_log.repository.leadership import Leadership, Written, judge
+from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.change_log.repository.store import RepositoryStore
+from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.errors import NotLeaderError, UnavailableError, UnreachableError
+
+
+def test_a_leader_answers_until_its_lease_can_end_counted_from_the_question() -> None:
+    its = Leadership(7, 10.0, leadership.valid_until(100.0, 10.0))
+    assert its.may_answer(108.9)
+    assert not its.may_answer(109.1), "another machine's clock may run faster"
+    renewed = its.renewed(103.0, 10.0)
+    assert renewed.may_answer(111.9)
+    assert not renewed.may_answer(112.1)
+    assert renewed.renewed(101.0, 10.0).until == renewed.until, "an answer that was overtaken"
+    assert its.pause < 10.0 / 3
+
+
+@pytest.mark.parametrize(
+    ("leads", "stored", "expected"),
+    [
+        (None, None, Written.FENCED),
+        (8, None, Written.FENCED),
+        (8, b"own", Written.FENCED),
+        (7, b"own", Written.YES),
+        (7, b"other", Written.TAKEN),
+        (7, None, Written.TAKEN),
+    ],
+)
+def test_what_a_refused_write_means(
+    leads: int | None, stored: bytes | None, expected: Written
+) -> None:
+    assert judge(7, leads, stored, b"own") is expected
+
+
+@pytest.fixture
+def candidate() -> Iterator[RepositoryCandidate]:
+    """One whose etcd is not there."""
+    settings = EtcdSettings((f"127.0.0.1:{free_port()}",), lease=2.0)
+
+    def serve(_: object) -> RepositoryServer:
+        raise AssertionError("it must not lead")
+
+    found = RepositoryCandidate(settings, f"127.0.0.1:{free_port()}", serve)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[RepositoryServer]:
+    server = RepositoryServer(
+        tmp_path / "log", "127.0.0.1:0", log_servers=[f"127.0.0.1:{free_port()}"]
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
+def named(*addresses: str) -> str:
+    return "grpc://" + ",".join(each.removeprefix("grpc://") for each in addresses)
+
+
+def test_clients_find_the_leader_among_all_repositories(
+    candidate: RepositoryCandidate, leader: RepositoryServer
+) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    for order in (
+        (candidate.address, nobody, leader.address),
+        (nobody, leader.address, candidate.address),
+        (leader.address, candidate.address),
+    ):
+        with LogClient(named(*order), timeout=6) as log:
+            for _ in range(2):
+                assert log.status().log_id
+            log.register_consumer("lake", None, 60.0)
+            with pytest.raises(UnavailableError) as refused:
+                log.create_stream("shop")
+            # The leader's own refusal, and not that of the next one.
+            assert not isinstance(refused.value, NotLeaderError | UnreachableError)
+
+
+def test_without_a_leader_the_reason_is_named(candidate: RepositoryCandidate) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    for order in ((candidate.address, nobody), (nobody, candidate.address)):
+        with LogClient(named(*order), timeout=4) as log, pytest.raises(NotLeaderError) as refused:
+            log.status()
+        assert "this repository does not lead" in refused.value.what
+        assert "[log] repositories" in refused.value.repair
+    with LogClient(nobody, timeout=4) as log, pytest.raises(UnreachableError):
+        log.status()
+
+
+def test_an_answer_is_confirmed_after_it_was_formed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens while an answer is formed: what is sent was right at a moment after the question."""
+    store = RepositoryStore(tmp_path / "repository.sqlite")
+    leads = True
+
+    def confirm() -> None:
+        if not leads:
+            raise not_leading()
+
+    monkeypatch.setattr(store, "confirm", confirm)
+    server = RepositoryServer(
+        tmp_path / "log", "127.0.0.1:0", log_servers=[f"127.0.0.1:{free_port()}"], store=store
+    )
+    server.start()
+    really = server.status
+
+    def status() -> object:
+        nonlocal leads
+        found = really()
+        leads = False
+        return found
+
+    monkeypatch.setattr(server, "status", status)
+    try:
+        with LogClient(server.address, timeout=5) as log:
+            with pytest.raises(NotLeaderError):
+                log.status()
+            with pytest.raises(NotLeaderError):
+                log.register_consumer("lake", None, 60.0)
+    finally:
+        server.stop()
