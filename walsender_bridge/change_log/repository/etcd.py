@@ -1,7 +1,7 @@
 """A client of etcd (3.4 and later), by the JSON over HTTP that every member of it serves.
 
 A call goes to one member, and on to the next one if that member does not answer, or has no quorum. All calls here
-may be repeated (`leadership.py`, W2). Keys and values are encoded here; the requests are etcd's own (its `rpc.proto`).
+may be repeated (`leadership.py`, W2). Keys and values are encoded here; the requests are those of etcd's own API.
 """
 
 import base64

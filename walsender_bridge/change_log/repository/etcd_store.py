@@ -52,7 +52,7 @@ FORMAT: Final = "1"
 _ATTEMPT, _WITHIN = 1.0, 4.0
 #: Operations of a transaction: etcd takes 128 by default.
 _MOST_OPERATIONS: Final = 100
-#: Commits in a value, of some 250 bytes each: etcd takes requests of 1.5 MiB by default.
+#: Commits in a value, of some 200 bytes each: etcd takes requests of 1.5 MiB by default.
 _MOST_COMMITS: Final = 2000
 _REPAIR: Final = (
     "stop all repositories and restore etcd and every [[log_server]] data_dir from one moment, or start a new log:"
