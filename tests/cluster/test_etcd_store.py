@@ -1,5 +1,6 @@
 """The repository's records in etcd: whoever leads next finds them all, and only the leader writes."""
 
+import contextlib
 import random
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.etcd import EtcdCluster, needs_etcd
 from tests.unit.test_repository_store import fill
-from walsender_bridge.change_log.repository import etcd_store
+from walsender_bridge.change_log.repository import etcd_store, leader_lease
 from walsender_bridge.change_log.repository.core import (
     ConsumerSeen,
     Created,
@@ -184,6 +185,45 @@ def test_what_was_acknowledged_is_there_whichever_writes_are_lost_late_or_double
     assert store.state.version > 30
     store.close()
     leader.resign()
+
+
+def test_a_leader_renews_its_leadership_and_never_binds_it_to_an_older_lease(
+    settings: EtcdSettings, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LossyEtcd, "choose", random.Random(seed))
+    monkeypatch.setattr(LossyEtcd, "late", [])
+    monkeypatch.setattr(LossyEtcd, "weights", (1, 0, 0, 0))
+    monkeypatch.setattr(leader_lease, "Etcd", LossyEtcd)
+    granted: list[int] = []
+    really = leader_lease._grant
+
+    def grant(client: Etcd, seconds: float, within: float) -> leader_lease._Lease:
+        lease = really(client, 60.0, within)
+        granted.append(lease.number)
+        return lease
+
+    monkeypatch.setattr(leader_lease, "_grant", grant)
+    leader = lead(settings)
+    monkeypatch.setattr(LossyEtcd, "weights", (4, 0, 1, 3))
+    confirmed = renewals = 0
+    with Etcd(settings, 1.0) as client:
+        for _ in range(150):
+            until = leader._its.until
+            with contextlib.suppress(UnavailableError):
+                leader._renew()
+            if leader._its.until > until:
+                renewals, confirmed = renewals + 1, len(granted) - 1
+            found = client.get(leader.key, within=5.0)
+            assert found is not None
+            assert found.created == leader.fence
+            assert granted.index(found.lease) >= confirmed
+    assert renewals > 30
+    assert not leader.lost.is_set()
+    monkeypatch.setattr(LossyEtcd, "weights", (1, 0, 0, 0))
+    leader.resign()
+    assert isinstance(another := try_to_lead(settings, "127.0.0.1:2"), Leader)
+    assert try_to_lead(settings, "127.0.0.1:1") == "127.0.0.1:2"
+    another.resign()
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def test_commits_go_on_without_a_member_of_etcd_and_wait_for_a_majority(
         for number in range(3):
             etcd.start(number)
         committer.commit(60)
+        assert all(map(repositories.is_running, repositories.listens)), "none of them ended"
         assert committer.versions == sorted(set(committer.versions))
 
 

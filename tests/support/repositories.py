@@ -74,6 +74,9 @@ class Repositories:
         process.kill()
         process.wait()
 
+    def is_running(self, listen: str) -> bool:
+        return self._processes[listen].poll() is None
+
     def signal(self, listen: str, signal_: signal.Signals) -> None:
         self._processes[listen].send_signal(signal_)
 
