@@ -221,7 +221,8 @@ def test_a_leader_renews_its_leadership_and_never_binds_it_to_an_older_lease(
     assert not leader.lost.is_set()
     monkeypatch.setattr(LossyEtcd, "weights", (1, 0, 0, 0))
     leader.resign()
-    assert isinstance(another := try_to_lead(settings, "127.0.0.1:2"), Leader)
+    another = try_to_lead(settings, "127.0.0.1:2")
+    assert isinstance(another, Leader)
     assert try_to_lead(settings, "127.0.0.1:1") == "127.0.0.1:2"
     another.resign()
 

@@ -1,13 +1,17 @@
 """Several repositories of one log, without etcd: what leadership allows, what followers answer, and how clients find the leader."""
 
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.repository import leadership
 from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
+from walsender_bridge.change_log.repository.core import Repository
 from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.change_log.repository.leader_lease import not_leading
 from walsender_bridge.change_log.repository.leadership import Leadership, Written, judge
@@ -136,3 +140,56 @@ def test_an_answer_is_confirmed_after_it_was_formed(
                 log.register_consumer("lake", None, 60.0)
     finally:
         server.stop()
+
+
+class AwayStore(RepositoryStore):
+    """A store that cannot be reached while `away`."""
+
+    away = False
+
+    def _keep(self, number: int, body: str) -> None:
+        self._check_there()
+        super()._keep(number, body)
+
+    def _load(self) -> Repository:
+        self._check_there()
+        return super()._load()
+
+    def _check_there(self) -> None:
+        if self.away:
+            raise UnavailableError("the store does not answer")
+
+
+def test_a_store_that_is_away_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    store = AwayStore(tmp_path / "repository.sqlite")
+    nobody = f"127.0.0.1:{free_port()}"
+    server = RepositoryServer(
+        tmp_path / "log", "127.0.0.1:0", log_servers=[nobody], store=store, tick=0.01
+    )
+    server.start()
+    failures: list[int] = []
+    really = server._reload
+
+    def reload() -> None:
+        really()
+        failures.append(1)
+
+    monkeypatch.setattr(server, "_reload", reload)
+    try:
+        with LogClient(server.address, timeout=5) as log:
+            known = log.status().log_id
+            store.away = True
+            for call in (partial(log.register_consumer, "lake", None, 60.0), log.status):
+                with pytest.raises(UnavailableError, match="the store does not answer"):
+                    call()
+            wait_for(lambda: len(failures) > 3, 20, "steps fail")
+            store.away = False
+            wait_for(lambda: log.status().log_id == known, 5, "it answers again")
+            log.register_consumer("lake", None, 60.0)
+    finally:
+        server.stop()
+    assert not ended
