@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from walsender_bridge.change_log.replica import core, disk
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import DropFrom, Effect, RecoveryOutcome, Wipe
 from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer, SyncRange
+from walsender_bridge.change_log.repository import leadership
 from walsender_bridge.change_log.repository.core import Repository, StreamState
 from walsender_bridge.errors import InvalidReplicaError
 
@@ -160,10 +162,18 @@ def _any_writer_unseals(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "open_writer", open_writer)
 
 
+def _writes_are_not_fenced(patch: pytest.MonkeyPatch) -> None:
+    def unfenced(_key: str, _fence: int, *others: Any, then: Sequence[Any]) -> dict[str, Any]:
+        return {"compare": [*others], "success": [*then]}
+
+    patch.setattr(leadership, "fenced", unfenced)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a report counts with any term": _report_of_any_term,
     "a commit does not need every member": _commit_without_a_member,
     "any writer unseals": _any_writer_unseals,
+    "an old leader's writes take effect": _writes_are_not_fenced,
     "a damaged replica takes the rest of a synchronization": _batches_after_damage,
     "Varlog 1: a crash in the middle of a synchronization is the end": _cannot_begin_again,
     "Varlog 2: sealed without data behind a wipe": _wiped_and_sealed,

@@ -2,7 +2,8 @@
 
 A machine's disk applies the effects of an event whole or not at all; a crash comes before it, or behind it with the answer
 lost. Messages are lost, doubled and reordered, and arrive after their sender has gone. Machines lose their disks, and lose
-all entries of a disk that keeps its record. The repository restarts from its records between any two steps of a seal.
+all entries of a disk that keeps its record. The repository restarts from its records between any two steps of a seal. Another
+one takes over while the old leader goes on: it calls machines as far as it knows, and tries to write.
 Writers die with appends on some replicas only, and go on being heard.
 
 What the world knows better than any part, and checks after every step: `Truth`.
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from tests.support.etcd_model import LEADER, EtcdModel
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from walsender_bridge.change_log.protocol import START, CommitContext, Position, ReplicaReport
 from walsender_bridge.change_log.replica import invariants as of_replica
@@ -32,6 +34,7 @@ from walsender_bridge.change_log.replica.disk import (
 )
 from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer
 from walsender_bridge.change_log.repository import invariants as of_repository
+from walsender_bridge.change_log.repository import leadership
 from walsender_bridge.change_log.repository.core import (
     Created,
     LogServerSeen,
@@ -186,6 +189,15 @@ class Truth:
     low: int = 1
 
 
+@dataclass
+class OldLeader:
+    """A repository that does not know that another one leads. `number`: of its last record."""
+
+    stream: StreamState
+    fence: int
+    number: int
+
+
 class World:
     """See the module. `happened` counts events by name."""
 
@@ -194,7 +206,10 @@ class World:
         self.machines = {name: Machine(name) for name in names}
         self.happened: Counter[str] = Counter()
         self.faults = 0
-        self.records: list[Record] = []
+        self.etcd = EtcdModel()
+        self.fence = self.etcd.lead()
+        self.number = 0
+        self.old: OldLeader | None = None
         self.repository = Repository()
         self.messages: list[Callable[[], None]] = []
         self.reports: list[ReplicaReport] = []
@@ -218,8 +233,22 @@ class World:
         changed = self.repository.apply(record)
         if changed:
             of_repository.check_invariants(self.repository, before)
-            self.records.append(record)
+            self.number += 1
+            if not self.write_record(self.fence, self.number, record):
+                raise Violation("W1: an old leader has written behind the one that leads")
         return changed
+
+    def write_record(self, fence: int, number: int, record: Record) -> bool:
+        key = f"record/{number:09}"
+        operation = {"request_put": {"key": key, "value": record}}
+        free = leadership.created(key, 0)
+        return self.etcd.txn(leadership.fenced(LEADER, fence, free, then=[operation]))
+
+    @property
+    def records(self) -> list[Record]:
+        """All that were written."""
+        found = sorted(key for key in self.etcd.keys if key != LEADER)
+        return [self.etcd.keys[key][0] for key in found]
 
     @property
     def stream(self) -> StreamState:
@@ -232,6 +261,43 @@ class World:
         for record in self.records:
             self.repository.apply(record)
         self.seal, self.given, self.syncs = None, None, {}
+
+    def fail_over(self) -> None:
+        """Another repository leads, and goes on from the records; the old one goes on, too."""
+        self.old = OldLeader(self.stream, self.fence, self.number)
+        self.fence = self.etcd.lead()
+        self.restart_repository()
+
+    def old_leader(self) -> None:
+        """It calls machines by what it knows, or writes: both may arrive later still."""
+        if self.old is None:
+            return
+        old, stream = self.old, self.old.stream
+        end, term = stream.last.context.end, stream.term
+        name = self.choose.choice(stream.members)
+        match self.choose.randrange(4):
+            case 0:
+                missed = tuple(stream.missed(self.choose.choice(stream.history).context.version))
+                self.send(partial(self.commit, name, missed))
+            case 1:
+                if stream.sealed:
+                    self.send(partial(self.seal_late, name, end, term))
+            case 2:
+                self.begin_sync(stream)
+            case _:
+                record = self.choose.choice(
+                    (StreamSealed(STREAM, term + 1), StreamUnsealed(STREAM, term, (name,)))
+                )
+                self.send(partial(self.write_late, old, record))
+
+    def seal_late(self, name: str, end: int, term: int) -> None:
+        machine = self.machines[name]
+        machine.do(lambda core: core.seal(end, term))
+        machine.session += 1
+
+    def write_late(self, old: OldLeader, record: Record) -> None:
+        if self.write_record(old.fence, old.number + 1, record):
+            raise Violation("W1: an old leader has written")
 
     def tick(self) -> None:
         reports = tuple(self.choose.sample(self.reports, min(len(self.reports), 6)))
@@ -322,18 +388,19 @@ class World:
         if new or len(kept) < len(self.stream.replicas):
             self.record(ReplicasAssigned(STREAM, (*kept, *new)))
 
-    def begin_sync(self) -> None:
-        """From any member to any other replica; an earlier one may still be going on."""
-        outside = [n for n in self.stream.outside if n in self.machines and self.machines[n].up]
-        members = [n for n in self.stream.members if n in self.machines and self.machines[n].up]
+    def begin_sync(self, known: StreamState | None = None) -> None:
+        """From any member to any other replica; an earlier one may still be going on. `known`: by an old leader."""
+        stream = known or self.stream
+        outside = [n for n in stream.outside if n in self.machines and self.machines[n].up]
+        members = [n for n in stream.members if n in self.machines and self.machines[n].up]
         if not outside or not members:
             return
         to, source = self.choose.choice(outside), self.machines[self.choose.choice(members)]
         machine = self.machines[to]
         if machine.core is not None and machine.core.state != ReplicaState.LEARNING:
-            end, term = self.stream.last.context.end, self.stream.term
-            self.attempt(lambda: machine.do(lambda core: core.seal(end, term)))
-            machine.session += 1
+            end, term = stream.last.context.end, stream.term
+            if self.attempt(lambda: machine.do(lambda core: core.seal(end, term))):
+                machine.session += 1
         core = source.core
         if core is None or core.state == ReplicaState.LEARNING:
             return
@@ -603,6 +670,8 @@ class World:
         ("crash", 0.8),
         ("restart", 3),
         ("restart_repository", 0.7),
+        ("fail_over", 0.7),
+        ("old_leader", 6),
         ("lose_disk", 0.5),
         ("lose_entries", 0.4),
         ("assign", 2),

@@ -312,6 +312,8 @@ class Replication:
         while not self._stopping.wait(_PERIOD):
             try:
                 self._decide()
+            except UnavailableError:
+                continue  # the store's: the repository's own step says so
             except Exception as error:
                 _log.exception("replication step failed", error=str(error))
 
