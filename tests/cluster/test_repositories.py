@@ -49,7 +49,8 @@ def test_commits_go_on_when_the_leader_is_killed(etcd: EtcdCluster, tmp_path: Pa
         began = time.monotonic()
         committer.commit()
         print(f"committed {time.monotonic() - began:.1f} s after the leader was killed")
-        assert repositories.leader() == repositories.other(leader)
+        other = repositories.other(leader)
+        wait_for(lambda: repositories.leader() == other, 30, "the other one leads")
         assert committer.versions == sorted(set(committer.versions))
 
 

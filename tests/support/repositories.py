@@ -35,7 +35,7 @@ class Repositories:
 
     def __init__(self, folder: Path, etcd: EtcdCluster, prefix: str, count: int = 2) -> None:
         self._folder = folder
-        self.settings = etcd.settings(prefix=prefix)
+        self.settings = etcd.settings(3.0, prefix)
         self.listens = [f"127.0.0.1:{free_port()}" for _ in range(count)]
         self.address = "grpc://" + ",".join(self.listens)
         self._log_server = ReplicaServer(folder / "log-server", "127.0.0.1:0")

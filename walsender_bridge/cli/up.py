@@ -97,7 +97,8 @@ def _need_extras(settings: "Config") -> None:
 
 def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
     """The errors among the findings, and whether each prevents the capture of its source, now and at a retry."""
-    passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.BEHIND, Cause.INTERNAL}
+    unavailable = {Cause.UNAVAILABLE, Cause.BEHIND, Cause.NOT_LEADER}
+    passing = {Cause.CONNECTION, Cause.INTERNAL, *unavailable}
     return [
         (
             of_cause(finding.cause, finding.what, where=finding.where, repair=finding.repair),
