@@ -330,7 +330,7 @@ def _emptied(tuskline: Attached, server: LocalServer, tmp_path: Path) -> None:
     assert tuskline.json("quorum", "release", "--yes", "--yes-i-may-lose-data")["changed"]
     waiting.join(20)
     tuskline.json(*given_up)
-    assert [each.action for each in decisions(settings.log.data_dir)][-2:] == ["release", "forget"]
+    assert [each.action for each in decisions(settings.data_dir)][-2:] == ["release", "forget"]
     tuskline.up()
     wait_for(lambda: follows(tuskline), 60, "a new quorum follows")
     assert tuskline.json("quorum", "require")["changed"] is True

@@ -75,8 +75,7 @@ def whole(tmp_path, monkeypatch) -> dict[str, Any]:
 def made(values: dict[str, Any]) -> dict[str, Child]:
     """All children of a configuration, by name."""
     config = Config(**values)
-    section = config.safekeepers
-    hosted = hosting.hosted(section, config.hosted_log_servers[0].data_dir, config.run_dir)
+    section, hosted = config.safekeepers, hosting.of_machine(config)
     found = [
         *children.replicas(config),
         *children.captures(config),
@@ -96,9 +95,9 @@ def test_the_settings_of_each_child_of_a_bridge(whole):
     assert received(found["capture-shop"], CaptureSettings) == CaptureSettings(
         CaptureSource("shop", DSN, "own_slot", "own_publication", ("public.*", "!public.audit")),
         log="grpc://127.0.0.1:8400",
-        spool=config.log.data_dir / "spool" / "shop",
+        spool=config.data_dir / "spool" / "shop",
         spool_limit=8,
-        gate_record=config.log.data_dir / "gate" / "shop.jsonl",
+        gate_record=config.data_dir / "gate" / "shop.jsonl",
         gate=rule,
         commit_page=config.commit_page,
         max_uncommitted_bytes=1 << 21,
@@ -188,6 +187,7 @@ OTHERWISE = {
         "max_laggard_bytes": 129 << 20,
         "listen": "127.0.0.1:8510",
         "wal_listen": "127.0.0.1:8520",
+        "data_dir": "/x",
         "users": "/x",
         "tls_cert": "/x",
         "tls_key": "/x",

@@ -40,6 +40,7 @@ from walsender_bridge.cli.options import (
     ConfigPath,
     lake_section,
     load_config,
+    need_here,
 )
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.runtime import disk_full, extras, gc_control, logs
@@ -129,6 +130,7 @@ def flags(
 def log_server_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the log server until SIGTERM or SIGINT. It hosts replicas of the log, and safekeepers if configured."""
     settings = _settings(config)
+    need_here(settings, "log-server", "safekeepers")
     extras.need("log-server")
     from walsender_bridge.cli import parts
 
@@ -142,6 +144,7 @@ def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     It runs the metadata repository, a capture for each source, and the proposer if safekeepers are configured.
     """
     settings = _settings(config)
+    need_here(settings, "bridge", "repository")
     from walsender_bridge.cli import parts
 
     parts.bridge(settings)
@@ -152,6 +155,7 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the lake's Spark job until SIGTERM or SIGINT. It copies each table once, then publishes epochs."""
     settings = _settings(config)
     lake_section(settings)
+    need_here(settings, "lake")
     extras.need("spark")
     from walsender_bridge.cli import lake_run
 
@@ -166,7 +170,7 @@ def _settings(config: Path) -> "Config":
     logs.begin_part()
     settings = load_config(config)
     logs.export_format(settings.logs.format)
-    private_folder(settings.log.data_dir)
+    private_folder(settings.data_dir)
     return settings
 
 

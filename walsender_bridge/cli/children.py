@@ -43,7 +43,9 @@ def replicas(config: Config) -> list[Child]:
 
 
 def captures(config: Config) -> list[Child]:
-    """The process of each source."""
+    """The process of each source, if the bridge is on this machine."""
+    if "bridge" not in config.parts:
+        return []
     return [
         child(
             f"capture-{source.name}",

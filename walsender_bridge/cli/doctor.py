@@ -52,20 +52,25 @@ def doctor(
 
     settings = load_config(config)
     admin = checked_admin(admin)
+    # The lake copies tables from the servers, too.
+    asked = not settings.parts.isdisjoint({"bridge", "lake"})
+    sections = chosen_sources(settings, source) if asked else []
     by_source = {
         section.name: of_source(section, admin, partial(known_of, settings, section))
-        for section in chosen_sources(settings, source)
+        for section in sections
     }
-    for section in chosen_sources(settings, source):
+    for section in sections if "bridge" in settings.parts else ():
         by_source[section.name] += of_gate(settings, section, admin)
         by_source[section.name] += of_capture(settings, section, by_source[section.name])
         by_source[section.name] += doctor_parts.of_former_sources(settings, section)
     if settings.quorum_source is not None and settings.quorum_source.name in by_source:
         by_source[settings.quorum_source.name] += of_quorum(settings, admin=admin)
-    parts = [
-        (f"source {s.name}", s.dsn, by_source[s.name]) for s in chosen_sources(settings, source)
-    ]
-    if settings.slots is not None and source in {None, settings.slots.source}:
+    parts = [(f"source {s.name}", s.dsn, by_source[s.name]) for s in sections]
+    if (
+        settings.slots is not None
+        and "slots" in settings.parts
+        and source in {None, settings.slots.source}
+    ):
         parts.append(("copies of slots", settings.slots_dsn, of_slots(settings)))
     findings = [each for _, _, found in parts for each in found]
     findings += [*of_log(settings), *of_machine(settings)]
@@ -164,7 +169,7 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
         )
         for note in (seen.notes if seen else ())
     ]
-    released = release_record.in_force(settings.log.data_dir)
+    released = release_record.in_force(settings.data_dir)
     if seen is not None and seen.memory_full:
         found.append(
             Finding(
@@ -208,10 +213,15 @@ def of_log(settings: "Config") -> Iterator[Finding]:
     from walsender_bridge.observability import log_problems
 
     yield from files.log_servers(log_server.data_dir for log_server in settings.hosted_log_servers)
+    if not settings.asks_log:
+        return
     try:
         status = log_problems.log_status(settings)
-    except TusklineError:
-        yield from files.repository(settings.log.data_dir / "repository.sqlite")
+    except TusklineError as error:
+        if "repository" in settings.parts:
+            yield from files.repository(settings.repository_dir / "repository.sqlite")
+        else:
+            yield Finding("log", error.where, error.what, Severity.WARNING, repair=error.repair)
         yield from doctor_parts.of_lake(settings, None)
         return
     for fault in status.faults.values():
@@ -226,17 +236,21 @@ def of_machine(settings: "Config") -> list[Finding]:
     """The findings about this machine."""
     from walsender_bridge.doctor import machine
 
-    folders = {"[log] data_dir": settings.log.data_dir}
+    owner = "[log]" if settings.machine is None else "[machine]"
+    folders = {f"{owner} data_dir": settings.data_dir}
+    if settings.log.data_dir not in {None, settings.data_dir}:
+        folders["[log] data_dir"] = settings.repository_dir
     folders |= {
         f"[[log_server]] {each.listen}": each.data_dir for each in settings.hosted_log_servers
     }
     found = [*machine.examine(folders)]
     section = settings.safekeepers
-    if section.local:
+    if "safekeepers" in settings.parts:
         from walsender_bridge.doctor.server import failed
-        from walsender_bridge.quorum.safekeeper.hosting import hosted, refused
+        from walsender_bridge.quorum.safekeeper.hosting import of_machine as hosted_here
+        from walsender_bridge.quorum.safekeeper.hosting import refused
 
-        places = hosted(section, settings.hosted_log_servers[0].data_dir, settings.run_dir)
+        places = hosted_here(settings)
         found += [failed("data directory", e.where, e) for e in refused(places).values()]
         found += machine.laggard_room(
             {each.name: each.data_dir for each in places},
@@ -244,7 +258,7 @@ def of_machine(settings: "Config") -> list[Finding]:
             section.free_bytes,
             section.max_laggard_bytes,
         )
-    if settings.lake is not None:
+    if settings.lake is not None and "lake" in settings.parts:
         found += [*_lake(settings.lake), *_spark()]
     return found
 

@@ -31,5 +31,5 @@ def log_backup(
         )
     from walsender_bridge.change_log.repository.backup import backup
 
-    made = backup(settings.log.data_dir / "repository.sqlite", file.absolute())
+    made = backup(settings.repository_dir / "repository.sqlite", file.absolute())
     Output(as_json=as_json).record(asdict(made))

@@ -8,7 +8,7 @@ import typer
 from walsender_bridge.errors import ConfigError, LakeError, UsageError
 
 if TYPE_CHECKING:
-    from walsender_bridge.config import Config, LakeSection, SourceSection
+    from walsender_bridge.config import Config, LakeSection, Part, SourceSection
 
 DEFAULT_CONFIG = Path("tuskline.toml")
 
@@ -40,12 +40,22 @@ def load_config(path: Path) -> "Config":
 def chosen_sources(settings: "Config", name: str | None) -> "list[SourceSection]":
     """The sources that `--source` selects. Raises `ConfigError`."""
     found = [source for source in settings.source if name in {None, source.name}]
-    if not found:
+    if not found and name is not None:
         raise ConfigError(
             f"source {name!r} is not configured",
             repair="name one of: " + ", ".join(source.name for source in settings.source),
         )
     return found
+
+
+def need_here(settings: "Config", *parts: "Part") -> None:
+    """Raises `ConfigError` unless one of the parts is on this machine."""
+    if settings.parts.isdisjoint(parts):
+        raise ConfigError(
+            f"the {' and the '.join(parts)} of this configuration {'is' if len(parts) == 1 else 'are'} on another machine",
+            where="[machine] parts",
+            repair=f'run the command there, or add "{parts[0]}" to machine.parts',
+        )
 
 
 def lake_section(settings: "Config") -> "LakeSection":

@@ -45,12 +45,26 @@ def _reported(*, regardless: bool) -> Iterator[None]:
         logs.say_error(error)
 
 
+def commands(settings: Config) -> dict[str, list[str]]:
+    """What `up` runs on this machine: by the name of the process, the arguments of its command."""
+    here = settings.parts
+    found = {}
+    if not here.isdisjoint({"log-server", "safekeepers"}):
+        found["log-server"] = ["log-server", "run"]
+    if not here.isdisjoint({"repository", "bridge"}):
+        found["bridge"] = ["bridge", "run"]
+    if "lake" in here:
+        found["lake"] = ["lake", "run"]
+    if "slots" in here:
+        found["slots"] = ["slots", "sync", "--watch"]
+    return found
+
+
 def refuse_while_running(settings: Config) -> None:
     """Raises `RunningError` while a part that `up` would start already runs by itself."""
-    here = ["log-server", "bridge"] + ["lake"] * (settings.lake is not None)
     places = [
         *(("log-server", each.data_dir) for each in settings.hosted_log_servers),
-        *((part, settings.run_dir) for part in here),
+        *((part, settings.run_dir) for part in commands(settings) if part != "slots"),
     ]
     for part, folder in places:
         pid_file.refuse_while_running(folder, part, seconds=_GONE_SECONDS)
@@ -77,7 +91,7 @@ def log_server(settings: Config) -> None:
 
     A safekeeper whose data directory cannot be used stops for good; replicas and other safekeepers run (`hosting.prepare`).
     """
-    regardless = bool(settings.safekeepers.local)
+    regardless = "safekeepers" in settings.parts
     folders = [each.data_dir for each in settings.hosted_log_servers]
     with _reported(regardless=regardless):
         for folder in folders:
@@ -91,8 +105,7 @@ def log_server(settings: Config) -> None:
 def _log_server(settings: Config) -> None:
     from walsender_bridge.quorum.safekeeper import hosting
 
-    section, folder = settings.safekeepers, settings.hosted_log_servers[0].data_dir
-    safekeepers = hosting.hosted(section, folder, settings.run_dir)
+    section, safekeepers = settings.safekeepers, hosting.of_machine(settings)
     refused = hosting.prepare(safekeepers, section, settings.run_dir)
     hosted = children.safekeepers(safekeepers, section, refused)
     try:
@@ -102,7 +115,7 @@ def _log_server(settings: Config) -> None:
 
 
 def bridge(settings: Config) -> None:
-    """Run the repository, the captures and the proposer, until SIGTERM or SIGINT."""
+    """Run the repository, the captures and the proposer, as far as they are here, until SIGTERM or SIGINT."""
     refuse_quorum_of_one(settings)
     regardless = settings.quorum_source is not None
     with alone("bridge", [settings.run_dir], regardless=regardless):
@@ -112,16 +125,20 @@ def bridge(settings: Config) -> None:
 def _bridge(settings: Config) -> None:
     from walsender_bridge.change_log.repository.part import RepositoryPart
 
-    repository = RepositoryPart(settings)
-    repository.start()
+    repository = RepositoryPart(settings) if "repository" in settings.parts else None
+    if repository is not None:
+        repository.start()
     malloc_trim.start()
     try:
         if settings.quorum_source is not None:
             shared_files.prepare(settings.run_dir)
         found = [*children.captures(settings), *children.proposers(settings)]
-        _supervise("bridge", found, settings, beside=repository.keep)
+        _supervise(
+            "bridge", found, settings, beside=repository.keep if repository is not None else None
+        )
     finally:
-        repository.stop()
+        if repository is not None:
+            repository.stop()
         names = settings.proposer_status.name, settings.commit_page.name
         shared_files.clear(settings.run_dir, *names)
 
@@ -133,8 +150,8 @@ def refuse_quorum_of_one(settings: Config) -> None:
         raise ConfigError(
             "this machine hosts a single safekeeper, which a bridge here would use as the whole quorum",
             where="[safekeepers] addresses",
-            repair="on a machine that only hosts safekeepers, run `tuskline log-server run`; run the bridge where addresses"
-            f' lists all of them; for a quorum of one, set addresses = ["{section.listen}"]',
+            repair="on a machine that only hosts safekeepers, name them alone in [machine] parts; run the bridge where"
+            f' addresses lists all of them; for a quorum of one, set addresses = ["{section.listen}"]',
         )
 
 

@@ -78,15 +78,15 @@ def require(
     output = Output(as_json=as_json)
     known = _recorded(settings, output)
     with server.session(wanted, checked_admin(admin)) as connection:
-        if release_record.in_force(settings.log.data_dir) is not None:
+        if release_record.in_force(settings.data_dir) is not None:
             # Only a superuser sees whether the release would come back with the next reload.
             server.may_set(connection, wanted)
         changed = server.require_quorum(connection, wanted, timeout=timeout, beside=beside)
         if known.formed:
             server.record_id(connection, wanted, known.quorum)
-        if release_record.in_force(settings.log.data_dir) is not None:
+        if release_record.in_force(settings.data_dir) is not None:
             decision = server.decision(connection, wanted, "require")
-            release_record.write(settings.log.data_dir, decision)
+            release_record.write(settings.data_dir, decision)
         found = _shown(settings, server.facts_and_pending(connection, wanted))
     output.record({"changed": changed, **found})
 
@@ -124,7 +124,7 @@ def release(
                 err=True,
             )
         # The decision is durable before it is carried out.
-        written = release_record.write(settings.log.data_dir, before)
+        written = release_record.write(settings.data_dir, before)
         changed = server.release_quorum(connection, wanted)
         found = _shown(settings, server.facts_and_pending(connection, wanted))
     output.record({"changed": changed, "recorded": written.summary(), **found})
@@ -165,7 +165,7 @@ def forget(
     with server.session(wanted, checked_admin(admin)) as connection:
         decision = server.decision(connection, wanted, "forget")
         server.forget_id(connection, wanted)
-        release_record.write(settings.log.data_dir, decision)
+        release_record.write(settings.data_dir, decision)
     settings.quorum_id_file.unlink(missing_ok=True)
     output.record({"forgotten": f"{quorum:032x}" if quorum else None})
 
@@ -196,7 +196,7 @@ def _shown(settings: "Config", found: dict[str, Any]) -> dict[str, Any]:
     from walsender_bridge.provisioning import release_record
     from walsender_bridge.provisioning.quorum import will_change
 
-    released = release_record.in_force(settings.log.data_dir)
+    released = release_record.in_force(settings.data_dir)
     name = settings.safekeepers.application_name
     return {
         "synchronous_standby_names": found["names"],

@@ -54,10 +54,11 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             output.rows("slot copies", seen.slots.rows)
         if record["quorum"] is not None:
             output.record(_short(record["quorum"]))
-        output.record({"log version": record["log"]["version"]})
+        if seen.asks_log:
+            output.record({"log version": record["log"]["version"]})
         if record["lake"] is not None:
             output.record({**record["lake"], "not_copied": list(record["lake"]["not_copied"])})
-        for text in (*record["problems"], *record["notes"]):
+        for text in (*record["problems"], *record["degraded"], *record["notes"]):
             output.note(text)
     if record["problems"]:
         raise typer.Exit(int(Cause.UNAVAILABLE))
@@ -84,6 +85,7 @@ def summary(seen: "Observation") -> dict[str, Any]:
     return {
         "healthy": not seen.problems,
         "problems": seen.problems,
+        "degraded": seen.degraded,
         "notes": seen.notes,
         "up": seen.up,
         "processes": [

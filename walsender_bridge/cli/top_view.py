@@ -36,7 +36,7 @@ class _ViewSection(NamedTuple):
 def screen(seen: Observation, width: int, height: int) -> list[Line]:
     """At most `height` lines of at most `width` cells."""
     head = [Line(_crop(_head(seen), width), "bold")]
-    head += _problems(seen.problems, width, max(2, height // 2 - 1))
+    head += _problems([*seen.problems, *seen.degraded], width, max(2, height // 2 - 1))
     sections = [section for section in _sections(seen) if section.rows]
     lines, hidden = _fill(sections, width, height - len(head))
     if hidden:

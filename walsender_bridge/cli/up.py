@@ -1,4 +1,4 @@
-"""`tuskline up` and `tuskline down`: all configured parts, under one supervisor."""
+"""`tuskline up` and `tuskline down`: the parts of this machine, under one supervisor."""
 
 import contextlib
 import subprocess
@@ -41,13 +41,13 @@ def up(
         typer.Option("--background", help="Return when the parts run; `tuskline down` stops them."),
     ] = False,
 ) -> None:
-    """Run all configured parts until SIGTERM or SIGINT. These are log server, bridge, lake, slots and metrics."""
+    """Run the parts of this machine until SIGTERM or SIGINT. These are log server, bridge, lake, slots and metrics."""
     settings = load_config(config)
     if background:
         _start_in_background(config, settings)
         return
     logs.export_format(settings.logs.format)
-    private_folder(settings.log.data_dir)
+    private_folder(settings.data_dir)
     from walsender_bridge.cli.parts import refuse_while_running
 
     with pid_file.held(settings.run_dir):
@@ -62,7 +62,7 @@ def preflight(settings: "Config") -> None:
     """Raise the first of `doctor`'s errors that a retry does not repair: no unreachable server, and no error of a single table.
 
     An error of one part, or of one source of several, is only reported. The others start, because COMMIT may wait for them
-    and slots keep WAL. Once a quorum exists, all errors are only reported, except a configuration that would form another.
+    and slots keep WAL. Once a quorum exists, or may exist elsewhere, all errors are only reported, except a configuration that would form another.
     """
     from walsender_bridge.cli.parts import refuse_quorum_of_one
 
@@ -70,12 +70,15 @@ def preflight(settings: "Config") -> None:
     _need_extras(settings)
     for error in _of_one_part(settings):
         logs.say_error(error)
-    quorum = settings.quorum_id_file.exists()
+    # On a machine of safekeepers the bridge is elsewhere, and so is the record of a quorum.
+    hosts = "safekeepers" in settings.parts and "bridge" not in settings.parts
+    quorum = hosts or settings.quorum_id_file.exists()
     for error in _of_the_log(settings):
         if not quorum:
             raise error
         logs.say_error(error)
-    by_source = [_prevented(of_source(section)) for section in settings.source]
+    sources = settings.source if "bridge" in settings.parts else ()
+    by_source = [_prevented(of_source(section)) for section in sources]
     # The safekeepers are not checked: they are started next.
     beside = _prevented([each for each in of_quorum(settings, reach=False) if each.prevents])
     nothing_runs = all(any(prevents for _, prevents in found) for found in by_source)
@@ -88,8 +91,9 @@ def preflight(settings: "Config") -> None:
 
 def _need_extras(settings: "Config") -> None:
     """Raises `NotSupportedError` if an extra that a configured part needs is not installed."""
-    extras.need("log-server")
-    if settings.lake is not None:
+    if not settings.parts.isdisjoint({"log-server", "safekeepers"}):
+        extras.need("log-server")
+    if "lake" in settings.parts:
         extras.need("spark")
     if settings.metrics is not None:
         extras.need("monitor")
@@ -119,36 +123,32 @@ def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
     except TusklineError as error:
         yield error
     try:
-        listening.check(settings.log.listen, seconds=CLOSED_SECONDS)
+        if "repository" in settings.parts:
+            listening.check(settings.log.listen, seconds=CLOSED_SECONDS)
     except TusklineError as error:
         yield error
 
 
 def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
     """The errors that prevent the lake or a safekeeper from running."""
-    if settings.lake is not None:
+    if settings.lake is not None and "lake" in settings.parts:
         from spark_consumers.lake import folder
 
         try:
             folder.check(settings.lake.uri)
         except TusklineError as error:
             yield error
-    if settings.safekeepers.local:
+    if "safekeepers" in settings.parts:
         from walsender_bridge.quorum.safekeeper import hosting
 
-        log_server_dir = settings.hosted_log_servers[0].data_dir
-        places = hosting.hosted(settings.safekeepers, log_server_dir, settings.run_dir)
-        yield from hosting.refused(places).values()
+        yield from hosting.refused(hosting.of_machine(settings)).values()
 
 
 def _children(config: Path, settings: "Config") -> "list[Child]":
+    from walsender_bridge.cli.parts import commands
     from walsender_bridge.runtime.supervisor import Child
 
-    parts = {"log-server": ["log-server", "run"], "bridge": ["bridge", "run"]}
-    if settings.lake is not None:
-        parts["lake"] = ["lake", "run"]
-    if settings.slots is not None:
-        parts["slots"] = ["slots", "sync", "--watch"]
+    parts = commands(settings)
     if settings.metrics is not None:
         parts["metrics"] = ["metrics"]
     command = [sys.executable, "-m", "walsender_bridge.cli.app"]
@@ -171,8 +171,8 @@ async def _serve(children: "list[Child]", run_dir: Path) -> None:
 def _start_in_background(config: Path, settings: "Config") -> None:
     from walsender_bridge.runtime.supervisor import read_states
 
-    log_file = settings.log.data_dir / "logs" / "up.log"
-    private_folder(settings.log.data_dir)
+    log_file = settings.data_dir / "logs" / "up.log"
+    private_folder(settings.data_dir)
     with disk_full.named(log_file):
         log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private_file(log_file)
@@ -190,7 +190,7 @@ def _start_in_background(config: Path, settings: "Config") -> None:
     while read_states(settings.run_dir, "up").pid != process.pid:
         if process.poll() is not None:
             output = log_file.read_bytes()[begun:].decode("utf-8", "replace")
-            full = disk_full.of_folder(settings.log.data_dir)
+            full = disk_full.of_folder(settings.data_dir)
             if full is not None and "error:" not in output:
                 raise full
             sys.stderr.write(output)

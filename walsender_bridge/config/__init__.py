@@ -11,9 +11,10 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from walsender_bridge.config.etcd import check_etcd
+from walsender_bridge.config.machine import check_machine, parts_here
 from walsender_bridge.config.places import check_places
 from walsender_bridge.config.sections import (
     CandidateSection,
@@ -23,7 +24,9 @@ from walsender_bridge.config.sections import (
     LogSection,
     LogServerSection,
     LogsSection,
+    MachineSection,
     MetricsSection,
+    Part,
     SafekeepersSection,
     SlotsSection,
     SourceSection,
@@ -43,7 +46,9 @@ __all__ = [
     "LogSection",
     "LogServerSection",
     "LogsSection",
+    "MachineSection",
     "MetricsSection",
+    "Part",
     "SafekeepersSection",
     "SlotsSection",
     "SourceSection",
@@ -70,9 +75,11 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    log: LogSection
-    source: tuple[SourceSection, ...] = Field(min_length=1)
-    log_server: tuple[LogServerSection, ...] = Field(min_length=1)
+    #: None: all that is described runs on this machine.
+    machine: MachineSection | None = None
+    log: LogSection = LogSection()
+    source: tuple[SourceSection, ...] = ()
+    log_server: tuple[LogServerSection, ...] = ()
     lake: LakeSection | None = None
     safekeepers: SafekeepersSection = SafekeepersSection()
     #: None disables slot copies.
@@ -85,6 +92,42 @@ class Config(BaseModel):
     tls: TlsSection | None = None
     #: The cluster for `[log] store = "etcd"`.
     etcd: EtcdSection | None = None
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """The parts that run on this machine."""
+        return parts_here(self)
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the parts of this machine keep their state."""
+        found = self.log.data_dir if self.machine is None else self.machine.data_dir
+        assert found is not None, "load_config has checked it"
+        return found
+
+    @property
+    def repository_dir(self) -> Path:
+        """Where the repository is kept. Raises `ConfigError` if it is on another machine."""
+        if self.log.data_dir is None:
+            raise ConfigError(
+                "the log's repository is on another machine",
+                where=self.log.listen,
+                repair="run the command there",
+            )
+        return self.log.data_dir
+
+    @property
+    def safekeepers_dir(self) -> Path:
+        """Where the safekeepers of this machine are kept."""
+        logs = (each.data_dir for each in self.log_server if each.data_dir is not None)
+        found = self.safekeepers.data_dir or next(logs, None)
+        assert found is not None, "load_config has checked it"
+        return found
+
+    @property
+    def asks_log(self) -> bool:
+        """Whether a part of this machine needs the log, so that its state matters here."""
+        return not self.parts.isdisjoint({"repository", "bridge", "lake"})
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -118,9 +161,9 @@ class Config(BaseModel):
 
     @property
     def quorum_source(self) -> SourceSection | None:
-        """A database of the server whose commits wait for the safekeepers; None without safekeepers."""
+        """A database of the server whose commits wait for the safekeepers; None without safekeepers, or if the bridge is elsewhere."""
         section = self.safekeepers
-        if not section.proposed_to:
+        if not section.proposed_to or "bridge" not in self.parts:
             return None
         return next(s for s in self.source if section.source in {None, s.name})
 
@@ -135,7 +178,7 @@ class Config(BaseModel):
 
     def gate_record(self, source: SourceSection) -> Path:
         """The file of a source's gate decisions (`capture.gate.record`)."""
-        return self.log.data_dir / "gate" / f"{source.name}.jsonl"
+        return self.data_dir / "gate" / f"{source.name}.jsonl"
 
     def capture_status(self, source: SourceSection) -> Path:
         """The status file of a source's capture, where its bridge runs (`capture.status_record`)."""
@@ -158,7 +201,7 @@ class Config(BaseModel):
     @property
     def slots_dir(self) -> Path:
         """Where the record of copies is, a file for each failover candidate (`slot_sync.record_file`)."""
-        return self.log.data_dir / "slots"
+        return self.data_dir / "slots"
 
     @property
     def slots_status(self) -> Path:
@@ -168,12 +211,12 @@ class Config(BaseModel):
     @property
     def spool_dir(self) -> Path:
         """Where captures keep large transactions until they commit, a folder for each source."""
-        return self.log.data_dir / "spool"
+        return self.data_dir / "spool"
 
     @property
     def scratch_dir(self) -> Path:
         """Where Spark drivers that are started here keep what ends with them (`spark_consumers.spark.scratch`)."""
-        return self.log.data_dir / "scratch"
+        return self.data_dir / "scratch"
 
     @property
     def proposer_status(self) -> Path:
@@ -188,17 +231,17 @@ class Config(BaseModel):
     @property
     def members_request(self) -> Path:
         """The file in which another membership of the safekeepers is asked for (`proposer.member_changes`)."""
-        return self.log.data_dir / "members.json"
+        return self.data_dir / "members.json"
 
     @property
     def quorum_id_file(self) -> Path:
         """Where the bridge records its quorum's id (`proposer.quorum_id_record`)."""
-        return self.log.data_dir / "quorum-id.json"
+        return self.data_dir / "quorum-id.json"
 
     @property
     def run_dir(self) -> Path:
         """The folder of the supervisors' state files (see `supervisor`)."""
-        return self.log.data_dir / "run"
+        return self.data_dir / "run"
 
 
 def _nearest(word: str, known: list[str]) -> str:
@@ -212,6 +255,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         model = {
+            "machine": MachineSection,
             "log": LogSection,
             "source": SourceSection,
             "log_server": LogServerSection,
@@ -267,7 +311,7 @@ def _check_safekeepers(config: Config, where: str) -> None:
     """Raise `ConfigError` for safekeepers of no source, or whose ports another part has."""
     section = config.safekeepers
     names = [source.name for source in config.source]
-    if section.source is not None and section.source not in names:
+    if section.source is not None and section.source not in names and "bridge" in config.parts:
         raise ConfigError(
             f"safekeepers.source: there is no source {section.source!r}",
             where=where,
@@ -285,7 +329,9 @@ def _check_safekeepers(config: Config, where: str) -> None:
 
 
 def _check_log_servers(config: Config, where: str) -> None:
-    """Raise `ConfigError` for more replicas than log servers, or if this machine has none."""
+    """Raise `ConfigError` for more replicas than log servers, where the repository chooses them."""
+    if "repository" not in config.parts:
+        return
     if config.replicas > len(config.log_server):
         raise ConfigError(
             f"log.replicas: {config.replicas} replicas need as many log servers, and there are"
@@ -298,12 +344,6 @@ def _check_log_servers(config: Config, where: str) -> None:
             f"log.min_replicas is {config.min_replicas}, but a stream has {config.replicas} replicas",
             where=where,
             repair="choose a min_replicas of at most log.replicas",
-        )
-    if not config.hosted_log_servers:
-        raise ConfigError(
-            "no [[log_server]] has a data_dir",
-            where=where,
-            repair="specify the data_dir of the log server that runs on this machine",
         )
 
 
@@ -345,7 +385,8 @@ def _check_strangers(config: Config, where: str) -> None:
 
 
 def _resolve(base: Path, values: dict[str, Any]) -> None:
-    for section in (values.get("log"), *_tables(values.get("log_server"))):
+    owners = (values.get("machine"), values.get("log"), values.get("safekeepers"))
+    for section in (*owners, *_tables(values.get("log_server"))):
         if isinstance(section, dict) and isinstance(section.get("data_dir"), str):
             section["data_dir"] = str(base / section["data_dir"])
     safekeepers = values.get("safekeepers")
@@ -482,6 +523,7 @@ def load_config(path: Path) -> Config:
     except ValidationError as error:
         raise _explain(error, where) from None
     config = _with_flags(config, where)
+    check_machine(config, where)
     _check_tables(config, where)
     _check_log_servers(config, where)
     check_etcd(config, where)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 def check_places(config: "Config", where: str) -> None:
     """Raise `ConfigError`, which names both keys, for an address or a folder of two parts."""
     listens = {"log.listen": config.log.listen}
-    folders = {"log.data_dir": config.log.data_dir}
+    folders = {"log.data_dir": config.log.data_dir} if config.log.data_dir is not None else {}
+    if config.machine is not None and config.data_dir != config.log.data_dir:
+        folders["machine.data_dir"] = config.data_dir
     for number, section in enumerate(config.log_server):
         listens[f"log_server.{number}.listen"] = section.listen
         if section.data_dir is not None:

@@ -47,10 +47,26 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+#: A part of Tuskline that `[machine] parts` can name.
+Part = Literal["repository", "bridge", "log-server", "safekeepers", "lake", "slots"]
+
+
+class MachineSection(_Section):
+    """`[machine]`: the parts that run on this machine; what else the file describes is on other machines.
+
+    Without it, the file describes one machine, and all that it describes runs there.
+    """
+
+    #: Where the parts here keep their state files, logs, spools and decisions.
+    data_dir: Path
+    parts: tuple[Part, ...] = Field(min_length=1)
+
+
 class LogSection(_Section):
     """`[log]`: the metadata repository, and settings of the whole change log."""
 
-    data_dir: Path
+    #: Where the repository is kept; without `[machine]`, also what `[machine] data_dir` says.
+    data_dir: Path | None = None
     #: Where the repository listens, `host:port`.
     listen: HostPort = "127.0.0.1:7400"
     #: Where the repository keeps its records: in `data_dir`, or in the cluster of `[etcd]`.
@@ -213,8 +229,10 @@ class SafekeepersSection(_Section):
 
     #: The addresses of the safekeepers; by default the `local` ones.
     addresses: tuple[HostPort, ...] = ()
-    #: The number of safekeepers hosted by this machine's log server.
+    #: The number of safekeepers hosted by this machine.
     local: Literal[0, 1, 3, 5] = 0
+    #: Where it keeps them; by default the data_dir of its first log server.
+    data_dir: Path | None = None
     #: The source whose server's WAL is stored, with all its databases; by default the first source.
     source: StreamName | None = None
     #: The proposer's name as the server's synchronous standby.

@@ -23,7 +23,8 @@ _ANSWER_SECONDS: Final = 3.0
 
 def of_ports(settings: "Config") -> Iterator[Finding]:
     """The addresses on which a part that is not running could not listen."""
-    places = [("bridge", settings.log.listen, settings.run_dir)]
+    here = "repository" in settings.parts
+    places = [("bridge", settings.log.listen, settings.run_dir)] if here else []
     places += [
         ("log-server", log_server.listen, log_server.data_dir)
         for log_server in settings.hosted_log_servers
@@ -98,7 +99,7 @@ def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[
 
 def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     """Why the lake does not continue, and which of its tables do not follow. `log_id`: of the log, if it answers."""
-    if settings.lake is None:
+    if settings.lake is None or "lake" not in settings.parts:
         return
     from spark_consumers.lake.manifest.chain import open_chain
 

@@ -1,4 +1,4 @@
-"""The status of the log, and its first damaged replica.
+"""The status of the log, the replicas of its streams, and the first damaged one.
 
 Importing the log's client takes longer than the query: it is imported once something answers.
 """
@@ -17,6 +17,7 @@ from walsender_bridge.runtime import listening
 if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogStatus, StreamCut
     from walsender_bridge.config import Config
+    from walsender_bridge.observability.replica_view import StreamReplicas
 
 #: Seconds to wait for an answer. A log server that does not answer is reported elsewhere.
 _ANSWER = 3.0
@@ -34,6 +35,18 @@ def log_status(settings: "Config") -> "LogStatus":
 
     with LogClient(settings.log_address, timeout=_ANSWER) as log:
         return log.status()
+
+
+def replicas(settings: "Config") -> "tuple[StreamReplicas, ...]":
+    """The replicas of each stream, as the repository has them. Raises `UnavailableError`."""
+    from walsender_bridge.change_log.operator_client import OperatorLog
+    from walsender_bridge.observability import replica_view
+
+    with OperatorLog(settings.log_address, timeout=_ANSWER) as log:
+        streams = log.describe().streams
+    # Elsewhere, the configuration need not name all log servers.
+    wanted = settings.replicas if "repository" in settings.parts else None
+    return replica_view.of_streams(streams, wanted)
 
 
 def damaged(status: "LogStatus") -> TusklineError | None:

@@ -1,7 +1,7 @@
 """`tuskline metrics`: one endpoint for all configured parts; with `[metrics]`, `up` runs it.
 
 `/metrics` serves Prometheus's text format; docs/metrics.md lists the metrics. `/healthz` answers 200 while the endpoint
-itself works. `/readyz` answers 200 if no part has a problem, otherwise 503 with the reasons.
+itself works. `/readyz` answers 200 if no part has a problem, otherwise 503 with the reasons; both name what is degraded.
 
 Requests within the same second share an observation, and only one is made at a time, so that frequent scrapes do
 not query a server more often. By default, the endpoint listens on the loopback address.
@@ -95,8 +95,9 @@ class _Handler(BoundedHandler):
             case "/healthz":
                 self._json(200, {"healthy": True})
             case "/readyz":
-                problems = self.server.observations.latest().problems
-                self._json(503 if problems else 200, {"ready": not problems, "reasons": problems})
+                seen = self.server.observations.latest()
+                record = {"ready": not seen.problems, "reasons": seen.problems}
+                self._json(503 if seen.problems else 200, {**record, "degraded": seen.degraded})
             case _:
                 self._json(
                     404, {"error": "not found; this endpoint serves /metrics, /healthz and /readyz"}
@@ -141,6 +142,11 @@ class _Collector(Collector):
         )
         ready.add_metric([], float(not seen.problems))
         yield ready
+        degraded = gauge(
+            "degraded", "1 if a part works and is less safe than configured, otherwise 0."
+        )
+        degraded.add_metric([], float(bool(seen.degraded)))
+        yield degraded
         yield from _processes(seen)
         yield from _captures(seen)
         yield from _gates(seen)
@@ -298,13 +304,27 @@ def _streams(seen: Observation) -> Iterator[Metric]:
     kept = gauge(
         "log_stream_entries", "Number of committed entries that the log retains.", "source"
     )
-    up.add_metric([], float(seen.log is not None))
+    if seen.asks_log:
+        up.add_metric([], float(seen.log is not None))
     if seen.log is not None:
         version.add_metric([], seen.log.version)
         for cut in seen.log.streams.values():
             size.add_metric([cut.stream], cut.bytes_total)
             kept.add_metric([cut.stream], cut.end_offset - cut.low_offset)
-    yield from (up, version, size, kept)
+    in_sync = gauge(
+        "log_replica_in_sync",
+        "1 if the replica is in sync, otherwise 0.",
+        *("source", "log_server"),
+    )
+    missing = gauge(
+        "log_replicas_missing", "Number of replicas that should be in sync and are not.", "source"
+    )
+    for stream in seen.replicas:
+        missing.add_metric([stream.stream], stream.missing)
+        for place in stream.places:
+            label = [stream.stream, place.address or place.log_server]
+            in_sync.add_metric(label, float(place.in_sync))
+    yield from (up, version, size, kept, in_sync, missing)
 
 
 def _lags(seen: Observation) -> Iterator[Metric]:

@@ -43,6 +43,7 @@ from walsender_bridge.runtime.supervisor import GOOD_LIFE, ChildState, read_stat
 if TYPE_CHECKING:
     from spark_consumers.lake.status import CopyStatus
     from walsender_bridge.change_log.client import LogStatus
+    from walsender_bridge.observability.replica_view import StreamReplicas
 
 #: Supervisors by the names of their files. Under `up`, the other two are its children.
 SUPERVISORS = ("up", "log-server", "bridge")
@@ -184,14 +185,23 @@ class Observation:
     quorum: QuorumView | None = None
     #: None: no copies of slots are configured.
     slots: SlotsView | None = None
-    #: Whether a lake is configured.
+    #: Whether a lake is written here.
     lake_configured: bool = True
+    #: Whether a part of this machine needs the log; otherwise its state is unknown.
+    asks_log: bool = True
+    #: The replicas of the log's streams.
+    replicas: "tuple[StreamReplicas, ...]" = ()
 
     @property
     def notes(self) -> list[str]:
         """What an administrator should do although everything runs, as sentences."""
         # A server that two sources share yields the same note twice.
         return [*dict.fromkeys(note for source in self.sources for note in source.notes)]
+
+    @property
+    def degraded(self) -> list[str]:
+        """What works and is less safe than configured, as sentences with their repairs; no reason to count as dead."""
+        return [each for stream in self.replicas for each in stream.degraded()]
 
     @property
     def problems(self) -> list[str]:
@@ -263,21 +273,23 @@ class Observer(Closing):
         """Observe all parts."""
         settings, errors = self._settings, dict[str, TusklineError]()
         status: LogStatus | None = None
+        replicas: tuple[StreamReplicas, ...] = ()
         try:
-            status = log_problems.log_status(settings)
-            damage = log_problems.damaged(status)
+            status = log_problems.log_status(settings) if settings.asks_log else None
+            replicas = log_problems.replicas(settings) if status is not None else ()
+            damage = log_problems.damaged(status) if status is not None else None
             if damage is not None:
                 errors["log"] = damage
         except TusklineError as error:
             from walsender_bridge.change_log.repository import part as repository_part
 
             errors["log"] = repository_part.trouble(settings.run_dir) or error
-        full = disk_full.of_folder(settings.log.data_dir)
+        full = disk_full.of_folder(settings.data_dir)
         if full is not None:
             errors["disk"] = full
         manifest = None
         copying: Mapping[str, CopyStatus] = {}
-        if settings.lake is not None:
+        if settings.lake is not None and "lake" in settings.parts:
             from spark_consumers.lake import folder
             from spark_consumers.lake.manifest.chain import open_chain
             from spark_consumers.lake.status import copying_now, read_status
@@ -306,7 +318,9 @@ class Observer(Closing):
             copying=copying,
             quorum=quorum_view.observe(settings),
             slots=slots_view.observe(settings),
-            lake_configured=settings.lake is not None,
+            lake_configured="lake" in settings.parts,
+            asks_log=settings.asks_log,
+            replicas=replicas,
         )
 
     def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:
@@ -315,7 +329,9 @@ class Observer(Closing):
         def observe(section: SourceSection) -> SourceView:
             return self._source(section, running.get(f"bridge/capture-{section.name}"))
 
-        sections = self._settings.source
+        sections = self._settings.source if "bridge" in self._settings.parts else ()
+        if not sections:
+            return []
         with ThreadPoolExecutor(len(sections)) as pool:
             return [*pool.map(observe, sections)]
 

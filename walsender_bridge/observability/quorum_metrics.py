@@ -30,7 +30,11 @@ def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
     lsn = gauge("quorum_lsn_bytes", "WAL position of the quorum, in bytes.", "position")
     queue = gauge("quorum_queue_bytes", "Bytes of WAL in the proposer's memory.")
     generation = gauge("quorum_generation", "Generation of the current membership.")
-    families = (quorum, term, epoch, lsn, queue, generation)
+    configured = gauge(
+        "quorum_membership_as_configured",
+        "1 if the members are the configured safekeepers, otherwise 0.",
+    )
+    families = (quorum, term, epoch, lsn, queue, generation, configured)
     if seen is not None and seen.proposer_here:
         quorum.add_metric([], float(seen.quorum))
         session = seen.session
@@ -39,6 +43,7 @@ def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
             epoch.add_metric([], session.election_epoch)
             queue.add_metric([], session.queue_bytes)
             generation.add_metric([], session.membership.generation)
+            configured.add_metric([], float(not session.membership.unlike))
             for position, text in (
                 ("restart", session.restart_lsn),
                 ("commit", session.commit_lsn),

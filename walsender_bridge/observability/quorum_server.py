@@ -26,7 +26,7 @@ class QuorumServer:
         return [*self._problems(self._gate[1])]
 
     def _problems(self, gate: QuorumGate) -> Iterator[str]:
-        released = release_record.in_force(self._settings.log.data_dir)
+        released = release_record.in_force(self._settings.data_dir)
         if released is not None:
             yield f"{released.summary()}; run tuskline quorum require"
         try:

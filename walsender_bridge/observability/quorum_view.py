@@ -39,6 +39,10 @@ _NO_STATUS: Final = (
     ", so safekeepers and proposer cannot write their status files there: the status shown is old, and commit gates that"
     " wait for the quorum stay closed; free space there (PostgreSQL's dynamic shared memory may use it, too)"
 )
+_UNLIKE: Final = (
+    "correct [safekeepers] addresses and restart the bridge, or change the members with"
+    " tuskline safekeeper add|remove|replace"
+)
 _FOLLOWING: Final = ("streaming", "catching up")
 
 
@@ -238,7 +242,7 @@ class QuorumView:
                 f"commit gates that wait for the quorum stay closed: {fault}; free space there, or give the folder to the bridge's user"
             )
         if self.session is not None and (unlike := self.session.membership.unlike):
-            found.append(f"the membership differs from the configured one: {unlike}")
+            found.append(f"the membership differs from the configured one: {unlike}; {_UNLIKE}")
         spare = self._all_members_heard()
         for each in self.safekeepers:
             if spare and each.has_left:
@@ -307,9 +311,11 @@ class QuorumView:
 
 
 def observe(settings: "Config") -> QuorumView | None:
-    """The current state; None: no safekeepers are configured. Reads a few small files."""
-    section = settings.safekeepers
-    if not section.proposed_to:
+    """The current state; None: neither safekeepers nor their proposer are on this machine. Reads a few small files."""
+    section, here = settings.safekeepers, settings.parts
+    # Safekeepers of other machines are seen where their proposer is.
+    proposed_to = section.proposed_to if "bridge" in here else ()
+    if not proposed_to and "safekeepers" not in here:
         return None
     from walsender_bridge.quorum.safekeeper import hosting
 
@@ -317,7 +323,7 @@ def observe(settings: "Config") -> QuorumView | None:
     reported = {each.address: each for each in (proposer.safekeepers if proposer else ())}
     by_identity = {each.safekeeper: each for each in reported.values() if each.safekeeper}
     found: dict[str, SafekeeperView] = {}
-    for each in hosting.hosted(section, settings.hosted_log_servers[0].data_dir, settings.run_dir):
+    for each in hosting.of_machine(settings):
         status = safekeeper_record.read(each.status)
         own = status if isinstance(status, SafekeeperStatus) else None
         seen = reported.get(each.listen) or (by_identity.get(own.safekeeper) if own else None)
@@ -328,10 +334,10 @@ def observe(settings: "Config") -> QuorumView | None:
             archiver=status_file.read(each.archiver_status, ArchiverStatus),
             ended=status.error if isinstance(status, EndedSafekeeper) else None,
         )
-    for address in (*section.proposed_to, *reported):
+    for address in (*proposed_to, *reported):
         if address not in found:
             found[address] = SafekeeperView(address, address, reported.get(address))
     children = read_states(settings.run_dir, "bridge").children
-    here = proposer is not None or "proposer" in children
+    proposer_here = proposer is not None or "proposer" in children
     full = shared_files.full(settings.run_dir)
-    return QuorumView(proposer, here, tuple(found.values()), section.keep_bytes, full)
+    return QuorumView(proposer, proposer_here, tuple(found.values()), section.keep_bytes, full)

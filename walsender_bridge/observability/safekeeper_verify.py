@@ -40,8 +40,7 @@ def named(folders: Sequence[Path]) -> list[PlaceToVerify]:
 
 def hosted_places(settings: Config) -> list[PlaceToVerify]:
     """The data directories of the safekeepers of this machine. Raises `ConfigError` if there are none."""
-    section = settings.safekeepers
-    hosted = hosting.hosted(section, settings.hosted_log_servers[0].data_dir, settings.run_dir)
+    hosted = hosting.of_machine(settings)
     if not hosted:
         raise ConfigError(
             "this machine hosts no safekeeper",

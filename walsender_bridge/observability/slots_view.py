@@ -69,8 +69,8 @@ def shown(report: SlotsStatus | None) -> dict[str, Any]:
 
 
 def observe(settings: Config) -> SlotsView | None:
-    """The current report; None: no copies of slots are configured."""
-    if settings.slots is None:
+    """The current report; None: no copies of slots are managed here."""
+    if settings.slots is None or "slots" not in settings.parts:
         return None
     found = status_file.read(settings.slots_status, SlotsStatus)
     fresh = found is not None and found.fresh(STALE + 5 * settings.slots.poll)

@@ -25,7 +25,8 @@ def known_of(settings: "Config", section: "SourceSection") -> Any:
     from walsender_bridge.capture import stream_record
 
     # Capture's status file belongs to the log beside it: a new log has no history.
-    has_log = (settings.log.data_dir / "repository.sqlite").exists()
+    folder = settings.log.data_dir
+    has_log = folder is None or (folder / "repository.sqlite").exists()
     written = settings.capture_status(section) if has_log else None
     return stream_record.ask(settings.log_address, written, section.name)
 
@@ -33,6 +34,12 @@ def known_of(settings: "Config", section: "SourceSection") -> Any:
 def needed_quorum(settings: "Config") -> Any:
     """The configured quorum, for `provisioning.quorum`. Raises `ConfigError` when there is none."""
     section = settings.quorum_source
+    if section is None and settings.safekeepers.proposed_to:
+        raise ConfigError(
+            "the bridge, whose proposer the commits wait for, is on another machine",
+            where="[machine] parts",
+            repair="run the command there",
+        )
     if section is None:
         raise ConfigError(
             "no safekeepers are configured", repair="add [safekeepers] with addresses, or local = 3"

@@ -106,7 +106,7 @@ class RepositoryPart:
         except (OSError, sqlite3.Error) as error:
             raise UnavailableError(
                 f"could not start the log's repository: {error}",
-                where=str(self._settings.log.data_dir),
+                where=str(self._settings.repository_dir),
                 repair="free disk space there, or check the disk; the start is retried",
             ) from None
         return server
@@ -118,7 +118,7 @@ class RepositoryPart:
 
         settings = self._settings
         return RepositoryServer(
-            settings.log.data_dir,
+            settings.repository_dir,
             settings.log.listen,
             log_servers=[log_server.listen for log_server in settings.log_server],
             retention=settings.log.retention,

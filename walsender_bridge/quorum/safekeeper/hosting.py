@@ -1,7 +1,7 @@
-"""The safekeepers that a log server hosts: their directories, and the files of their processes.
+"""The safekeepers that a machine hosts: their directories, and the files of their processes.
 
-The first one's data directory is `<log_server's>/safekeeper`, the next one's `<log_server's>/safekeeper-2`, and so on: a
-number is a place, while the identity was drawn with the directory. The page between the processes
+The first one's data directory is `<data_dir>/safekeeper`, the next one's `<data_dir>/safekeeper-2`, and so on; `data_dir` is
+that of `[safekeepers]`, or of the first log server here. A number is a place, while the identity was drawn with the directory. The page between the processes
 (`protocol.shared_page`), and their status files, are in memory (`shared_files`).
 """
 
@@ -9,11 +9,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from walsender_bridge.config.sections import SafekeepersSection
 from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.quorum.safekeeper import data_dir
 from walsender_bridge.runtime import shared_files
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
 
 #: After these, a restart would fail in the same way: an operator has to act.
 FINAL = frozenset({Cause.CONFIG, Cause.CORRUPT, Cause.INVARIANT, Cause.NOT_SUPPORTED, Cause.USAGE})
@@ -44,11 +48,18 @@ class Hosted:
         return f"wal-server-{self.number}"
 
 
-def hosted(section: SafekeepersSection, log_server_dir: Path, run_dir: Path) -> list[Hosted]:
-    """The safekeepers that a log server at `log_server_dir` hosts according to `section`; creates nothing."""
+def of_machine(settings: "Config") -> list[Hosted]:
+    """The safekeepers of this machine; creates nothing."""
+    if "safekeepers" not in settings.parts:
+        return []
+    return hosted(settings.safekeepers, settings.safekeepers_dir, settings.run_dir)
+
+
+def hosted(section: SafekeepersSection, parent: Path, run_dir: Path) -> list[Hosted]:
+    """The safekeepers that `section` describes, with their directories in `parent`; creates nothing."""
     found = []
     for number in range(1, section.local + 1):
-        place = log_server_dir / ("safekeeper" if number == 1 else f"safekeeper-{number}")
+        place = parent / ("safekeeper" if number == 1 else f"safekeeper-{number}")
         found.append(
             Hosted(
                 number,

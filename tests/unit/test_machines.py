@@ -1,0 +1,139 @@
+"""A configuration for each kind of machine: what runs there, what it needs, and what contradicts it."""
+
+from pathlib import Path
+
+import pytest
+
+from walsender_bridge.cli import children, parts
+from walsender_bridge.cli.options import need_here
+from walsender_bridge.config import Part, load_config
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.observability.observation import Observer
+from walsender_bridge.quorum.safekeeper import hosting
+
+KINDS: tuple[Part, ...] = ("log-server", "safekeepers", "repository", "bridge", "lake", "slots")
+#: What each kind's file says beside its name: only what its part needs.
+SECTIONS = {
+    "log-server": '[[log_server]]\ndata_dir = "replicas"\nlisten = "127.0.0.1:7401"\n',
+    "safekeepers": '[safekeepers]\nlocal = 1\ndata_dir = "wal"\n',
+    "repository": '[log]\ndata_dir = "log"\n[[log_server]]\nlisten = "127.0.0.1:7401"\n',
+    "bridge": '[[source]]\nname = "shop"\ndsn = "dbname=shop"\n[safekeepers]\naddresses = ["127.0.0.1:7410"]\n',
+    "lake": '[[source]]\nname = "shop"\ndsn = "dbname=shop"\n[lake]\nuri = "lake"\n',
+    "slots": '[slots]\ndsn = "dbname=shop"\n[slots.candidates.near]\ndsn = "host=near"\nslot = "near"\n',
+}
+#: The processes of each, by their supervisor.
+PROCESSES = {
+    "log-server": {"log-server": {"replicas"}},
+    "safekeepers": {"log-server": {"safekeeper-1", "wal-server-1"}},
+    "repository": {"bridge": set()},
+    "bridge": {"bridge": {"capture-shop", "proposer"}},
+    "lake": {"lake": set()},
+    "slots": {"slots": set()},
+}
+
+
+def loaded(folder: Path, text: str):
+    path = folder / "tuskline.toml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def machine(*kinds: str) -> str:
+    """The file of a machine with these parts, in one table of each name."""
+    named = ", ".join(f'"{each}"' for each in kinds)
+    return f'[machine]\ndata_dir = "state"\nparts = [{named}]\n' + "".join(
+        SECTIONS[each] for each in kinds
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_machine_of_one_kind_runs_the_processes_of_that_kind_alone(tmp_path, kind):
+    settings = loaded(tmp_path, machine(kind))
+    assert settings.run_dir == tmp_path / "state" / "run"
+    found: dict[str, set[str]] = {name: set() for name in parts.commands(settings)}
+    hosted = hosting.of_machine(settings)
+    if "log-server" in found:
+        own = [*children.replicas(settings), *children.safekeepers(hosted, settings.safekeepers)]
+        found["log-server"] = {each.name for each in own}
+    if "bridge" in found:
+        own = [*children.captures(settings), *children.proposers(settings)]
+        found["bridge"] = {each.name for each in own}
+    assert found == PROCESSES[kind]
+    for other in set(KINDS) - {kind}:
+        with pytest.raises(ConfigError, match="on another machine"):
+            need_here(settings, other)
+
+
+def test_a_safekeeper_beside_the_lake_starts_no_proposer(tmp_path):
+    settings = loaded(tmp_path, machine("lake", "safekeepers"))
+    assert settings.quorum_source is None
+    parts.refuse_quorum_of_one(settings)
+    assert parts.commands(settings).keys() == {"lake", "log-server"}
+    assert children.captures(settings) == children.proposers(settings) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_without_what_it_needs_is_named(tmp_path, kind):
+    text = machine(kind).removesuffix(SECTIONS[kind])
+    with pytest.raises(ConfigError, match=f"and machine.parts names the {kind}") as caught:
+        loaded(tmp_path, text)
+    assert f'remove "{kind}" from machine.parts' in caught.value.repair
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("log-server", "log_server.data_dir"),
+        ("safekeepers", "safekeepers.local"),
+        ("repository", "log.data_dir"),
+    ],
+)
+def test_what_is_kept_here_for_a_part_that_is_elsewhere_is_refused(tmp_path, kind, key):
+    text = machine(kind, "lake").replace(f'"{kind}", ', "", 1)
+    with pytest.raises(ConfigError, match=f"{key} is for the {kind} of this machine") as caught:
+        loaded(tmp_path, text)
+    assert f'add "{kind}" to machine.parts' in caught.value.repair
+
+
+def test_the_folder_of_safekeepers_does_not_depend_on_what_is_added_later(tmp_path):
+    alone = machine("safekeepers")
+    with pytest.raises(ConfigError, match=r"safekeepers\.data_dir' is missing"):
+        loaded(tmp_path, alone.replace('data_dir = "wal"\n', ""))
+    before = hosting.of_machine(loaded(tmp_path, alone))[0].data_dir
+    after = hosting.of_machine(loaded(tmp_path, machine("safekeepers", "log-server")))[0].data_dir
+    assert before == after == tmp_path / "wal" / "safekeeper"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[machine]\nparts = ["lake"]\n', "machine.data_dir"),
+        ('[machine]\ndata_dir = "x"\nparts = []\n', "machine.parts"),
+        ('[machine]\ndata_dir = "x"\nparts = ["spark"]\n', "machine.parts"),
+        (
+            machine("log-server").replace('"state"', '"replicas"'),
+            "machine.data_dir and log_server.0.data_dir are both",
+        ),
+        (machine("lake").replace('"state"', '"lake"'), "lake.uri and machine.data_dir"),
+        (SECTIONS["log-server"] + SECTIONS["lake"], "'log.data_dir' is missing"),
+        (SECTIONS["repository"] + SECTIONS["log-server"], "'source' is missing"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        loaded(tmp_path, text)
+
+
+@pytest.mark.parametrize("kind", ["log-server", "safekeepers"])
+def test_a_machine_does_not_ask_for_what_is_elsewhere(tmp_path, kind):
+    """No log, source or lake is asked, and none is missed."""
+    with Observer(loaded(tmp_path, machine(kind))) as observer:
+        seen = observer.observe()
+    assert (seen.sources, seen.log, seen.lake, seen.slots, seen.errors) == (
+        [],
+        None,
+        None,
+        None,
+        {},
+    )
+    assert not any(part in " ".join(seen.problems) for part in ("log:", "lake", "source", "quorum"))

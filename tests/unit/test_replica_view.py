@@ -1,0 +1,87 @@
+"""A stream with fewer replicas in sync than it should have: named with its repair, and no reason to count as dead."""
+
+import json
+import threading
+import urllib.request
+from types import SimpleNamespace
+
+from tests.support import statuses
+from walsender_bridge.change_log.repository_messages import ReplicaPlace, StreamDescription
+from walsender_bridge.observability import metrics, quorum_metrics
+from walsender_bridge.observability.observation import Observation, Process
+from walsender_bridge.observability.quorum_view import QuorumView
+from walsender_bridge.observability.replica_view import StreamReplicas, of_streams
+
+
+def place(number: int, *, in_sync: bool = True, answers: bool = True) -> ReplicaPlace:
+    return ReplicaPlace(f"id-{number}", f"grpc://10.0.0.{number}:7401", answers, 5, in_sync)
+
+
+def stream(*places: ReplicaPlace) -> StreamDescription:
+    return StreamDescription("shop", 1, 5, 5, 900, 0x1430, 0, 5, 900, 1, 1, places)
+
+
+def observed(*replicas: StreamReplicas) -> Observation:
+    """A machine on which nothing else is amiss."""
+    process = Process("up", 1, "running", 0, None, 0.0)
+    return Observation(0.0, 1, [process], [], None, None, lake_configured=False, replicas=replicas)
+
+
+def test_replicas_in_sync_are_nothing_to_say():
+    assert observed(*of_streams([stream(place(1), place(2))], 2)).degraded == []
+
+
+def test_a_log_server_that_does_not_answer_is_named_with_the_stream():
+    replicas = of_streams([stream(place(1), place(2, in_sync=False, answers=False))], 2)
+    short, out = observed(*replicas).degraded
+    assert short == "log: stream shop has 1 of 2 replicas in sync"
+    assert "at grpc://10.0.0.2:7401 is not in sync, and its log server does not answer" in out
+    assert "; run tuskline up on its machine" in out
+
+
+def test_a_replica_that_is_synchronized_is_waited_for():
+    (_, out) = observed(*of_streams([stream(place(1), place(2, in_sync=False))], None)).degraded
+    assert out.startswith(
+        "log: the replica of stream shop at grpc://10.0.0.2:7401 is not in sync; "
+    )
+    assert "tuskline log status shows how far" in out
+
+
+def test_a_stream_on_too_few_log_servers_needs_another_one():
+    (short,) = observed(*of_streams([stream(place(1), place(2))], 3)).degraded
+    assert short.startswith(
+        "log: stream shop has 2 of 3 replicas in sync; start another log server"
+    )
+
+
+def test_what_is_degraded_is_ready_and_counted():
+    replicas = of_streams([stream(place(1), place(2, in_sync=False))], 2)
+    seen = observed(*replicas)
+    assert seen.problems == []
+    shared = SimpleNamespace(latest=lambda: seen)
+    with metrics.Endpoint(("127.0.0.1", 0), shared) as server:  # type: ignore[arg-type]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        with urllib.request.urlopen(f"{url}/readyz", timeout=10) as answer:
+            assert answer.status == 200
+            assert json.load(answer) == {"ready": True, "reasons": [], "degraded": seen.degraded}
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        server.shutdown()
+    assert "\ntuskline_ready 1.0\n" in text
+    assert "\ntuskline_degraded 1.0\n" in text
+    assert '\ntuskline_log_replicas_missing{source="shop"} 1.0\n' in text
+    by = 'tuskline_log_replica_in_sync{log_server="grpc://10.0.0.2:7401",source="shop"}'
+    assert f"\n{by} 0.0\n" in text
+
+
+def test_a_membership_unlike_the_configured_one_is_a_problem_and_a_metric():
+    unlike = "the quorum has 1 safekeeper, but 3 are configured"
+    told = statuses.session(membership=statuses.membership(unlike=unlike))
+    seen = QuorumView(told, True, ())
+    (problem,) = [each for each in seen.problems if unlike in each]
+    assert "; correct [safekeepers] addresses" in problem
+    quorum = {"tuskline_quorum_membership_as_configured": 0.0}
+    families = quorum_metrics.families(seen)
+    found = {sample.name: sample.value for each in families for sample in each.samples}
+    assert found.items() >= quorum.items()
