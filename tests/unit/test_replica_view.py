@@ -61,11 +61,11 @@ def test_what_is_degraded_is_ready_and_counted():
     shared = SimpleNamespace(latest=lambda: seen)
     with metrics.Endpoint(("127.0.0.1", 0), shared) as server:  # type: ignore[arg-type]
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        with urllib.request.urlopen(f"{url}/readyz", timeout=10) as answer:
+        host, port = str(server.server_address[0]), server.server_address[1]
+        with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=10) as answer:
             assert answer.status == 200
             assert json.load(answer) == {"ready": True, "reasons": [], "degraded": seen.degraded}
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         server.shutdown()
     assert "\ntuskline_ready 1.0\n" in text

@@ -15,7 +15,7 @@ from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, loa
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, DeadlineError, TusklineError, of_cause
 from walsender_bridge.provisioning.configured import needed_quorum, waits
-from walsender_bridge.runtime import disk_full, extras, logs, pid_file
+from walsender_bridge.runtime import disk_full, extras, logs, pid_file, service_manager
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.private_folder import private_file, private_folder
 
@@ -165,6 +165,7 @@ async def _serve(children: "list[Child]", run_dir: Path) -> None:
 
     stop = asyncio.Event()
     stop_on_signals(stop)
+    service_manager.say_ready()
     await Supervisor("up", children, run_dir=run_dir, grace=GRACE).run(stop)
 
 

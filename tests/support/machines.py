@@ -1,0 +1,149 @@
+"""Several machines on one: a folder, a configuration and a `tuskline up` for each, and a network namespace where that is possible."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.attached import CLI
+from tests.support.waiting import wait_for
+from walsender_bridge.config import load_config
+from walsender_bridge.errors import Cause
+from walsender_bridge.runtime import processes
+from walsender_bridge.runtime.supervisor import read_states
+
+
+class Machine:
+    """One machine, whose configuration is in `folder`. `inside`: the command that runs another one in its network."""
+
+    def __init__(self, folder: Path, text: str, inside: Sequence[str] = ()) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.config = folder / "tuskline.toml"
+        self.config.write_text(text)
+        self.run_dir = load_config(self.config).run_dir
+        self._inside = inside
+        self._up: subprocess.Popen[bytes] | None = None
+
+    def run(self, *arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run `tuskline ARGUMENTS --config ...` there."""
+        return subprocess.run(
+            [*self._inside, *CLI, *arguments, "--config", str(self.config)],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        """The result of a command, whether or not it finds something amiss."""
+        done = self.run(*arguments, "--json")
+        assert done.returncode in {0, Cause.UNAVAILABLE}, (
+            done.returncode,
+            done.stderr,
+            self.logs(),
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def up(self) -> None:
+        """Start `tuskline up`."""
+        with (self.folder / "up.log").open("ab") as log:
+            self._up = subprocess.Popen(
+                [*self._inside, *CLI, "up", "--config", str(self.config)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=dict(os.environ),
+            )
+        started = self._up
+
+        def runs() -> bool:
+            assert started.poll() is None, self.logs()
+            return read_states(self.run_dir, "up").pid == started.pid
+
+        wait_for(runs, 60, f"{self.folder.name} is up")
+
+    def processes(self) -> set[str]:
+        """The running processes of its parts, with their supervisors' names."""
+        found = set()
+        for supervisor in ("up", "log-server", "bridge"):
+            for name, child in read_states(self.run_dir, supervisor).children.items():
+                if child.pid is not None and processes.alive(child.pid):
+                    found.add(name if supervisor == "up" else f"{supervisor}/{name}")
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL everything that runs there."""
+        assert self._up is not None
+        family = [self._up.pid, *processes.family(self._up.pid)]
+        for pid in family:
+            if processes.alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self._up.wait()
+        self._up = None
+        wait_for(lambda: not any(map(processes.alive, family)), 30, "all of it has ended")
+
+    def close(self) -> None:
+        """End what runs there."""
+        if self._up is None:
+            return
+        self._up.terminate()
+        try:
+            self._up.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def logs(self) -> str:
+        """The end of what its parts said."""
+        text = (self.folder / "up.log").read_text(errors="replace") if self._up else ""
+        return "\n".join(text.splitlines()[-60:])
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+
+
+def namespaces_missing() -> str:
+    """Why there are no network namespaces here; empty if there are."""
+    name = f"tk{os.getpid()}x"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
+    except OSError:
+        return "there is no command ip"
+    except subprocess.CalledProcessError as error:
+        return f"no network namespace can be made: {error.stderr.decode().strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+    return ""
+
+
+@contextmanager
+def namespaces(count: int) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+    """A network of so many namespaces: the address of this one, and of each its address and the command that enters it."""
+    link, net = f"tk{os.getpid()}", f"10.231.{os.getpid() % 250 + 1}"
+    with ExitStack() as undo:
+        _ip("link", "add", link, "type", "bridge")
+        undo.callback(_ip, "link", "delete", link)
+        _ip("address", "add", f"{net}.254/24", "dev", link)
+        _ip("link", "set", link, "up")
+        found = []
+        for number in range(1, count + 1):
+            name, here = f"{link}-{number}", f"{link}h{number}"
+            _ip("netns", "add", name)
+            undo.callback(_ip, "netns", "delete", name)
+            _ip("link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", here, "master", link, "up")
+            inside = ["ip", "netns", "exec", name]
+            for command in (
+                ["link", "set", "lo", "up"],
+                ["link", "set", "eth0", "up"],
+                ["address", "add", f"{net}.{number}/24", "dev", "eth0"],
+            ):
+                _ip("netns", "exec", name, "ip", *command)
+            found.append((f"{net}.{number}", inside))
+        yield f"{net}.254", found

@@ -1,0 +1,75 @@
+"""docs/deploy: a configuration for each kind of machine that loads as it is, and a unit that systemd accepts."""
+
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from walsender_bridge.cli import parts
+from walsender_bridge.config import load_config
+from walsender_bridge.runtime import service_manager
+
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
+KINDS = {
+    "log-server": {"log-server"},
+    "safekeepers": {"log-server"},
+    "repository": {"bridge"},
+    "bridge": {"bridge"},
+    "lake": {"lake"},
+}
+
+
+def test_there_is_a_file_for_each_kind():
+    assert {each.stem for each in DEPLOY.glob("*.toml")} == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_file_is_of_its_kind(kind):
+    settings = load_config(DEPLOY / f"{kind}.toml")
+    assert settings.parts == {kind}
+    assert parts.commands(settings).keys() == KINDS[kind]
+    text = (DEPLOY / f"{kind}.toml").read_text()
+    assert set(re.findall(r'data_dir = "(.*?)/[^/"]*"', text)) == {"/var/lib/tuskline"}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+@pytest.mark.parametrize("kind", KINDS)
+def test_systemd_accepts_the_unit(tmp_path, kind):
+    text = (DEPLOY / "tuskline@.service").read_text()
+    assert "/opt/tuskline/bin/tuskline up --config /etc/tuskline/%i.toml" in text
+    unit = tmp_path / f"tuskline@{kind}.service"
+    unit.write_text(text.replace("/opt/tuskline/bin/tuskline", "/bin/true"))
+    drop_in = DEPLOY / f"{unit.name}.d"
+    if drop_in.exists():
+        shutil.copytree(drop_in, tmp_path / drop_in.name)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told_once_that_it_has_started(tmp_path, monkeypatch, abstract):
+    address = f"\0{tmp_path}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", address.replace("\0", "@"))
+        service_manager.say_ready()
+        assert manager.recv(100) == b"READY=1"
+        service_manager.say_ready()
+        manager.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            manager.recv(100)
+
+
+def test_a_service_manager_that_has_gone_is_no_fault(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    service_manager.say_ready()
