@@ -76,6 +76,10 @@ class Machine:
                     found.add(name if supervisor == "up" else f"{supervisor}/{name}")
         return found
 
+    def runs(self, expected: set[str]) -> bool:
+        """Whether these processes run, and no others."""
+        return self.processes() == expected
+
     def kill(self) -> None:
         """SIGKILL everything that runs there."""
         assert self._up is not None
@@ -112,7 +116,7 @@ def namespaces_missing() -> str:
     name = f"tk{os.getpid()}x"
     try:
         _ip("netns", "add", name)
-        _ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
+        _ip("-n", name, "link", "add", "bridge", "type", "bridge")
     except OSError:
         return "there is no command ip"
     except subprocess.CalledProcessError as error:
@@ -124,26 +128,35 @@ def namespaces_missing() -> str:
 
 @contextmanager
 def namespaces(count: int) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
-    """A network of so many namespaces: the address of this one, and of each its address and the command that enters it."""
-    link, net = f"tk{os.getpid()}", f"10.231.{os.getpid() % 250 + 1}"
+    """A network of so many namespaces: the address of this one, and of each its address and the command that enters it.
+
+    Their bridge is in a namespace of its own: in this one, the rules of a firewall would apply to what it forwards.
+    """
+    prefix, net = f"tk{os.getpid()}", f"10.231.{os.getpid() % 250 + 1}"
+    hub = f"{prefix}-0"
     with ExitStack() as undo:
-        _ip("link", "add", link, "type", "bridge")
-        undo.callback(_ip, "link", "delete", link)
-        _ip("address", "add", f"{net}.254/24", "dev", link)
-        _ip("link", "set", link, "up")
+
+        def plug(number: int, name: str, *where: str) -> None:
+            """A cable from `name`, in the namespace `where`, to the bridge."""
+            port = f"port{number}"
+            _ip("link", "add", name, *where, "type", "veth", "peer", "name", port, "netns", hub)
+            _ip("-n", hub, "link", "set", port, "master", "bridge", "up")
+
+        _ip("netns", "add", hub)
+        undo.callback(_ip, "netns", "delete", hub)
+        _ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", hub, "link", "set", "bridge", "up")
+        plug(0, prefix)
+        _ip("address", "add", f"{net}.254/24", "dev", prefix)
+        _ip("link", "set", prefix, "up")
         found = []
         for number in range(1, count + 1):
-            name, here = f"{link}-{number}", f"{link}h{number}"
+            name = f"{prefix}-{number}"
             _ip("netns", "add", name)
             undo.callback(_ip, "netns", "delete", name)
-            _ip("link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _ip("link", "set", here, "master", link, "up")
-            inside = ["ip", "netns", "exec", name]
-            for command in (
-                ["link", "set", "lo", "up"],
-                ["link", "set", "eth0", "up"],
-                ["address", "add", f"{net}.{number}/24", "dev", "eth0"],
-            ):
-                _ip("netns", "exec", name, "ip", *command)
-            found.append((f"{net}.{number}", inside))
+            plug(number, "eth0", "netns", name)
+            _ip("-n", name, "address", "add", f"{net}.{number}/24", "dev", "eth0")
+            for link in ("lo", "eth0"):
+                _ip("-n", name, "link", "set", link, "up")
+            found.append((f"{net}.{number}", ["ip", "netns", "exec", name]))
         yield f"{net}.254", found

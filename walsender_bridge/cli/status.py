@@ -44,7 +44,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
     if as_json:
         output.record(record)
     else:
-        if record["quorum"] is not None and not record["quorum"]["quorum"]:
+        if seen.quorum is not None and seen.quorum.problems and not seen.quorum.quorum:
             output.note(record["problems"][0])
         for name, columns in _COLUMNS.items():
             rows = [{column: row[column] for column in columns} for row in record[name]]

@@ -200,6 +200,8 @@ class QuorumView:
     keep_bytes: int = 0
     #: Set if there is no space for the status files of the processes here (`shared_files.full`).
     memory_full: str = ""
+    #: Whether the proposer belongs to this machine; otherwise safekeepers here may wait for it.
+    bridge_here: bool = True
 
     @property
     def phase(self) -> str:
@@ -244,6 +246,8 @@ class QuorumView:
         if self.session is not None and (unlike := self.session.membership.unlike):
             found.append(f"the membership differs from the configured one: {unlike}; {_UNLIKE}")
         spare = self._all_members_heard()
+        # That no proposer asks is a problem of its machine, which reports it.
+        working = {*_FOLLOWING, "following", *(() if self.bridge_here else ("waiting",))}
         for each in self.safekeepers:
             if spare and each.has_left:
                 continue  # it is not needed
@@ -256,7 +260,7 @@ class QuorumView:
                 )
             elif each.own is not None and each.state == "full":
                 found.append(f"{name} has no space for WAL: {each.own.why}")
-            elif each.state not in {*_FOLLOWING, "following"}:
+            elif each.state not in working:
                 found.append(f"{name} is {each.state}" + (f": {each.fault}" if each.fault else ""))
             elif damaged := each.damaged:
                 found.append(f"{name} has damaged WAL, which it does not serve: {damaged[0]}")
@@ -340,4 +344,5 @@ def observe(settings: "Config") -> QuorumView | None:
     children = read_states(settings.run_dir, "bridge").children
     proposer_here = proposer is not None or "proposer" in children
     full = shared_files.full(settings.run_dir)
-    return QuorumView(proposer, proposer_here, tuple(found.values()), section.keep_bytes, full)
+    views, bridge_here = tuple(found.values()), "bridge" in here
+    return QuorumView(proposer, proposer_here, views, section.keep_bytes, full, bridge_here)
