@@ -48,7 +48,7 @@ def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
         yield found
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_each_kind_starts_its_own_processes_and_no_others(machines: dict[str, Machine]) -> None:
     for kind, each in machines.items():
         each.up()

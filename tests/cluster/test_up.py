@@ -148,7 +148,7 @@ def _check_lag(tuskline: Attached) -> None:
 
 def _check_endpoint(tuskline: Attached) -> None:
     assert fetch(tuskline, "/healthz") == (200, '{"healthy": true}\n')
-    assert fetch(tuskline, "/readyz") == (200, '{"ready": true, "reasons": []}\n')
+    assert fetch(tuskline, "/readyz") == (200, '{"ready": true, "reasons": [], "degraded": []}\n')
     assert fetch(tuskline, "/etc/passwd")[0] == 404
     code, text = fetch(tuskline, "/metrics")
     assert code == 200
@@ -163,6 +163,7 @@ def _check_endpoint(tuskline: Attached) -> None:
     assert value["tuskline_process_up", "bridge/capture-shop"] == 1
     assert value["tuskline_process_resident_memory_bytes", "log-server/replicas"] > 1 << 20
     assert value["tuskline_log_version",] > 0
+    assert value["tuskline_log_replicas_missing", "shop"] == value["tuskline_degraded",] == 0
     assert value["tuskline_lag_bytes", "gate", "shop"] == 0
     assert value["tuskline_slot_active", "shop", "tuskline_shop"] == 1
     # The page lists what is served, neither more nor less.

@@ -69,6 +69,15 @@ def test_40_a_disk_without_room_is_said_before_it_refuses_wal():
     assert not view(safekeeper(0, own=replace(own, free_bytes=1 << 26))).problems
 
 
+def test_a_safekeeper_that_no_proposer_asks_is_missed_where_the_bridge_is():
+    own = replace(OWN, state="waiting", updated_at=time.time())
+    alone = SafekeeperView("safekeeper-1", "127.0.0.1:1", None, own, hosted=True)
+    assert QuorumView(None, False, (alone,)).problems == ["safekeeper 127.0.0.1:1 is waiting"]
+    assert QuorumView(None, False, (alone,), bridge_here=False).problems == []
+    damaged = replace(alone, own=replace(own, damaged=("0001",)))
+    assert "damaged" in QuorumView(None, False, (damaged,), bridge_here=False).problems[0]
+
+
 def test_why_a_safekeeper_ended_is_said_after_it():
     error = ErrorRecord("CORRUPT", "it is damaged", "/a/control", "replace it")
     ended = replace(safekeeper(0, "away", own=None), ended=error)
