@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.attached import CLI
+from tests.support.child import run_tuskline
 from tests.support.waiting import wait_for
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
@@ -31,8 +32,11 @@ class Machine:
 
     def run(self, *arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run `tuskline ARGUMENTS --config ...` there."""
+        told = [*arguments, "--config", str(self.config)]
+        if not self._inside:
+            return run_tuskline(told, seconds=seconds)
         return subprocess.run(
-            [*self._inside, *CLI, *arguments, "--config", str(self.config)],
+            [*self._inside, *CLI, *told],
             capture_output=True,
             text=True,
             timeout=seconds,
