@@ -9,9 +9,10 @@ listen on one port. So the one with the earlier certificates stops to listen, wh
 and calls in progress end where they began (docs/decisions/tls.md).
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,7 +21,9 @@ from pyarrow import flight
 
 from walsender_bridge.change_log import actions, authorization
 from walsender_bridge.change_log.actions import Handler
+from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.connection import quiet
+from walsender_bridge.change_log.connection_watch import ConnectionWatch
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime import listening, logs, tls_files
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
@@ -36,10 +39,16 @@ _log = logs.logger()
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
-    """A Flight service of these actions, which listens as soon as it is created. `tls`: None: without TLS, for everybody."""
+    """A Flight service of these actions, which listens as soon as it is created. `tls`: None: without TLS, for everybody.
 
-    def __init__(self, handlers: Mapping[str, Handler], listen: str, tls: TlsBytes | None) -> None:
+    `calls`: where it counts its calls, each of which is within `call`.
+    """
+
+    def __init__(
+        self, handlers: Mapping[str, Handler], listen: str, tls: TlsBytes | None, calls: Calls
+    ) -> None:
         self._handlers = handlers
+        self._calls = calls
         self._guarded = tls is not None
         if tls is None:
             super().__init__(f"{tls_files.PLAIN}{listen}")
@@ -59,17 +68,32 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         """One action."""
-        return self._answer(context, action, self._handlers)
+        with self.call(context) as call:
+            call.took(len(action.body))
+            return actions.answer(
+                self.handlers(context, call),
+                action,
+                lambda name, streams: self.allow(context, name, streams),
+            )
 
-    def _answer(
-        self,
-        context: flight.ServerCallContext,
-        action: flight.Action,
-        handlers: Mapping[str, Handler],
-    ) -> list[bytes]:
-        return actions.answer(
-            handlers, action, lambda name, streams: self.allow(context, name, streams)
-        )
+    def handlers(self, context: flight.ServerCallContext, call: Call) -> Mapping[str, Handler]:
+        """The handlers of the actions, for a call."""
+        del context, call
+        return self._handlers
+
+    @contextlib.contextmanager
+    def call(self, context: flight.ServerCallContext) -> Iterator[Call]:
+        """A block that serves a call; its errors are sent over the wire."""
+        with actions.faults():
+            call = self.begin(context)
+            try:
+                yield call
+            finally:
+                call.end()
+
+    def begin(self, context: flight.ServerCallContext) -> Call:
+        """A call, which the caller ends. Raises `UnavailableError` if there are too many."""
+        return self._calls.begin(context.peer(), context.peer_identity())
 
     def allow(
         self, context: flight.ServerCallContext, action: str, streams: Iterable[str] | None
@@ -91,16 +115,18 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
 class Listener:
     """Has a service listen on `listen` (`host:port`, port 0: any), and again with each replacement of its certificates.
 
-    `serve` creates the service, for an address and the content of the files. Raises `ConfigError`.
+    `serve` creates the service, for an address, the content of the files, and the calls in progress of all that were created.
+    Raises `ConfigError`.
     """
 
     def __init__(
         self,
-        serve: Callable[[str, TlsBytes | None], Service],
+        serve: Callable[[str, TlsBytes | None, Calls], Service],
         listen: str,
         tls: TlsFiles | None,
     ) -> None:
         self._serve = serve
+        self._calls = Calls()
         self._tls = tls
         self._stopping = threading.Event()
         self._stamp = tls and tls.stamp()
@@ -110,12 +136,14 @@ class Listener:
         self._used = None if tls is None else tls.load(server=True)
         try:
             listening.check(listen)
-            self._service = serve(listen, self._used)
+            self._service = serve(listen, self._used, self._calls)
         except (OSError, pa.ArrowException, ConfigError) as error:
             raise listening.refused(listen, error) from None
         self._place = f"{listen.rsplit(':', 1)[0]}:{self._service.port}"
         self.address = f"{tls_files.TLS if tls else tls_files.PLAIN}{self._place}"
         self._watch = threading.Thread(target=self._watch_files, name="certificates", daemon=True)
+        self._connections = ConnectionWatch(self._service.port, self._calls)
+        self._connections.start()
         if tls is not None:
             self._watch.start()
 
@@ -125,6 +153,7 @@ class Listener:
         if self._tls is not None:
             self._watch.join()
         _end(self._service).join(within)
+        self._connections.stop()
 
     # -- replaced certificates ----------------------------------------------------------------------
 
@@ -181,7 +210,7 @@ class Listener:
         while not self._stopping.is_set():
             try:
                 listening.check(self._place, bind_only=True)
-                self._service = self._serve(self._place, new)
+                self._service = self._serve(self._place, new, self._calls)
             except (OSError, pa.ArrowException, ConfigError) as error:
                 if not said and time.monotonic() - began > _LONG:
                     said = True

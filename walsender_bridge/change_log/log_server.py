@@ -10,7 +10,13 @@ import sys
 import threading
 
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
-from walsender_bridge.runtime import arrow_memory, child_process, malloc_trim, supervisor
+from walsender_bridge.runtime import (
+    arrow_memory,
+    child_process,
+    malloc_trim,
+    supervisor,
+    tcp_connections,
+)
 
 
 def serve(settings: ReplicaServerSettings) -> None:
@@ -19,6 +25,7 @@ def serve(settings: ReplicaServerSettings) -> None:
     from walsender_bridge.change_log.replica.service import ReplicaServer
 
     malloc_trim.start()
+    tcp_connections.raise_open_files()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

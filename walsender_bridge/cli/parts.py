@@ -9,7 +9,14 @@ from typing import Any, Final
 from walsender_bridge.cli import children
 from walsender_bridge.config import Config
 from walsender_bridge.errors import ConfigError, RunningError, TusklineError
-from walsender_bridge.runtime import listening, logs, malloc_trim, pid_file, shared_files
+from walsender_bridge.runtime import (
+    listening,
+    logs,
+    malloc_trim,
+    pid_file,
+    shared_files,
+    tcp_connections,
+)
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signals
 
@@ -125,6 +132,7 @@ def bridge(settings: Config) -> None:
 def _bridge(settings: Config) -> None:
     from walsender_bridge.change_log.repository.part import RepositoryPart
 
+    tcp_connections.raise_open_files()
     repository = RepositoryPart(settings) if "repository" in settings.parts else None
     if repository is not None:
         repository.start()

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Handler, unhex
 from walsender_bridge.change_log.authorization import APPEND, READ, SYNC
+from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.connection import connect
 from walsender_bridge.change_log.listener import Listener, Service
 from walsender_bridge.change_log.protocol import (
@@ -341,21 +343,25 @@ class ReplicaServer:
 class _ReplicaService(Service):
     """The Flight service: translates between Flight's calls and the handlers."""
 
-    def __init__(self, server: ReplicaServer, listen: str, tls: TlsBytes | None) -> None:
+    def __init__(
+        self, server: ReplicaServer, listen: str, tls: TlsBytes | None, calls: Calls
+    ) -> None:
         self._server = server
-        super().__init__(server.handlers(), listen, tls)
+        super().__init__(server.handlers(), listen, tls, calls)
 
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.GeneratorStream:
         """Read a batch of committed entries."""
         with actions.faults():
+            answer = _Answer(self.begin(context))
+            answer.call.took(len(ticket.ticket))
             self.allow(context, READ, None)
             request = actions.decode_request(m.ReadRequest, ticket.ticket)
             self.allow(context, READ, [request.stream])
-            batch, answer = self._server.read(request)
-            chunk = iter([(batch, actions.encode(answer))])
-            return flight.GeneratorStream(protocol.READ_SCHEMA, chunk)
+            batch, about = self._server.read(request)
+            answer.chunk = batch, actions.encode(about)
+            return flight.GeneratorStream(protocol.READ_SCHEMA, answer)
 
     def do_put(
         self,
@@ -365,42 +371,78 @@ class _ReplicaService(Service):
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Append entries, or take those of another log server, until the peer ends the call."""
-        with actions.faults():
+        with self.call(context) as call:
             path = [part.decode(errors="replace") for part in descriptor.path or ()]
             self.allow(context, path[0] if path else APPEND, None)
             if len(path) == 2 and path[0] == SYNC:
-                self.allow(context, SYNC, [path[1]])
-                synchronizer.serve(path[1], reader, writer, self._server.to_synchronize)
+                stream = check_stream(path[1])
+                self.allow(context, SYNC, [stream])
+                with call.appending(stream):
+                    synchronizer.serve(
+                        stream, reader, writer, self._server.to_synchronize, call.took
+                    )
                 return
             if len(path) != 3 or path[0] != APPEND or not _TERM.fullmatch(path[2]):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")
             self.allow(context, APPEND, [path[1]])
             replica = self._server.replica(path[1])
-            term = int(path[2])
-            _check_term(replica, term)
-            session, status = replica.open_writer(term)
-            if reader.schema != protocol.APPEND_SCHEMA:
-                raise MalformedMessageError("an append must have the columns kind and data")
-            writer.write(actions.encode(status))
-            for chunk in reader:
-                batch, about = chunk.data, chunk.app_metadata
-                _check_append(batch)
-                if batch.nbytes > protocol.MAX_BATCH_BYTES or about is None:
-                    raise MalformedMessageError(
-                        f"batch of {batch.nbytes} bytes exceeds the limit or has no metadata"
-                    )
-                request = actions.decode_request(m.AppendRequest, memoryview(about))
-                kinds = batch.column(0).to_pylist()
-                data = batch.column(1).to_pylist()
-                ack = replica.append(
-                    session,
-                    [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_ENTRY],
-                    [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_SCHEMA],
-                    request.confirm_to,
-                    request.gate_lsn,
-                    request.system_id,
-                )
-                writer.write(actions.encode(ack))
+            with call.appending(path[1]):
+                _append(replica, int(path[2]), reader, writer, call)
+
+
+class _Answer:
+    """The answer of a DoGet. Its call ends when Flight has sent it and forgets it, or when it failed before."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.chunk: tuple[pa.RecordBatch, bytes] | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[pa.RecordBatch, bytes]:
+        chunk, self.chunk = self.chunk, None
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def __del__(self) -> None:
+        self.call.end()
+
+
+def _append(
+    replica: HostedReplica,
+    term: int,
+    reader: flight.MetadataRecordBatchReader,
+    writer: flight.FlightMetadataWriter,
+    call: Call,
+) -> None:
+    """Append the batches of a writer until it ends the call."""
+    _check_term(replica, term)
+    session, status = replica.open_writer(term)
+    if reader.schema != protocol.APPEND_SCHEMA:
+        raise MalformedMessageError("an append must have the columns kind and data")
+    writer.write(actions.encode(status))
+    for chunk in reader:
+        batch, about = chunk.data, chunk.app_metadata
+        call.took(batch.nbytes + (0 if about is None else len(about)))
+        _check_append(batch)
+        if batch.nbytes > protocol.MAX_BATCH_BYTES or about is None:
+            raise MalformedMessageError(
+                f"batch of {batch.nbytes} bytes exceeds the limit or has no metadata"
+            )
+        request = actions.decode_request(m.AppendRequest, memoryview(about))
+        kinds = batch.column(0).to_pylist()
+        data = batch.column(1).to_pylist()
+        ack = replica.append(
+            session,
+            [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_ENTRY],
+            [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_SCHEMA],
+            request.confirm_to,
+            request.gate_lsn,
+            request.system_id,
+        )
+        writer.write(actions.encode(ack))
 
 
 def _check_term(replica: HostedReplica, term: int) -> None:

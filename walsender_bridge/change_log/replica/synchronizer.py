@@ -129,11 +129,15 @@ def serve(
     reader: flight.MetadataRecordBatchReader,
     writer: flight.FlightMetadataWriter,
     replica_of: Callable[[str, str], HostedReplica],
+    took: Callable[[int], None],
 ) -> None:
-    """Take the entries of another log server. `replica_of`: the replica of a stream of a log, made if there is none."""
+    """Take the entries of another log server. `replica_of`: the replica of a stream of a log, made if there is none.
+
+    `took` is given the bytes of each message that has arrived.
+    """
     if reader.schema != protocol.APPEND_SCHEMA:
         raise MalformedMessageError("a synchronization must have the columns kind and data")
-    chunks = _chunks(reader)
+    chunks = _chunks(reader, took)
     about = next(chunks, (None, None))[1]
     if about is None or len(about) > actions.MAX_REQUEST_BYTES:
         raise MalformedMessageError("a synchronization must begin with an offer")
@@ -148,16 +152,24 @@ def serve(
 
 
 def _chunks(
-    reader: flight.MetadataRecordBatchReader,
+    reader: flight.MetadataRecordBatchReader, took: Callable[[int], None]
 ) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
     while True:
         try:
             chunk = reader.read_chunk()
         except StopIteration:
             return
+        took(_size(chunk))
         if chunk.data is None or chunk.data.nbytes > protocol.MAX_BATCH_BYTES:
             raise MalformedMessageError("a batch exceeds the limit or is missing")
         yield chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
+
+
+def _size(chunk: flight.FlightStreamChunk) -> int:
+    return sum(
+        0 if part is None else part.nbytes if isinstance(part, pa.RecordBatch) else part.size
+        for part in (chunk.data, chunk.app_metadata)
+    )
 
 
 def _received(batch: pa.RecordBatch, stream: str) -> SyncBatch:

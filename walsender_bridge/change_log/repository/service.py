@@ -16,7 +16,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from pyarrow import flight
 
 from walsender_bridge.change_log import actions, log_server_messages
 from walsender_bridge.change_log import repository_messages as m
-from walsender_bridge.change_log.actions import Empty
+from walsender_bridge.change_log.actions import Empty, Handler
 from walsender_bridge.change_log.authorization import check_consumer
+from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.listener import Listener, Service
 from walsender_bridge.change_log.protocol import (
     MAX_COUNT,
@@ -529,7 +530,9 @@ def _jumped(seconds: float) -> None:
 class _RepositoryService(Service):
     """The Flight service: translates between Flight's calls and the handlers."""
 
-    def __init__(self, server: RepositoryServer, listen: str, tls: TlsBytes | None) -> None:
+    def __init__(
+        self, server: RepositoryServer, listen: str, tls: TlsBytes | None, calls: Calls
+    ) -> None:
         self._server = server
         handlers = actions.by_name(
             m.STATUS.handled_by(lambda _: server.status()),
@@ -542,18 +545,26 @@ class _RepositoryService(Service):
             m.DESCRIBE.handled_by(lambda _: server.describe()),
             m.TRIM_STREAM.handled_by(server.trim_stream),
         )
-        super().__init__(handlers, listen, tls)
+        super().__init__(handlers, listen, tls, calls)
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         """One action."""
-        barrier = m.BARRIER.handled_by(partial(self._server.barrier, gone=context.is_cancelled))
-        lease = m.REGISTER_CONSUMER.handled_by(partial(self._register_consumer, context))
-        answer = self._answer(
-            context, action, {**self._handlers, **actions.by_name(barrier, lease)}
-        )
+        answer: list[bytes] = super().do_action(context, action)
         with actions.faults():
             self._server.confirm()
         return answer
+
+    def handlers(self, context: flight.ServerCallContext, call: Call) -> Mapping[str, Handler]:
+        """The handlers of the actions, for a call."""
+        barrier = m.BARRIER.handled_by(partial(self._barrier, context, call))
+        lease = m.REGISTER_CONSUMER.handled_by(partial(self._register_consumer, context))
+        return {**self._handlers, **actions.by_name(barrier, lease)}
+
+    def _barrier(
+        self, context: flight.ServerCallContext, call: Call, request: m.BarrierRequest
+    ) -> m.BarrierAnswer:
+        with call.waiting():
+            return self._server.barrier(request, gone=context.is_cancelled)
 
     def _register_consumer(
         self, context: flight.ServerCallContext, request: m.RegisterConsumerRequest
