@@ -1,7 +1,8 @@
 """The calls in progress of a Flight service: how many there may be, and whose they are.
 
 Each has a thread of the process. A call beyond a limit is refused, so no holder of a certificate takes all threads: one holder
-has at most half of the calls, and fewer of those that wait. Appends last as long as their writer: where a stream has more of
+has at most half of the calls, and fewer of those that wait. An answer with entries is in memory until its client has read it: few
+are sent at once, and others wait for their turn. Appends last as long as their writer: where a stream has more of
 them than it has writers, the connection of the oldest is ended.
 """
 
@@ -25,17 +26,26 @@ MOST_WAITS_OF_HOLDER: Final = 64
 #: Appends and synchronizations of one stream: one is in use, and others have not noticed that they are over.
 MOST_APPENDS: Final = 8
 
+#: Answers with entries that are sent at once, in all and to one holder, each of 4 MiB or a longer row; seconds that others wait.
+MOST_ANSWERS: Final = 64
+MOST_ANSWERS_OF_HOLDER: Final = 48
+ANSWER_WAIT: Final = 30.0
+#: Seconds in which a client has read an answer, and bytes of it for each further second.
+_ANSWER_SECONDS: Final = 60.0
+_ANSWER_RATE: Final = 1 << 20
+
 
 class Calls:
     """See the module. Threads may share it. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._peers: dict[str, PeerCalls] = {}
         self._open = 0
         self._by_holder: Counter[bytes] = Counter()
         self._waits: Counter[bytes] = Counter()
+        self._answers: Counter[bytes] = Counter()
         #: The peers of a stream's appends, the oldest first.
         self._appends: defaultdict[str, list[str]] = defaultdict(list)
 
@@ -65,7 +75,10 @@ class Calls:
     def by_peer(self) -> dict[str, PeerCalls]:
         """The calls of each peer, as they are now."""
         with self._lock:
-            return {peer: replace(its) for peer, its in self._peers.items()}
+            return {
+                peer: replace(its, answers_due={**its.answers_due})
+                for peer, its in self._peers.items()
+            }
 
     def forget(self, connected: Collection[str]) -> None:
         """Forget the peers that are not connected and have no calls."""
@@ -82,11 +95,36 @@ class Calls:
             its.ended_at = self._clock()
             self._open -= 1
             _subtract(self._by_holder, call.holder)
+            if call.answers:
+                _subtract(self._answers, call.holder)
+                its.answers_due.pop(id(call), None)
+                self._lock.notify_all()
 
     def took(self, call: "Call", count: int) -> None:
         """For `Call.took`."""
         with self._lock:
             self._peers[call.peer].taken += count
+
+    def answer(self, call: "Call") -> None:
+        """For `Call.answer`."""
+        with self._lock:
+            if not self._lock.wait_for(lambda: self._has_room(call.holder), ANSWER_WAIT):
+                raise UnavailableError(
+                    f"too many answers at once: {self._answers.total()} are being read",
+                    repair="try again later, or read with fewer clients at once",
+                )
+            self._answers[call.holder] += 1
+            call.answers = True
+
+    def _has_room(self, holder: bytes) -> bool:
+        own = not holder or self._answers[holder] < MOST_ANSWERS_OF_HOLDER
+        return own and self._answers.total() < MOST_ANSWERS
+
+    def sends(self, call: "Call", count: int) -> None:
+        """For `Call.sends`."""
+        with self._lock:
+            due = self._clock() + _ANSWER_SECONDS + count / _ANSWER_RATE
+            self._peers[call.peer].answers_due[id(call)] = due
 
     @contextmanager
     def waiting(self, call: "Call") -> Iterator[None]:
@@ -134,10 +172,20 @@ class Call:
         self._calls = calls
         self.peer = peer
         self.holder = holder
+        #: Whether it has its turn to send entries.
+        self.answers = False
 
     def took(self, count: int) -> None:
         """This many more bytes of its client's have arrived."""
         self._calls.took(self, count)
+
+    def answer(self) -> None:
+        """Wait for the turn to send entries, until the call's end. Raises `UnavailableError` if it takes long."""
+        self._calls.answer(self)
+
+    def sends(self, count: int) -> None:
+        """This many bytes are being sent, which its client has to read in time."""
+        self._calls.sends(self, count)
 
     def waiting(self) -> AbstractContextManager[None]:
         """A block that waits for an event. Raises `UnavailableError` if too many do."""

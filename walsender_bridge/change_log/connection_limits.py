@@ -7,13 +7,14 @@ connection has received are compared with what its calls have taken (`Connection
   `ALL_PENDING_BYTES` of all; where an append is open, those of the greatest batch.
 - Beyond the greatest number of connections, the oldest idle one of the holder that has the most is ended. Connections that
   never made a call are one holder's: a stranger's thousand connections end each other, and a reader's its own.
+- A client reads its answer in time.
 
 A client whose connection was ended makes another one with its next call.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from walsender_bridge.change_log.protocol import MAX_BATCH_BYTES
@@ -45,7 +46,8 @@ class PeerCalls:
     """The calls of one peer.
 
     `holder`: of its certificate. `begun`: their number. `taken`: the bytes of their requests and batches that have arrived.
-    `ended_at`: when the last one ended. `unwanted`: why the connection has to end.
+    `ended_at`: when the last one ended. `answers_due`: when the client has to have read each answer. `unwanted`: why the
+    connection has to end.
     """
 
     holder: bytes
@@ -55,6 +57,7 @@ class PeerCalls:
     taken: int = 0
     ended_at: float = 0.0
     unwanted: str = ""
+    answers_due: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -93,6 +96,8 @@ class ConnectionLimits:
             waiting = _count(self._known[each.inode], each, its)
             if its.unwanted:
                 ended[each.inode] = its.unwanted
+            elif min(its.answers_due.values(), default=now) < now:
+                ended[each.inode] = "it does not read its answer"
             elif waiting > PENDING_BYTES + (MAX_BATCH_BYTES if its.appends else 0):
                 ended[each.inode] = "it sends more than a request has"
             elif not its.appends:

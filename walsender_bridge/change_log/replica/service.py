@@ -359,7 +359,9 @@ class _ReplicaService(Service):
             self.allow(context, READ, None)
             request = actions.decode_request(m.ReadRequest, ticket.ticket)
             self.allow(context, READ, [request.stream])
+            answer.call.answer()
             batch, about = self._server.read(request)
+            answer.call.sends(batch.nbytes)
             answer.chunk = batch, actions.encode(about)
             return flight.GeneratorStream(protocol.READ_SCHEMA, answer)
 

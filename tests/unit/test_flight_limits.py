@@ -1,0 +1,155 @@
+"""A log server's process whose clients open, send and hold more than they need: it stays small, and serves the others."""
+
+import contextlib
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyarrow import flight
+
+from tests.support.log_server_process import LogServer
+from tests.support.waiting import wait_for
+from tests.unit.test_strangers import PREFACE, SETTINGS, call_of, connected, in_tls
+from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.calls import MOST_ANSWERS_OF_HOLDER, MOST_APPENDS
+from walsender_bridge.change_log.connection import connect
+from walsender_bridge.change_log.connection_limits import MOST_CONNECTIONS
+from walsender_bridge.errors import UnavailableError
+
+MIB = 1 << 20
+#: Files, threads and connections of its own.
+OWN = 40
+
+
+@pytest.fixture(scope="module")
+def log_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogServer]:
+    found = LogServer(tmp_path_factory.mktemp("limits"))
+    yield found
+    found.process.send_signal(signal.SIGTERM)
+    assert found.process.wait(20) == 0
+
+
+@pytest.fixture(autouse=True)
+def goes_on(log_server: LogServer) -> Iterator[None]:
+    """Afterwards, threads and files are as before, and appends go on."""
+    yield
+    wait_for(lambda: log_server.files() < OWN, 20, "connections end")
+    wait_for(lambda: log_server.threads() < OWN, 20, "threads end")
+    log_server.append(log_server.maker.whole())
+
+
+def test_38_a_request_of_any_length_costs_little(log_server: LogServer) -> None:
+    """Flight takes a message whole before it can be refused: this one used to cost three times its length."""
+    reader = log_server.authority.issue("reader", streams=("other",))
+    before = log_server.peak()
+    body = bytes(400 * MIB)
+    for action in ("stream_status", "append", "junk"):
+        with (
+            connect(log_server.address, reader) as client,
+            pytest.raises(UnavailableError),
+            actions.at("here"),
+        ):
+            list(client.do_action(flight.Action(action, body), flight.FlightCallOptions(timeout=2)))
+    assert log_server.peak() - before < 150 * MIB
+
+
+def test_37_a_thousand_idle_connections_leave_files_for_the_log(log_server: LogServer) -> None:
+    """As many as most systems let a process have open."""
+    reader = log_server.authority.issue("reader")
+    pid = log_server.process.pid
+    limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, limit[1]))
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(600):
+                stack.enter_context(connected(log_server.address))
+            for _ in range(400):
+                stack.enter_context(in_tls(log_server.address, reader))
+            began = time.monotonic()
+            log_server.append(log_server.maker.whole())
+            assert time.monotonic() - began < 10
+            wait_for(lambda: log_server.files() < MOST_CONNECTIONS + OWN, 20, "the oldest end")
+            log_server.append(log_server.maker.whole())
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+
+
+def test_a_long_row_is_appended_and_read(log_server: LogServer) -> None:
+    """Longer than a request may be, and sent at once."""
+    reader = log_server.authority.issue("reader")
+    first = log_server.status().end_offset
+    long = log_server.maker.whole(size=150 * MIB)
+    log_server.append(long)
+    log_server.commit(1)
+    with log_server.client(reader) as client:
+        assert [bytes(each.data) for each in client.read("shop", first, first + 1)] == [long]
+
+
+def open_append(log_server: LogServer, client: flight.FlightClient, term: int) -> Any:
+    path = flight.FlightDescriptor.for_path("append", "shop", str(term))
+    writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
+    assert reader.read() is not None
+    return writer, reader
+
+
+def ended(writer: Any, reader: Any) -> None:
+    """Wait for the end of an append, whose reason Flight gives at the last."""
+    reader.read()
+    writer.close()
+
+
+def test_39_the_oldest_of_too_many_appends_ends(log_server: LogServer) -> None:
+    term = log_server.status().term
+    with contextlib.ExitStack() as stack:
+        opened = [
+            open_append(
+                log_server,
+                stack.enter_context(connect(log_server.address, log_server.writer)),
+                term,
+            )
+            for _ in range(MOST_APPENDS + 4)
+        ]
+        wait_for(lambda: log_server.files() < MOST_APPENDS + OWN, 20, "the oldest end")
+        for number, (writer, reader) in enumerate(opened[:4]):
+            with pytest.raises(UnavailableError), actions.at(str(number)):
+                ended(writer, reader)
+        log_server.append(log_server.maker.whole())
+
+
+def test_39_appends_over_one_connection_do_not_take_all_threads(log_server: LogServer) -> None:
+    term = log_server.status().term
+    with connect(log_server.address, log_server.writer) as client:
+        with contextlib.suppress(flight.FlightError, AssertionError):
+            for _ in range(300):
+                open_append(log_server, client, term)
+        assert log_server.threads() < OWN + 2 * MOST_APPENDS
+
+
+def get_of(ticket: bytes) -> bytes:
+    """A DoGet in HTTP/2's plainest form, from a client that never says that it has read."""
+    size = bytes([len(ticket) & 0x7F | 0x80, len(ticket) >> 7])
+    message = b"\x0a" + size + ticket
+    data = b"\x00" + len(message).to_bytes(4, "big") + message
+    end = len(data).to_bytes(3, "big") + b"\x00\x01" + (1).to_bytes(4, "big") + data
+    return PREFACE + SETTINGS + call_of(b"DoGet") + end
+
+
+def test_39_clients_that_do_not_read_leave_room_for_others(log_server: LogServer) -> None:
+    """Each holds an answer in the log server's memory, and a thread."""
+    reader = log_server.authority.issue("reader")
+    first = log_server.status().end_offset
+    log_server.append(log_server.maker.whole(size=2 * MIB))
+    log_server.commit(1 << 10)
+    ticket = actions.encode(m.ReadRequest("shop", first, first + 1)).ljust(128)
+    before = log_server.peak()
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_ANSWERS_OF_HOLDER + 50):
+            stack.enter_context(in_tls(log_server.address, reader)).sendall(get_of(ticket))
+        wait_for(lambda: log_server.threads() > MOST_ANSWERS_OF_HOLDER + 50, 20, "the calls")
+        with log_server.client(log_server.authority.issue("lake")) as lake:
+            assert len([*lake.read("shop", first, first + 1)]) == 1
+        assert log_server.peak() - before < MOST_ANSWERS_OF_HOLDER * 3 * MIB
