@@ -91,7 +91,8 @@ def test_a_long_row_is_appended_and_read(log_server: LogServer) -> None:
 
 def open_append(log_server: LogServer, client: flight.FlightClient, term: int) -> Any:
     path = flight.FlightDescriptor.for_path("append", "shop", str(term))
-    writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
+    options = flight.FlightCallOptions(timeout=20)
+    writer, reader = client.do_put(path, protocol.APPEND_SCHEMA, options)
     assert reader.read() is not None
     return writer, reader
 

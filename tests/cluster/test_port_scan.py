@@ -1,0 +1,301 @@
+"""A running installation with TLS, whose every listener is attacked: nothing is read, changed, lost or told, and others are served.
+
+It listens where other machines would reach it, if this machine has such an address.
+"""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from tests.support.attached import Attached
+from tests.support.capture_stack import wal_end
+from tests.support.listeners import ListeningSocket, listeners, of_process
+from tests.support.servers import Database
+from tests.support.tls import SERVER, Authority
+from tests.support.waiting import wait_for
+from tests.unit.test_strangers import JUNK, LONG_FRAME, PREFACE, REQUESTS, SETTINGS, raw
+from walsender_bridge.change_log import actions, protocol
+from walsender_bridge.change_log.authorization import ALLOWED, Role
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.config import load_config
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime.tls_files import TlsFiles
+
+MIB = 1 << 20
+SECRET = "planted-secret-91ab"
+#: Seconds that a reader may wait meanwhile, on a busy machine: less than it waits before it gives up.
+LONGEST_DELAY = 10.0
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback, if it has one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+class Installation:
+    """`tuskline up` with `[tls]`, and a reader of its stream."""
+
+    def __init__(self, folder: Path, shop: Database) -> None:
+        self.folder = folder
+        self.shop = shop
+        self.host = own_address()
+        self.authority = Authority(folder)
+        own = self.authority.issue(*SERVER, "writer", "lake", "operator", hosts=(self.host,))
+        self.reader = self.authority.issue("reader", streams=("shop",))
+        (folder / "other").mkdir()
+        self.stranger = Authority(folder / "other").issue("operator")
+        role = f"scanned_{shop.name}"
+        shop.execute(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{SECRET}'")
+        dsn = shop.server.dsn(shop.name, user=role, password=SECRET)
+        source = {"dsn": dsn, "tables": ["public.orders", "public.audit"]}
+        self.tuskline = Attached(folder, {"shop": source}, metrics=True)
+        text = self.tuskline.config.read_text().replace(
+            'listen = "127.0.0.1', f'listen = "{self.host}'
+        )
+        # Scraped on this machine: it has no TLS.
+        text = text.replace(
+            self.tuskline.metrics_listen.replace("127.0.0.1", self.host),
+            self.tuskline.metrics_listen,
+        )
+        section = (
+            f'\n[tls]\nca = "{own.ca}"\ncertificate = "{own.certificate}"\nkey = "{own.key}"\n'
+        )
+        self.tuskline.config.write_text(text + section)
+        settings = load_config(self.tuskline.config)
+        self.repository = f"grpc+tls://{settings.log.listen}"
+        self.log_server = f"grpc+tls://{settings.log_server[0].listen}"
+        self.key = own.key.read_text().splitlines()[1]
+
+    def write(self) -> None:
+        """Insert a row, and wait until it is in the log."""
+        with self.shop.connect() as connection:
+            connection.execute("INSERT INTO orders SELECT count(*) + 1, 'x' FROM orders")
+            end = wal_end(connection)
+            connection.execute("UPDATE tuskline.flush SET token = token + 1")
+        wait_for(lambda: self._has(end), 60, "the log has it")
+
+    def _has(self, lsn: int) -> bool:
+        try:
+            with LogClient(self.repository, tls=self.reader) as log:
+                return log.status().streams["shop"].last_end_lsn > lsn
+        except (TusklineError, KeyError):
+            return False
+
+    def entries(self, end: int | None = None) -> list[bytes]:
+        """What a reader reads, up to an offset."""
+        with (
+            LogClient(self.repository, tls=self.reader, timeout=20) as log,
+            ReplicaClient(self.log_server, tls=self.reader, timeout=20) as replica,
+        ):
+            cut = log.status().streams["shop"]
+            found = replica.read("shop", cut.low_offset, end or cut.end_offset)
+            return [bytes(each.data) for each in found]
+
+    def state(self) -> dict[str, Any]:
+        """What no attack may change."""
+        found = self.tuskline.json("log", "status")
+        streams = sorted(path.name for path in (self.folder / "log-server" / "streams").iterdir())
+        with LogClient(self.repository, tls=self.reader) as log:
+            forced = log.status().forced_version
+        with ReplicaClient(self.log_server, tls=self.reader) as replica:
+            status = replica.stream_status("shop")
+        consumers = found["consumers"]
+        return {
+            "streams": streams,
+            "consumers": consumers,
+            "forced": forced,
+            "replica": (status.low_offset, status.term, status.state, status.log_id),
+        }
+
+
+@pytest.fixture
+def installation(tmp_path: Path, shop: Database) -> Iterator[Installation]:
+    found = Installation(tmp_path, shop)
+    with found.tuskline:
+        found.tuskline.json("init")
+        found.tuskline.up()
+        wait_for(lambda: found._has(-1), 60, "everything runs")
+        yield found
+
+
+class Reading:
+    """A reader that reads all the time; `longest` is the longest time that it waited."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.longest = 0.0
+        self.reads = 0
+        self.failed: list[TusklineError] = []
+
+    def _run(self) -> None:
+        while not self._over.wait(0.1):
+            began = time.monotonic()
+            try:
+                self._installation.entries()
+            except TusklineError as error:
+                self.failed.append(error)
+            self.reads += 1
+            self.longest = max(self.longest, time.monotonic() - began)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def junk(listener: ListeningSocket) -> bytes:
+    """Send what is no call, in plain text; what the listener answers."""
+    said = b""
+    for each in JUNK.values():
+        with connection(listener) as plain, contextlib.suppress(OSError):
+            plain.sendall(each)
+            plain.shutdown(socket.SHUT_WR)
+            while more := plain.recv(4096):
+                said += more
+    return said
+
+
+def connection(listener: ListeningSocket) -> socket.socket:
+    return socket.create_connection((listener.host, listener.port), timeout=10)
+
+
+def in_tls(listener: ListeningSocket, tls: TlsFiles) -> ssl.SSLSocket | None:
+    """A connection with this certificate; None where there is no TLS, or the certificate is refused."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.set_alpn_protocols(["h2"])
+    plain = connection(listener)
+    try:
+        return context.wrap_socket(plain)
+    except OSError:
+        plain.close()
+        return None
+
+
+def stranger(installation: Installation, listener: ListeningSocket) -> bytes:
+    """A certificate of another authority, and what the listener says to its holder."""
+    found = in_tls(listener, installation.stranger)
+    said = b""
+    if found is not None:
+        # With TLS 1.3, the refusal follows what the client takes for the end of the handshake.
+        with found, contextlib.suppress(OSError):
+            found.sendall(PREFACE + SETTINGS + LONG_FRAME)
+            while more := found.recv(4096):
+                said += more
+    return said
+
+
+def idle(installation: Installation, listener: ListeningSocket) -> Iterator[None]:
+    """A thousand connections of which nothing comes."""
+    with contextlib.ExitStack() as stack:
+        for number in range(1000):
+            with contextlib.suppress(OSError):
+                found: Any = connection(listener)
+                if number % 2 and (secured := in_tls(listener, installation.reader)):
+                    found.close()
+                    found = secured
+                stack.enter_context(found)
+        yield
+
+
+def as_reader(installation: Installation, address: str) -> list[str]:
+    """A reader asks for all that it may not have, and what it is told."""
+    told = []
+    allowed = ALLOWED[Role.READER]
+    ca = installation.reader.ca.read_bytes()
+    forbidden = {name: each for name, each in REQUESTS.items() if name not in allowed}
+    asked = [(name, actions.encode(request)) for name, (_, request) in forbidden.items()]
+    asked += [(name, b'{"v":1}') for name in REQUESTS]
+    asked += [("read", b"["), ("status", b"[" * (3 * MIB)), ("seal", bytes(64 * MIB))]
+    with raw(address, installation.reader, tls_root_certs=ca) as client:
+        for name, body in asked:
+            options = flight.FlightCallOptions(timeout=10)
+            with pytest.raises(TusklineError) as caught, actions.at(address):
+                list(client.do_action(flight.Action(name, body), options))
+            told.append(str(caught.value))
+        told += [_bomb(client, address, codec) for codec in (None, "zstd")]
+    return told
+
+
+def _bomb(client: flight.FlightClient, address: str, codec: str | None) -> str:
+    """Append zeros with a reader's certificate."""
+    path = flight.FlightDescriptor.for_path("append", "shop", str(1 << 20))
+    options = flight.FlightCallOptions(
+        timeout=10, write_options=pa.ipc.IpcWriteOptions(compression=codec)
+    )
+    zeros = protocol.binary_array([bytes(64 * MIB)])
+    batch = pa.record_batch([pa.array([0], pa.uint8()), zeros], schema=protocol.APPEND_SCHEMA)
+    with pytest.raises(TusklineError) as caught, actions.at(address):
+        _append(client, path, batch, options)
+    return str(caught.value)
+
+
+def _append(client: flight.FlightClient, path: Any, batch: pa.RecordBatch, options: Any) -> None:
+    writer, _ = client.do_put(path, batch.schema, options)
+    try:
+        writer.write_with_metadata(batch, b"{}")
+    finally:
+        writer.close()
+
+
+@pytest.mark.timeout(240)
+def test_every_listener_withstands_strangers_and_lesser_roles(installation: Installation) -> None:
+    tuskline = installation.tuskline
+    assert tuskline.process is not None
+    installation.write()
+    found = listeners(tuskline.process.pid)
+    flights = {installation.repository, installation.log_server}
+    # A listener that this test does not know would be scanned, too, but its bars would be missing here.
+    assert len(found) == len(flights) + 1
+    before, entries = installation.state(), installation.entries()
+    threads = {each.pid: of_process(each.pid, "Threads") for each in found}
+    memory = {each.pid: of_process(each.pid, "VmRSS") for each in found}
+    told: list[str] = []
+    with Reading(installation) as reading:
+        for each in found:
+            told.append(junk(each).decode(errors="replace"))
+            told.append(stranger(installation, each).decode(errors="replace"))
+            with contextlib.contextmanager(idle)(installation, each):
+                installation.entries()
+        for address in sorted(flights):
+            told += as_reader(installation, address)
+        installation.write()
+    assert reading.reads > 5
+    assert reading.failed == []
+    assert reading.longest < LONGEST_DELAY
+    assert installation.state() == before
+    assert installation.entries()[: len(entries)] == entries
+    assert tuskline.json("log", "verify")
+    installation.write()
+
+    def is_as_before() -> bool:
+        return all(
+            of_process(pid, "Threads") <= threads[pid] + 8
+            and of_process(pid, "VmRSS") <= memory[pid] + (100 << 10)
+            for pid in threads
+        )
+
+    wait_for(is_as_before, 30, "threads and memory are as before")
+    secrets = (SECRET, installation.key, "PRIVATE KEY")
+    said = "\n".join(told) + tuskline.output.read_text()
+    assert [each for each in secrets if each in said] == []
