@@ -4,12 +4,14 @@ After each, the log is the same as before: entries, offsets, terms, states, vers
 """
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,14 @@ from walsender_bridge.change_log.actions import Action, Empty
 from walsender_bridge.change_log.authorization import ALLOWED, Role
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.protocol import CommitContext
-from walsender_bridge.errors import PrivilegeError, TusklineError, UnavailableError
+from walsender_bridge.errors import (
+    Cause,
+    MalformedMessageError,
+    PrivilegeError,
+    TusklineError,
+    UnavailableError,
+    UsageError,
+)
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: A request for each action, which would change the log if it were performed, where the action changes it.
@@ -54,6 +63,17 @@ REQUESTS: dict[str, tuple[Action[Any, Any], Any]] = {
         (r.DROP_CONSUMER, r.DropConsumerRequest("lake")),
         (r.RAISE_VERSION, r.RaiseVersionRequest(1 << 30)),
     )
+}
+
+#: Those that change the log in the hands of who may use them, whatever their numbers.
+CHANGING = {
+    "barrier",
+    "trim",
+    "writer_term",
+    "create_stream",
+    "create",
+    "register_consumer",
+    "drop_consumer",
 }
 
 
@@ -275,6 +295,58 @@ def test_37_a_reader_does_not_move_the_lease_of_another(log: TlsLog) -> None:
             client.register_consumer("lake", client.status().version, 600.0)
         client.register_consumer("reader-2", 1, 600.0)
     assert "reader-2" in log.repository._state.consumers
+
+
+def test_37_a_reader_does_not_fill_the_repository_with_leases(log: TlsLog) -> None:
+    """They hold back trimming, and each is a record for good."""
+    reader = log.authority.issue_uri("tuskline:reader?name=many&streams=*")
+    with log.log(reader) as client:
+        for number in range(100):
+            client.register_consumer(f"many-{number}", 1, 0.001 if number == 50 else 600.0)
+        # One has ended, and is forgotten.
+        client.register_consumer("many-next", 1, 600.0)
+        client.register_consumer("many-1", 1, 600.0)
+        with unharmed(log), pytest.raises(UsageError, match="too many consumers: 100"):
+            client.register_consumer("many-more", 1, 600.0)
+    assert "many-50" not in log.repository._state.consumers
+    assert "lake" in log.repository._state.consumers
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[2J", "\n", "\0", "\u202e"])
+def test_38_a_consumer_has_a_name_that_can_be_shown(log: TlsLog, name: str) -> None:
+    """One that is no text could not be encoded by any command that shows it."""
+    body = json.dumps(
+        {"v": actions.VERSION, "name": f"lake-{name}", "version": 1, "lease_seconds": 60.0}
+    )
+    lake = log.authority.issue("lake")
+    with raw(log.repository.address, lake, tls_root_certs=lake.ca.read_bytes()) as client:
+        action = flight.Action("register_consumer", body.encode())
+        with unharmed(log), pytest.raises(MalformedMessageError), actions.at("here"):
+            list(client.do_action(action))
+
+
+@pytest.mark.parametrize("name", sorted(set(REQUESTS) - CHANGING))
+def test_38_no_number_is_too_large_for_a_named_error(log: TlsLog, name: str) -> None:
+    request = REQUESTS[name][1]
+    greatest = {
+        each.name: 2**64 - 1
+        for each in fields(request)
+        if type(getattr(request, each.name)) is int and each.name != "holds"
+    }
+    tls = log.files if name in ALLOWED[Role.REPOSITORY] else log.operator
+    action = REQUESTS[name][0]
+    client: Any = log.log(tls) if action in vars(r).values() else log.replica(tls)
+    with unharmed(log), client:
+        said = _refusal(lambda: client._call(action, replace(request, **greatest)))
+    assert said is None or said.cause is not Cause.INTERNAL, said
+
+
+def _refusal(call: Callable[[], Any]) -> TusklineError | None:
+    try:
+        call()
+    except TusklineError as error:
+        return error
+    return None
 
 
 def test_37_what_concerns_all_streams_needs_a_certificate_for_all(log: TlsLog) -> None:

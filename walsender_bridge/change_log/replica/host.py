@@ -546,7 +546,8 @@ class HostedReplica:
         self, after: int, up_to_version: int, max_bytes: int | None, max_versions: int | None
     ) -> list[CutPoint]:
         """See `ReplicaClient.plan`."""
-        self._readable(after)
+        if after >= self._readable(after).committed_end:
+            return []
         cuts: list[CutPoint] = []
         most = min(max_versions or MAX_PLAN, MAX_PLAN)
         base: int | None = None
@@ -592,7 +593,7 @@ class HostedReplica:
                 for at, end, xid, time in self._transactions(start, stop)
                 if end > lsn and at >= timeline
             )
-            return [*islice(found, limit)]
+            return [*islice(found, min(limit, MAX_PLAN))]
 
     def _transactions(self, start: int, stop: int) -> Iterator[tuple[int, Lsn, int, int]]:
         """(timeline, end LSN, xid, commit time) of those that end in [start, stop)."""

@@ -79,6 +79,9 @@ _HASTE = 0.01
 #: The longest lease, in seconds: a week.
 _LONGEST_LEASE = 7 * 86_400.0
 _LONGEST_BARRIER = 86_400.0
+#: Consumers in all, and of one holder of a certificate that may only have its own.
+_MOST_CONSUMERS = 10_000
+_MOST_OF_HOLDER = 100
 
 _log = logs.logger()
 
@@ -478,10 +481,10 @@ class RepositoryServer:
             repair="check that capture and the log server run (`tuskline log status`), or increase the timeout",
         )
 
-    def register_consumer(self, request: m.RegisterConsumerRequest) -> Empty:
-        """See `LogClient.register_consumer`."""
+    def register_consumer(self, request: m.RegisterConsumerRequest, holder: str = "") -> Empty:
+        """See `LogClient.register_consumer`. `holder`: whose names begin with it, and who may have few; empty: all names."""
         name, version, lease = request.name, request.version, request.lease_seconds
-        if not 0 < len(name) <= 200:
+        if not 0 < len(name) <= 200 or not name.isprintable():
             raise MalformedMessageError("a consumer must have a name of 1 to 200 characters")
         if not 0 < lease <= _LONGEST_LEASE:
             raise UsageError(f"a lease of {lease} s is not between 0 and {_LONGEST_LEASE:.0f}")
@@ -492,8 +495,25 @@ class RepositoryServer:
                     where=self.address,
                     repair="check that this is the log that the lake was created from",
                 )
-            self._record(ConsumerSeen(name, version, self._clock.now() + lease))
+            now = self._clock.now()
+            if name not in self._state.consumers:
+                self._make_room(f"{holder}-" if holder else "", now)
+            self._record(ConsumerSeen(name, version, now + lease))
         return Empty()
+
+    def _make_room(self, prefix: str, now: float) -> None:
+        """Forget the consumer whose lease ended first if there are too many of this prefix. Raises `UsageError`."""
+        found = {k: c.until for k, c in self._state.consumers.items() if k.startswith(prefix)}
+        if len(found) < (_MOST_OF_HOLDER if prefix else _MOST_CONSUMERS):
+            return
+        oldest = min(found, key=lambda each: found[each])
+        if found[oldest] > now:
+            raise UsageError(
+                f"too many consumers: {len(found)} have a lease",
+                where=self.address,
+                repair="use the same name for the same consumer, or shorter leases",
+            )
+        self._record(ConsumerDropped(oldest))
 
     def drop_consumer(self, request: m.DropConsumerRequest) -> Empty:
         """See `LogClient.drop_consumer`."""
@@ -570,6 +590,7 @@ class _RepositoryService(Service):
         self, context: flight.ServerCallContext, request: m.RegisterConsumerRequest
     ) -> Empty:
         holder = self.holder(context)
-        if holder is not None:
-            check_consumer(holder, request.name)
-        return self._server.register_consumer(request)
+        if holder is None or holder.has_all_leases():
+            return self._server.register_consumer(request)
+        check_consumer(holder, request.name)
+        return self._server.register_consumer(request, holder.name)
