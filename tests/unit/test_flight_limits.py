@@ -46,15 +46,17 @@ def test_38_a_request_of_any_length_costs_little(log_server: LogServer) -> None:
     """Flight takes a message whole before it can be refused: this one used to cost three times its length."""
     reader = log_server.authority.issue("reader", streams=("other",))
     before = log_server.peak()
-    body = bytes(400 * MIB)
-    for action in ("stream_status", "append", "junk"):
+    body = bytes(200 * MIB)
+    for action in ("stream_status", "junk"):
         with (
             connect(log_server.address, reader) as client,
             pytest.raises(UnavailableError),
             actions.at("here"),
         ):
-            list(client.do_action(flight.Action(action, body), flight.FlightCallOptions(timeout=2)))
-    assert log_server.peak() - before < 150 * MIB
+            list(
+                client.do_action(flight.Action(action, body), flight.FlightCallOptions(timeout=20))
+            )
+    assert log_server.peak() - before < 120 * MIB
 
 
 def test_37_a_thousand_idle_connections_leave_files_for_the_log(log_server: LogServer) -> None:
@@ -82,7 +84,7 @@ def test_a_long_row_is_appended_and_read(log_server: LogServer) -> None:
     """Longer than a request may be, and sent at once."""
     reader = log_server.authority.issue("reader")
     first = log_server.status().end_offset
-    long = log_server.maker.whole(size=150 * MIB)
+    long = log_server.maker.whole(size=40 * MIB)
     log_server.append(long)
     log_server.commit(1)
     with log_server.client(reader) as client:
@@ -116,7 +118,7 @@ def test_39_the_oldest_of_too_many_appends_ends(log_server: LogServer) -> None:
         ]
         wait_for(lambda: log_server.files() < MOST_APPENDS + OWN, 20, "the oldest end")
         for number, (writer, reader) in enumerate(opened[:4]):
-            with pytest.raises(UnavailableError), actions.at(str(number)):
+            with pytest.raises(UnavailableError, match="does not answer"), actions.at(str(number)):
                 ended(writer, reader)
         log_server.append(log_server.maker.whole())
 
@@ -124,9 +126,9 @@ def test_39_the_oldest_of_too_many_appends_ends(log_server: LogServer) -> None:
 def test_39_appends_over_one_connection_do_not_take_all_threads(log_server: LogServer) -> None:
     term = log_server.status().term
     with connect(log_server.address, log_server.writer) as client:
+        opened: list[Any] = []
         with contextlib.suppress(flight.FlightError, AssertionError):
-            for _ in range(300):
-                open_append(log_server, client, term)
+            opened.extend(open_append(log_server, client, term) for _ in range(150))
         assert log_server.threads() < OWN + 2 * MOST_APPENDS
 
 

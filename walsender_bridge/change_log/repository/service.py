@@ -484,8 +484,11 @@ class RepositoryServer:
     def register_consumer(self, request: m.RegisterConsumerRequest, holder: str = "") -> Empty:
         """See `LogClient.register_consumer`. `holder`: whose names begin with it, and who may have few; empty: all names."""
         name, version, lease = request.name, request.version, request.lease_seconds
-        if not 0 < len(name) <= 200 or not name.isprintable():
+        if not 0 < len(name) <= 200:
             raise MalformedMessageError("a consumer must have a name of 1 to 200 characters")
+        if any(0xD800 <= ord(each) < 0xE000 for each in name):
+            # JSON can contain half a character, which no output could encode.
+            raise MalformedMessageError("a consumer's name is no valid text")
         if not 0 < lease <= _LONGEST_LEASE:
             raise UsageError(f"a lease of {lease} s is not between 0 and {_LONGEST_LEASE:.0f}")
         with self._changed:
