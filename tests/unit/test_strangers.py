@@ -30,6 +30,7 @@ from walsender_bridge.change_log.protocol import CommitContext
 from walsender_bridge.errors import (
     Cause,
     MalformedMessageError,
+    NotSupportedError,
     PrivilegeError,
     TusklineError,
     UnavailableError,
@@ -285,6 +286,39 @@ def test_37_a_put_of_another_kind_is_refused(log: TlsLog, path: tuple[str, ...])
             actions.at("here"),
         ):
             put.close()
+
+
+CALLS: dict[str, Callable[[flight.FlightClient], Any]] = {
+    "get": lambda client: client.do_get(flight.Ticket(b"")),
+    "info": lambda client: client.get_flight_info(flight.FlightDescriptor.for_path("x")),
+    "list": lambda client: [*client.list_flights()],
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_38_a_call_of_another_kind_has_a_named_error(log: TlsLog, kind: str) -> None:
+    """Flight's own is the traceback, with the paths of the server's files."""
+    reader = log.authority.issue("reader")
+    for address in addresses(log):
+        if kind == "get" and address == log.log_server.address:
+            continue
+        with (
+            unharmed(log),
+            raw(address, reader, tls_root_certs=reader.ca.read_bytes()) as client,
+            pytest.raises(NotSupportedError) as caught,
+            actions.at("here"),
+        ):
+            CALLS[kind](client)
+        assert "Traceback" not in str(caught.value)
+
+
+def test_38_no_schema_is_told(log: TlsLog) -> None:
+    """Nor a traceback, which Flight has for every error of this call."""
+    reader = log.authority.issue("reader")
+    for address in addresses(log):
+        with raw(address, reader, tls_root_certs=reader.ca.read_bytes()) as client:
+            found = client.get_schema(flight.FlightDescriptor.for_path("append", "shop"))
+            assert len(found.schema) == 0
 
 
 def test_37_a_reader_does_not_move_the_lease_of_another(log: TlsLog) -> None:

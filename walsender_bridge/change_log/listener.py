@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import flight
@@ -24,7 +24,7 @@ from walsender_bridge.change_log.actions import Handler
 from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.connection import quiet
 from walsender_bridge.change_log.connection_watch import ConnectionWatch
-from walsender_bridge.errors import ConfigError
+from walsender_bridge.errors import ConfigError, NotSupportedError
 from walsender_bridge.runtime import listening, logs, tls_files
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
@@ -75,6 +75,19 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
                 action,
                 lambda name, streams: self.allow(context, name, streams),
             )
+
+    def _unsupported(self, *arguments: Any, **options: Any) -> Any:
+        """A call that this service does not have; Flight's own answer is a traceback."""
+        del arguments, options
+        with actions.faults():
+            raise NotSupportedError("this service does not have calls of this kind")
+
+    do_get = do_put = do_exchange = get_flight_info = list_flights = _unsupported
+
+    def get_schema(self, *arguments: Any, **options: Any) -> flight.SchemaResult:
+        """No columns. pyarrow answers every error of this call with its traceback."""
+        del arguments, options
+        return flight.SchemaResult(pa.schema([]))
 
     def handlers(self, context: flight.ServerCallContext, call: Call) -> Mapping[str, Handler]:
         """The handlers of the actions, for a call."""
