@@ -5,14 +5,13 @@ records, and serves as a single repository would, until its leadership cannot be
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from pyarrow import flight
 
-from walsender_bridge.change_log import actions
-from walsender_bridge.change_log.actions import Handler
+from walsender_bridge.change_log.calls import Calls
 from walsender_bridge.change_log.listener import Listener, Service
 from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.change_log.repository.etcd_store import EtcdStore
@@ -146,18 +145,16 @@ class RepositoryCandidate:
 class _Follower(Service):
     """Answers every action with `NotLeaderError`."""
 
-    def __init__(self, reason: Callable[[], str], listen: str, tls: TlsBytes | None) -> None:
+    def __init__(
+        self, reason: Callable[[], str], listen: str, tls: TlsBytes | None, calls: Calls
+    ) -> None:
         self._reason = reason
-        super().__init__({}, listen, tls)
+        super().__init__({}, listen, tls, calls)
 
-    def _answer(
-        self,
-        context: flight.ServerCallContext,
-        action: flight.Action,
-        handlers: Mapping[str, Handler],
-    ) -> list[bytes]:
-        del action, handlers
-        with actions.faults():
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        """Refuse the action."""
+        with self.call(context) as call:
+            call.took(len(action.body))
             # Who has no certificate of Tuskline is told nothing.
             self.holder(context)
             raise not_leading(self._reason())
