@@ -22,7 +22,7 @@ from walsender_bridge.change_log import actions, authorization
 from walsender_bridge.change_log.actions import Handler
 from walsender_bridge.change_log.connection import quiet
 from walsender_bridge.errors import ConfigError
-from walsender_bridge.runtime import listening, logs, tls_files
+from walsender_bridge.runtime import certificate_holder, listening, logs, tls_files
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds between two looks at the files of the certificates.
@@ -83,9 +83,9 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
         else:
             authorization.check(holder, action, streams)
 
-    def holder(self, context: flight.ServerCallContext) -> authorization.Identity | None:
+    def holder(self, context: flight.ServerCallContext) -> certificate_holder.Identity | None:
         """The holder of the client's certificate; None without TLS. Raises `PrivilegeError`."""
-        return authorization.parse(context.peer_identity()) if self._guarded else None
+        return certificate_holder.parse(context.peer_identity()) if self._guarded else None
 
 
 class Listener:

@@ -157,6 +157,7 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
         settings.safekeepers.max_laggard_bytes,
         status_record.read(settings.proposer_status),
         admin,
+        settings.tls_files,
     )
     seen = quorum_view.observe(settings)
     found += [

@@ -65,6 +65,21 @@ class TlsFiles:
             raise self._unfit("they were replaced while they were read")
         return replace(found, begins=begins, ends=ends)
 
+    def context(self, *, server: bool = False) -> tuple[ssl.SSLContext, TlsBytes]:
+        """TLS 1.3 between holders of this authority's certificates, and what `load` returned; `server`: for its listener.
+
+        Raises as `load`. A session is never resumed: each connection shows its certificate.
+        """
+        found = self.load(server=server)
+        context = self._context(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        if server:
+            context.num_tickets = 0
+        if self._read() != replace(found, begins=0.0, ends=0.0):
+            raise self._unfit("they were replaced while they were read")
+        return context, found
+
     def _read(self) -> TlsBytes:
         _check_private(self.key)
         return TlsBytes(_content(self.ca), _content(self.certificate), _content(self.key))

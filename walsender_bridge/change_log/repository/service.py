@@ -32,7 +32,6 @@ from walsender_bridge.change_log.protocol import (
     VERSIONS_AHEAD,
     ReplicaReport,
     StreamCut,
-    check_stream,
 )
 from walsender_bridge.change_log.repository import operator_trim, status
 from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
@@ -71,6 +70,7 @@ from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.steady_clock import SteadyClock
+from walsender_bridge.runtime.stream_name import check_stream
 from walsender_bridge.runtime.tls_files import PLAIN, TLS, TlsBytes, TlsFiles
 
 #: Seconds of a tick while a barrier waits.
