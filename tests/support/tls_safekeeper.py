@@ -13,8 +13,7 @@ from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.frames import decode
-from walsender_bridge.quorum.protocol.message_socket import WireEnd
-from walsender_bridge.quorum.protocol.tls_wire import TlsWireEnd
+from walsender_bridge.quorum.protocol.tls_wire import wire
 from walsender_bridge.quorum.safekeeper import control_file
 from walsender_bridge.quorum.safekeeper.effects import ControlState
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
@@ -30,13 +29,9 @@ class Conversation:
     """A connection with a certificate, or without TLS."""
 
     def __init__(self, port: int, tls: TlsFiles | None, host: str = "127.0.0.1") -> None:
+        context = None if tls is None else TlsContext(tls)
         connected = socket.create_connection(("127.0.0.1", port), timeout=20)
-        where = "a safekeeper"
-        self.end = (
-            WireEnd(connected, where)
-            if tls is None
-            else TlsWireEnd(connected, where, TlsContext(tls), host)
-        )
+        self.end = wire(connected, "a safekeeper", host, context)
         self.end.trust()
 
     def say(self, *messages: m.ToSafekeeper, wal: bytes = b"") -> None:
@@ -47,6 +42,7 @@ class Conversation:
     def hear(self, seconds: float = 20.0) -> m.Message:
         """The next message. Raises the error with which the connection ends."""
         deadline = time.monotonic() + seconds
+        self.end.flush()
         while (left := deadline - time.monotonic()) > 0:
             for header, body in self.end.frames():
                 return decode(header, b"" if header.carries_wal else bytes(body))

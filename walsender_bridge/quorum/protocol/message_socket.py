@@ -69,7 +69,7 @@ class WireEnd:
     @property
     def events(self) -> int:
         """The events to poll for."""
-        if not self._out:
+        if not self.sending:
             return select.EPOLLIN
         return select.EPOLLOUT if self.crowded() else select.EPOLLIN | select.EPOLLOUT
 
