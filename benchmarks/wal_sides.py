@@ -11,6 +11,7 @@ import psycopg
 
 from benchmarks.processes import cpu_seconds, tree_cpu_seconds
 from tests.support.quorum_stack import NAME, QuorumStack
+from tests.support.tls import HOSTS, Authority
 from walsender_bridge.demo.local_server import LocalServer, free_port
 from walsender_bridge.demo.local_server.account import server_account
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
@@ -83,7 +84,11 @@ class Own(Side):
         super().__init__(server)
         folder.mkdir()
         self.stack = QuorumStack(folder, server)
+        self.prepare(folder)
         self.stack.start()
+
+    def prepare(self, folder: Path) -> None:
+        """What is different in the processes' settings."""
 
     def pids(self) -> list[int]:
         """See `Side`."""
@@ -98,6 +103,19 @@ class Own(Side):
         """End the processes, remove the slot."""
         self.stack.__exit__()
         drop_slots(self.server)
+
+
+class OwnTls(Own):
+    """The same, with mutual TLS between proposer and safekeepers."""
+
+    name = "own-tls"
+
+    def prepare(self, folder: Path) -> None:
+        """A certificate for each kind of process."""
+        authority = Authority(folder)
+        safekeeper = authority.issue("safekeeper", hosts=HOSTS)
+        self.stack.options = {name: {"tls": safekeeper} for name in self.stack.names}
+        self.stack.options["proposer"] = {"tls": authority.issue("proposer")}
 
 
 class Receivers(Side):
