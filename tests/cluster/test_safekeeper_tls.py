@@ -176,7 +176,7 @@ def test_37_a_proposers_broken_frames_end_its_connection_alone(safekeeper, heade
 def test_37_a_lesser_role_changes_nothing(safekeeper, role):
     hosts = HOSTS if role in {"safekeeper", "log-server"} else ()
     tls = safekeeper.authority.issue(role, hosts=hosts)
-    refused = [
+    refused: list[tuple[m.ToSafekeeper, ...]] = [
         (GREETING, TERM_2),
         (GREETING, m.Resume(m.NodeId(1, 1))),
         (GREETING, m.Append(1, 1 << 20, 0, 0, 0)),

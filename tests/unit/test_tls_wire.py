@@ -26,8 +26,8 @@ def ends(tmp_path):
         TlsWireEnd(theirs, "the proposer", server),
     )
     yield pair
-    for each in pair:
-        each.close()
+    for end in pair:
+        end.close()
 
 
 def turn(*ends):
@@ -52,7 +52,7 @@ def test_wal_arrives_whole_and_nothing_waits_where_poll_does_not_see_it(ends):
         proposer.send(m.Append(1, 0, 0, 0, len(piece)), [memoryview(piece)])
     proposer.flush()
     safekeeper.trust()
-    arrived = []
+    arrived: list[bytes] = []
     while len(arrived) < len(pieces):
         assert turn(proposer, safekeeper), "nothing to poll for, and frames are missing"
         arrived += [bytes(body) for _, body in safekeeper.frames()]

@@ -27,8 +27,6 @@ from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds between two looks at the files of the certificates.
 POLL: Final = 5.0
-#: Seconds before its end from which on a certificate is warned of; for one of few days, the last third of them.
-_SOON: Final = 14 * 86_400.0
 #: Seconds between two attempts to listen, at first and at most; and until that is an error in the log.
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONG = 0.001, 1.0, 5.0
 
@@ -153,7 +151,7 @@ class Listener:
     def _warn_of_end(self, now: float) -> None:
         """Log, once for each certificate, that it ends soon, and that it has ended: no client then gets through."""
         used = self._used
-        if used is None or now < used.ends - min(_SOON, (used.ends - used.begins) / 3):
+        if used is None or not tls_files.ends_soon(used.begins, used.ends, now):
             return
         over = now > used.ends
         if (used.ends, over) != self._warned:

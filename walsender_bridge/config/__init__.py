@@ -377,6 +377,8 @@ def _check_strangers(config: Config, where: str) -> None:
     listens |= {f"log_server.{n}.listen": each.listen for n, each in enumerate(config.log_server)}
     if config.safekeepers.local:
         listens["safekeepers.listen"] = config.safekeepers.listen
+    if config.metrics is not None:
+        listens["metrics.listen"] = config.metrics.listen
     for name, address in listens.items():
         try:
             listening.check_strangers(address, tls=config.tls is not None, resolve=False)
