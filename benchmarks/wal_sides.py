@@ -26,8 +26,9 @@ class Side(Closing):
     """Started when it is created; commits wait for it from `attach` until `detach`."""
 
     name = ""
-    #: `synchronous_standby_names`.
+    #: `synchronous_standby_names`, and how many standbys the server shows.
     names = ""
+    standbys = 3
 
     def __init__(self, server: LocalServer) -> None:
         self.server = server
@@ -57,7 +58,7 @@ flush_lsn >= '{ask(self.server, 'SELECT pg_current_wal_flush_lsn()')}'"
     def _wait(self, wanted: str) -> None:
         """Wait until all standbys of this side are attached."""
         deadline = time.monotonic() + _PATIENCE
-        while int(ask(self.server, wanted)) < (1 if self.name == "own" else 3):
+        while int(ask(self.server, wanted)) < self.standbys:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} is not there: {self.server.log_tail()}")
             time.sleep(_POLL)
@@ -79,6 +80,7 @@ class Own(Side):
 
     name = "own"
     names = f"ANY 1 ({NAME})"
+    standbys = 1
 
     def __init__(self, server: LocalServer, folder: Path) -> None:
         super().__init__(server)

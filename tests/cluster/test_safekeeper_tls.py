@@ -271,7 +271,7 @@ def test_36_a_proposer_proves_the_safekeepers_authority(safekeeper, tmp_path):
 
 
 def test_36_it_does_not_listen_for_other_machines_without_certificates(tmp_path, safekeeper):
-    settings = replace(safekeeper.settings, data_dir=tmp_path / "data", host="0.0.0.0", tls=None)  # noqa: S104
+    settings = replace(safekeeper.settings, data_dir=tmp_path / "data", host="192.0.2.1", tls=None)
     done = run_child("walsender_bridge.quorum.safekeeper", settings, seconds=30)
     assert done.returncode == Cause.CONFIG
     assert "other machines could reach this address" in done.stderr

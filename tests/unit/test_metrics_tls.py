@@ -125,7 +125,7 @@ def test_38_the_endpoints_certificate_is_replaced_while_it_runs(authority, tmp_p
 
 def test_36_metrics_do_not_listen_for_other_machines_without_certificates(tmp_path):
     class Settings:
-        metrics = MetricsSection(listen="0.0.0.0:9400")
+        metrics = MetricsSection(listen="192.0.2.1:9400")
         tls_files = None
 
     with pytest.raises(ConfigError, match="other machines could reach") as caught:
