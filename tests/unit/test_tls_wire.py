@@ -17,8 +17,6 @@ from walsender_bridge.runtime.tls_context import TlsContext
 def ends(tmp_path):
     authority = Authority(tmp_path)
     ours, theirs = socket.socketpair()
-    for each in (ours, theirs):
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
     server = TlsContext(authority.issue("safekeeper", hosts=HOSTS), server=True)
     client = TlsContext(authority.issue("proposer"))
     pair = (
@@ -44,18 +42,25 @@ def turn(*ends):
     return bool(ready)
 
 
-def test_wal_arrives_whole_and_nothing_waits_where_poll_does_not_see_it(ends):
+@pytest.mark.parametrize("every", [1, 400], ids=["taken at once", "taken when it is full"])
+def test_wal_arrives_whole_and_nothing_waits_where_poll_does_not_see_it(ends, every):
     proposer, safekeeper = ends
     wal = bytes(range(256)) * (MAX_WAL_BYTES // 256)
-    pieces = [wal, wal[:100_001], wal[:1], b"", wal[: 16 << 10], wal]
+    # The first three are a little longer than the buffer.
+    pieces = [wal, wal, wal[:100_001]]
+    if every == 1:
+        pieces += [wal[:1], b"", wal[: 16 << 10], wal]
     for piece in pieces:
         proposer.send(m.Append(1, 0, 0, 0, len(piece)), [memoryview(piece)])
     proposer.flush()
     safekeeper.trust()
     arrived: list[bytes] = []
     while len(arrived) < len(pieces):
-        assert turn(proposer, safekeeper), "nothing to poll for, and frames are missing"
-        arrived += [bytes(body) for _, body in safekeeper.frames()]
+        for _ in range(every):
+            shown = turn(proposer, safekeeper)
+        found = [bytes(body) for _, body in safekeeper.frames()]
+        assert shown or found, "nothing to poll for, and frames are missing"
+        arrived += found
     assert arrived == pieces
     assert not proposer.sending
 
