@@ -325,7 +325,6 @@ class Observer(Closing):
             quorum=quorum_view.observe(settings),
             slots=slots_view.observe(settings),
             certificate=certificate_view.observe(settings),
-            lake_configured=settings.lake is not None,
             lake_configured="lake" in settings.parts,
             asks_log=settings.asks_log,
             replicas=replicas,
