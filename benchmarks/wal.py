@@ -18,7 +18,7 @@ import psycopg
 
 from benchmarks import workload
 from benchmarks.report import Report, Round, load
-from benchmarks.wal_sides import PLACE, Own, Receivers, Side, Standbys, execute, lsn
+from benchmarks.wal_sides import PLACE, Own, OwnTls, Receivers, Side, Standbys, execute, lsn
 from tests.support.stack import Stack
 from walsender_bridge.capture import source
 from walsender_bridge.demo.local_server import LocalServer, by_major
@@ -41,7 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own options."""
     parser.add_argument("--seconds", type=float, default=5.0, help="of each pgbench")
     parser.add_argument("--bulk-rows", type=int, default=1_000_000)
-    parser.add_argument("--sides", default="own,receivers,standbys")
+    parser.add_argument(
+        "--sides", default="own,receivers,standbys", help="or own-tls: ours, with mutual TLS"
+    )
     parser.add_argument("--works", help="only these, with commas between")
     parser.add_argument("--postgres", type=int, help="the server's major (the newest here)")
     parser.add_argument("--capture", action="store_true", help="with capture of the same primary")
@@ -131,8 +133,9 @@ def _turn(
 
 
 def _side(name: str, server: LocalServer, folder: Path, number: int) -> Side:
-    if name == "own":
-        return Own(server, folder / f"own-{number}")
+    if name in {Own.name, OwnTls.name}:
+        own = Own if name == Own.name else OwnTls
+        return own(server, folder / f"{name}-{number}")
     if name == "receivers":
         return Receivers(server, folder / f"receivers-{number}")
     return Standbys(server, folder)

@@ -11,6 +11,7 @@ import psycopg
 
 from benchmarks.processes import cpu_seconds, tree_cpu_seconds
 from tests.support.quorum_stack import NAME, QuorumStack
+from tests.support.tls import HOSTS, Authority
 from walsender_bridge.demo.local_server import LocalServer, free_port
 from walsender_bridge.demo.local_server.account import server_account
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
@@ -25,8 +26,9 @@ class Side(Closing):
     """Started when it is created; commits wait for it from `attach` until `detach`."""
 
     name = ""
-    #: `synchronous_standby_names`.
+    #: `synchronous_standby_names`, and how many standbys the server shows.
     names = ""
+    standbys = 3
 
     def __init__(self, server: LocalServer) -> None:
         self.server = server
@@ -56,7 +58,7 @@ flush_lsn >= '{ask(self.server, 'SELECT pg_current_wal_flush_lsn()')}'"
     def _wait(self, wanted: str) -> None:
         """Wait until all standbys of this side are attached."""
         deadline = time.monotonic() + _PATIENCE
-        while int(ask(self.server, wanted)) < (1 if self.name == "own" else 3):
+        while int(ask(self.server, wanted)) < self.standbys:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} is not there: {self.server.log_tail()}")
             time.sleep(_POLL)
@@ -78,12 +80,17 @@ class Own(Side):
 
     name = "own"
     names = f"ANY 1 ({NAME})"
+    standbys = 1
 
     def __init__(self, server: LocalServer, folder: Path) -> None:
         super().__init__(server)
         folder.mkdir()
         self.stack = QuorumStack(folder, server)
+        self.prepare(folder)
         self.stack.start()
+
+    def prepare(self, folder: Path) -> None:
+        """What is different in the processes' settings."""
 
     def pids(self) -> list[int]:
         """See `Side`."""
@@ -98,6 +105,19 @@ class Own(Side):
         """End the processes, remove the slot."""
         self.stack.__exit__()
         drop_slots(self.server)
+
+
+class OwnTls(Own):
+    """The same, with mutual TLS between proposer and safekeepers."""
+
+    name = "own-tls"
+
+    def prepare(self, folder: Path) -> None:
+        """A certificate for each kind of process."""
+        authority = Authority(folder)
+        safekeeper = authority.issue("safekeeper", hosts=HOSTS)
+        self.stack.options = {name: {"tls": safekeeper} for name in self.stack.names}
+        self.stack.options["proposer"] = {"tls": authority.issue("proposer")}
 
 
 class Receivers(Side):

@@ -8,11 +8,10 @@ from typing import Self
 import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker
-from walsender_bridge.change_log import authorization
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository.service import RepositoryServer
-from walsender_bridge.runtime import certificates
+from walsender_bridge.runtime import certificate_holder, certificates
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 SERVER = ("log-server", "repository")
@@ -36,7 +35,7 @@ class Authority:
         self, *roles: str, streams: tuple[str, ...] = ("*",), hosts: tuple[str, ...] = ()
     ) -> TlsFiles:
         self._number += 1
-        uri = authorization.identity("-".join(roles), roles, streams).uri()
+        uri = certificate_holder.identity("-".join(roles), roles, streams).uri()
         return self.issue_uri(uri, hosts)
 
     def issue_uri(self, uri: str, hosts: tuple[str, ...] = ()) -> TlsFiles:
@@ -59,7 +58,7 @@ class Authority:
             patch.setattr(certificates, "datetime", Earlier)
             self._number += 1
             out = self.folder / f"issued-{self._number}"
-            uri = authorization.identity("former", roles).uri()
+            uri = certificate_holder.identity("former", roles).uri()
             certificates.issue(
                 self.folder / "authority", out, name="former", uri=uri, hosts=hosts, days=1
             )

@@ -4,16 +4,10 @@ import pytest
 
 from walsender_bridge.change_log import authorization, log_server_messages, repository_messages
 from walsender_bridge.change_log.actions import Action
-from walsender_bridge.change_log.authorization import (
-    ALL_STREAMS,
-    ALLOWED,
-    APPEND,
-    READ,
-    SYNC,
-    Identity,
-    Role,
-)
+from walsender_bridge.change_log.authorization import ALLOWED, APPEND, READ, SYNC
 from walsender_bridge.errors import ConfigError, PrivilegeError
+from walsender_bridge.runtime import certificate_holder
+from walsender_bridge.runtime.certificate_holder import ALL_STREAMS, Identity, Role
 
 #: w: writer, c: repository, r: reader, l: lake, m: monitor, o: operator, s: log server.
 TABLE = {
@@ -64,7 +58,7 @@ ACTIONS = {
 
 
 def _holder(*roles, streams=("*",)):
-    return authorization.identity("someone", roles, streams)
+    return certificate_holder.identity("someone", roles, streams)
 
 
 def _may(holder, action, *streams):
@@ -102,15 +96,17 @@ def test_only_a_log_server_sends_a_replica_to_another(role):
 
 
 def test_a_reader_holds_leases_of_its_own_name_alone():
-    reader = authorization.identity("reports", ["reader"])
+    reader = certificate_holder.identity("reports", ["reader"])
     for name in ("reports", "reports-2"):
         authorization.check_consumer(reader, name)
     for name in ("lake", "", "report", "reports2", "reports/2", "lake-reports"):
         with pytest.raises(PrivilegeError, match="does not allow the lease") as caught:
             authorization.check_consumer(reader, name)
         assert "reports-..." in caught.value.repair
-    authorization.check_consumer(authorization.identity("reports", ["lake"]), "reports of others")
-    authorization.check_consumer(authorization.identity("me", ["reader", "operator"]), "lake")
+    authorization.check_consumer(
+        certificate_holder.identity("reports", ["lake"]), "reports of others"
+    )
+    authorization.check_consumer(certificate_holder.identity("me", ["reader", "operator"]), "lake")
 
 
 def test_an_unknown_action_is_nobodys():
@@ -155,7 +151,7 @@ def test_an_error_names_a_role_that_may():
     ],
 )
 def test_an_identity_is_read_as_it_was_written(holder):
-    assert authorization.parse(holder.uri().encode()) == holder
+    assert certificate_holder.parse(holder.uri().encode()) == holder
 
 
 @pytest.mark.parametrize(
@@ -187,7 +183,7 @@ def test_an_identity_is_read_as_it_was_written(holder):
 )
 def test_a_name_that_is_no_identity_is_refused(name):
     with pytest.raises(PrivilegeError) as caught:
-        authorization.parse(name)
+        certificate_holder.parse(name)
     assert "tuskline certs issue" in caught.value.repair
     assert len(str(caught.value)) < 500
 

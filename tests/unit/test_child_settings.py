@@ -20,7 +20,7 @@ from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 from walsender_bridge.quorum.wal_server.settings import WalServerSettings
 from walsender_bridge.quorum.wal_server.tls import TlsFiles
-from walsender_bridge.runtime import json_model, shared_files
+from walsender_bridge.runtime import json_model, shared_files, tls_files
 from walsender_bridge.runtime.supervisor import Child
 
 DSN = "host=db dbname=shop password=secret"
@@ -80,7 +80,7 @@ def made(values: dict[str, Any]) -> dict[str, Child]:
         *children.replicas(config),
         *children.captures(config),
         *children.proposers(config),
-        *children.safekeepers(hosted, section),
+        *children.safekeepers(hosted, section, tls=config.tls_files),
     ]
     return {each.name: each for each in found}
 
@@ -122,6 +122,13 @@ def test_a_gate_of_members_without_safekeepers(whole):
     settings = received(found["capture-shop"], CaptureSettings)
     assert settings.gate == Rule(("a", "b"), members=True)
     assert settings.commit_page is None
+
+
+def test_proposer_and_safekeepers_get_the_certificate_of_the_machine(whole, tmp_path):
+    paths = {name: tmp_path / f"{name}.pem" for name in ("ca", "certificate", "key")}
+    found = made(whole | {"tls": paths})
+    assert received(found["proposer"], ProposerSettings).tls == tls_files.TlsFiles(**paths)
+    assert received(found["safekeeper-2"], SafekeeperSettings).tls == tls_files.TlsFiles(**paths)
 
 
 def test_the_settings_of_each_child_of_a_log_server(whole, tmp_path):

@@ -24,7 +24,7 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log import repository_messages as r
 from walsender_bridge.change_log.actions import Action, Empty
-from walsender_bridge.change_log.authorization import ALLOWED, Role
+from walsender_bridge.change_log.authorization import ALLOWED
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.protocol import CommitContext
 from walsender_bridge.errors import (
@@ -36,6 +36,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UsageError,
 )
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: A request for each action, which would change the log if it were performed, where the action changes it.

@@ -17,7 +17,6 @@ from typing import Any, Final, Generic, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from walsender_bridge.change_log.authorization import ALL_STREAMS
 from walsender_bridge.errors import (
     MalformedMessageError,
     NotSupportedError,
@@ -27,6 +26,7 @@ from walsender_bridge.errors import (
     UnreachableError,
 )
 from walsender_bridge.runtime import json_model
+from walsender_bridge.runtime.certificate_holder import ALL_STREAMS
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.tls_files import TLS
 

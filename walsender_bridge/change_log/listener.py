@@ -25,13 +25,11 @@ from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.connection import quiet
 from walsender_bridge.change_log.connection_watch import ConnectionWatch
 from walsender_bridge.errors import ConfigError, NotSupportedError
-from walsender_bridge.runtime import listening, logs, tls_files
+from walsender_bridge.runtime import certificate_holder, listening, logs, tls_files
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds between two looks at the files of the certificates.
 POLL: Final = 5.0
-#: Seconds before its end from which on a certificate is warned of; for one of few days, the last third of them.
-_SOON: Final = 14 * 86_400.0
 #: Seconds between two attempts to listen, at first and at most; and until that is an error in the log.
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONG = 0.001, 1.0, 5.0
 
@@ -120,9 +118,9 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
         else:
             authorization.check(holder, action, streams)
 
-    def holder(self, context: flight.ServerCallContext) -> authorization.Identity | None:
+    def holder(self, context: flight.ServerCallContext) -> certificate_holder.Identity | None:
         """The holder of the client's certificate; None without TLS. Raises `PrivilegeError`."""
-        return authorization.parse(context.peer_identity()) if self._guarded else None
+        return certificate_holder.parse(context.peer_identity()) if self._guarded else None
 
 
 class Listener:
@@ -195,7 +193,7 @@ class Listener:
     def _warn_of_end(self, now: float) -> None:
         """Log, once for each certificate, that it ends soon, and that it has ended: no client then gets through."""
         used = self._used
-        if used is None or now < used.ends - min(_SOON, (used.ends - used.begins) / 3):
+        if used is None or not tls_files.ends_soon(used.begins, used.ends, now):
             return
         over = now > used.ends
         if (used.ends, over) != self._warned:

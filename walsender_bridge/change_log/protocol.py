@@ -3,7 +3,6 @@
 Entries are sent as Arrow record batches; everything else is sent by actions (`actions.py`).
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,7 +12,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from walsender_bridge.errors import ConfigError, TusklineError
+from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition
 
 #: Bytes of one batch: an entry of the greatest length, or many small ones.
@@ -56,8 +55,6 @@ CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BATCH_BYTES),
     ("grpc.max_send_message_length", MAX_BATCH_BYTES),
 ]
-
-_STREAM = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +252,3 @@ def are_within(offsets: Sequence[int], asked: range, *, complete: bool) -> bool:
     if complete:
         return offsets == [*asked]
     return all(each in asked for each in offsets) and all(a < b for a, b in pairwise(offsets))
-
-
-def check_stream(stream: str) -> str:
-    """Return the name if it is a valid stream name. Raises `ConfigError`."""
-    if not _STREAM.fullmatch(stream):
-        raise ConfigError(
-            f"invalid stream name {stream[:60]!r}",
-            repair="use a lower-case letter followed by up to 39 lower-case letters, digits and underscores",
-        )
-    return stream

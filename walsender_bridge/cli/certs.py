@@ -28,7 +28,7 @@ def init(
     days: Annotated[int, typer.Option(help="Days that it is valid.", min=1, max=_MOST_DAYS)] = 3650,
     as_json: AsJson = False,
 ) -> None:
-    """Create an authority that issues certificates. Whoever can read its folder can do everything with the log."""
+    """Create an authority that issues certificates. Whoever can read its folder can do everything with log and safekeepers."""
     extras.need("certs")
     from walsender_bridge.runtime import certificates
 
@@ -41,7 +41,8 @@ def issue(
     role: Annotated[
         list[str],
         typer.Option(
-            help="What the holder may do: writer, repository, reader, lake, monitor, operator or log-server. Repeatable."
+            help="What the holder may do: writer, repository, reader, lake, monitor, operator, log-server, proposer or safekeeper. "
+            "Repeatable."
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of the holder, shown in errors and logs.")],
@@ -51,7 +52,7 @@ def issue(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name or address under which clients reach a repository or log server. Repeatable."
+            help="Name or address under which clients reach a repository, log server or safekeeper. Repeatable."
         ),
     ] = None,
     stream: Annotated[
@@ -76,23 +77,23 @@ def _holder(
     name: str, roles: list[str], hosts: list[str], streams: list[str]
 ) -> tuple[str, dict[str, Any]]:
     """The holder's URI, and how it is shown. Raises `UsageError` or `ConfigError`."""
-    from walsender_bridge.change_log import authorization
-    from walsender_bridge.change_log.authorization import Role
+    from walsender_bridge.runtime import certificate_holder
+    from walsender_bridge.runtime.certificate_holder import SERVERS, Role
 
     unknown = next((each for each in roles if each not in set(Role)), None)
     if unknown is not None:
         raise UsageError(
             f"--role: unknown role {unknown[:40]!r}", repair="use one of: " + ", ".join(Role)
         )
-    holder = authorization.identity(name, roles, streams or (authorization.ALL_STREAMS,))
-    if hosts and not holder.roles & authorization.SERVERS:
+    holder = certificate_holder.identity(name, roles, streams or (certificate_holder.ALL_STREAMS,))
+    if hosts and not holder.roles & SERVERS:
         raise UsageError(
             "--host is for servers, and these roles have none",
-            repair="add --role repository or --role log-server, or remove --host",
+            repair="add --role repository, log-server or safekeeper, or remove --host",
         )
-    if not hosts and holder.roles & authorization.SERVERS:
+    if not hosts and holder.roles & SERVERS:
         raise UsageError(
-            "a repository or log server needs --host",
+            "a repository, log server or safekeeper needs --host",
             repair="add --host with the host of its `listen`, once for each name that clients use",
         )
     if streams and Role.REPOSITORY in holder.roles:

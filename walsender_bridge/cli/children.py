@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from walsender_bridge.quorum.safekeeper.hosting import Hosted
     from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
     from walsender_bridge.quorum.wal_server.settings import WalServerSettings
+    from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: A proposer that ends with one of these was fenced, or would corrupt WAL: it must not be restarted (rule 5).
 _PROPOSER_FINAL: Final = frozenset(
@@ -113,6 +114,7 @@ def proposer_settings(config: Config, source: SourceSection) -> "ProposerSetting
         quorum_file=config.quorum_id_file,
         commit_page=config.commit_page,
         status_file=config.proposer_status,
+        tls=config.tls_files,
     )
 
 
@@ -120,6 +122,7 @@ def safekeepers(
     hosted: "Sequence[Hosted]",
     section: SafekeepersSection,
     refused: Mapping[int, TusklineError] = MappingProxyType({}),
+    tls: "TlsFiles | None" = None,
 ) -> list[Child]:
     """The processes of each: a hot loop and a WAL server, and an archiver if there is an archive.
 
@@ -130,7 +133,7 @@ def safekeepers(
 
     quorum, found = "walsender_bridge.quorum", []
     for each in hosted:
-        own = safekeeper_settings(each, section)
+        own = safekeeper_settings(each, section, tls)
         found.append(child(each.name, f"{quorum}.safekeeper", own, final=FINAL))
         if each.number in refused and refused[each.number].cause in FINAL:
             continue
@@ -143,7 +146,9 @@ def safekeepers(
     return found
 
 
-def safekeeper_settings(each: "Hosted", section: SafekeepersSection) -> "SafekeeperSettings":
+def safekeeper_settings(
+    each: "Hosted", section: SafekeepersSection, tls: "TlsFiles | None"
+) -> "SafekeeperSettings":
     """The settings of a safekeeper's hot loop."""
     from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
     from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
@@ -159,6 +164,7 @@ def safekeeper_settings(each: "Hosted", section: SafekeepersSection) -> "Safekee
         section.archive,
         section.most_kept_for_slots,
         each.status,
+        tls,
     )
 
 

@@ -75,6 +75,7 @@ def doctor(
     findings = [each for _, _, found in parts for each in found]
     findings += [*of_log(settings), *of_machine(settings)]
     findings += [*doctor_parts.of_ports(settings), *doctor_parts.of_processes(settings)]
+    findings += doctor_parts.of_certificate(settings)
     # The error with which a job ended and the check of its folder may be the same finding.
     findings = [*dict.fromkeys(findings)]
     output = Output(as_json=as_json)
@@ -157,6 +158,7 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
         settings.safekeepers.max_laggard_bytes,
         status_record.read(settings.proposer_status),
         admin,
+        settings.tls_files,
     )
     seen = quorum_view.observe(settings)
     found += [

@@ -62,7 +62,7 @@ def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) 
     from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change, wait
 
     settings, output = configured(config), Output(as_json=as_json)
-    files = ProposerFiles(settings.proposer_status, settings.members_request)
+    files = ProposerFiles(settings.proposer_status, settings.members_request, settings.tls_files)
     before = quorum_view.observe(settings)
     assert before is not None
     outcome = wait(files, change(files, **wanted), timeout)

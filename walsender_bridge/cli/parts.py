@@ -114,7 +114,7 @@ def _log_server(settings: Config) -> None:
 
     section, safekeepers = settings.safekeepers, hosting.of_machine(settings)
     refused = hosting.prepare(safekeepers, section, settings.run_dir)
-    hosted = children.safekeepers(safekeepers, section, refused)
+    hosted = children.safekeepers(safekeepers, section, refused, settings.tls_files)
     try:
         _supervise("log-server", [*children.replicas(settings), *hosted], settings)
     finally:

@@ -372,9 +372,13 @@ def _check_gates(config: Config, where: str) -> None:
 
 
 def _check_strangers(config: Config, where: str) -> None:
-    """Raise `ConfigError` for a port of the change log that other machines could reach without TLS."""
+    """Raise `ConfigError` for a port of ours that other machines could reach without TLS."""
     listens = {"log.listen": config.log.listen}
     listens |= {f"log_server.{n}.listen": each.listen for n, each in enumerate(config.log_server)}
+    if config.safekeepers.local:
+        listens["safekeepers.listen"] = config.safekeepers.listen
+    if config.metrics is not None:
+        listens["metrics.listen"] = config.metrics.listen
     for name, address in listens.items():
         try:
             listening.check_strangers(address, tls=config.tls is not None, resolve=False)

@@ -83,6 +83,22 @@ def of_processes(settings: "Config") -> Iterator[Finding]:
             )
 
 
+def of_certificate(settings: "Config") -> Iterator[Finding]:
+    """The certificate of `[tls]` that ends within two weeks, has ended, or cannot be used."""
+    from walsender_bridge.observability import certificate_view
+
+    its, now = certificate_view.observe(settings), time.time()
+    if its is None:
+        return
+    if what := its.problem(now):
+        severity = Severity.ERROR if its.is_over(now) else Severity.WARNING
+        repair = its.error.repair if its.error is not None else certificate_view.REPAIR
+        yield Finding("certificate", its.file, what, severity, repair=repair, cause=Cause.CONFIG)
+    else:
+        days = int((its.ends - now) // 86_400)
+        yield Finding("certificate", its.file, f"is valid for {days} days")
+
+
 def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[Finding]:
     """The slots on the source's server of sources that are no longer configured."""
     from walsender_bridge.capture import source as capture

@@ -17,6 +17,7 @@ from walsender_bridge.quorum.proposer.handshake import ask_each
 from walsender_bridge.quorum.proposer.status_record import ENDED, ProposerStatus
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import newest
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 #: Seconds for the safekeepers' answers.
@@ -38,13 +39,15 @@ class SafekeeperAnswer:
     silence: str = ""
 
 
-def reach(addresses: Sequence[str], server: m.ServerInfo) -> list[SafekeeperAnswer]:
+def reach(
+    addresses: Sequence[str], server: m.ServerInfo, tls: TlsFiles | None = None
+) -> list[SafekeeperAnswer]:
     """Greet all of them in parallel: several that hang take no longer than one."""
     places = [
         (host.strip("[]"), int(port))
         for host, _, port in (each.rpartition(":") for each in addresses)
     ]
-    answers = dict(ask_each(places, server, _ANSWER_SECONDS))
+    answers = dict(ask_each(places, server, _ANSWER_SECONDS, tls))
     return [_answer(address, answers[index]) for index, address in enumerate(addresses)]
 
 
@@ -101,6 +104,8 @@ def _one(
             WARNING,
         )
     if isinstance(message, m.Refused):
+        if message.reason == m.Refusal.NOT_ALLOWED:
+            return _finding(answer.address, message.detail, _ROLE, Cause.PRIVILEGE)
         field = _FIELDS.get(message.reason)
         what = (
             f"it stores the WAL of another server: {field} {message.detail}"
@@ -135,6 +140,7 @@ def _too_far(answer: SafekeeperAnswer, far: Container[int]) -> Finding | None:
     )
 
 
+_ROLE: Final = "issue this machine's certificate with --role proposer (docs/certificates.md)"
 _OTHER_SERVER: Final = "give each cluster its own safekeepers"
 
 

@@ -37,6 +37,7 @@ from walsender_bridge.provisioning.quorum import ConfiguredQuorum, facts_and_pen
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.status_record import ProposerStatus
 from walsender_bridge.runtime.sql import load
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 
 def examine(
@@ -89,10 +90,11 @@ def examine_quorum(
     max_laggard_bytes: int,
     status: ProposerStatus | None,
     admin: str | None = None,
+    tls: TlsFiles | None = None,
 ) -> list[Finding]:
     """The findings about the quorum's server, and about the safekeepers at `addresses`, if any. `status`: the proposer's.
 
-    `admin` as for `examine`.
+    `admin` as for `examine`. `tls`: the certificate that is shown to safekeepers.
     """
     where = f"{quorum.source.name} ({quorum.where})"
     findings = [*safekeepers.proposer(status, where)]
@@ -111,7 +113,7 @@ def examine_quorum(
             server, primary = asked.server_info(), asked.primary()
     except TusklineError as error:
         return [*findings, failed("quorum", where, error)]
-    answers = safekeepers.reach(addresses, server)
+    answers = safekeepers.reach(addresses, server, tls)
     return [*findings, *safekeepers.evaluate(answers, server, primary, where)]
 
 

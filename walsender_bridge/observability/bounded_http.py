@@ -5,16 +5,20 @@ single read, so the connection itself has a deadline, at which its socket is shu
 
 At the limit, the server closes the oldest connection whose request is incomplete. So slow clients cannot lock out others,
 since a client that sends its request at once is the newest. If all requests are complete, it closes the new connection.
+
+With `tls` a connection begins with a handshake, in its own thread and time.
 """
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.tls_context import TlsContext
 
 #: Concurrent connections: some scrapers, some probes, and room for clients that hang.
 CONNECTIONS: Final = 32
@@ -42,10 +46,12 @@ class BoundedServer(ThreadingHTTPServer):
         *,
         connections: int = CONNECTIONS,
         seconds: float = CONNECTION_SECONDS,
+        tls: TlsContext | None = None,
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._free = threading.BoundedSemaphore(connections)
         self._seconds = seconds
+        self.tls = tls
         #: The deadline of each connection, in monotonic seconds.
         self._until: dict[socket.socket, float] = {}
         #: Connections whose request is incomplete, the oldest first; guarded by `_lock`.
@@ -62,6 +68,15 @@ class BoundedServer(ThreadingHTTPServer):
         self.socket.bind(socket_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. Its handshake waits for its thread: nothing here waits for a client."""
+        connected, address = super().get_request()
+        if self.tls is None:
+            return connected, address
+        context = self.tls.current()
+        wrapped = context.wrap_socket(connected, server_side=True, do_handshake_on_connect=False)
+        return wrapped, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection a thread, if one is free or another connection can be closed."""
@@ -134,6 +149,13 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
     server: BoundedServer
 
+    def setup(self) -> None:
+        """Shake hands, if there is TLS. Raises `OSError`, which ends the connection."""
+        if isinstance(self.request, ssl.SSLSocket):
+            self.request.settimeout(self.timeout)
+            self.request.do_handshake()
+        super().setup()
+
     def parse_request(self) -> bool:
         """Read the request's head."""
         parsed = super().parse_request()
@@ -144,4 +166,5 @@ class BoundedHandler(BaseHTTPRequestHandler):
 def _shut_down(request: socket.socket) -> None:
     # The thread of a connection that is closed already is about to end.
     with contextlib.suppress(OSError):
-        request.shutdown(socket.SHUT_RDWR)
+        # Not `SSLSocket.shutdown`, after which its thread would go on without TLS.
+        socket.socket.shutdown(request, socket.SHUT_RDWR)

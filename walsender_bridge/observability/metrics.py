@@ -4,10 +4,11 @@
 itself works. `/readyz` answers 200 if no part has a problem, otherwise 503 with the reasons; both name what is degraded.
 
 Requests within the same second share an observation, and only one is made at a time, so that frequent scrapes do
-not query a server more often. By default, the endpoint listens on the loopback address.
+not query a server more often. The endpoint listens on a loopback address, or asks for certificates of the role `monitor`.
 """
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -21,15 +22,19 @@ from prometheus_client.registry import Collector
 
 from walsender_bridge.config import Config, MetricsSection
 from walsender_bridge.config.sections import split_address
-from walsender_bridge.errors import ConfigError
+from walsender_bridge.errors import ConfigError, PrivilegeError
 from walsender_bridge.observability import lag, quorum_metrics, slots_metrics
 from walsender_bridge.observability.bounded_http import BoundedHandler, BoundedServer
 from walsender_bridge.observability.metric_family import add_known, counter, gauge
 from walsender_bridge.observability.observation import Observation, Observer
-from walsender_bridge.runtime import logs
+from walsender_bridge.runtime import listening, logs
+from walsender_bridge.runtime.certificate_holder import Role, of_certificate
+from walsender_bridge.runtime.tls_context import TlsContext
 
 #: Seconds for which an observation is reused.
 FRESH: Final = 1.0
+#: Whose certificates may read this from other machines.
+_READERS: Final = frozenset({Role.MONITOR, Role.OPERATOR})
 #: Seconds within which a client has to send its request.
 REQUEST_SECONDS: Final = 10.0
 
@@ -38,10 +43,14 @@ _log = logs.logger()
 
 def serve(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError` if it cannot listen on the address."""
-    section = settings.metrics or MetricsSection()
+    section, files = settings.metrics or MetricsSection(), settings.tls_files
+    listening.check_strangers(section.listen, tls=files is not None)
+    # Probes of this machine need no certificate.
+    strangers = files is not None and listening.reaches_strangers(section.listen)
+    tls = TlsContext(files, server=True) if files is not None and strangers else None
     with Observer(settings) as observer:
         try:
-            server = Endpoint(split_address(section.listen), SharedObservations(observer))
+            server = Endpoint(split_address(section.listen), SharedObservations(observer), tls)
         except OSError as error:
             raise ConfigError(
                 f"could not listen on this address: {error.strerror}",
@@ -72,13 +81,18 @@ class SharedObservations:
 
 
 class Endpoint(BoundedServer):
-    """The HTTP server; see `server_address` for where it listens."""
+    """The HTTP server; see `server_address` for where it listens. `tls`: for certificates of the role `monitor`."""
 
-    def __init__(self, address: tuple[str, int], observations: SharedObservations) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        observations: SharedObservations,
+        tls: TlsContext | None = None,
+    ) -> None:
         self.observations = observations
         self.registry = CollectorRegistry()
         self.registry.register(_Collector(observations))
-        super().__init__(address, _Handler)
+        super().__init__(address, _Handler, tls=tls)
 
 
 class _Handler(BoundedHandler):
@@ -88,6 +102,9 @@ class _Handler(BoundedHandler):
     sys_version = ""
 
     def do_GET(self) -> None:  # noqa: N802  # the base class's name
+        if (refused := self._refused()) is not None:
+            self._json(403, {"error": refused})
+            return
         match self.path.partition("?")[0]:
             case "/metrics":
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
@@ -102,6 +119,18 @@ class _Handler(BoundedHandler):
                 self._json(
                     404, {"error": "not found; this endpoint serves /metrics, /healthz and /readyz"}
                 )
+
+    def _refused(self) -> str | None:
+        """Why the client may not read this; None: it may."""
+        if not isinstance(self.request, ssl.SSLSocket):
+            return None
+        try:
+            holder = of_certificate(self.request.getpeercert())
+        except PrivilegeError as error:
+            return error.what
+        if holder.roles & _READERS:
+            return None
+        return f"the certificate of {holder} lacks the role {Role.MONITOR}"
 
     def _json(self, code: int, record: dict[str, Any]) -> None:
         self._answer(code, json.dumps(record).encode() + b"\n", "application/json")
@@ -147,6 +176,7 @@ class _Collector(Collector):
         )
         degraded.add_metric([], float(bool(seen.degraded)))
         yield degraded
+        yield _certificate(seen)
         yield from _processes(seen)
         yield from _captures(seen)
         yield from _gates(seen)
@@ -156,6 +186,18 @@ class _Collector(Collector):
         yield from _lake(seen)
         yield from quorum_metrics.families(seen.quorum)
         yield from slots_metrics.families(seen.slots)
+
+
+def _certificate(seen: Observation) -> Metric:
+    left = gauge(
+        "certificate_expires_in_seconds",
+        "Seconds until this machine's certificate of [tls] ends; negative: it has ended.",
+        "file",
+    )
+    its = seen.certificate
+    if its is not None and its.error is None:
+        left.add_metric([its.file], its.ends - seen.at)
+    return left
 
 
 def _processes(seen: Observation) -> Iterator[Metric]:

@@ -20,6 +20,7 @@ from walsender_bridge.capture.status_record import CaptureStatus, GateStatus
 from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.observability import (
+    certificate_view,
     former_sources,
     gate_view,
     lake_status,
@@ -28,6 +29,7 @@ from walsender_bridge.observability import (
     slots_view,
     table_problems,
 )
+from walsender_bridge.observability.certificate_view import CertificateView
 from walsender_bridge.observability.quorum_server import QuorumServer
 from walsender_bridge.observability.quorum_view import QuorumView
 from walsender_bridge.observability.slots_view import SlotsView
@@ -185,6 +187,8 @@ class Observation:
     quorum: QuorumView | None = None
     #: None: no copies of slots are configured.
     slots: SlotsView | None = None
+    #: None: there is no `[tls]`.
+    certificate: CertificateView | None = None
     #: Whether a lake is written here.
     lake_configured: bool = True
     #: Whether a part of this machine needs the log; otherwise its state is unknown.
@@ -201,7 +205,15 @@ class Observation:
     @property
     def degraded(self) -> list[str]:
         """What works and is less safe than configured, as sentences with their repairs; no reason to count as dead."""
-        return [each for stream in self.replicas for each in stream.degraded()]
+        found = [each for stream in self.replicas for each in stream.degraded()]
+        return found + self._certificate(over=False)
+
+    def _certificate(self, *, over: bool) -> list[str]:
+        """What is wrong with the certificate: that it will end, or (`over`) that nobody accepts it any more."""
+        its = self.certificate
+        if its is None or its.is_over(self.at) != over or not (what := its.problem(self.at)):
+            return []
+        return [f"{what}; {certificate_view.REPAIR}"]
 
     @property
     def problems(self) -> list[str]:
@@ -210,6 +222,7 @@ class Observation:
         found += [problem for source in self.sources for problem in source.quorum]
         found += self.slots.problems if self.slots is not None else []
         found += [problem for process in self.processes for problem in process.problems(self.at)]
+        found += self._certificate(over=True)
         if not self.processes:
             found.append("no process of Tuskline runs here")
         found += [
@@ -318,6 +331,7 @@ class Observer(Closing):
             copying=copying,
             quorum=quorum_view.observe(settings),
             slots=slots_view.observe(settings),
+            certificate=certificate_view.observe(settings),
             lake_configured="lake" in settings.parts,
             asks_log=settings.asks_log,
             replicas=replicas,

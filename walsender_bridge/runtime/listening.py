@@ -32,8 +32,17 @@ def check_strangers(address: str, *, tls: bool, resolve: bool = True) -> None:
 
     `resolve`: look names up; otherwise only numeric addresses are refused.
     """
-    if tls:
+    if tls or not reaches_strangers(address, resolve=resolve):
         return
+    raise ConfigError(
+        "other machines could reach this address, and there is no [tls]",
+        where=address,
+        repair="listen on 127.0.0.1, or add [tls] with ca, certificate and key (`tuskline certs`)",
+    )
+
+
+def reaches_strangers(address: str, *, resolve: bool = True) -> bool:
+    """Whether other machines can connect to an address; `resolve` as above. Raises `ConfigError` for an unknown host."""
     host = address.rpartition(":")[0].strip("[]")
     flags = socket.AI_PASSIVE | (0 if resolve else socket.AI_NUMERICHOST)
     try:
@@ -41,14 +50,8 @@ def check_strangers(address: str, *, tls: bool, resolve: bool = True) -> None:
     except (OSError, ValueError) as error:
         if resolve:
             raise refused(address, error) from None
-        return
-    if all(ip_address(str(place[0]).partition("%")[0]).is_loopback for *_, place in found):
-        return
-    raise ConfigError(
-        "other machines could reach this address, and there is no [tls]",
-        where=address,
-        repair="listen on 127.0.0.1, or add [tls] with ca, certificate and key (`tuskline certs`)",
-    )
+        return False
+    return not all(ip_address(str(place[0]).partition("%")[0]).is_loopback for *_, place in found)
 
 
 def is_refused(address: str, *, seconds: float) -> bool:

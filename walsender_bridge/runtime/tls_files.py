@@ -24,6 +24,10 @@ PLAIN: Final = "grpc://"
 TLS: Final = "grpc+tls://"
 #: No certificate is that long; what is, is another file.
 _MOST_BYTES: Final = 1 << 20
+#: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which `ssl` has no name for.
+_NO_CHECK_TIME: Final = 0x200000
+#: Seconds before its end from which on a certificate is warned of; for one of few days, the last third of them.
+_SOON: Final = 14 * 86_400.0
 #: Messages of a handshake are few.
 _MOST_STEPS: Final = 20
 
@@ -65,13 +69,34 @@ class TlsFiles:
             raise self._unfit("they were replaced while they were read")
         return replace(found, begins=begins, ends=ends)
 
+    def days(self) -> tuple[float, float]:
+        """When the certificate begins and ends, also one whose days are over. Raises as `load`."""
+        self._read()
+        return self._prove(server=False, flags=_NO_CHECK_TIME)
+
+    def context(self, *, server: bool = False) -> tuple[ssl.SSLContext, TlsBytes]:
+        """TLS 1.3 between holders of this authority's certificates, and what `load` returned; `server`: for its listener.
+
+        Raises as `load`. A session is never resumed: each connection shows its certificate.
+        """
+        found = self.load(server=server)
+        context = self._context(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        if server:
+            context.num_tickets = 0
+        if self._read() != replace(found, begins=0.0, ends=0.0):
+            raise self._unfit("they were replaced while they were read")
+        return context, found
+
     def _read(self) -> TlsBytes:
         _check_private(self.key)
         return TlsBytes(_content(self.ca), _content(self.certificate), _content(self.key))
 
-    def _prove(self, *, server: bool) -> tuple[float, float]:
+    def _prove(self, *, server: bool, flags: int = 0) -> tuple[float, float]:
         try:
             accepting = self._context(ssl.PROTOCOL_TLS_SERVER)
+            accepting.verify_flags |= flags
             accepting.verify_mode = ssl.CERT_REQUIRED
             asking = self._context(ssl.PROTOCOL_TLS_CLIENT)
             asking.check_hostname = False
@@ -95,6 +120,11 @@ class TlsFiles:
             where=f"{self.certificate}, {self.key}, {self.ca}",
             repair="issue a certificate with `tuskline certs issue` (--host for a server), and copy its three files",
         )
+
+
+def ends_soon(begins: float, ends: float, now: float) -> bool:
+    """Whether a certificate of these days is to be replaced now, or is over."""
+    return now >= ends - min(_SOON, (ends - begins) / 3)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -34,7 +34,6 @@ from walsender_bridge.change_log.protocol import (
     CommitContext,
     ReplicaReport,
     ReplicaStatus,
-    check_stream,
 )
 from walsender_bridge.change_log.replica import commit_rows, fatal_segments, synchronizer
 from walsender_bridge.change_log.replica import identity as log_server_identity
@@ -53,6 +52,7 @@ from walsender_bridge.errors import (
 from walsender_bridge.runtime import lock_file, logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
+from walsender_bridge.runtime.stream_name import check_stream
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds for calls in progress when the service stops.

@@ -25,7 +25,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import actions, log_server_messages
 from walsender_bridge.change_log import repository_messages as m
 from walsender_bridge.change_log.actions import Empty, Handler
-from walsender_bridge.change_log.authorization import check_consumer
+from walsender_bridge.change_log.authorization import check_consumer, has_all_leases
 from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.listener import Listener, Service
 from walsender_bridge.change_log.protocol import (
@@ -33,7 +33,6 @@ from walsender_bridge.change_log.protocol import (
     VERSIONS_AHEAD,
     ReplicaReport,
     StreamCut,
-    check_stream,
 )
 from walsender_bridge.change_log.repository import operator_trim, status
 from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
@@ -72,6 +71,7 @@ from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.steady_clock import SteadyClock
+from walsender_bridge.runtime.stream_name import check_stream
 from walsender_bridge.runtime.tls_files import PLAIN, TLS, TlsBytes, TlsFiles
 
 #: Seconds of a tick while a barrier waits.
@@ -593,7 +593,7 @@ class _RepositoryService(Service):
         self, context: flight.ServerCallContext, request: m.RegisterConsumerRequest
     ) -> Empty:
         holder = self.holder(context)
-        if holder is None or holder.has_all_leases():
+        if holder is None or has_all_leases(holder):
             return self._server.register_consumer(request)
         check_consumer(holder, request.name)
         return self._server.register_consumer(request, holder.name)

@@ -325,7 +325,9 @@ def _enter(
     purpose: Purpose,
     source: NoPrimary | StandbyStream | None,
 ) -> LeaderTerm:
-    membership = find_membership(settings.safekeepers, info, known=_known(settings))
+    membership = find_membership(
+        settings.safekeepers, info, known=_known(settings), tls=settings.tls
+    )
     return LeaderTerm(
         lambda tell: ProposerSession(settings, membership, tell, purpose=purpose, source=source)
     )
@@ -355,7 +357,7 @@ class _Members:
 
 def _members(settings: ProposerSettings, info: ServerInfo) -> _Members:
     """The members that answer, a majority. Greeting changes no term. Raises `UnavailableError`."""
-    asked = [answer for _, answer in ask_all(settings.safekeepers, info)]
+    asked = [answer for _, answer in ask_all(settings.safekeepers, info, tls=settings.tls)]
     greetings = [answer for answer in asked if isinstance(answer, SafekeeperGreeting)]
     configuration = in_force(greetings, len(settings.safekeepers), _known(settings))
     members = tuple(each for each in greetings if each.safekeeper in configuration.trusted)

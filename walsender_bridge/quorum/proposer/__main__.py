@@ -70,7 +70,9 @@ class _Process:
                     known = known_on(asked, settings.quorum_file, settings.application_name)
                 changes = MemberChanges(settings.members_file)
                 others, configured = changes.poll(), settings.safekeepers
-                membership = find_membership(configured, server, others, known=known)
+                membership = find_membership(
+                    configured, server, others, known=known, tls=settings.tls
+                )
                 if not self._served:
                     refuse_smaller(membership, configured, changes.request)
                     self._served = True

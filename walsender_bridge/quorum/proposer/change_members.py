@@ -25,6 +25,7 @@ from walsender_bridge.quorum.proposer.member_changes import (
 from walsender_bridge.quorum.proposer.status_record import ChangeRecord, SessionStatus
 from walsender_bridge.quorum.protocol.messages import ServerInfo
 from walsender_bridge.runtime import status_file
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: The fewest digits of an identity that name a safekeeper.
 _FEWEST_DIGITS = 4
@@ -37,10 +38,11 @@ _STALE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ProposerFiles:
-    """Files of the running proposer: its status, and the requested members."""
+    """Files of the running proposer: its status, the requested members, and its certificate's."""
 
     status: Path
     members: Path
+    tls: TlsFiles | None = None
 
     def read(self) -> SessionStatus:
         """Its status. Raises `UnavailableError` when it does not run, or has no quorum yet."""
@@ -65,7 +67,9 @@ def change(
     membership = status.membership
     members = _identities(membership.members)
     quorum = int(membership.quorum, 16)
-    joining = {address: _identity_at(address, _server(status), quorum) for address in add}
+    joining = {
+        address: _identity_at(address, _server(status), quorum, files.tls) for address in add
+    }
     _refuse_distrusted(joining, _identities(membership.distrusted))
     wanted = (members - leaving) | frozenset(joining.values())
     if not wanted:
@@ -152,9 +156,9 @@ def _server(status: SessionStatus) -> ServerInfo:
     return ServerInfo(server.system_id, server.major, server.segment_size)
 
 
-def _identity_at(address: str, server: ServerInfo, quorum: int) -> int:
+def _identity_at(address: str, server: ServerInfo, quorum: int, tls: TlsFiles | None) -> int:
     host, port = parse_address(address)
-    greeting = greet(host, port, server)
+    greeting = greet(host, port, server, tls)
     if greeting is None:
         raise UnavailableError(
             "no safekeeper for this server answers there",
@@ -191,7 +195,7 @@ def _leaving(files: ProposerFiles, names: Sequence[str]) -> tuple[SessionStatus,
         status = files.read()
         members = _identities(status.membership.members)
         try:
-            meant = {_member(name, status, members) for name in names}
+            meant = {_member(name, status, members, files.tls) for name in names}
         except UnavailableError:
             if time.monotonic() > deadline:
                 raise
@@ -200,7 +204,9 @@ def _leaving(files: ProposerFiles, names: Sequence[str]) -> tuple[SessionStatus,
             return status, frozenset(each for each in meant if each is not None)
 
 
-def _member(name: str, status: SessionStatus, members: frozenset[int]) -> int | None:
+def _member(
+    name: str, status: SessionStatus, members: frozenset[int], tls: TlsFiles | None
+) -> int | None:
     """The member of this name; None: it has already left."""
     found = [each for each in members if f"{each:032x}".startswith(name.lower())]
     if len(name) >= _FEWEST_DIGITS and len(found) == 1:
@@ -213,7 +219,7 @@ def _member(name: str, status: SessionStatus, members: frozenset[int]) -> int | 
             return int(each.safekeeper, 16)
     known = bool(at_address)
     # A newly started proposer has not heard of all members.
-    there = greet(*parse_address(name), _server(status)) if known else None
+    there = greet(*parse_address(name), _server(status), tls) if known else None
     if there is not None and there.safekeeper in members:
         return there.safekeeper
     missing = members - _heard(status)

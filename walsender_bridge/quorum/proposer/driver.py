@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 
 from walsender_bridge.errors import (
+    AuthenticationError,
     ConnectionFailedError,
     MalformedMessageError,
     NotSupportedError,
@@ -51,6 +52,7 @@ from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.frames import decode, encode
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.gc_control import Sweeper
+from walsender_bridge.runtime.tls_context import client_context
 from walsender_bridge.runtime.waker import Waker
 
 #: Seconds between two ticks of the core: heartbeats, retries.
@@ -60,6 +62,13 @@ TICK_SECONDS = 0.2
 HOLD_SECONDS = 3.0
 #: A safekeeper in one of these states sends nothing unless asked.
 _QUIET = (PeerState.GREETED, PeerState.VOTED)
+#: What a safekeeper, or what is at its address, does that costs it its connection.
+_ENDS_CONNECTION = (
+    AuthenticationError,
+    ConnectionFailedError,
+    MalformedMessageError,
+    NotSupportedError,
+)
 
 _log = logs.logger()
 
@@ -104,7 +113,8 @@ class ProposerSession:
         self._changes = MemberChanges(settings.members_file)
         #: By the peer's number; the list only grows.
         self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.poll())))
-        self._links = Links(self._addresses, self._poll)
+        tls = None if settings.tls is None else client_context(settings.tls)
+        self._links = Links(self._addresses, self._poll, tls=tls)
         self._lineage = (
             primary.lineage if primary is not None else e.Lineage(0)
         )  # which is not read from
@@ -288,12 +298,14 @@ class ProposerSession:
                         return
             elif events & (select.EPOLLERR | select.EPOLLHUP):
                 raise ConnectionFailedError("the connection broke", where=end.where)
-            if events & select.EPOLLOUT:
+            if events & select.EPOLLOUT or end.sending:
                 self._to_flush[peer] = link
-        except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
+        except _ENDS_CONNECTION as error:
             if self._links.by_peer.get(peer) is link:
                 self._broken(peer, error.what)
-            if not isinstance(error, ConnectionFailedError):
+            if isinstance(error, AuthenticationError):
+                self._fault(peer, error.what)
+            elif not isinstance(error, ConnectionFailedError):
                 self._fault(peer, f"peer is not a safekeeper of this version: {error.what}")
 
     def _broken(self, peer: int, reason: str) -> None:

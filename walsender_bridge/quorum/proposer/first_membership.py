@@ -17,6 +17,7 @@ from walsender_bridge.quorum.proposer.handshake import ANSWER_SECONDS, ask_each
 from walsender_bridge.quorum.proposer.quorum_id import Answer, KnownQuorumId, in_force
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 _NOTHING = KnownQuorumId()
 _OTHER_SERVER = (
@@ -32,6 +33,7 @@ def find_membership(
     others: Sequence[tuple[str, int]] = (),
     seconds: float = ANSWER_SECONDS,
     known: KnownQuorumId = _NOTHING,
+    tls: TlsFiles | None = None,
 ) -> Configuration:
     """The membership in force, or the first one.
 
@@ -41,8 +43,8 @@ def find_membership(
     quorum that this server may have (`quorum_id.py`).
     """
     answers: dict[int, Answer] = {}
-    held = _ask(safekeepers, server, seconds, known, answers)
-    held = held or _ask(others, server, seconds, known, {})
+    held = _ask(safekeepers, server, seconds, known, answers, tls)
+    held = held or _ask(others, server, seconds, known, {}, tls)
     if held:
         return held
     for index, (host, port) in enumerate(safekeepers):
@@ -62,10 +64,11 @@ def _ask(
     seconds: float,
     known: KnownQuorumId,
     answers: dict[int, Answer],
+    tls: TlsFiles | None,
 ) -> Configuration:
     """The newest membership that they hold; waits for a majority of it only. Fills `answers`."""
     held, greetings = Configuration(), []
-    for index, answer in ask_each(addresses, server, seconds):
+    for index, answer in ask_each(addresses, server, seconds, tls):
         answers[index] = answer
         if isinstance(answer, m.SafekeeperGreeting):
             greetings.append(answer)

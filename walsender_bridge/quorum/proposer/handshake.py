@@ -7,10 +7,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
+from walsender_bridge.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    MalformedMessageError,
+    TusklineError,
+)
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.frames import decode
-from walsender_bridge.quorum.protocol.message_socket import WireEnd
+from walsender_bridge.quorum.protocol.tls_wire import wire
+from walsender_bridge.runtime.tls_context import client_context
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds for one answer.
 ANSWER_SECONDS = 5.0
@@ -19,27 +26,35 @@ _SPARE_SECONDS = 0.5
 
 
 def ask(
-    host: str, port: int, server: m.ServerInfo, seconds: float = ANSWER_SECONDS
+    host: str,
+    port: int,
+    server: m.ServerInfo,
+    seconds: float = ANSWER_SECONDS,
+    tls: TlsFiles | None = None,
 ) -> m.SafekeeperGreeting | m.Refused:
     """The safekeeper's answer to a proposer of `server`.
 
-    Raises `ConnectionFailedError` (no answer within `seconds`), `MalformedMessageError`, `NotSupportedError`.
+    Raises `ConnectionFailedError` (no answer within `seconds`), `AuthenticationError`, `MalformedMessageError`,
+    `NotSupportedError`; `ConfigError` for files of `tls` that do not fit.
     """
+    context = None if tls is None else client_context(tls)
     where = f"{host}:{port}"
     deadline = time.monotonic() + seconds
     try:
         connected = socket.create_connection((host, port), timeout=seconds)
     except OSError as error:
         raise ConnectionFailedError(error.strerror or str(error), where=where) from None
-    end = WireEnd(connected, where)
+    end = wire(connected, where, host, context)
     try:
         end.send(m.ProposerGreeting(server, 0))
         end.flush()
         poll = select.poll()
-        poll.register(end, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
-            if poll.poll(left * 1000):
+            poll.register(end, end.events)
+            ready = poll.poll(left * 1000)
+            if any(events & ~select.POLLOUT for _, events in ready):
                 end.receive()
+            end.flush()
             for header, body in end.frames():
                 message = decode(header, body)
                 if isinstance(message, m.SafekeeperGreeting | m.Refused):
@@ -50,17 +65,22 @@ def ask(
     raise ConnectionFailedError(f"no answer in {seconds:g} s", where=where)
 
 
-def greet(host: str, port: int, server: m.ServerInfo) -> m.SafekeeperGreeting | None:
+def greet(
+    host: str, port: int, server: m.ServerInfo, tls: TlsFiles | None = None
+) -> m.SafekeeperGreeting | None:
     """Its greeting; None if it does not answer, or refuses."""
     try:
-        answer = ask(host, port, server)
-    except ConnectionFailedError:
+        answer = ask(host, port, server, tls=tls)
+    except (ConnectionFailedError, AuthenticationError):
         return None
     return answer if isinstance(answer, m.SafekeeperGreeting) else None
 
 
 def ask_each(
-    addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
+    addresses: Sequence[tuple[str, int]],
+    server: m.ServerInfo,
+    seconds: float = ANSWER_SECONDS,
+    tls: TlsFiles | None = None,
 ) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]]:
     """(index, answer or error of `ask`) of all safekeepers, queried in parallel, in the order of their answers.
 
@@ -73,7 +93,7 @@ def ask_each(
     def one(index: int, host: str, port: int) -> None:
         answer: m.SafekeeperGreeting | m.Refused | TusklineError
         try:
-            answer = ask(host, port, server, seconds)
+            answer = ask(host, port, server, seconds, tls)
         except TusklineError as error:
             answer = error
         except Exception as error:
@@ -99,8 +119,11 @@ def ask_each(
 
 
 def ask_all(
-    addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
+    addresses: Sequence[tuple[str, int]],
+    server: m.ServerInfo,
+    seconds: float = ANSWER_SECONDS,
+    tls: TlsFiles | None = None,
 ) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | None]]:
     """The answers of all; None for one that does not answer as a safekeeper does, which must not stop the others."""
-    for index, answer in ask_each(addresses, server, seconds):
+    for index, answer in ask_each(addresses, server, seconds, tls):
         yield index, None if isinstance(answer, TusklineError) else answer

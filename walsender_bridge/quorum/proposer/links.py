@@ -15,6 +15,8 @@ from typing import Any
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer.name_resolution import Names
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
+from walsender_bridge.quorum.protocol.tls_wire import wire
+from walsender_bridge.runtime.tls_context import TlsContext
 
 #: Seconds between two attempts to connect to a safekeeper, and the maximum when it refuses each time.
 DIAL_SECONDS = 0.5
@@ -51,6 +53,7 @@ class Links:
         addresses: Sequence[tuple[str, int]],
         poll: select.epoll,
         names: Names | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
         #: By the peer's number. The list may grow.
         self.addresses = addresses
@@ -60,6 +63,7 @@ class Links:
         self._dial_at: dict[int, float] = {}
         self._pause: dict[int, float] = {}
         self._names = names or Names()
+        self._tls = tls
         #: Attempts for each peer: the addresses of a name are tried in turn.
         self._tries: dict[int, int] = {}
 
@@ -96,7 +100,7 @@ class Links:
         except OSError:
             dialled.close()
             return
-        end = WireEnd(dialled, self.where(peer))
+        end = wire(dialled, self.where(peer), self.addresses[peer][0], self._tls)
         end.trust()
         link = self.by_peer[peer] = SafekeeperLink(end)
         self.by_fd[end.fileno()] = peer

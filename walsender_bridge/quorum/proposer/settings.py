@@ -5,6 +5,7 @@ from pathlib import Path
 
 from walsender_bridge.quorum.proposer.effects import Limits
 from walsender_bridge.quorum.proposer.member_changes import Address
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +26,5 @@ class ProposerSettings:
     #: The page that commit gates read; the status file is for operators and monitoring.
     commit_page: Path | None = None
     status_file: Path | None = None
+    #: The certificate shown to safekeepers; None: connections to them have no TLS.
+    tls: TlsFiles | None = None

@@ -13,7 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 
-from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError
 from walsender_bridge.quorum.protocol.frames import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -40,6 +40,9 @@ _KEEPALIVE = (
 class WireEnd:
     """See the module. Poll `fileno` for `events`."""
 
+    #: Bytes of the buffer beside the longest frame.
+    slack = 0
+
     def __init__(self, connected: socket.socket, where: str) -> None:
         connected.setblocking(False)
         if connected.family != socket.AF_UNIX:
@@ -50,7 +53,7 @@ class WireEnd:
         self.where = where
         self._socket = connected
         # Small until the peer has sent a valid greeting: an unknown peer costs 64 KiB.
-        self._grow(HEADER_BYTES + MAX_BODY_BYTES)
+        self._grow(HEADER_BYTES + MAX_BODY_BYTES + self.slack)
         self._begin = self._end = 0
         self._out: deque[memoryview | bytes] = deque()
         self._out_bytes = 0
@@ -66,7 +69,7 @@ class WireEnd:
     @property
     def events(self) -> int:
         """The events to poll for."""
-        if not self._out:
+        if not self.sending:
             return select.EPOLLIN
         return select.EPOLLOUT if self.crowded() else select.EPOLLIN | select.EPOLLOUT
 
@@ -81,9 +84,9 @@ class WireEnd:
 
     def trust(self) -> None:
         """The peer has greeted: its frames may carry WAL."""
-        if len(self._buffer) < HEADER_BYTES + MAX_WAL_BYTES:
+        if len(self._buffer) < HEADER_BYTES + MAX_WAL_BYTES + self.slack:
             held = bytes(self._view[self._begin : self._end])
-            self._grow(2 * MAX_WAL_BYTES + MAX_BODY_BYTES)
+            self._grow(2 * MAX_WAL_BYTES + MAX_BODY_BYTES + self.slack)
             self._buffer[: len(held)] = held
             self._begin, self._end = 0, len(held)
 
@@ -96,14 +99,14 @@ class WireEnd:
         """
         if self._begin == self._end:
             self._begin = self._end = 0
-        elif len(self._buffer) - self._begin < HEADER_BYTES + MAX_WAL_BYTES:
+        elif len(self._buffer) - self._begin < HEADER_BYTES + MAX_WAL_BYTES + self.slack:
             held = self._end - self._begin
             self._buffer[:held] = self._buffer[self._begin : self._end]
             self._begin, self._end = 0, held
-        if self._end == len(self._buffer):
+        if len(self._buffer) - self._end <= self.slack // 2:
             return False  # full of frames that were not taken yet
         try:
-            count = self._socket.recv_into(self._view[self._end :])
+            count = self._take(self._view[self._end :])
         except BlockingIOError:
             return False
         except OSError as error:
@@ -112,6 +115,10 @@ class WireEnd:
             raise ConnectionFailedError("the peer closed the connection", where=self.where)
         self._end += count
         return True
+
+    def _take(self, room: memoryview) -> int:
+        """Read into `room`; 0: the peer closed. Raises `OSError`; `BlockingIOError`: nothing has arrived."""
+        return self._socket.recv_into(room)
 
     def frames(self) -> Iterator[tuple[Header, memoryview]]:
         """The complete frames that have arrived, each with its body.
@@ -122,6 +129,8 @@ class WireEnd:
             header = decode_header(self._buffer, self._begin)
             start = self._begin + HEADER_BYTES
             stop = start + header.length
+            if HEADER_BYTES + header.length > len(self._buffer) - self.slack:
+                raise MalformedMessageError("WAL before a greeting", where=self.where)
             if stop > self._end:
                 return
             self._begin = stop
@@ -145,29 +154,33 @@ class WireEnd:
 
     def flush(self) -> None:
         """Send as much as the socket takes. Raises `ConnectionFailedError`."""
-        out = self._out
         try:
-            while out:
-                if len(out) == 1:
-                    sent = self._socket.send(out[0])
-                else:
-                    sent = self._socket.sendmsg(itertools.islice(out, _MOST_VIEWS))
-                if sent == self._out_bytes:
-                    out.clear()
-                    self._out_bytes = 0
-                    return
-                self._out_bytes -= sent
-                while sent:
-                    first = out[0]
-                    if sent < len(first):
-                        out[0] = memoryview(first)[sent:]
-                        break
-                    sent -= len(first)
-                    out.popleft()
+            self._send_out()
         except BlockingIOError:
             return
         except OSError as error:
             raise ConnectionFailedError(str(error), where=self.where) from None
+
+    def _send_out(self) -> None:
+        """Raises `OSError`; `BlockingIOError`: the socket takes no more now."""
+        out = self._out
+        while out:
+            if len(out) == 1:
+                sent = self._socket.send(out[0])
+            else:
+                sent = self._socket.sendmsg(itertools.islice(out, _MOST_VIEWS))
+            if sent == self._out_bytes:
+                out.clear()
+                self._out_bytes = 0
+                return
+            self._out_bytes -= sent
+            while sent:
+                first = out[0]
+                if sent < len(first):
+                    out[0] = memoryview(first)[sent:]
+                    break
+                sent -= len(first)
+                out.popleft()
 
     def close(self) -> None:
         """Close the socket."""

@@ -74,6 +74,7 @@ class Refusal(IntEnum):
     OUT_OF_ORDER = 9
     DISK_FULL = 10
     OTHER_QUORUM = 11
+    NOT_ALLOWED = 12  # by the certificate's roles
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A proposer's connection to a safekeeper, as the driver keeps it, and which ones are closed.
 
-The leader keeps its connection, whatever the others do. Any other may be a foreign process's or the next proposer's,
-which is indistinguishable: so the oldest makes room for the newest, and none may be silent for long.
+The leader keeps its connection, whatever the others do. Any other may be a foreign process's or the next proposer's: so the
+oldest makes room for the newest, first among those that have not greeted, and none may be silent for long.
 """
 
 import errno
@@ -55,7 +55,8 @@ def connection_to_close(
     """The connection to close when another one arrives; None: there is room. They are in the order of arrival."""
     if len(connections) < MOST_CONNECTIONS:
         return None
-    return next(number for number in connections if number != owner)
+    others = [number for number in connections if number != owner]
+    return next((number for number in others if not connections[number].greeted), others[0])
 
 
 def overdue(

@@ -18,11 +18,13 @@ from collections import deque
 from collections.abc import Callable
 
 from walsender_bridge.errors import (
+    AuthenticationError,
     ConnectionFailedError,
     DiskFullError,
     InvariantError,
     MalformedMessageError,
     NotSupportedError,
+    PrivilegeError,
 )
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import WalFormat
@@ -32,7 +34,14 @@ from walsender_bridge.quorum.protocol.history import History
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 from walsender_bridge.quorum.protocol.positions import Readers
 from walsender_bridge.quorum.protocol.timelines import history_file
-from walsender_bridge.quorum.safekeeper import control_file, data_dir, invariants, status
+from walsender_bridge.quorum.protocol.tls_wire import TlsWireEnd
+from walsender_bridge.quorum.safekeeper import (
+    authorization,
+    control_file,
+    data_dir,
+    invariants,
+    status,
+)
 from walsender_bridge.quorum.safekeeper import effects as e
 from walsender_bridge.quorum.safekeeper.archive import archived_file
 from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
@@ -50,12 +59,21 @@ from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.status import Tell, WriteTimes, tell_nobody
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
-from walsender_bridge.runtime import fail_point, logs
+from walsender_bridge.runtime import fail_point, listening, logs
 from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.gc_control import Sweeper
+from walsender_bridge.runtime.tls_context import TlsContext
 
 #: Seconds between two writes of the lazy LSNs, and between two polls of readers and old WAL.
 PERSIST_SECONDS = 1.0
+
+#: What a peer does that costs it its connection, and nobody anything else.
+_ENDS_CONNECTION = (
+    AuthenticationError,
+    ConnectionFailedError,
+    MalformedMessageError,
+    NotSupportedError,
+)
 
 _log = logs.logger()
 
@@ -80,6 +98,8 @@ class SafekeeperDriver:
         self._settings = settings
         self._tell = tell
         self._still_held = still_held
+        listening.check_strangers(f"{settings.host}:{settings.port}", tls=settings.tls is not None)
+        self._tls = None if settings.tls is None else TlsContext(settings.tls, server=True)
         self._control_disk = FolderDisk(settings.data_dir / "control")
         self._wal_disk = FolderDisk(settings.data_dir / "wal")
         control = control_file.load(self._control_disk, self._wal_disk)
@@ -214,7 +234,9 @@ class SafekeeperDriver:
             _log.info("too many connections", ended=self._connections[oldest].end.where)
             self._gone(oldest)
         self._next += 1
-        end = WireEnd(connected, f"{address[0]}:{address[1]}")
+        where = f"{address[0]}:{address[1]}"
+        tls = self._tls
+        end = WireEnd(connected, where) if tls is None else TlsWireEnd(connected, where, tls)
         self._connections[self._next] = SafekeeperConnection(end, now)
         self._numbers[end.fileno()] = self._next
         self._poll.register(end, select.EPOLLIN)
@@ -241,6 +263,8 @@ class SafekeeperDriver:
                         raise ConnectionFailedError(
                             "received a safekeeper's message", where=end.where
                         )
+                    if isinstance(end, TlsWireEnd):
+                        authorization.check(end.holder, message)
                     self._handle(e.MessageReceived(number, message))
                     if number not in self._connections or connection.closing:
                         return
@@ -250,7 +274,12 @@ class SafekeeperDriver:
                     if self._waits(number):
                         self._stalled.add(number)
                         return
-        except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
+        except PrivilegeError as error:
+            _log.warning("message refused", peer=end.where, reason=error.what)
+            end.send(m.Refused(m.Refusal.NOT_ALLOWED, m.NodeId(), error.what))
+            connection.closing = True
+            self._handle(e.Closed(number))
+        except _ENDS_CONNECTION as error:
             _log.info("connection ended", peer=end.where, reason=error.what)
             self._gone(number)
 

@@ -1,0 +1,97 @@
+"""Who holds a certificate: a name, roles, and the streams of the change log that it may name. Pure.
+
+A certificate contains them as a URI, `tuskline:ROLE+ROLE?name=NAME&streams=STREAM,STREAM`, where `streams=*` stands for all
+streams. What a role may do is each service's own table: `change_log.authorization`, `quorum.safekeeper.authorization`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from urllib.parse import parse_qs, quote
+
+from walsender_bridge.errors import PrivilegeError, TusklineError
+from walsender_bridge.runtime.stream_name import check_stream
+
+_SCHEME: Final = "tuskline:"
+#: In place of names: all streams.
+ALL_STREAMS: Final = "*"
+
+
+class Role(StrEnum):
+    """A role of a certificate's holder."""
+
+    WRITER = "writer"
+    REPOSITORY = "repository"
+    READER = "reader"
+    LAKE = "lake"
+    MONITOR = "monitor"
+    OPERATOR = "operator"
+    LOG_SERVER = "log-server"
+    PROPOSER = "proposer"
+    SAFEKEEPER = "safekeeper"
+
+
+#: The roles whose holders are servers; their certificates name hosts, and no others do.
+SERVERS: Final = frozenset({Role.REPOSITORY, Role.LOG_SERVER, Role.SAFEKEEPER})
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The holder of a certificate. `streams`: those it may name; `ALL_STREAMS` alone: every stream."""
+
+    name: str
+    roles: frozenset[Role]
+    streams: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{self.name[:64]!r} ({', '.join(sorted(self.roles))})"
+
+    def uri(self) -> str:
+        """The identity as the certificate contains it."""
+        roles, streams = "+".join(sorted(self.roles)), ",".join(sorted(self.streams))
+        return f"{_SCHEME}{roles}?name={quote(self.name)}&streams={streams}"
+
+    def has(self, stream: str) -> bool:
+        """Whether it may name this stream."""
+        return stream in self.streams or ALL_STREAMS in self.streams
+
+
+def identity(
+    name: str, roles: Iterable[str], streams: Collection[str] = (ALL_STREAMS,)
+) -> Identity:
+    """The identity of these roles and streams. Raises `PrivilegeError` for an unknown role, `ConfigError` for no stream name."""
+    found = set()
+    for role in roles:
+        try:
+            found.add(Role(role))
+        except ValueError:
+            raise PrivilegeError(
+                f"unknown role {role[:40]!r}",
+                repair="use one or several of: " + ", ".join(Role),
+            ) from None
+    names = [each if each == ALL_STREAMS else check_stream(each) for each in streams]
+    return Identity(name, frozenset(found), frozenset(names))
+
+
+def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
+    """The holder of a verified certificate, as `ssl` shows it. Raises `PrivilegeError`."""
+    kind, name = next(iter((certificate or {}).get("subjectAltName", ())), ("", ""))
+    return parse(str(name).encode(errors="replace") if kind == "URI" else b"")
+
+
+def parse(name: bytes) -> Identity:
+    """The identity in the name that a server is shown of its client's certificate. Raises `PrivilegeError`."""
+    try:
+        text = name.decode("ascii")
+        if not text.startswith(_SCHEME):
+            raise ValueError
+        roles, _, query = text.removeprefix(_SCHEME).partition("?")
+        values = parse_qs(query, strict_parsing=True, max_num_fields=2, errors="strict")
+        (holder,), (streams,) = values["name"], values["streams"]
+        return identity(holder, roles.split("+"), streams.split(","))
+    except (ValueError, KeyError, TusklineError):
+        raise PrivilegeError(
+            f"the certificate's first alternative name {name[:80]!r} names no roles of Tuskline",
+            repair="issue the certificate with `tuskline certs issue`",
+        ) from None
