@@ -90,14 +90,18 @@ class Chosen:
         return self.serial
 
 
-class _Rows:
+class _Rows(random.Random):
     """The bytes of a writer's rows: no two writers write the same."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
-    def randbytes(self, size: int) -> bytes:
-        return self.seed.to_bytes(size, "big")
+    def __reduce__(self) -> tuple[type["_Rows"], tuple[int]]:
+        return _Rows, (self.number,)
+
+    def randbytes(self, n: int) -> bytes:
+        return self.number.to_bytes(n, "big")
 
 
 class SmallWorld(World):
@@ -153,7 +157,7 @@ class SmallWorld(World):
     def _of_replicas(self) -> Iterator[tuple[str, Action]]:
         for name, machine in self.machines.items():
             if not machine.up:
-                yield f"start {name}", lambda world, name=name: world.machines[name].restart()
+                yield f"start {name}", partial(SmallWorld.started, name=name)
         if any(name not in self.stream.replicas for name in self.machines):
             yield "assign", World.assign
         for name in self.stream.outside:
@@ -215,10 +219,13 @@ class SmallWorld(World):
     def _own_rows(self) -> None:
         for number, writer in enumerate(self.writers):
             if not isinstance(writer.make.choose, _Rows):
-                writer.make.choose = _Rows(number + 1)  # type: ignore[assignment]
+                writer.make.choose = _Rows(number + 1)
 
     def delivered(self, number: int) -> None:
         self.attempt(self.messages.pop(number))
+
+    def started(self, name: str) -> None:
+        self.machines[name].restart()
 
     def heard(self, name: str) -> None:
         machine = self.machines[name]
