@@ -33,6 +33,7 @@ SCOPES = {
     "two writers": Scope("kl", writes=2),
     "three replicas": Scope(ALL, writes=1, seals=0),
     "crashes": Scope("kl", faults=("crash", "repository")),
+    "a repository fails over": Scope("kl", 1, 1, ("leader",)),
     "reported, and sealed": Scope("kl", 0, 1, ("crash",), start=_REPORTED),
     "a writer returns": Scope(
         "kl", 1, 0, ("reopen",), start=("seal", "deliver seal_one k", "deliver seal_one l")
@@ -51,6 +52,7 @@ SCOPES = {
 FOUND_IN = {
     "a report counts with any term": "reported, and sealed",
     "a commit does not need every member": "three replicas",
+    "an old leader's writes take effect": "a repository fails over",
     "any writer unseals": "a writer returns",
     "a damaged replica takes the rest of a synchronization": "a synchronization",
     "Varlog 1: a crash in the middle of a synchronization is the end": "a synchronization, trimmed",

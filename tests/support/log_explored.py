@@ -18,10 +18,16 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, get_args
 
-from tests.support.log_world import Machine, Seal, World, Writer
+from tests.support.log_world import STREAM, Machine, Seal, World, Writer
 from walsender_bridge.change_log.protocol import CommitContext, Position, ReplicaReport
 from walsender_bridge.change_log.replica.disk import Durable, IndexRow, Tail
-from walsender_bridge.change_log.repository.core import Record, RepositoryTick, StreamCommit
+from walsender_bridge.change_log.repository.core import (
+    Record,
+    RepositoryTick,
+    StreamCommit,
+    StreamSealed,
+    StreamUnsealed,
+)
 
 #: Values of these types are shared by all states.
 VALUES = frozenset(
@@ -37,7 +43,7 @@ VALUES = frozenset(
     }
     - {RepositoryTick}
 )
-FAULTS = ("crash", "repository", "disk", "entries", "reopen")
+FAULTS = ("crash", "repository", "leader", "disk", "entries", "reopen")
 Action = Callable[["SmallWorld"], None]
 
 
@@ -81,6 +87,10 @@ class Chosen:
             wanted = self.answers.popleft()
             return next(each for each in options if each is wanted or each == wanted)
         return options[0]
+
+    def randrange(self, _: int) -> int:
+        number: int = self.answers.popleft()
+        return number
 
     def sample(self, options: Sequence[Any], count: int) -> list[Any]:
         return [*options][-count:]
@@ -140,6 +150,7 @@ class SmallWorld(World):
         if self.seal is not None and len(self.seal.sealed) >= self.least():
             yield "unseal", World.end_seal
         yield from self._of_replicas()
+        yield from self._of_the_old_leader()
         if self.left["fault"] > 0:
             yield from self._faults()
 
@@ -172,12 +183,29 @@ class SmallWorld(World):
         if any(len(machine.disk.rows) > 3 for machine in self.machines.values()):
             yield "trim", World.trim
 
+    def _of_the_old_leader(self) -> Iterator[tuple[str, Action]]:
+        if self.old is None:
+            return
+        stream = self.old.stream
+        for name in stream.members:
+            calls: dict[str, list[Any]] = {
+                "commits": [0, stream.history[0]],
+                "seals": [1],
+                "writes a seal": [3, StreamSealed(STREAM, stream.term + 1)],
+                "ends a seal": [3, StreamUnsealed(STREAM, stream.term, (name,))],
+            }
+            for what, answers in calls.items():
+                call = partial(SmallWorld.called, answers=(name, *answers))
+                yield f"the old leader {what} at {name}", call
+
     def _answers(self, name: str) -> bool:
         return name in self.machines and self.machines[name].up
 
     def _faults(self) -> Iterator[tuple[str, Action]]:
         if "repository" in self.possible:
             yield "restart the repository", partial(SmallWorld.failed, event="restart_repository")
+        if "leader" in self.possible:
+            yield "another repository leads", partial(SmallWorld.failed, event="fail_over")
         for name, machine in self.machines.items():
             if "crash" in self.possible and machine.up:
                 answers = [machine, 0.85]
@@ -223,6 +251,9 @@ class SmallWorld(World):
 
     def delivered(self, number: int) -> None:
         self.attempt(self.messages.pop(number))
+
+    def called(self, answers: Sequence[Any]) -> None:
+        self._answered(answers, self.old_leader)
 
     def started(self, name: str) -> None:
         self.machines[name].restart()
@@ -283,6 +314,7 @@ class SmallWorld(World):
             self.seal and (self.seal.term, sorted(self.seal.sealed)),
             [self._writer(writer) for writer in self.writers],
             self.given,
+            self.old and (self.old.stream, self.number - self.old.number),
             [(name, [*map(repr, batches)]) for name, (_, batches) in sorted(self.syncs.items())],
             sorted(self.truth.rejected),
             sorted(self.truth.committed.items()),
@@ -312,9 +344,8 @@ class SmallWorld(World):
 def _named(message: Callable[[], None]) -> str:
     """A message, as equal as what it does."""
     assert isinstance(message, partial)
-    name, told = message.args
-    what = f"seal {told.term}" if isinstance(told, Seal) else told
-    return f"{message.func.__name__} {name} {what}"
+    told = [f"seal {each.term}" if isinstance(each, Seal) else str(each) for each in message.args]
+    return " ".join([message.func.__name__, *told])
 
 
 class Found(AssertionError):
