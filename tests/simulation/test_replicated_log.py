@@ -18,15 +18,15 @@ from walsender_bridge.change_log.repository import leadership
 from walsender_bridge.change_log.repository.core import Repository, StreamState
 from walsender_bridge.errors import InvalidReplicaError
 
-#: Events of each run, before everything works again.
-EVENTS = 700
+#: Events of each run, and faults among them at least, before everything works again.
+EVENTS, FAULTS = 700, 5
 
 
 def run(seed: int) -> World:
     """A whole run; a violation says how to have it again."""
     world = World(seed)
     try:
-        world.run(EVENTS)
+        world.run(EVENTS, FAULTS)
         world.finish()
     except Exception as error:
         raise AssertionError(f"seed {seed}: {error!r}") from error
@@ -38,6 +38,7 @@ def search(first: int, count: int) -> Counter[str]:
     for number in range(first, first + count):
         world = run(number)
         happened += world.happened
+        assert world.faults >= FAULTS
         happened["faults"] += world.faults
         happened["committed"] += world.stream.last.context.end - 1
     return happened
@@ -50,7 +51,7 @@ def test_no_order_of_faults_loses_or_forks_what_is_committed(seed: int, part: in
     happened = search(first, 120)
     print(dict(happened))
     assert happened["committed"] > 600
-    assert happened["faults"] > 5 * 120
+    assert happened["faults"] > 2 * FAULTS * 120
 
 
 def test_a_seed_replays_exactly() -> None:

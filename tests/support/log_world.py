@@ -681,9 +681,12 @@ class World:
         ("trim", 0.6),
     )
 
-    def run(self, events: int) -> None:
+    def run(self, events: int, faults: int = 0) -> None:
+        """So many events, and more until there have been so many faults."""
         names, weights = zip(*self.EVENTS, strict=True)
-        for name in self.choose.choices(names, weights, k=events):
+        chosen = self.choose.choices(names, weights, k=events)
+        while chosen or self.faults < faults:
+            name = chosen.pop(0) if chosen else self.choose.choices(names, weights)[0]
             self.happened[name] += 1
             getattr(self, name)()
             self.check()

@@ -19,6 +19,7 @@ PAGES = sorted(
 NAMING = [DOCS / "glossary.md", DOCS / "invariants.md", *(DOCS / "decisions").glob("*.md")]
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 _NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sql|md|c|h|sh))`")
+_TEST = re.compile(r"`(tests/[a-z_/]+\.py)::(test_[a-z0-9_]+)`")
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -42,6 +43,12 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def test_every_file_that_is_named_exists(page: Path) -> None:
     missing = [name for name in _NAMED.findall(page.read_text()) if not (ROOT / name).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    for file, name in _TEST.findall(page.read_text()):
+        assert f"\ndef {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
 def test_the_glossary_explains_each_term_once() -> None:
