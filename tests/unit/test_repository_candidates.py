@@ -17,8 +17,10 @@ from walsender_bridge.change_log.repository.leader_lease import not_leading
 from walsender_bridge.change_log.repository.leadership import Leadership, Written, judge
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.change_log.repository.store import RepositoryStore
+from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import NotLeaderError, UnavailableError, UnreachableError
+from walsender_bridge.observability import log_problems
 
 
 def test_a_leader_answers_until_its_lease_can_end_counted_from_the_question() -> None:
@@ -94,6 +96,36 @@ def test_clients_find_the_leader_among_all_repositories(
                 log.create_stream("shop")
             # The leader's own refusal, and not that of the next one.
             assert not isinstance(refused.value, NotLeaderError | UnreachableError)
+
+
+def test_the_state_of_the_log_is_asked_of_whichever_repository_listens(
+    tmp_path: Path, leader: RepositoryServer
+) -> None:
+    nobody, here = f"127.0.0.1:{free_port()}", leader.address.removeprefix("grpc://")
+    path = tmp_path / "tuskline.toml"
+    path.write_text(
+        f"""
+        [log]
+        data_dir = "log"
+        listen = "{nobody}"
+        store = "etcd"
+        repositories = ["{nobody}", "{here}"]
+        [etcd]
+        endpoints = ["127.0.0.1:2379"]
+        [[log_server]]
+        data_dir = "log-server"
+        listen = "127.0.0.1:{free_port()}"
+        [[source]]
+        name = "shop"
+        dsn = "service=shop"
+        """
+    )
+    settings = load_config(path)
+    with LogClient(leader.address) as log:
+        assert log_problems.log_status(settings).log_id == log.status().log_id
+    leader.stop()
+    with pytest.raises(UnavailableError, match="the log does not answer"):
+        log_problems.log_status(settings)
 
 
 def test_without_a_leader_the_reason_is_named(candidate: RepositoryCandidate) -> None:

@@ -25,11 +25,12 @@ _ANSWER = 3.0
 
 def log_status(settings: "Config") -> "LogStatus":
     """The status that the metadata repository reports. Raises `UnavailableError`."""
-    if listening.is_refused(settings.log.listen, seconds=_ANSWER):
+    addresses = settings.log.repositories or [settings.log.listen]
+    if all(listening.is_refused(each, seconds=_ANSWER) for each in addresses):
         raise UnavailableError(
             "the log does not answer",
             where=settings.log_address,
-            repair="start it (tuskline up), or correct [log] listen",
+            repair="start it (tuskline up), or correct [log] listen or repositories",
         )
     from walsender_bridge.change_log.client import LogClient
 
