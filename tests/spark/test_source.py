@@ -473,7 +473,7 @@ def test_a_running_query_follows(writer: LogWriter, reads: Reads, tmp_path: Path
         ({"tables": "public.order"}, "UsageError.*did you mean"),
         ({"columns": "notes"}, "SchemaError.*no column 'notes'"),
         ({"log": None}, "UsageError.*option log is missing"),
-        ({"log": "grpc://127.0.0.1:1"}, "UnavailableError"),
+        ({"log": "grpc://127.0.0.1:1"}, "UnreachableError"),
     ],
 )
 def test_wrong_options_are_named(
