@@ -1,10 +1,13 @@
 """Hot-standby feedback of a safekeeper's readers, as a real primary sees it: it ends with them (37)."""
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg import pq
 
@@ -23,24 +26,34 @@ def quorum(tmp_path: Path, make_server: MakeServer) -> Iterator[QuorumStack]:
 
 @contextmanager
 def reader(server: WalServerProcess, lsn: str, xmin: int) -> Iterator[None]:
-    """A standby as far as the server can tell, with a query that began long ago."""
+    """A standby as far as the server can tell, with a query that began long ago, which it says again and again."""
     connection = pq.PGconn.connect(server.dsn(replication="true").encode())
+    ended = threading.Event()
+
+    def send() -> None:
+        feedback = hot_standby_feedback(
+            xmin=xmin,
+            xmin_epoch=0,
+            catalog_xmin=0,
+            catalog_xmin_epoch=0,
+            now_us=time.time_ns() // 1000,
+        )
+        with contextlib.suppress(psycopg.OperationalError):  # the server is killed
+            while not ended.wait(0.5):
+                connection.put_copy_data(feedback)
+                connection.flush()
+
+    thread = threading.Thread(target=send)
     try:
         assert connection.status == pq.ConnStatus.OK, connection.error_message
         started = connection.exec_(f"START_REPLICATION PHYSICAL {lsn} TIMELINE 1".encode())
         assert started.status == pq.ExecStatus.COPY_BOTH, connection.error_message
-        connection.put_copy_data(
-            hot_standby_feedback(
-                xmin=xmin,
-                xmin_epoch=0,
-                catalog_xmin=0,
-                catalog_xmin_epoch=0,
-                now_us=time.time_ns() // 1000,
-            )
-        )
-        connection.flush()
+        thread.start()
         yield
     finally:
+        ended.set()
+        if thread.ident is not None:
+            thread.join()
         connection.finish()
 
 
