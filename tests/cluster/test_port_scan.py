@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from tests.cluster.test_strangers import JUNK, LONG_FRAME, PREFACE, REQUESTS, SETTINGS, raw
 from tests.support.attached import Attached
 from tests.support.capture_stack import wal_end
 from tests.support.listeners import ListeningSocket, listeners, of_process
 from tests.support.servers import Database
 from tests.support.tls import SERVER, Authority
 from tests.support.waiting import wait_for
-from tests.unit.test_strangers import JUNK, LONG_FRAME, PREFACE, REQUESTS, SETTINGS, raw
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.config import load_config

