@@ -203,8 +203,9 @@ def test_27_a_lost_slot_is_replaced_when_a_quorum_has_all_wal(quorum):
     quorum.kill("safekeeper-2")
     oldest = files(quorum, 2)[0]
     quorum.ask("ALTER SYSTEM SET max_slot_wal_keep_size = '4MB'")
+    # The stream has no slot, and must not lose WAL to a checkpoint of the server's own, too.
+    quorum.ask("ALTER SYSTEM SET max_wal_size = '1GB'")
     quorum.ask("SELECT pg_reload_conf()")
-    # In small steps: the stream has no slot, and must not lose WAL to a checkpoint, too.
     for _ in range(8):
         quorum.make_wal(2)
         wait_for(lambda: quorum.committed_to(quorum.flush_lsn()), 30, "a quorum has it")

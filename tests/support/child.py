@@ -18,30 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def start_child(
     module: str, settings: Any, *, log: Path, **environment: str
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module`, with its output appended to `log`; with an environment of its own not by a fork."""
-    receiver, sender = os.pipe()
+    """Start `python -m module`, with its output appended to `log`."""
     with log.open("ab") as output:
-        try:
-            if module in fork_server.PRELOADED and not environment:
-                process: subprocess.Popen[bytes] = fork_server.start(
-                    module,
-                    ["test"],
-                    stdin=receiver,
-                    stdout=output.fileno(),
-                    stderr=output.fileno(),
-                )
-            else:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", module, "test"],
-                    env={**os.environ, **environment},
-                    stdin=receiver,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                )
-        finally:
-            os.close(receiver)
-    with contextlib.suppress(BrokenPipeError), open(sender, "wb") as stdin:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, "test"],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json_model.encode(settings))
     return process
 

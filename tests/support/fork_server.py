@@ -41,36 +41,6 @@ PRELOADED: Final = {
         "walsender_bridge.provisioning.quorum",
         "walsender_bridge.provisioning.stats_grant",
     ),
-    "walsender_bridge.capture": (
-        "walsender_bridge.capture.driver",
-        "walsender_bridge.capture.gate.monitor",
-        "walsender_bridge.capture.settings",
-        "walsender_bridge.runtime.child_process",
-    ),
-    "walsender_bridge.quorum.safekeeper": (
-        "walsender_bridge.quorum.safekeeper.driver",
-        "walsender_bridge.quorum.safekeeper.data_dir",
-        "walsender_bridge.quorum.safekeeper.status",
-        "walsender_bridge.runtime.child_process",
-    ),
-    "walsender_bridge.quorum.proposer": (
-        "walsender_bridge.quorum.proposer.driver",
-        "walsender_bridge.quorum.proposer.configured_membership",
-        "walsender_bridge.runtime.child_process",
-    ),
-    "walsender_bridge.quorum.wal_server": (
-        "walsender_bridge.quorum.wal_server.service",
-        "walsender_bridge.runtime.child_process",
-    ),
-    "walsender_bridge.change_log.log_server": (
-        "numpy",
-        "google_crc32c",
-        "walsender_bridge.change_log.replica.settings",
-        "walsender_bridge.postgres.protocol.lsn",
-        "walsender_bridge.runtime.child_process",
-        "walsender_bridge.runtime.json_model",
-        "walsender_bridge.runtime.malloc_trim",
-    ),
 }
 _STATUS: Final = struct.Struct("<i")
 #: One request at a time: an answer is the next one's.
