@@ -31,7 +31,7 @@ class Conversation:
     def __init__(self, port: int, tls: TlsFiles | None, host: str = "127.0.0.1") -> None:
         context = None if tls is None else TlsContext(tls)
         connected = socket.create_connection(("127.0.0.1", port), timeout=20)
-        self.end = wire(connected, "a safekeeper", host, context)
+        self.end = wire(connected, "a safekeeper", context, host)
         self.end.trust()
 
     def say(self, *messages: m.ToSafekeeper, wal: bytes = b"") -> None:

@@ -138,7 +138,12 @@ class Config(BaseModel):
     @property
     def log_address(self) -> str:
         """The repository's Flight address, or those of all repositories, with the paths of `[tls]`."""
-        return with_files(",".join(self.log.repositories or [self.log.listen]), self.tls_files)
+        return with_files(",".join(self.repository_listens), self.tls_files)
+
+    @property
+    def repository_listens(self) -> tuple[str, ...]:
+        """Where all repositories listen, `host:port`."""
+        return self.log.repositories or (self.log.listen,)
 
     @property
     def hosted_log_servers(self) -> tuple[HostedLogServer, ...]:

@@ -25,8 +25,7 @@ _ANSWER = 3.0
 
 def log_status(settings: "Config") -> "LogStatus":
     """The status that the metadata repository reports. Raises `UnavailableError`."""
-    addresses = settings.log.repositories or [settings.log.listen]
-    if all(listening.is_refused(each, seconds=_ANSWER) for each in addresses):
+    if all(listening.is_refused(each, seconds=_ANSWER) for each in settings.repository_listens):
         raise UnavailableError(
             "the log does not answer",
             where=settings.log_address,

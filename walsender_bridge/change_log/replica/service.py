@@ -427,7 +427,7 @@ def _append(
     writer.write(actions.encode(status))
     for chunk in reader:
         batch, about = chunk.data, chunk.app_metadata
-        call.took(batch.nbytes + (0 if about is None else len(about)))
+        call.took(synchronizer.message_bytes(chunk))
         _check_append(batch)
         if batch.nbytes > protocol.MAX_BATCH_BYTES or about is None:
             raise MalformedMessageError(

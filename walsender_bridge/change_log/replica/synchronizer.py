@@ -159,13 +159,14 @@ def _chunks(
             chunk = reader.read_chunk()
         except StopIteration:
             return
-        took(_size(chunk))
+        took(message_bytes(chunk))
         if chunk.data is None or chunk.data.nbytes > protocol.MAX_BATCH_BYTES:
             raise MalformedMessageError("a batch exceeds the limit or is missing")
         yield chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
 
 
-def _size(chunk: flight.FlightStreamChunk) -> int:
+def message_bytes(chunk: flight.FlightStreamChunk) -> int:
+    """The bytes of a message that has arrived in a DoPut: its batch, and what is beside it."""
     return sum(
         0 if part is None else part.nbytes if isinstance(part, pa.RecordBatch) else part.size
         for part in (chunk.data, chunk.app_metadata)

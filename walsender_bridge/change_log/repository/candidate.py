@@ -5,13 +5,14 @@ records, and serves as a single repository would, until its leadership cannot be
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from pyarrow import flight
 
-from walsender_bridge.change_log.calls import Calls
+from walsender_bridge.change_log.actions import Handler
+from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.listener import Listener, Service
 from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.change_log.repository.etcd_store import EtcdStore
@@ -105,7 +106,7 @@ class RepositoryCandidate:
             self._stopping.wait(wait)
 
     def _report(self, error: TusklineError) -> None:
-        self._reason = str(error.where and f"{error.where}: ") + error.what
+        self._reason = f"{error.where}: {error.what}" if error.where else error.what
         if error.what != self._said:
             _log.warning("this repository cannot lead", error=error.what, where=error.where)
         self._said = error.what
@@ -151,10 +152,9 @@ class _Follower(Service):
         self._reason = reason
         super().__init__({}, listen, tls, calls)
 
-    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+    def handlers(self, context: flight.ServerCallContext, call: Call) -> Mapping[str, Handler]:
         """Refuse the action."""
-        with self.call(context) as call:
-            call.took(len(action.body))
-            # Who has no certificate of Tuskline is told nothing.
-            self.holder(context)
-            raise not_leading(self._reason())
+        del call
+        # Who has no certificate of Tuskline is told nothing.
+        self.holder(context)
+        raise not_leading(self._reason())

@@ -44,7 +44,7 @@ def ask(
         connected = socket.create_connection((host, port), timeout=seconds)
     except OSError as error:
         raise ConnectionFailedError(error.strerror or str(error), where=where) from None
-    end = wire(connected, where, host, context)
+    end = wire(connected, where, context, host)
     try:
         end.send(m.ProposerGreeting(server, 0))
         end.flush()

@@ -100,7 +100,7 @@ class Links:
         except OSError:
             dialled.close()
             return
-        end = wire(dialled, self.where(peer), self.addresses[peer][0], self._tls)
+        end = wire(dialled, self.where(peer), self._tls, self.addresses[peer][0])
         end.trust()
         link = self.by_peer[peer] = SafekeeperLink(end)
         self.by_fd[end.fileno()] = peer

@@ -149,6 +149,8 @@ class TlsWireEnd(WireEnd):
                 out.appendleft(memoryview(first)[len(piece) :])
 
 
-def wire(dialled: socket.socket, where: str, host: str, tls: TlsContext | None) -> WireEnd:
-    """The end of a connection to the safekeeper at `host`, with TLS if there is a certificate."""
-    return WireEnd(dialled, where) if tls is None else TlsWireEnd(dialled, where, tls, host)
+def wire(
+    connected: socket.socket, where: str, tls: TlsContext | None, host: str | None = None
+) -> WireEnd:
+    """The end of a connection, with TLS if there is a certificate. `host`: of the safekeeper; None: it is this one."""
+    return WireEnd(connected, where) if tls is None else TlsWireEnd(connected, where, tls, host)

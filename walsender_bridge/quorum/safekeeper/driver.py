@@ -31,10 +31,9 @@ from walsender_bridge.postgres.protocol.wal_page import WalFormat
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.frames import decode
 from walsender_bridge.quorum.protocol.history import History
-from walsender_bridge.quorum.protocol.message_socket import WireEnd
 from walsender_bridge.quorum.protocol.positions import Readers
 from walsender_bridge.quorum.protocol.timelines import history_file
-from walsender_bridge.quorum.protocol.tls_wire import TlsWireEnd
+from walsender_bridge.quorum.protocol.tls_wire import TlsWireEnd, wire
 from walsender_bridge.quorum.safekeeper import (
     authorization,
     control_file,
@@ -234,9 +233,7 @@ class SafekeeperDriver:
             _log.info("too many connections", ended=self._connections[oldest].end.where)
             self._gone(oldest)
         self._next += 1
-        where = f"{address[0]}:{address[1]}"
-        tls = self._tls
-        end = WireEnd(connected, where) if tls is None else TlsWireEnd(connected, where, tls)
+        end = wire(connected, f"{address[0]}:{address[1]}", self._tls)
         self._connections[self._next] = SafekeeperConnection(end, now)
         self._numbers[end.fileno()] = self._next
         self._poll.register(end, select.EPOLLIN)
