@@ -8,6 +8,7 @@ import pytest
 from slot_sync.controller import Controller
 from tests.support import extension
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
+from tests.support.etcd import EtcdCluster
 from tests.support.failover_stack import FailoverStack
 from tests.support.servers import DEFAULT, Database
 from tests.support.slot_sync import SlotStack, slot_stack
@@ -21,6 +22,13 @@ def built() -> Iterator[None]:
     """What a module's tests have built of the extension is removed behind its servers."""
     yield
     extension.remove_built()
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """A module's cluster of etcd."""
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import contextlib
 import resource
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -27,10 +26,8 @@ OWN = 40
 
 @pytest.fixture(scope="module")
 def log_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogServer]:
-    found = LogServer(tmp_path_factory.mktemp("limits"))
-    yield found
-    found.process.send_signal(signal.SIGTERM)
-    assert found.process.wait(20) == 0
+    with LogServer.running(tmp_path_factory.mktemp("limits")) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

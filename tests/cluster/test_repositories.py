@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -30,12 +29,6 @@ from walsender_bridge.errors import (
 )
 
 pytestmark = needs_etcd
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
-        yield cluster
 
 
 def test_commits_go_on_when_the_leader_is_killed(etcd: EtcdCluster, tmp_path: Path) -> None:

@@ -82,34 +82,15 @@ def test_37_an_expired_certificate_is_refused_before_it_is_shown(safekeeper, tmp
     expired = unverified(safekeeper.authority, tmp_path, "expired")
     with unharmed(safekeeper), pytest.raises(TusklineError, match="expired"):
         safekeeper.ask(GREETING, tls=expired)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(expired.ca)
-    context.load_cert_chain(expired.certificate, expired.key)
-    with (
-        unharmed(safekeeper),
-        _connected(safekeeper) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as shaken,
-        pytest.raises(OSError, match=r"(?i)expired"),
-    ):
-        shaken.recv(1)
+    _refused(safekeeper, _context(expired.ca, expired), r"(?i)expired")
 
 
 def test_37_without_a_certificate_nothing_is_read(safekeeper):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(safekeeper.files.ca)
-    with (
-        unharmed(safekeeper),
-        _connected(safekeeper) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as shaken,
-        pytest.raises(OSError, match=r"(?i)certificate required"),
-    ):
-        shaken.recv(1)
+    _refused(safekeeper, _context(safekeeper.files.ca), r"(?i)certificate required")
 
 
 def test_37_an_older_tls_is_refused(safekeeper):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(safekeeper.files.ca)
-    context.load_cert_chain(safekeeper.proposer.certificate, safekeeper.proposer.key)
+    context = _context(safekeeper.files.ca, safekeeper.proposer)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with (
         unharmed(safekeeper),
@@ -117,6 +98,26 @@ def test_37_an_older_tls_is_refused(safekeeper):
         pytest.raises(OSError, match=r"(?i)protocol.version"),
     ):
         context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def _context(ca: Path, own: TlsFiles | None = None) -> ssl.SSLContext:
+    """That of a peer with this certificate; None: with none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(ca)
+    if own is not None:
+        context.load_cert_chain(own.certificate, own.key)
+    return context
+
+
+def _refused(safekeeper: TlsSafekeeper, context: ssl.SSLContext, reason: str) -> None:
+    """After a handshake that the peer takes for a whole one."""
+    with (
+        unharmed(safekeeper),
+        _connected(safekeeper) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as shaken,
+        pytest.raises(OSError, match=reason),
+    ):
+        shaken.recv(1)
 
 
 @contextlib.contextmanager

@@ -44,12 +44,7 @@ def run_tuskline(
         tempfile.TemporaryFile("w+") as stderr,
     ):
         process = fork_server.start(
-            "walsender_bridge.cli.app",
-            arguments,
-            stdin=nothing.fileno(),
-            stdout=stdout.fileno(),
-            stderr=stderr.fileno(),
-            cwd=Path.cwd(),
+            arguments, stdin=nothing.fileno(), stdout=stdout.fileno(), stderr=stderr.fileno()
         )
         try:
             code = process.wait(seconds)

@@ -1,8 +1,8 @@
-"""Starts child processes by forking one that has imported most of what they need.
+"""Starts `tuskline` by forking a process that has imported most of what it needs.
 
-A process of ours spends most of a short life in imports, and tests start thousands. For each module one server is started in
-each test process, with `python -m tests.support.fork_server MODULE`; each child is a fork of it, and runs the module as `python -m`
-does. The server has one thread, opens no connection, and ends with the test process, and its children with it.
+A command spends most of its short life in imports, and tests start many. One server is started in each test process, with
+`python -m tests.support.fork_server`; each command is a fork of it, and runs as with `python -m`. The server has one thread,
+opens no connection, and ends with the test process, and its children with it.
 """
 
 import atexit
@@ -26,22 +26,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-ROOT = Path(__file__).resolve().parents[2]
-#: By module: what its processes import first. Not what reads its settings as it is loaded, as Arrow does, and not the
-#: module itself, which `runpy` loads anew.
-PRELOADED: Final = {
-    "walsender_bridge.cli.app": (
-        "walsender_bridge.cli.attach",
-        "walsender_bridge.cli.doctor",
-        "walsender_bridge.cli.status",
-        "walsender_bridge.doctor.server",
-        "walsender_bridge.observability.quorum_view",
-        "walsender_bridge.provisioning.init",
-        "walsender_bridge.provisioning.detach",
-        "walsender_bridge.provisioning.quorum",
-        "walsender_bridge.provisioning.stats_grant",
-    ),
-}
+_MODULE: Final = "walsender_bridge.cli.app"
+#: What is imported first: not the module itself, which `runpy` loads anew.
+_PRELOADED: Final = (
+    "walsender_bridge.cli.attach",
+    "walsender_bridge.cli.doctor",
+    "walsender_bridge.cli.status",
+    "walsender_bridge.doctor.server",
+    "walsender_bridge.observability.quorum_view",
+    "walsender_bridge.provisioning.init",
+    "walsender_bridge.provisioning.detach",
+    "walsender_bridge.provisioning.quorum",
+    "walsender_bridge.provisioning.stats_grant",
+)
 _STATUS: Final = struct.Struct("<i")
 #: One request at a time: an answer is the next one's.
 _LOCK = threading.Lock()
@@ -77,12 +74,12 @@ class ForkedProcess(subprocess.Popen[bytes]):
 
 
 @functools.cache
-def _server(module: str, owner: int) -> socket.socket:
-    """The connection to a module's server, which is started by the first call in the process `owner`."""
+def _server(owner: int) -> socket.socket:
+    """The connection to the server, which is started by the first call in the process `owner`."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", module, str(there.fileno())],
+            [sys.executable, "-m", "tests.support.fork_server", str(there.fileno())],
             pass_fds=[there.fileno()],
             stdin=subprocess.DEVNULL,
             # Where numpy's library starts no threads, the server has one.
@@ -97,27 +94,24 @@ def _server(module: str, owner: int) -> socket.socket:
     return here
 
 
-def start(
-    module: str, arguments: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Path = ROOT
-) -> ForkedProcess:
-    """Start `python -m module ARGUMENTS`, in the environment of this process."""
-    request = {"env": dict(os.environ), "cwd": str(cwd), "arguments": [*arguments]}
+def start(arguments: Sequence[str], *, stdin: int, stdout: int, stderr: int) -> ForkedProcess:
+    """Start `tuskline ARGUMENTS`, in the folder and the environment of this process."""
+    request = {"env": dict(os.environ), "cwd": str(Path.cwd()), "arguments": [*arguments]}
     receiver, sender = os.pipe()
     try:
         with _LOCK:
-            server = _server(module, os.getpid())
+            server = _server(os.getpid())
             message = json.dumps(request).encode()
             socket.send_fds(server, [message], [stdin, stdout, stderr, sender])
             pid = int(server.recv(32))
     finally:
         os.close(sender)
-    return ForkedProcess([sys.executable, "-m", module, *arguments], pid, receiver)
+    return ForkedProcess([sys.executable, "-m", _MODULE, *arguments], pid, receiver)
 
 
-def _serve(module: str, requests: socket.socket) -> None:
+def _serve(requests: socket.socket) -> None:
     """Fork for each request. Returns in the children alone."""
-    sys.argv[0] = module
-    for name in PRELOADED[module]:
+    for name in _PRELOADED:
         importlib.import_module(name)
     # jemalloc, which Arrow brings, starts its own thread again in a child.
     threads = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
@@ -179,5 +173,5 @@ def _become(request: dict[str, Any], standard: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)

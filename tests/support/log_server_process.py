@@ -1,9 +1,11 @@
 """A log server's process with TLS, for attacks on it."""
 
+import contextlib
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 from pyarrow import flight
@@ -44,6 +46,15 @@ class LogServer:
         self.maker = EntryMaker()
         wait_for(self._created, 20, "the log server")
         self.append(self.maker.whole())
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, folder: Path) -> Iterator[Self]:
+        """One that ends with the block, when it is told to."""
+        found = cls(folder)
+        yield found
+        found.process.send_signal(signal.SIGTERM)
+        assert found.process.wait(20) == 0
 
     def client(self, tls: TlsFiles) -> ReplicaClient:
         return ReplicaClient(self.address, tls=tls, timeout=10)

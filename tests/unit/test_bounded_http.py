@@ -8,6 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.support.http_service import served
 from tests.support.waiting import wait_for
 from walsender_bridge.observability.bounded_http import BoundedHandler, BoundedServer
 
@@ -30,13 +31,10 @@ def serving(
     handler: type[BoundedHandler] = _Handler, host: str = "127.0.0.1", **limits: float
 ) -> Iterator[BoundedServer]:
     with BoundedServer((host, 0), handler, **limits) as server:  # type: ignore[arg-type]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
         try:
-            yield server
+            with served(server):
+                yield server
         finally:
-            server.shutdown()
-            thread.join()
             # The next test counts its own.
             wait_for(lambda: threads() == 0, 20, "the connections' threads end")
 

@@ -1,6 +1,5 @@
 """Appends of a holder of the right role that are none: the log server's process lives, and nothing durable changes."""
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,10 +27,8 @@ from walsender_bridge.runtime.tls_files import with_files
 
 @pytest.fixture(scope="module")
 def log_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogServer]:
-    found = LogServer(tmp_path_factory.mktemp("hostile"))
-    yield found
-    found.process.send_signal(signal.SIGTERM)
-    assert found.process.wait(20) == 0
+    with LogServer.running(tmp_path_factory.mktemp("hostile")) as found:
+        yield found
 
 
 def batch_of(data: Any, kinds: list[int | None] | None = None) -> pa.RecordBatch:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPSConnection
@@ -12,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.http_service import served
 from tests.support.tls import HOSTS, Authority, replace_files
 from walsender_bridge.config import Config, MetricsSection
 from walsender_bridge.doctor import parts
@@ -46,14 +46,8 @@ def authority(tmp_path) -> Authority:
 def serving(files: TlsFiles) -> Iterator[metrics.Endpoint]:
     observations = cast("metrics.SharedObservations", Observations())
     context = TlsContext(files, server=True)
-    with metrics.Endpoint(("127.0.0.1", 0), observations, context) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with metrics.Endpoint(("127.0.0.1", 0), observations, context) as server, served(server):
+        yield server
 
 
 def get(server: metrics.Endpoint, files: TlsFiles, path: str = "/readyz") -> tuple[int, Any]:

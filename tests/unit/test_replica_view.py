@@ -1,11 +1,11 @@
 """A stream with fewer replicas in sync than it should have: named with its repair, and no reason to count as dead."""
 
 import json
-import threading
 import urllib.request
 from types import SimpleNamespace
 
 from tests.support import statuses
+from tests.support.http_service import served
 from walsender_bridge.change_log.repository_messages import ReplicaPlace, StreamDescription
 from walsender_bridge.observability import metrics, quorum_metrics
 from walsender_bridge.observability.observation import Observation, Process
@@ -59,15 +59,13 @@ def test_what_is_degraded_is_ready_and_counted():
     seen = observed(*replicas)
     assert seen.problems == []
     shared = SimpleNamespace(latest=lambda: seen)
-    with metrics.Endpoint(("127.0.0.1", 0), shared) as server:  # type: ignore[arg-type]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with metrics.Endpoint(("127.0.0.1", 0), shared) as server, served(server):  # type: ignore[arg-type]
         host, port = str(server.server_address[0]), server.server_address[1]
         with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=10) as answer:
             assert answer.status == 200
             assert json.load(answer) == {"ready": True, "reasons": [], "degraded": seen.degraded}
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        server.shutdown()
     assert "\ntuskline_ready 1.0\n" in text
     assert "\ntuskline_degraded 1.0\n" in text
     assert '\ntuskline_log_replicas_missing{source="shop"} 1.0\n' in text

@@ -1,8 +1,8 @@
 """What the holder of a certificate may ask of the change log's services. Pure.
 
-A certificate names its holder's roles and streams (`runtime.certificate_holder`). The services ask `check` before each action, read, append and synchronization. An action
-that no role of the holder has, or on a stream that is not the holder's, is refused; so is a name that is no such URI. An
-action that is missing in the table is nobody's.
+A certificate names its holder's roles and streams (`runtime.certificate_holder`). The services ask `check` before each
+action, read, append and synchronization. An action that no role of the holder has, or on a stream that is not the holder's,
+is refused; so is a name that is no such URI. An action that is missing in the table is nobody's.
 
 | role | its holder |
 |---|---|
