@@ -268,6 +268,20 @@ def test_28_what_the_log_has_is_skipped_and_its_schemas_are_followed() -> None:
     assert [messages_of(data)[0] for data in cut(effects)] == [pg.begin(1048, 8)]
 
 
+def test_28_tables_of_a_transaction_that_is_skipped_are_no_partitions() -> None:
+    """Their rows are not taken, so nothing of the log stands between their descriptions."""
+    first, second = root_rows(2)
+    again = [*schema(ROOT, 0), first, *schema(LEAF, 0), pg.insert(LEAF, [b"1", b"x"])]
+    sent = [*pg.transaction(1000, 7, again), *pg.transaction(1048, 8, [second])]
+    state = new_state(logged_lsn=1048, committed_lsn=1048)
+    assert partition_rows(state, *sent) == []
+    # Nor is the partition of a row that is skipped that of the next one.
+    again = [*schema(ROOT, 0), *schema(LEAF, 0), first]
+    sent = [*pg.transaction(1000, 7, again), *pg.transaction(1048, 8, [second])]
+    state = new_state(logged_lsn=1048, committed_lsn=1048)
+    assert partition_rows(state, *sent) == []
+
+
 def test_32_the_last_transaction_is_not_doubled() -> None:
     # The log's position is the end of the commit record; the Begin names its start, which is below.
     state = new_state(logged_lsn=1048, committed_lsn=1048)

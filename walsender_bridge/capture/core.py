@@ -239,6 +239,9 @@ def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
         if kind in inside:
             if mode != _APPENDING:
                 if mode == _SKIPPING:
+                    # It has the row that its relations were described for.
+                    state.described = None
+                    state.partitions.clear()
                     continue
                 if mode == _OUTSIDE:
                     buffered = _message(state, data, buffered)
