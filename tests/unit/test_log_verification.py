@@ -16,7 +16,7 @@ from tests.support import stored_log
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.stored_log import STREAM, Files
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.protocol import START, CommitContext
+from walsender_bridge.change_log.protocol import REBUILD_GAP, START, CommitContext
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -444,6 +444,22 @@ def test_the_global_ranges_of_two_streams_follow_each_other() -> None:
     streams = {"a": (stated("a"), A), "b": (stated("b"), B)}
     assert verify_global_ranges(streams, complete=True) is None
     assert verify_global_ranges(streams, complete=False) is None
+
+
+def test_a_gap_that_a_rebuild_has_left_is_no_violation() -> None:
+    """It dropped the commit of version 2 of stream b, which no replica had."""
+    later = 3 + REBUILD_GAP
+    a = [row(1, 1, 1, 1), row(2, 2, 3, 1), row(3, 3, 9, 1), row(later, 4, REBUILD_GAP, 2)]
+    b = [row(1, 1, 2, 1), row(later, 2, REBUILD_GAP + 2, 1)]
+    streams = {"a": (stated("a", version=later), a), "b": (stated("b", version=later), b)}
+    assert verify_global_ranges(streams, complete=True) is None
+    # Behind that version, both have what they had: nothing explains a gap there.
+    a = [*a[:2], row(3, 3, 9, 1)]
+    b = [b[0], row(2, 2, 4, 1), row(4, 3, 10, 1)]
+    streams = {"a": (stated("a", version=later), a), "b": (stated("b", version=later), b)}
+    violation = verify_global_ranges(streams, complete=True)
+    assert violation is not None
+    assert (violation.stream, violation.offset) == ("a", 3)
 
 
 @pytest.mark.parametrize(

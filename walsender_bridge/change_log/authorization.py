@@ -7,7 +7,7 @@ is refused; so is a name that is no such URI. An action that is missing in the t
 | role | its holder |
 |---|---|
 | `writer` | captures a source into its stream |
-| `repository` | orders the log: commits, seals and trims, and has replicas synchronized |
+| `repository` | orders the log: commits, seals and trims, and has replicas synchronized; rebuilds its records from them |
 | `reader` | reads entries, and holds leases |
 | `lake` | publishes epochs: reads, and ends leases and skips versions |
 | `monitor` | asks for the status |
@@ -52,7 +52,9 @@ _WRITER = _MONITOR | {
 #: The actions of each role.
 ALLOWED: Final[dict[Role, frozenset[str]]] = {
     Role.WRITER: _WRITER,
-    Role.REPOSITORY: frozenset({"report", "commit", "create", "seal", "trim", "synchronize"}),
+    Role.REPOSITORY: frozenset(
+        {"report", "commit", "create", "seal", "trim", "synchronize", "replicas", "commits"}
+    ),
     Role.READER: _READER,
     Role.LAKE: _LAKE,
     Role.MONITOR: _MONITOR,

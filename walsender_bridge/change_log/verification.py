@@ -7,7 +7,7 @@ not depend on a stream's length. The first violation of each replica is yielded;
     I1   the last commit's end is the end of the commit context, or the low watermark
     I2   entries, and the commits in the index, leave no hole
     I3   every entry is unchanged and in its place, and all replicas have the same one there, under the same global offset
-    I4   global ranges are disjoint, in the order of versions, and without gaps over all streams
+    I4   global ranges are disjoint, in the order of versions, and without gaps over all streams, except at a rebuild
     I5   versions grow along the index, and the context's is the greatest
     I6   no replica of the set lacks what the repository has committed
     I7   no offset belongs to two commits
@@ -28,7 +28,7 @@ from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple, Protocol
 
 from walsender_bridge.change_log.entry import EntryHeader, check, check_follows
-from walsender_bridge.change_log.protocol import START, CommitContext
+from walsender_bridge.change_log.protocol import START, CommitContext, is_from_before_a_rebuild
 from walsender_bridge.change_log.replica.disk import IndexRow, Tail, tail_at
 from walsender_bridge.errors import (
     Cause,
@@ -40,6 +40,8 @@ from walsender_bridge.errors import (
     of_cause,
 )
 
+#: Gaps of global offsets that are remembered: each rebuild leaves one for each stream at most.
+_MOST_GAPS: Final = 1000
 _OFFSET: Final = re.compile(r"\boffset (\d+)\b")
 _REPAIR: Final[Mapping[Cause, str]] = {
     Cause.CORRUPT: 'docs/log.md, "When a violation is found"',
@@ -421,7 +423,8 @@ def verify_global_ranges(
     """Check the global ranges of all streams, one replica of each, up to the least of their versions.
 
     `complete`: these are all streams of the log. Then no gap may be above what was trimmed: above the first commit that is
-    left of each trimmed stream, or above `last_versions`, its last commit that is not empty, if none is left.
+    left of each trimmed stream, or above `last_versions`, its last commit that is not empty, if none is left. Gaps that a
+    rebuild of the repository has left are no violation.
     """
     rows: dict[str, Iterator[IndexRow]] = {}
     trimmed = 0
@@ -434,17 +437,59 @@ def verify_global_ranges(
             trimmed = max(trimmed, last if first is None else first.context.version)
     newest = min((stated.version for stated, _ in streams.values()), default=0)
     following, before = 1, "the beginning"
+    gaps: list[tuple[int, Violation]] = []
+    overlap: Violation | None = None
+    rebuilds = _Rebuilds(streams)
     for version, name, row in merge(
         *(_tagged(*each) for each in rows.items()), key=itemgetter(0, 1)
     ):
-        if version > newest:
+        if version > newest or len(gaps) == _MOST_GAPS:
             break
+        rebuilds.passed(name, version)
         offset = row.context.global_offset
-        if offset < following or (complete and version > trimmed and offset != following):
+        if offset != following:
             what = f"version {version} has global offsets from {offset} on, and {following} is next after {before}"
-            return Violation("I4", what, name, streams[name][0].replica, row.context.local_offset)
+            at = row.context.local_offset
+            violation = Violation("I4", what, name, streams[name][0].replica, at)
+            if offset < following:
+                overlap = violation
+                break
+            if complete and version > trimmed:
+                gaps.append((version, violation))
         following, before = row.context.global_end, f"version {version} of stream {name}"
-    return None
+    rebuilds.ended()
+    return next((found for version, found in gaps if not rebuilds.explain(version)), overlap)
+
+
+class _Rebuilds:
+    """Which gaps of global offsets a rebuild of the repository has left: it may have dropped a commit of each stream.
+
+    A stream lacks that commit, and goes on behind the gap in versions. So a gap of global offsets is explained at the versions
+    that some stream has passed over with it.
+    """
+
+    def __init__(self, streams: Mapping[str, tuple[StatedReplica, Iterable[IndexRow]]]) -> None:
+        self._last = dict.fromkeys(streams, 0)
+        self._stated = {name: stated.version for name, (stated, _) in streams.items()}
+        self._skipped: list[range] = []
+
+    def passed(self, stream: str, version: int) -> None:
+        """A stream has a commit of this version, behind the one noted before."""
+        self._note(self._last[stream], version)
+        self._last[stream] = version
+
+    def ended(self) -> None:
+        """No stream has a further commit."""
+        for name, version in self._stated.items():
+            self._note(self._last[name], version)
+
+    def _note(self, known: int, version: int) -> None:
+        if is_from_before_a_rebuild(known, version):
+            self._skipped.append(range(known + 1, version + 1))
+
+    def explain(self, version: int) -> bool:
+        """Whether a rebuild explains a gap of global offsets in front of this version."""
+        return any(version in each for each in self._skipped)
 
 
 def _tagged(name: str, rows: Iterable[IndexRow]) -> Iterator[tuple[int, str, IndexRow]]:

@@ -19,6 +19,7 @@ from walsender_bridge.cli import (
     flush,
     lake_verify,
     log_backup,
+    log_rebuild,
     log_status,
     log_tail,
     log_trim,
@@ -62,7 +63,9 @@ app = typer.Typer(
 log_server_app = typer.Typer(help="Run the log server: replicas of the log, and safekeepers.")
 bridge_app = typer.Typer(help="Run the bridge, which captures the sources and orders the log.")
 lake_app = typer.Typer(help="Run the Spark job that publishes epochs; verify its files.")
-log_app = typer.Typer(help="Show, verify, trim and follow the change log; back up its repository.")
+log_app = typer.Typer(
+    help="Show, verify, trim and follow the change log; back up or rebuild its repository."
+)
 for name, named in (
     ("log-server", log_server_app),
     ("bridge", bridge_app),
@@ -72,7 +75,7 @@ for name, named in (
     app.add_typer(named, name=name, no_args_is_help=True)
 
 lake_verify.register(lake_app)
-for command in (log_status, log_verify, log_trim, log_tail, log_backup):
+for command in (log_status, log_verify, log_trim, log_tail, log_backup, log_rebuild):
     command.register(log_app)
 for group in (
     attach,

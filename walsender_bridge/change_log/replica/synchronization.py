@@ -12,6 +12,8 @@ checksum of the one before it, so a copy that continues another history is refus
     entries up to e >= low       [low, end)                  [e, end); uncommitted entries are dropped
     entries up to end            [low, end)                  the newest commit context, if it has an older one
     entries beyond end           [low, end)                  refused: the source has lost commits (also if it is invalid)
+    anything, from before a      [low, end)                  [low, end), behind a wipe: the repository was lost, and built
+    rebuild                                                  again without this replica, whose last commit it may not know
 
 A wipe removes entries and commit context together. It happens only here, once a source has offered all that replaces them:
 as little as possible is removed. From SyncInit to its end the destination has a durable marker and is LEARNING: it sends no
@@ -21,7 +23,11 @@ reports, serves no reads, and after a crash begins again where its commit contex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from walsender_bridge.change_log.protocol import CommitContext, Position
+from walsender_bridge.change_log.protocol import (
+    CommitContext,
+    Position,
+    is_from_before_a_rebuild,
+)
 from walsender_bridge.change_log.replica.disk import Durable, IndexRow, RecoveryOutcome
 from walsender_bridge.errors import DivergedError, InvalidReplicaError
 
@@ -82,6 +88,8 @@ def negotiate(outcome: RecoveryOutcome, own: Durable, offer: SyncOffer) -> tuple
     if own.context is None:
         # It holds nothing, or nothing of it could be read.
         return SyncRange(first, end), outcome == RecoveryOutcome.INVALID or held != first
+    if is_from_before_a_rebuild(own.version, theirs.version):
+        return SyncRange(first, end), True
     # A replica that is not valid may hold more than this source, too: most of it is intact.
     if held > end or own.version > theirs.version:
         raise DivergedError(

@@ -119,6 +119,17 @@ class FoldedStore(ABC):
             self._stopped = error
             raise
 
+    def begin_with(self, state: Repository) -> None:
+        """Begin an empty store with a state, in one step; see `rebuild.py`. Raises `InvariantError`, and the store's errors."""
+        assert not self.state.log_id, "a store is of one log"
+        check_invariants(state, checked(state))
+        self._state = state
+        try:
+            self.checkpoint()
+        except BaseException:
+            self._state = None
+            raise
+
     def reload(self) -> None:
         """See `RecordStore`."""
         self._state = self._load()

@@ -19,7 +19,12 @@ from itertools import count
 from typing import Final, TypeVar
 
 from walsender_bridge.change_log import log_server_messages as m
-from walsender_bridge.change_log.protocol import CommitContext, ReplicaStatus
+from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
+    CommitContext,
+    ReplicaStatus,
+    is_from_before_a_rebuild,
+)
 from walsender_bridge.change_log.repository.core import (
     Record,
     ReplicasAssigned,
@@ -37,7 +42,12 @@ from walsender_bridge.change_log.repository.membership import (
     SealAgain,
     TakeBack,
 )
-from walsender_bridge.errors import DivergedError, TusklineError, UnavailableError
+from walsender_bridge.errors import (
+    DivergedError,
+    InvalidReplicaError,
+    TusklineError,
+    UnavailableError,
+)
 from walsender_bridge.runtime import logs
 
 #: Seconds between two decisions.
@@ -284,8 +294,7 @@ class Replication:
         link = self._link(replica)
         # A replica that is not known there, or not valid, cannot be sealed: it takes everything.
         with suppress(TusklineError):
-            status = link.call(m.SEAL, m.SealRequest(name, end, term))
-            if status.state == "sealed":
+            if status := self._in_sync(link, name, end, term):
                 return status
         with self._lock:
             reports = self._reports()
@@ -305,6 +314,21 @@ class Replication:
             # The call to a log server that has gone may take its whole time to end.
             if self._stopping.is_set() or source not in self._log_servers.with_own_id():
                 raise UnavailableError("log server does not answer", where=source.address)
+
+    def _in_sync(self, link: LogServerLink, name: str, end: int, term: int) -> ReplicaStatus | None:
+        """The status of a replica that is sealed where the stream ends; None: it can be synchronized now.
+
+        The last commit of a replica from before a rebuild may be one that was dropped then, also if its end fits, or lies
+        beyond: it takes everything. Raises `TusklineError` if it cannot be sealed.
+        """
+        with self._lock:
+            newest = self._state().version
+        with suppress(InvalidReplicaError):
+            status = link.call(m.SEAL, m.SealRequest(name, end, term))
+            if not is_from_before_a_rebuild(status.version, newest):
+                return status if status.state == "sealed" else None
+        link.call(m.SEAL, m.SealRequest(name, MAX_COUNT, term))
+        return None
 
     # -- decisions ----------------------------------------------------------------------------------
 

@@ -1,0 +1,286 @@
+"""The repository's records are lost, and built again from the replicas: nothing committed is lost, no version has two meanings."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.capture_stack import STREAM, ChangeLog
+from tests.support.log_entries import SCHEMAS, EntryMaker
+from tests.support.waiting import wait_for
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.client import LogClient, StreamWriter
+from walsender_bridge.change_log.operator_client import OperatorLog, OperatorReplica
+from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.repository import empty_store
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+from walsender_bridge.change_log.repository.rebuild import HOLD
+from walsender_bridge.change_log.repository.rebuilder import Rebuilder
+from walsender_bridge.change_log.stream_reader import StreamReader
+from walsender_bridge.cli.app import app
+from walsender_bridge.errors import (
+    ConfigError,
+    DeadlineError,
+    RunningError,
+    StreamSealedError,
+    TusklineError,
+    UnavailableError,
+    UsageError,
+)
+from walsender_bridge.observability import log_verify
+from walsender_bridge.runtime.output import Output
+
+POLICY = ReplicationPolicy(replicas=3, min_replicas=2, silence=2.0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[ChangeLog]:
+    with ChangeLog(tmp_path, POLICY) as log:
+        yield log
+
+
+class Stream:
+    """A stream's writer, which goes on under a new term when its stream is sealed, and all that was committed."""
+
+    def __init__(self, log: ChangeLog, name: str = STREAM) -> None:
+        self.client = LogClient(log.address)
+        self.name = name
+        self.sent: list[bytes] = []
+        self._make = EntryMaker()
+        self._writer: StreamWriter | None = None
+        wait_for(self._create, 30, "the stream")
+
+    def _create(self) -> bool:
+        try:
+            self.client.create_stream(self.name)
+        except UnavailableError:
+            return False
+        return True
+
+    def _open(self) -> bool:
+        if self._writer is not None:
+            self._writer.close()
+        try:
+            self._writer = self.client.open_writer(self.name)
+        except UnavailableError:
+            return False
+        self._make.follow(self._writer.status)
+        assert self._writer.status.end_offset == len(self.sent) + 1, (
+            "what is committed, and no more"
+        )
+        return True
+
+    def commit(self) -> int:
+        """One more entry; the version that has it. It is sent again if its stream was sealed before it was committed."""
+        entry, end = b"", len(self.sent) + 2
+        while True:
+            if self._writer is None:
+                wait_for(self._open, 30, "a writer")
+            assert self._writer is not None
+            try:
+                if not entry or self._writer.status.end_offset < end:
+                    entry = self._make.whole()
+                    self._append(entry)
+                version = self.client.barrier({self.name: self._make.end_lsn}, 5)
+            except (UnavailableError, DeadlineError):
+                self._end()
+                continue
+            self.sent.append(entry)
+            return version
+
+    def _end(self) -> None:
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
+
+    def append_more(self) -> None:
+        """An entry that all replicas hold, and that is not committed."""
+        self._append(self._make.whole())
+
+    def _append(self, entry: bytes) -> None:
+        assert self._writer is not None
+        self._writer.send([entry], schemas=list(SCHEMAS.values()))
+        assert self._writer.next_ack(20) is not None
+
+    def sealed(self) -> None:
+        """The writer finds that its stream was sealed, and ends."""
+        with pytest.raises(StreamSealedError):
+            self._append(self._make.whole())
+        self._end()
+
+    def check(self) -> None:
+        """Each replica has what was committed, once, and nothing else."""
+        cut = self.client.status().streams[self.name]
+        with StreamReader.of(cut) as reader:
+            found = [*reader.read(1, cut.end_offset)]
+        assert [bytes(each.data) for each in found] == self.sent
+        assert [each.offset for each in found] == [*range(1, len(found) + 1)]
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self.client.close()
+
+
+def lose(log: ChangeLog) -> None:
+    log.stop_repository()
+    shutil.rmtree(log.folder / "repository")
+
+
+def rebuild(log: ChangeLog, *given_up: str, hold: float = 3600.0) -> int:
+    """Build it again; the version that it begins with."""
+    file = log.folder / "repository" / "repository.sqlite"
+    with (
+        closing(Rebuilder(log.listens, log.policy, given_up=given_up)) as rebuilder,
+        empty_store.opened(file, None) as store,
+    ):
+        plan = rebuilder.look()
+        store.begin_with(rebuilder.rebuild(plan, hold=hold))
+    return plan.fence
+
+
+def in_sync(log: ChangeLog) -> int:
+    with OperatorLog(log.address) as client:
+        return sum(each.in_sync for each in client.describe().streams[0].replicas)
+
+
+def verified(log: ChangeLog) -> None:
+    report = log_verify.verify_running(log.address, [], Output(as_json=True))
+    assert report.violations == []
+
+
+def test_31_a_lost_repository_is_rebuilt_and_versions_never_go_back(log: ChangeLog) -> None:
+    with closing(Stream(log)) as stream, closing(Stream(log, "other")) as other:
+        for _ in range(3):
+            stream.commit()
+            other.commit()
+        stream.client.register_consumer("lake", stream.commit(), 600.0)
+        # An empty version is readable before any replica knows it.
+        seen = stream.client.barrier({}, 30)
+        log_id = stream.client.status().log_id
+        lose(log)
+        fence = rebuild(log)
+        assert fence > seen
+        stream.sealed()
+        log.start_repository()
+        status = stream.client.status()
+        assert (status.log_id, status.version) == (log_id, fence)
+        stream.check()
+        for _ in range(3):
+            assert stream.commit() > fence
+            other.commit()
+        stream.check()
+        other.check()
+        with OperatorLog(log.address) as client:
+            assert [each.name for each in client.describe().consumers] == [HOLD]
+            # What a consumer that comes back needs is still known.
+            client.register_consumer("lake", seen, 600.0)
+            described = {each.name: each for each in client.describe().consumers}
+            assert described["lake"].needs[STREAM].offset == 5
+            assert client.describe().streams[0].trim_limit == 1
+        wait_for(lambda: in_sync(log) == 3, 30, "all replicas are in sync")
+        verified(log)
+        # The same again, from replicas that have a fence.
+        lose(log)
+        assert rebuild(log) > fence
+        log.start_repository()
+        stream.commit()
+        stream.check()
+        verified(log)
+
+
+def commit_on(log: ChangeLog, number: int) -> None:
+    """The last commit of the old repository reaches one log server alone."""
+    with OperatorReplica(log.listens[number]) as replica:
+        (found,) = replica.replicas().replicas
+        context, status = found.context, found.status
+        assert context is not None
+        assert status is not None
+        length = status.end_offset - status.committed_end
+        own = CommitContext(context.version + 1, context.end, context.global_end, length)
+        assert not replica._call(m.COMMIT, m.CommitRequest({STREAM: (own,)}, 1)).refused
+
+
+def test_31_a_log_server_that_is_given_up_may_return_with_a_commit_of_its_own(
+    log: ChangeLog,
+) -> None:
+    with closing(Stream(log)) as stream:
+        wait_for(lambda: in_sync(log) == 3, 30, "all replicas are in sync")
+        stream.commit()
+        log.stop_repository()
+        stream.append_more()
+        commit_on(log, 2)
+        log.kill_log_server(2)
+        lose(log)
+        gone = log.listens[2]
+        with pytest.raises(UnavailableError, match="may have the newest commit") as refused:
+            rebuild(log)
+        assert gone in str(refused.value)
+        with pytest.raises(UsageError, match="answers"):
+            rebuild(log, log.listens[0])
+        log.kill_log_server(1)
+        with pytest.raises(UnavailableError, match="may have been all members"):
+            rebuild(log, gone, log.listens[1])
+        log.start_log_server(1)
+        wait_for(lambda: _rebuilt(log, gone), 30, "the log server is there")
+        log.start_repository()
+        assert in_sync(log) == 2
+        stream.commit()
+        # It missed the rebuild, so it takes everything, whatever it has.
+        log.start_log_server(2)
+        wait_for(lambda: in_sync(log) == 3, 60, "it is in sync")
+        stream.commit()
+        stream.check()
+        verified(log)
+
+
+def _rebuilt(log: ChangeLog, given_up: str) -> bool:
+    try:
+        rebuild(log, given_up)
+    except UnavailableError:
+        return False
+    return True
+
+
+def test_31_the_command_shows_and_writes_and_refuses_where_a_repository_is(
+    log: ChangeLog, tmp_path: Path
+) -> None:
+    config = tmp_path / "tuskline.toml"
+    servers = "".join(f'[[log_server]]\nlisten = "{each}"\n' for each in log.listens)
+    config.write_text(
+        f'[machine]\ndata_dir = "bridge"\nparts = ["repository", "bridge"]\n[log]\ndata_dir = "repository"\nlisten = "{log.listen}"\n{servers}'
+        '[[source]]\nname = "shop"\ndsn = "dbname=shop"\n'
+    )
+
+    def run(*options: str) -> tuple[dict[str, object], BaseException | None]:
+        arguments = ["log", "rebuild", "--json", "-c", str(config), *options]
+        result = CliRunner().invoke(app, arguments)
+        lines = [each for each in result.stdout.splitlines() if each.startswith("{")]
+        return (json.loads(lines[-1]) if lines else {}), result.exception
+
+    with closing(Stream(log)) as stream:
+        version = stream.commit()
+        _, error = run()
+        assert isinstance(error, RunningError), "the repository answers"
+        log.stop_repository()
+        for option in ((), ("--dry-run",)):
+            _, error = run(*option)
+            assert isinstance(error, ConfigError)
+            assert "there is a repository already" in error.what
+        shutil.rmtree(tmp_path / "repository")
+        shown, _ = run("--dry-run")
+        assert shown["newest_version"] == version
+        assert not (tmp_path / "repository").exists()
+        written, error = run("--hold", "1h")
+        assert error is None
+        assert {**shown, "written": True} == written
+        log.start_repository()
+        stream.sealed()
+        stream.commit()
+        stream.check()
+        _, error = run("--without", "127.0.0.1:1")
+        assert isinstance(error, TusklineError)

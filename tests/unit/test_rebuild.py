@@ -1,0 +1,276 @@
+"""What the replicas of a lost repository offer, and what is decided from it: ends, members, refusals, and the new state."""
+
+from dataclasses import replace
+
+import pytest
+
+from walsender_bridge.change_log.protocol import (
+    REBUILD_GAP,
+    START,
+    CommitContext,
+    Position,
+    ReplicaReport,
+    ReplicaStatus,
+)
+from walsender_bridge.change_log.replica.disk import IndexRow
+from walsender_bridge.change_log.repository import rebuild
+from walsender_bridge.change_log.repository.core import Repository, RepositoryTick
+from walsender_bridge.change_log.repository.invariants import check_invariants, checked
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+from walsender_bridge.change_log.repository.rebuild import (
+    AskedLogServer,
+    Offer,
+    RebuildPlan,
+    StreamHistory,
+)
+from walsender_bridge.errors import (
+    ConfigError,
+    CorruptError,
+    DivergedError,
+    InvalidReplicaError,
+    TusklineError,
+    UnavailableError,
+    UsageError,
+)
+
+POLICY = ReplicationPolicy(replicas=3, min_replicas=2)
+SERVERS = tuple(AskedLogServer(f"at-{each}", each) for each in "klm")
+
+
+def row(version: int, *, place: int | None = None, crc: int = 7) -> IndexRow:
+    """The commit of a version: one entry, of 10 bytes, at the offset of that number."""
+    context = CommitContext(version, version, version if place is None else place, 1)
+    end = version + 1
+    position = Position(end, 100 * end, end, end, 1, 10 * version, crc)
+    return IndexRow(context, 10, position, 1_000_000 * version)
+
+
+def offer(log_server: str, version: int, *, stream: str = "a", low: int = 1) -> Offer:
+    """A replica that has the commits up to that version."""
+    last = row(version) if version else None
+    return Offer(
+        log_server,
+        stream,
+        "log",
+        "",
+        term=5,
+        low_offset=low,
+        committed_end=version + 1,
+        context=last and last.context,
+        bytes_total=10 * version,
+        last=last,
+    )
+
+
+def empty(its: Offer, version: int) -> Offer:
+    """The same replica, which knows a later version."""
+    assert its.context is not None
+    end = its.context.global_end
+    return replace(its, context=CommitContext(version, its.committed_end, end, 0))
+
+
+def plan(*offers: Offer, servers: tuple[AskedLogServer, ...] = SERVERS) -> RebuildPlan:
+    return rebuild.plan(servers, offers, POLICY)
+
+
+# -- where a stream ends ----------------------------------------------------------------------------
+
+
+def test_31_the_newest_commit_of_any_replica_is_the_end_and_who_has_it_is_a_member() -> None:
+    found = plan(offer("k", 3), offer("l", 4), empty(offer("m", 4), 9))
+    assert (found.log_id, found.version, found.fence) == ("log", 9, 9 + REBUILD_GAP)
+    assert found.next_global == 5 + REBUILD_GAP
+    (its,) = found.streams
+    assert (its.end, its.members, its.behind, its.near) == (5, ("l", "m"), ("k",), ("k",))
+    assert its.term > 5
+    assert found.fence_of(its) == CommitContext(found.fence, 5, found.next_global, 0)
+
+
+def test_31_a_replica_that_is_not_valid_is_no_member_and_its_version_counts() -> None:
+    sick = replace(empty(offer("m", 8), 20), reason="entries 2 to 3 are lost")
+    found = plan(offer("k", 4), offer("l", 4), sick)
+    (its,) = found.streams
+    assert (its.end, its.members, its.learning) == (5, ("k", "l"), ("m",))
+    assert found.fence == 20 + REBUILD_GAP
+
+
+def test_31_a_replica_that_lacks_much_is_left_to_be_synchronized_later() -> None:
+    far = replace(offer("k", 2), bytes_total=0)
+    ends = [replace(offer(each, 4), bytes_total=rebuild.LITTLE + 1) for each in "lm"]
+    (its,) = plan(far, *ends).streams
+    assert (its.behind, its.near) == (("k",), ())
+
+
+def test_31_a_stream_that_never_committed_begins_at_its_start() -> None:
+    found = plan(*(offer(each, 0) for each in "klm"))
+    (its,) = found.streams
+    assert (its.end, found.version, found.next_global) == (1, 0, 1 + REBUILD_GAP)
+
+
+# -- refusals ---------------------------------------------------------------------------------------
+
+SILENT = replace(SERVERS[2], log_server="")
+GIVEN_UP = replace(SILENT, given_up=True)
+WHOLE = [offer(each, 4) for each in "klm"]
+SICK = replace(WHOLE[0], reason="damaged")
+REFUSALS: dict[str, tuple[list[Offer], tuple[AskedLogServer, ...], type[TusklineError], str]] = {
+    "a log server is away": (
+        WHOLE[:2],
+        (*SERVERS[:2], SILENT),
+        UnavailableError,
+        "may have the newest commit",
+    ),
+    "as many are given up as may be all members": (
+        WHOLE[:1],
+        (SERVERS[0], replace(GIVEN_UP, address="at-l"), GIVEN_UP),
+        UnavailableError,
+        "may have been all members",
+    ),
+    "one that answers is given up": (
+        WHOLE,
+        (*SERVERS[:2], replace(SERVERS[2], given_up=True)),
+        UsageError,
+        "cannot be given up",
+    ),
+    "a copy": (WHOLE[:2], (*SERVERS[:2], replace(SERVERS[1], address="x")), ConfigError, "same id"),
+    "nothing at all": ([], SERVERS, ConfigError, "no log server has a valid replica"),
+    "two of three are damaged": (
+        [*WHOLE[2:], SICK, replace(SICK, log_server="l")],
+        SERVERS,
+        InvalidReplicaError,
+        "2 others may have been all members (log server k: damaged; ",
+    ),
+    "one is given up, and another one damaged": (
+        [WHOLE[1], SICK],
+        (*SERVERS[:2], GIVEN_UP),
+        InvalidReplicaError,
+        "2 others",
+    ),
+    "another log": (
+        [*WHOLE[:2], replace(WHOLE[2], log_id="other")],
+        SERVERS,
+        DivergedError,
+        "two logs",
+    ),
+    "one version with two meanings": (
+        [*WHOLE[:2], replace(WHOLE[2], committed_end=4, context=CommitContext(4, 4, 9, 0))],
+        SERVERS,
+        DivergedError,
+        "version 4 ends at 5 and at 4",
+    ),
+    "a later version without the commit": (
+        [*WHOLE[:2], empty(offer("m", 3), 6)],
+        SERVERS,
+        DivergedError,
+        "version 4 ends at 5, and the other one ends at 4 in version 6",
+    ),
+    "another global offset": (
+        [*WHOLE[:2], replace(empty(WHOLE[2], 6), last=row(4, place=8))],
+        SERVERS,
+        DivergedError,
+        "the last commits, which end at 5, differ",
+    ),
+    "another entry": (
+        [*WHOLE[:2], replace(WHOLE[2], last=row(4, crc=8))],
+        SERVERS,
+        DivergedError,
+        "the last commits, which end at 5, differ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_31_what_leaves_a_doubt_is_refused_by_name(case: str) -> None:
+    offers, servers, error, what = REFUSALS[case]
+    with pytest.raises(error) as raised:
+        plan(*offers, servers=servers)
+    assert what in raised.value.what
+    assert raised.value.repair
+
+
+def test_31_a_replica_behind_with_another_commit_is_refused() -> None:
+    rows = [row(version) for version in range(1, 5)]
+    rebuild.check_history("a", [offer("m", 3)], rows)
+    rebuild.check_history("a", [offer("m", 1)], rows[2:])
+    with pytest.raises(DivergedError, match="a commit that the others do not have"):
+        rebuild.check_history("a", [replace(offer("m", 3), last=row(3, crc=8))], rows)
+
+
+def test_31_a_replica_that_changed_while_it_was_sealed_is_refused() -> None:
+    found = plan(*WHOLE)
+    (its,) = found.streams
+    status = ReplicaStatus(
+        "a", "log", "sealed", its.term, 1, 5, 5, found.fence, 500, 7, 1, 5, 500, None, 40, None
+    )
+    rebuild.check_sealed(found, its, [status, status])
+    with pytest.raises(UnavailableError, match="sealing at 5"):
+        rebuild.check_sealed(found, its, [status, replace(status, state="sealing")])
+    with pytest.raises(DivergedError, match="different entries"):
+        rebuild.check_sealed(found, its, [status, replace(status, last_crc=8)])
+
+
+# -- the new state ----------------------------------------------------------------------------------
+
+
+def built(found: RebuildPlan, low: int = 1, *, hold: float = 100.0) -> Repository:
+    rows = [row(version) for version in range(low, 5)]
+    histories = {"a": StreamHistory(("k", "l", "m"), rows, row(4).position)}
+    addresses = {each.log_server: each.address for each in SERVERS}
+    return rebuild.rebuilt(found, histories, addresses, replicas=3, now=50.0, hold=hold)
+
+
+def reports(found: RebuildPlan, entries: int) -> list[ReplicaReport]:
+    (its,) = found.streams
+    position = replace(row(4).position, end_offset=5 + entries, end_lsn=900)
+    return [
+        ReplicaReport(each, "a", "log", its.term, found.fence, 5, entries, position, 1)
+        for each in "klm"
+    ]
+
+
+@pytest.mark.parametrize("low", [1, 3, 5])
+def test_31_the_new_state_goes_on_behind_the_gap(low: int) -> None:
+    found = plan(*(replace(each, low_offset=low) for each in WHOLE))
+    state = built(found, low)
+    check_invariants(state, checked(state))
+    assert Repository.from_record(state.to_record()).to_record() == state.to_record()
+    assert state.version == state.published == found.fence
+    before = checked(state)
+    assert all(not each.reason for each in state.evaluate(reports(found, 0)))
+    state.apply(RepositoryTick(51.0, tuple(reports(found, 2))))
+    check_invariants(state, before)
+    stream = state.streams["a"]
+    assert stream.latest == CommitContext(found.fence + 1, 5, found.next_global, 2)
+    assert stream.history[0].context.end == low
+
+
+def test_31_nothing_is_trimmed_until_the_hold_ends_and_versions_of_consumers_are_found() -> None:
+    found = plan(*WHOLE)
+    state = built(found)
+    for _ in range(3):
+        state.apply(RepositoryTick(60.0, tuple(reports(found, 2)), ({},)))
+    assert state.trim_limit("a", 60.0) == 1
+    cut = state.cut("a", 2)
+    assert cut is not None
+    assert cut.context.end == 3
+    assert state.trim_limit("a", 151.0) == 5
+    assert built(found, hold=0.0).consumers == {}
+
+
+@pytest.mark.parametrize("missing", [0, 1, 3])
+def test_31_a_history_with_a_hole_is_refused(missing: int) -> None:
+    found = plan(*WHOLE)
+    rows = [row(version) for version in range(1, 5)]
+    del rows[missing]
+    histories = {"a": StreamHistory(("k", "l"), rows, row(4).position)}
+    with pytest.raises(CorruptError, match=r"missing|the commits end at"):
+        rebuild.rebuilt(found, histories, {}, replicas=3, now=0.0, hold=0.0)
+
+
+def test_31_what_was_trimmed_whole_is_known_by_its_end() -> None:
+    whole = [replace(each, low_offset=5, last=None) for each in WHOLE]
+    state = built(plan(*whole), 5)
+    (begin,) = state.streams["a"].history
+    assert (begin.context, begin.position) == (CommitContext(4, 5, 5, 0), row(4).position)
+    assert state.cut("a", 3) is None
+    assert begin.position != START

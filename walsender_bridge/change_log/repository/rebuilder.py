@@ -1,0 +1,239 @@
+"""Builds a lost repository again: reads the log servers, seals and fences their replicas, and returns the new state.
+
+What is decided, and why it is safe: `rebuild.py`.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.actions import Empty
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.change_log.log_server_messages import ReplicaDescription
+from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus
+from walsender_bridge.change_log.replica import commit_rows
+from walsender_bridge.change_log.replica.disk import IndexRow
+from walsender_bridge.change_log.repository import rebuild
+from walsender_bridge.change_log.repository.core import Repository
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+from walsender_bridge.change_log.repository.rebuild import (
+    AskedLogServer,
+    Offer,
+    RebuildPlan,
+    StreamHistory,
+    StreamPlan,
+)
+from walsender_bridge.errors import (
+    NotLeaderError,
+    RunningError,
+    TrimmedError,
+    TusklineError,
+    UnavailableError,
+    UnreachableError,
+    UsageError,
+)
+from walsender_bridge.runtime.tls_files import TlsFiles, with_files
+
+#: Seconds for an answer, and for a synchronization.
+_ANSWER: Final = 10.0
+_SYNCHRONIZING: Final = 3600.0
+#: Rows of one answer.
+_PAGE: Final = 2000
+
+
+class Rebuilder:
+    """See the module. `addresses`: of all configured log servers; `given_up`: of those that are lost. `say`: progress."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        policy: ReplicationPolicy,
+        *,
+        given_up: Collection[str] = (),
+        tls: TlsFiles | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if unknown := sorted({*given_up} - {*addresses}):
+            raise UsageError(
+                "no log server is configured under this address",
+                where=", ".join(unknown),
+                repair=f"name one of: {', '.join(addresses)}",
+            )
+        self._policy = policy
+        self._given_up = given_up
+        self._say = say
+        self._links = {each: LogServerLink(each, tls) for each in addresses}
+        self.servers: list[AskedLogServer] = []
+        self.offers: list[Offer] = []
+
+    def close(self) -> None:
+        """Close the connections."""
+        for link in self._links.values():
+            link.close()
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def look(self) -> RebuildPlan:
+        """Read all replicas, and decide. Changes nothing. Raises the refusals of `rebuild.plan`."""
+        with ThreadPoolExecutor(len(self._links), "log_server") as pool:
+            found = [*pool.map(self._ask, self._links)]
+        self.servers = [server for server, _ in found]
+        self.offers = [offer for _, offers in found for offer in offers]
+        return rebuild.plan(self.servers, self.offers, self._policy)
+
+    def _ask(self, address: str) -> tuple[AskedLogServer, list[Offer]]:
+        link, given_up = self._links[address], address in self._given_up
+        try:
+            answer = link.call(m.REPLICAS, Empty(), within=_ANSWER)
+            link.log_server_id = answer.log_server
+            offers = [self._offer(link, each) for each in answer.replicas]
+        except UnavailableError as error:
+            self._say(f"log server {address}: {error.what}")
+            return AskedLogServer(address, given_up=given_up), []
+        return AskedLogServer(address, link.log_server_id, given_up), offers
+
+    @staticmethod
+    def _offer(link: LogServerLink, found: ReplicaDescription) -> Offer:
+        status = found.status
+        if status is None:
+            reason = found.reason or "it cannot be read"
+            return Offer(link.log_server_id, found.stream, "", reason, 0, 1, 1, None)
+        last = None
+        if not found.reason and status.low_offset < status.committed_end:
+            request = m.CommitsRequest(found.stream, status.committed_end - 1, 1)
+            with contextlib.suppress(TrimmedError):
+                rows = link.call(m.COMMITS, request, within=_ANSWER).commits
+                last = commit_rows.of_values(rows[0]) if rows else None
+        return Offer(
+            log_server=link.log_server_id,
+            stream=found.stream,
+            log_id=status.log_id,
+            reason=found.reason,
+            term=status.term,
+            low_offset=status.low_offset,
+            committed_end=status.committed_end,
+            context=found.context,
+            bytes_total=status.bytes_total,
+            last=last,
+        )
+
+    def _link(self, log_server: str) -> LogServerLink:
+        return next(each for each in self._links.values() if each.log_server_id == log_server)
+
+    # -- sealing, synchronizing, fencing ------------------------------------------------------------
+
+    def rebuild(self, plan: RebuildPlan, *, hold: float) -> Repository:
+        """Seal the replicas, bring further ones in sync, fence them, and return the state of the new store.
+
+        Raises `UnavailableError` if a replica has changed since `look`, or too few can be brought in sync; and the errors of the
+        log servers.
+        """
+        histories = {each.stream: self._stream(plan, each) for each in plan.streams}
+        return rebuild.rebuilt(
+            plan,
+            histories,
+            {
+                each.log_server_id: each.address
+                for each in self._links.values()
+                if each.log_server_id
+            },
+            replicas=self._policy.replicas,
+            now=time.time(),
+            hold=hold,
+        )
+
+    def _stream(self, plan: RebuildPlan, stream: StreamPlan) -> StreamHistory:
+        rows = [*self._rows(stream)]
+        behind = [
+            each
+            for each in self.offers
+            if each.stream == stream.stream and each.log_server in stream.behind
+        ]
+        rebuild.check_history(stream.stream, behind, rows)
+        for each in (*stream.members, *stream.behind):
+            self._seal(stream, each)
+        members = self._members(plan, stream)
+        statuses = [self._fence(plan, stream, each) for each in members]
+        rebuild.check_sealed(plan, stream, statuses)
+        return StreamHistory(members, rows, self._report(stream).position)
+
+    def _rows(self, stream: StreamPlan) -> Iterator[IndexRow]:
+        """The commits that the source has, which do not change up to the stream's end."""
+        after = stream.low_offset
+        while after < stream.end:
+            request = m.CommitsRequest(stream.stream, after, _PAGE)
+            answer = self._link(stream.source).call(m.COMMITS, request, within=_ANSWER)
+            rows = [commit_rows.of_values(each) for each in answer.commits]
+            if not rows or rows[-1].context.end <= after:
+                return
+            yield from (row for row in rows if row.context.end <= stream.end)
+            after = rows[-1].context.end
+
+    def _seal(self, stream: StreamPlan, log_server: str) -> ReplicaStatus:
+        request = m.SealRequest(stream.stream, stream.end, stream.term)
+        return self._link(log_server).call(m.SEAL, request, within=_ANSWER)
+
+    def _members(self, plan: RebuildPlan, stream: StreamPlan) -> tuple[str, ...]:
+        """The members, with those that lack little, and as many more as each stream needs."""
+        members = [*stream.members]
+        for each in stream.to_synchronize:
+            if each in stream.near or len(members) < plan.least:
+                self._say(f"stream {stream.stream}: synchronizing log server {each}")
+                try:
+                    self._synchronize(stream, each)
+                except TusklineError as error:
+                    self._say(f"stream {stream.stream}: log server {each}: {error.what}")
+                else:
+                    members.append(each)
+        if len(members) < plan.least:
+            raise UnavailableError(
+                f"{len(members)} replicas are in sync, and a stream needs {plan.least}",
+                where=f"stream {stream.stream}",
+                repair="check the log servers' own logs; then try again",
+            )
+        return tuple(members)
+
+    def _synchronize(self, stream: StreamPlan, log_server: str) -> None:
+        request = m.SynchronizeRequest(
+            stream.stream, self._link(log_server).address, throttled=False
+        )
+        self._link(stream.source).call(m.SYNCHRONIZE, request, within=_SYNCHRONIZING)
+
+    def _fence(self, plan: RebuildPlan, stream: StreamPlan, log_server: str) -> ReplicaStatus:
+        """Have a member learn the fence; the second seal makes it durable."""
+        fence = {stream.stream: (plan.fence_of(stream),)}
+        link = self._link(log_server)
+        answer = link.call(m.COMMIT, m.CommitRequest(fence, 0), within=_ANSWER)
+        if refused := answer.refused.get(stream.stream):
+            raise refused.error()
+        return self._seal(stream, log_server)
+
+    def _report(self, stream: StreamPlan) -> ReplicaReport:
+        answer = self._link(stream.source).call(m.REPORT, Empty(), within=_ANSWER)
+        return next(each for each in answer.reports if each.stream == stream.stream)
+
+
+# -- the old repository ---------------------------------------------------------------------------
+
+
+def refuse_running(listens: Sequence[str], tls: TlsFiles | None) -> None:
+    """Raise `RunningError` if a repository of this log answers."""
+    for listen in listens:
+        try:
+            with LogClient(with_files(listen, tls), timeout=_ANSWER / 5) as log:
+                log.status()
+        except NotLeaderError:
+            pass
+        except UnreachableError:
+            continue
+        except TusklineError:
+            pass
+        raise RunningError(
+            "a repository answers",
+            where=listen,
+            repair="stop it, and all others of this log (`tuskline down`), before one is built again",
+        )
