@@ -17,7 +17,14 @@ from functools import partial
 
 from tests.support.etcd_model import LEADER, EtcdModel
 from tests.support.log_entries import SCHEMAS, EntryMaker
-from walsender_bridge.change_log.protocol import START, CommitContext, Position, ReplicaReport
+from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
+    START,
+    CommitContext,
+    Position,
+    ReplicaReport,
+    is_from_before_a_rebuild,
+)
 from walsender_bridge.change_log.replica import invariants as of_replica
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import (
@@ -194,6 +201,7 @@ class OldLeader:
     """A repository that does not know that another one leads. `number`: of its last record."""
 
     stream: StreamState
+    etcd: EtcdModel
     fence: int
     number: int
 
@@ -234,15 +242,16 @@ class World:
         if changed:
             of_repository.check_invariants(self.repository, before)
             self.number += 1
-            if not self.write_record(self.fence, self.number, record):
+            if not self.write_record(self.etcd, self.fence, self.number, record):
                 raise Violation("W1: an old leader has written behind the one that leads")
         return changed
 
-    def write_record(self, fence: int, number: int, record: Record) -> bool:
+    @staticmethod
+    def write_record(etcd: EtcdModel, fence: int, number: int, record: Record) -> bool:
         key = f"record/{number:09}"
         operation = {"request_put": {"key": key, "value": record}}
         free = leadership.created(key, 0)
-        return self.etcd.txn(leadership.fenced(LEADER, fence, free, then=[operation]))
+        return etcd.txn(leadership.fenced(LEADER, fence, free, then=[operation]))
 
     @property
     def records(self) -> list[Record]:
@@ -257,14 +266,18 @@ class World:
     def restart_repository(self) -> None:
         """It goes on from its records; calls that it has sent may still arrive."""
         self.faults += 1
-        self.repository = Repository()
+        self.repository = self.first_state()
         for record in self.records:
             self.repository.apply(record)
         self.seal, self.given, self.syncs = None, None, {}
 
+    def first_state(self) -> Repository:
+        """What the records begin with."""
+        return Repository()
+
     def fail_over(self) -> None:
         """Another repository leads, and goes on from the records; the old one goes on, too."""
-        self.old = OldLeader(self.stream, self.fence, self.number)
+        self.old = OldLeader(self.stream, self.etcd, self.fence, self.number)
         self.fence = self.etcd.lead()
         self.restart_repository()
 
@@ -296,7 +309,7 @@ class World:
         machine.session += 1
 
     def write_late(self, old: OldLeader, record: Record) -> None:
-        if self.write_record(old.fence, old.number + 1, record):
+        if self.write_record(old.etcd, old.fence, old.number + 1, record):
             raise Violation("W1: an old leader has written")
 
     def tick(self) -> None:
@@ -399,11 +412,18 @@ class World:
         machine = self.machines[to]
         if machine.core is not None and machine.core.state != ReplicaState.LEARNING:
             end, term = stream.last.context.end, stream.term
+            if is_from_before_a_rebuild(machine.core.current.version, stream.latest.version):
+                end = MAX_COUNT
             if self.attempt(lambda: machine.do(lambda core: core.seal(end, term))):
                 machine.session += 1
         core = source.core
         if core is None or core.state == ReplicaState.LEARNING:
             return
+        if batches := self.sync_init(source, machine):
+            self.syncs[to] = batches
+
+    def sync_init(self, source: Machine, machine: Machine) -> tuple[str, list[SyncBatch]] | None:
+        """Begin to synchronize, if the destination takes part: the name of the source, and what it is to send."""
         self.serial += 1
         label = f"{source.name}-{self.serial}"
         first, durable = self._offer(source)
@@ -418,9 +438,9 @@ class World:
             return effects
 
         if not self.attempt(lambda: machine.do(init)) or lacking is None:
-            return
+            return None
         machine.session += 1
-        self.syncs[to] = (label, self._batches(source, lacking.first, lacking.end, durable))
+        return label, self._batches(source, lacking.first, lacking.end, durable)
 
     @staticmethod
     def _offer(source: Machine) -> tuple[Position, Durable]:
@@ -479,6 +499,8 @@ class World:
                 continue
             self.attempt(partial(machine.do, partial(Replica.seal, end=seal.end, term=seal.term)))
             core = machine.core
+            if is_from_before_a_rebuild(core.current.version, self.repository.version):
+                continue
             end = core.state, core.current.term, core.current.committed_end, {core.tail.crc}
             if end == (ReplicaState.SEALED, seal.term, seal.end, crc):
                 machine.session += 1
@@ -658,7 +680,7 @@ class World:
                     machine.disk.entries = kept
                     machine.disk.rows = [r for r in machine.disk.rows if r.context.end >= low]
 
-    EVENTS = (
+    EVENTS: tuple[tuple[str, float], ...] = (
         ("write", 14),
         ("deliver", 70),
         ("report", 12),
@@ -695,7 +717,7 @@ class World:
         """I3 and I9 over all replicas that would be read; nothing that is committed is lost."""
         committed = self.truth.committed
         for machine in self.machines.values():
-            if not machine.up:
+            if not self.serves(machine):
                 continue
             for offset, entry in machine.committed.items():
                 known = committed.setdefault(offset, entry)
@@ -715,6 +737,10 @@ class World:
             missing = [o for o in range(low, end) if o not in member.disk.entries]
             if missing:
                 raise Violation(f"I12: member {name} lacks {missing[:3]}, which are committed")
+
+    def serves(self, machine: Machine) -> bool:
+        """Whether somebody may read from it."""
+        return machine.up
 
     def finish(self) -> None:
         """Everything works again: the stream goes on, and all replicas are in sync and equal."""

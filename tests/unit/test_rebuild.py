@@ -56,7 +56,7 @@ def offer(log_server: str, version: int, *, stream: str = "a", low: int = 1) -> 
         term=5,
         low_offset=low,
         committed_end=version + 1,
-        context=last and last.context,
+        context=None if last is None else last.context,
         bytes_total=10 * version,
         last=last,
     )

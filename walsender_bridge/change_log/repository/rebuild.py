@@ -34,7 +34,8 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
    that stops (`stream_faults.py`). What it could still do while it hears none of them is to force empty versions for its own
    clients, which are in the gap.
 6. *A replica that was given up may come back with a commit that nobody else has* (3). It is at a version in front of the gap,
-   so it is never in sync, also if its end fits, and a synchronization wipes it first (`synchronization.negotiate`).
+   so it is never in sync, also if its end fits; a synchronization wipes it first (`synchronization.negotiate`), and until then,
+   another rebuild does not count it.
 7. *A crash of this in the middle* leaves replicas that are sealed, and some that know the fence. The next attempt begins
    behind that one.
 8. *Consumers are not known*, until they renew their leases. A lease of its own (`HOLD`), which has published nothing, keeps
@@ -55,6 +56,7 @@ from walsender_bridge.change_log.protocol import (
     CommitContext,
     Position,
     ReplicaStatus,
+    is_from_before_a_rebuild,
 )
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.repository.core import (
@@ -171,6 +173,8 @@ def plan(
     and `InvalidReplicaError` if a stream's end is not known.
     """
     _check_servers(servers, policy)
+    version = max((each.version for each in offers), default=0)
+    offers = [_evaluated(each, version) for each in offers]
     valid = [each for each in offers if not each.reason]
     if not valid:
         raise ConfigError(
@@ -180,7 +184,6 @@ def plan(
         )
     _check_one_log(valid)
     streams = sorted({each.stream for each in offers})
-    version = max(each.version for each in offers)
     return RebuildPlan(
         log_id=valid[0].log_id,
         version=version,
@@ -189,6 +192,12 @@ def plan(
         least=policy.min_replicas,
         streams=tuple(_stream(name, servers, offers, policy) for name in streams),
     )
+
+
+def _evaluated(offer: Offer, newest: int) -> Offer:
+    """The offer, which is not valid if its replica has commits and missed an earlier rebuild (6)."""
+    missed = offer.context is not None and is_from_before_a_rebuild(offer.version, newest)
+    return replace(offer, reason="it missed an earlier rebuild") if missed else offer
 
 
 def _check_servers(servers: Sequence[AskedLogServer], policy: ReplicationPolicy) -> None:

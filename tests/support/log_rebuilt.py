@@ -1,0 +1,263 @@
+"""The world of `log_world.py`, in which the repository's records are lost as well, and built again from the replicas.
+
+The lost repository may be alive elsewhere: it goes on to issue versions, commit and seal, as far as the machines and their
+reports let it, also between any two steps of the rebuild. A machine may be away meanwhile, and return with a commit that
+nobody else has. Barriers force versions, which readers see before any machine knows them.
+
+What is checked beside the invariants: what a reader has seen. A version has one end; the newest that can be read, and its
+end, never go back.
+"""
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+
+from tests.support.etcd_model import EtcdModel
+from tests.support.log_world import LEAST, LOG, STREAM, Machine, Violation, World
+from walsender_bridge.change_log.protocol import is_from_before_a_rebuild
+from walsender_bridge.change_log.replica.core import Replica, ReplicaState
+from walsender_bridge.change_log.replica.disk import IndexRow
+from walsender_bridge.change_log.repository import invariants as of_repository
+from walsender_bridge.change_log.repository import rebuild
+from walsender_bridge.change_log.repository.core import Repository, RepositoryTick, StreamSealed
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+from walsender_bridge.change_log.repository.rebuild import (
+    AskedLogServer,
+    Offer,
+    RebuildPlan,
+    StreamHistory,
+    StreamPlan,
+)
+from walsender_bridge.errors import TusklineError
+
+#: Attempts to rebuild, between which machines that are down start again.
+_ATTEMPTS = 20
+
+
+class RebuiltWorld(World):
+    """See the module."""
+
+    EVENTS = (*World.EVENTS, ("force", 2), ("lose_repository", 0.6), ("elsewhere", 5))
+
+    def __init__(self, seed: int, names: str = "klm") -> None:
+        #: What the present records begin with; None: nothing.
+        self.base: Repository | None = None
+        #: The repository that was taken for lost, while it goes on.
+        self.away: Repository | None = None
+        #: What readers have seen: the end of the stream by version; the newest version; the greatest end.
+        self.ends: dict[int, int] = {}
+        self.seen = self.seen_end = 0
+        super().__init__(seed, names)
+
+    def first_state(self) -> Repository:
+        return Repository() if self.base is None else copy.deepcopy(self.base)
+
+    # -- readers ------------------------------------------------------------------------------------
+
+    def force(self) -> None:
+        """A barrier that asks for nothing: a version that is published at once, and sent later."""
+        self.record(RepositoryTick(0.0, (), ({},)))
+
+    def read(self, repository: Repository) -> None:
+        """A reader asks for the newest version, and where it ends the stream."""
+        version = repository.published
+        at = repository.cut(STREAM, version)
+        assert at is not None
+        known = self.ends.setdefault(version, at.context.end)
+        if known != at.context.end:
+            raise Violation(f"version {version} ended at {known}, and now at {at.context.end}")
+        self.seen, self.seen_end = max(self.seen, version), max(self.seen_end, known)
+
+    def check(self) -> None:
+        super().check()
+        its = self.repository
+        at = its.cut(STREAM, its.published)
+        assert at is not None
+        if its.published < self.seen or at.context.end < self.seen_end:
+            raise Violation(
+                f"version {self.seen} and offset {self.seen_end} were read, and now version {its.published} and offset"
+                f" {at.context.end}"
+            )
+        self.read(its)
+
+    def serves(self, machine: Machine) -> bool:
+        """One that missed the rebuild is no member, and is wiped before it becomes one."""
+        core = machine.core
+        missed = core is not None and is_from_before_a_rebuild(
+            core.current.version, self.repository.version
+        )
+        return machine.up and not missed
+
+    # -- the lost repository, elsewhere -------------------------------------------------------------
+
+    def elsewhere(self) -> None:
+        """It goes on by what it knows, until it hears of a version that it never issued."""
+        its = self.away
+        if its is None:
+            return
+        reports = tuple(self.choose.sample(self.reports, min(len(self.reports), 6)))
+        if any(each.ahead for each in its.evaluate(reports)):
+            self.away = None
+            self.happened["the old repository stops"] += 1
+            return
+        if self.choose.random() < 0.2:
+            self._seal_elsewhere(its)
+            return
+        its.apply(RepositoryTick(0.0, reports, ({},) if self.choose.random() < 0.3 else ()))
+        self.read(its)
+        stream = its.streams[STREAM]
+        for each in reports:
+            if each.replica in stream.members and (missed := tuple(stream.missed(each.version))):
+                self.send(partial(self.commit, each.replica, missed))
+
+    def _seal_elsewhere(self, its: Repository) -> None:
+        stream = its.streams[STREAM]
+        end, term = stream.last.context.end, stream.term + 1
+        its.apply(StreamSealed(STREAM, term))
+        sealed = [
+            name
+            for name in stream.members
+            if name in self.machines
+            and self.machines[name].up
+            and self.attempt(partial(self.seal_late, name, end, term))
+        ]
+        if self.base is not None and len(sealed) >= LEAST and self._is_rebuilt_since(its):
+            raise Violation("the old repository can give the stream to another writer")
+
+    def _is_rebuilt_since(self, its: Repository) -> bool:
+        return is_from_before_a_rebuild(its.version, self.repository.version)
+
+    # -- the rebuild --------------------------------------------------------------------------------
+
+    def lose_repository(self) -> None:
+        """Its disk is gone. If too few replicas are left to rebuild it, that is none of ours: then it was not."""
+        self.faults += 1
+        self.seal = self.given = None
+        self.syncs = {}
+        self.away = copy.deepcopy(self.repository) if self.choose.random() < 0.5 else None
+        for _ in range(_ATTEMPTS):
+            try:
+                self._rebuild()
+            except TusklineError:
+                self.happened["refused to rebuild"] += 1
+                self._meanwhile()
+                self.restart()
+            else:
+                self.happened["rebuilt"] += 1
+                return
+        if self.away is None:
+            self.restart_repository()
+        else:
+            self.base, self.away = self.away, None
+            self._begin()
+
+    def _meanwhile(self) -> None:
+        """Late messages arrive, and the old repository goes on."""
+        for _ in range(self.choose.randrange(5)):
+            self.deliver()
+            if self.choose.random() < 0.4:
+                self.elsewhere()
+
+    def _rebuild(self) -> None:
+        names = sorted(self.machines)
+        # Two are too many: that has to be refused.
+        given_up = self.choose.sample(names, self.choose.choice((0, 0, 1, 1, 1, 2)))
+        asked = [name for name in names if self.machines[name].up and name not in given_up]
+        servers = [AskedLogServer(n, n if n in asked else "", n in given_up) for n in names]
+        offers = [offer for name in asked if (offer := self._offer_of(name)) is not None]
+        plan = rebuild.plan(servers, offers, ReplicationPolicy(3, LEAST))
+        (stream,) = plan.streams
+        rows = self._rows(stream)
+        rebuild.check_history(STREAM, [o for o in offers if o.log_server in stream.behind], rows)
+        for name in (*stream.members, *stream.behind):
+            self._meanwhile()
+            self._seal_for(stream, name)
+        members = self._members(stream)
+        for name in members:
+            self._meanwhile()
+            fence = plan.fence_of(stream)
+            self.machines[name].do(partial(Replica.commit, context=fence))
+            self._seal_for(stream, name)
+        cores = [core for name in members if (core := self.machines[name].core) is not None]
+        rebuild.check_sealed(plan, stream, [core.status() for core in cores])
+        self._begin_with(plan, StreamHistory(members, rows, cores[0].current.position), asked)
+
+    def _offer_of(self, name: str) -> Offer | None:
+        machine = self.machines[name]
+        core = machine.core
+        if core is None:
+            return None
+        reason = core.reason or "learning" if core.state == ReplicaState.LEARNING else ""
+        now, rows = core.current, machine.disk.rows
+        return Offer(
+            name,
+            STREAM,
+            LOG,
+            reason,
+            term=now.term,
+            low_offset=now.low_offset,
+            committed_end=now.committed_end,
+            context=now.context,
+            bytes_total=now.position.bytes_total,
+            last=rows[-1] if rows and now.low_offset < now.committed_end else None,
+        )
+
+    def _rows(self, stream: StreamPlan) -> Sequence[IndexRow]:
+        rows = self.machines[stream.source].disk.rows
+        return [row for row in rows if stream.low_offset < row.context.end <= stream.end]
+
+    def _seal_for(self, stream: StreamPlan, name: str) -> None:
+        machine = self.machines[name]
+        machine.do(partial(Replica.seal, end=stream.end, term=stream.term))
+        machine.session += 1
+
+    def _members(self, stream: StreamPlan) -> tuple[str, ...]:
+        members = [*stream.members]
+        for name in stream.to_synchronize:
+            if name in stream.near or len(members) < LEAST:
+                self._meanwhile()
+                source, machine = self.machines[stream.source], self.machines[name]
+                label, batches = self.sync_init(source, machine) or ("", [])
+                done = [
+                    self.attempt(
+                        partial(machine.do, partial(Replica.sync_replicate, source=label, batch=b))
+                    )
+                    for b in batches
+                ]
+                if done and all(done):
+                    members.append(name)
+        return tuple(members)
+
+    def _begin_with(self, plan: RebuildPlan, history: StreamHistory, asked: Sequence[str]) -> None:
+        """The new store, whose records begin here. What the rebuild dropped is not to be seen again."""
+        state = rebuild.rebuilt(
+            plan,
+            {STREAM: history},
+            {name: name for name in asked},
+            replicas=3,
+            now=0.0,
+            hold=self.choose.choice((0.0, 0.0, 0.0, 1.0)),
+        )
+        of_repository.check_invariants(state, of_repository.checked(state))
+        self.base = Repository.from_record(state.to_record())
+        self._begin()
+        end = self.stream.last.context.end
+        kept = {o: entry for o, entry in self.truth.committed.items() if o < end}
+        self.truth.committed = kept
+        held = {
+            data
+            for name in history.members
+            for offset, data in self.machines[name].disk.entries.items()
+            if offset < end
+        }
+        self.truth.rejected |= self.truth.written - held - {data for data, _ in kept.values()}
+
+    def _begin(self) -> None:
+        """A store that begins with `base`."""
+        self.etcd = EtcdModel()
+        self.fence, self.number = self.etcd.lead(), 0
+        self.repository = self.first_state()
+
+    def finish(self) -> None:
+        self.away = None
+        super().finish()
