@@ -39,6 +39,8 @@ class Repositories:
         self.listens = [f"127.0.0.1:{free_port()}" for _ in range(count)]
         self.address = "grpc://" + ",".join(self.listens)
         self._log_server = ReplicaServer(folder / "log-server", "127.0.0.1:0")
+        #: Of the log server.
+        self.log_server_address = self._log_server.address
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, listen: str) -> None:
@@ -111,16 +113,28 @@ class Committer:
         self._end = 1
         self._schemas = list(SCHEMAS.values())
         self.versions: list[int] = []
+        #: Every entry, in order.
+        self.sent: list[bytes] = []
 
     def _create(self) -> None:
         self.log.create_stream(STREAM)
 
     def commit(self, seconds: float = 30.0) -> None:
-        self._writer.send([self._maker.whole()], schemas=self._schemas)
+        self.sent.append(self._maker.whole())
+        self._writer.send(self.sent[-1:], schemas=self._schemas)
         self._schemas = []
         assert self._writer.next_ack(10) is not None
         self._end += 1
         wait_for(partial(answers, self._is_committed), seconds, "the entry is committed")
+
+    def reopen(self) -> None:
+        """Go on as another writer, once there is a term for it."""
+        self._writer.close()
+        wait_for(partial(answers, self._open), 60, "a writer")
+
+    def _open(self) -> None:
+        self._writer = self.log.open_writer(STREAM)
+        assert self._writer.status.end_offset == self._end
 
     def _is_committed(self) -> None:
         status = self.log.status()
