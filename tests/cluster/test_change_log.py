@@ -548,6 +548,52 @@ def test_a_consumers_published_version_holds_trim_there(tmp_path: Path) -> None:
         processes.stop()
 
 
+def test_26_a_consumer_behind_the_trim_gets_its_error_and_another_one_reads_on(
+    tmp_path: Path,
+) -> None:
+    """Both are in the middle of the same stream when it is trimmed; one of them has a lease there."""
+    processes = Processes(tmp_path, retention=1.0)
+    try:
+        processes.start_log_server()
+        processes.start_repository()
+        create(processes, STREAM)
+        make = EntryMaker()
+        sent: list[bytes] = []
+        versions: list[int] = []
+        with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+            log.register_consumer("fast", None, 600.0)
+            for half in range(2):
+                sent += [make.whole(size=1 << 20) for _ in range(20)]
+                for each in sent[20 * half :]:
+                    send(writer, each)
+                versions.append(log.barrier({STREAM: make.end_lsn}, 10))
+            # It was there, slower than the retention, and its lease has ended.
+            log.register_consumer("slow", None, 0.1)
+            with processes.replica() as fast, processes.replica() as slow:
+                reading, late = fast.read(STREAM, 21, 41), slow.read(STREAM, 1, 41)
+                found, behind = [bytes(next(reading).data)], [bytes(next(late).data)]
+                log.register_consumer("fast", versions[0], 600.0)
+
+                def trimmed() -> bool:
+                    return log.status().streams[STREAM].low_offset == 21
+
+                eventually(trimmed, "all that no lease holds is trimmed")
+                with pytest.raises(TrimmedError, match="the first one available is 21"):
+                    behind += [bytes(each.data) for each in late]
+                found += [bytes(each.data) for each in reading]
+                assert found == sent[20:]
+                assert behind == sent[: len(behind)]
+                assert len(behind) < 20
+                # The stream goes on for the one, and the other one begins again where it is told.
+                sent.append(make.whole())
+                send(writer, sent[-1])
+                log.barrier({STREAM: make.end_lsn}, 10)
+                for client in (fast, slow):
+                    assert [bytes(e.data) for e in client.read(STREAM, 21, 42)] == sent[20:]
+    finally:
+        processes.stop()
+
+
 def test_an_idle_stream_neither_grows_nor_slows_the_restart(processes: Processes) -> None:
     create(processes, "busy")
     make = EntryMaker()

@@ -289,6 +289,46 @@ def test_19_a_sealed_stream_commits_nothing_and_seals_again(three: Repository) -
     assert three.streams["a"].last.context.version == 1
 
 
+def test_19_history_is_trimmed_while_another_stream_stays_sealed(three: Repository) -> None:
+    """A sealed stream, whose replicas are silent, holds back neither what can be read nor the history of other streams."""
+    three.apply(StreamSealed("a", 2))
+    three.apply(StreamCreated("b", ("k",)))
+    for number in range(1, 1001):
+        committed(three, 0.0, report("b", three.version, number, 1))
+    assert three.published == three.version == 1001
+    assert [len(three.streams[name].history) for name in "ab"] == [1, 1]
+    # A consumer holds its own version of both, sealed or not.
+    three.apply(ConsumerSeen("lake", 1001, until=100.0))
+    for number in range(1001, 1011):
+        committed(three, 50.0, report("b", three.version, number, 1))
+    assert len(three.streams["b"].history) == 11
+    assert three.trim_limit("a", 50.0) == 4
+    assert three.trim_limit("b", 50.0) == 1001
+    # What the sealed stream needs to go on is there: all its members are behind by empty versions only.
+    assert three.streams["a"].missed(1) == [CommitContext(1011, 4, 1013, 0)]
+    assert three.apply(StreamUnsealed("a", 2, ("k", "l", "m")))
+    reports = (sealed_report(1, each, 2, version=1) for each in "klm")
+    tick(three, *reports)
+    assert three.streams["a"].latest.length == 1
+
+
+def test_19_a_commit_that_a_sealed_stream_lacks_is_kept_until_it_is_unsealed(
+    three: Repository,
+) -> None:
+    tick(three, *(sealed_report(2, each, 1) for each in "klm"))
+    three.apply(StreamSealed("a", 2))
+    three.apply(StreamCreated("b", ("k",)))
+    for number in range(1, 11):
+        committed(three, 0.0, report("b", three.version, number, 1))
+    assert three.published == 1, "no member is known to have it"
+    assert [each.version for each in three.streams["a"].missed(1)] == [2, three.version]
+    # m is left out: it holds nothing back any more.
+    three.apply(StreamUnsealed("a", 2, ("k", "l")))
+    committed(three, 0.0, report("b", three.version, 11, 1))
+    assert three.published == three.version
+    assert [len(three.streams[name].history) for name in "ab"] == [1, 1]
+
+
 def test_23_the_stream_goes_on_without_the_replica_that_is_left_out(three: Repository) -> None:
     three.apply(StreamSealed("a", 2))
     assert three.apply(StreamUnsealed("a", 2, ("k", "l")))
