@@ -2,18 +2,37 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.capture_stack import STREAM, ChangeLog
+from tests.support.capture_stack import (
+    STREAM,
+    CaptureProcess,
+    ChangeLog,
+    Load,
+    check_equal,
+    make_tables,
+)
+from tests.support.child import ROOT
 from tests.support.log_entries import SCHEMAS, EntryMaker
+from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import log_server_messages as m
-from walsender_bridge.change_log.client import LogClient, StreamWriter
+from walsender_bridge.change_log.client import (
+    LogClient,
+    StreamWriter,
+    read_payload,
+    split_messages,
+)
 from walsender_bridge.change_log.operator_client import OperatorLog, OperatorReplica
 from walsender_bridge.change_log.protocol import CommitContext
 from walsender_bridge.change_log.repository import empty_store
@@ -32,6 +51,7 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.observability import log_verify
+from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.runtime.output import Output
 
 POLICY = ReplicationPolicy(replicas=3, min_replicas=2, silence=2.0)
@@ -144,8 +164,11 @@ def rebuild(log: ChangeLog, *given_up: str, hold: float = 3600.0) -> int:
 
 
 def in_sync(log: ChangeLog) -> int:
-    with OperatorLog(log.address) as client:
-        return sum(each.in_sync for each in client.describe().streams[0].replicas)
+    try:
+        with OperatorLog(log.address) as client:
+            return sum(each.in_sync for each in client.describe().streams[0].replicas)
+    except (UnavailableError, IndexError):
+        return 0
 
 
 def verified(log: ChangeLog) -> None:
@@ -244,6 +267,115 @@ def _rebuilt(log: ChangeLog, given_up: str) -> bool:
     except UnavailableError:
         return False
     return True
+
+
+class KilledLog(ChangeLog):
+    """A log whose repository is a process, which is killed and never told to stop."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start_repository(self) -> None:
+        arguments = [str(self.folder / "repository"), self.listen, "3600", *self.listens]
+        with (self.folder / "repository.log").open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.repository_process", *arguments],
+                stdout=output,
+                stderr=output,
+                cwd=ROOT,
+            )
+
+    def stop_repository(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Reader:
+    """Reads the stream while all this happens, as a consumer does: from where it is to the newest version."""
+
+    def __init__(self, log: ChangeLog) -> None:
+        self._log = log
+        self._stopping = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._done = self._pool.submit(self._run)
+        self.version = 0
+        self.messages: list[bytes] = []
+
+    def _run(self) -> None:
+        offset = 1
+        with LogClient(self._log.address, timeout=5) as client:
+            while not self._stopping.wait(0.05):
+                try:
+                    status = client.status()
+                    cut = status.streams[STREAM]
+                    with StreamReader.of(cut) as reader:
+                        found = [*reader.read(offset, cut.end_offset)]
+                except (UnavailableError, KeyError):
+                    continue
+                assert status.version >= self.version, "versions never go back"
+                assert cut.end_offset >= offset, "and neither does a stream"
+                self.version, offset = status.version, cut.end_offset
+                for each in found:
+                    assert each.version <= status.version
+                    self.messages += map(bytes, split_messages(read_payload(each.data)))
+
+    def seen(self, version: int) -> bool:
+        """Whether it has read up to that version."""
+        if self._done.done():
+            self._done.result()
+        return self.version >= version
+
+    def stop(self) -> list[bytes]:
+        """All messages that it has read."""
+        self._stopping.set()
+        self._done.result()
+        self._pool.shutdown()
+        return self.messages
+
+
+@pytest.mark.timeout(300)
+def test_31_the_repository_is_killed_lost_and_rebuilt_under_load(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    """Twice, the second time without a log server, which returns with what it had."""
+    server = make_server(15, fsync="off")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+    with (
+        KilledLog(tmp_path, POLICY) as log,
+        CaptureProcess(tmp_path, log, server.dsn(), "public.orders", "public.audit") as capture,
+    ):
+        wait_for(capture.streams, 30, "capture streams")
+        reader = Reader(log)
+        with Load(server.dsn()):
+            wait_for(lambda: in_sync(log) == 3, 60, "all replicas are in sync")
+            wait_for(lambda: reader.seen(3), 60, "the reader reads")
+            lose(log)
+            first = rebuild(log)
+            log.start_repository()
+            wait_for(lambda: reader.seen(first + 3), 60, "the reader goes on")
+            wait_for(lambda: in_sync(log) == 3, 60, "all replicas are in sync")
+            log.stop_repository()
+            log.kill_log_server(2)
+            shutil.rmtree(log.folder / "repository")
+            second = rebuild(log, log.listens[2])
+            log.start_repository()
+            wait_for(lambda: reader.seen(second + 3), 60, "the reader goes on")
+            log.start_log_server(2)
+            wait_for(lambda: in_sync(log) == 3, 60, "all replicas are in sync")
+        found = check_equal(log, server.dsn())
+        with LogClient(log.address) as client:
+            version = client.status().version
+        wait_for(lambda: reader.seen(version), 60, "the reader has read all")
+        ends = [
+            pgoutput.parse_commit(each).end_lsn
+            for each in reader.stop()
+            if each[0] == pgoutput.COMMIT
+        ]
+        assert ends[: len(found.ends)] == found.ends, "each transaction once, in order"
+        verified(log)
 
 
 def test_31_the_command_shows_and_writes_and_refuses_where_a_repository_is(
