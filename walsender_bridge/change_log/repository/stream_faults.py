@@ -28,6 +28,12 @@ REPAIR: Final = (
     " docs/log-lost.md"
 )
 
+#: The repair when the repository is older than a replica.
+_OLDER: Final = (
+    "stop Tuskline and put back the newer [log] data_dir; or move this one away, and run `tuskline log rebuild`:"
+    " docs/log-lost.md"
+)
+
 _log = logs.logger()
 
 
@@ -80,7 +86,7 @@ class StreamFaults:
         if ahead := self._ahead():
             stream = ahead.report.stream
             waits = f"stream {stream} has diverged, and no version is issued until it is repaired"
-            return DivergedError(waits, where=f"stream {stream}", repair=REPAIR)
+            return DivergedError(waits, where=f"stream {stream}", repair=_OLDER)
         known = list(log_servers)
         if copies := duplicate_ids(known):
             return _duplicate_id_fault(copies, "the log's log servers")
@@ -160,7 +166,7 @@ class StreamFaults:
             return DivergedError(
                 f"its replica does not match the repository: {evaluation.reason}",
                 where=f"stream {stream}, log server {log_server.address}",
-                repair=REPAIR,
+                repair=_OLDER if evaluation.ahead else REPAIR,
             )
         return log_server.refused.get(stream)
 
