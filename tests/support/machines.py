@@ -84,10 +84,15 @@ class Machine:
         """Whether these processes run, and no others."""
         return self.processes() == expected
 
+    def family(self) -> list[int]:
+        """The processes that run there."""
+        assert self._up is not None
+        return [self._up.pid, *processes.family(self._up.pid)]
+
     def kill(self) -> None:
         """SIGKILL everything that runs there."""
         assert self._up is not None
-        family = [self._up.pid, *processes.family(self._up.pid)]
+        family = self.family()
         for pid in family:
             if processes.alive(pid):
                 os.kill(pid, signal.SIGKILL)

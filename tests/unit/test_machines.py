@@ -4,12 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_for
+from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.cli import children, parts
+from walsender_bridge.cli.bridge_election import BridgeElection
 from walsender_bridge.cli.options import need_here
 from walsender_bridge.config import Part, load_config
+from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import ConfigError
+from walsender_bridge.observability import bridge_view
+from walsender_bridge.observability.bridge_view import ACTIVE, STANDING_BY, UNSURE, BridgeStatus
 from walsender_bridge.observability.observation import Observer
 from walsender_bridge.quorum.safekeeper import hosting
+from walsender_bridge.runtime import status_file
 
 KINDS: tuple[Part, ...] = ("log-server", "safekeepers", "repository", "bridge", "lake", "slots")
 #: What each kind's file says beside its name: only what its part needs.
@@ -137,3 +144,106 @@ def test_a_machine_does_not_ask_for_what_is_elsewhere(tmp_path, kind):
         {},
     )
     assert not any(part in " ".join(seen.problems) for part in ("log:", "lake", "source", "quorum"))
+
+
+ETCD = 'store = "etcd"\nrepositories = ["127.0.0.1:7400", "10.0.0.2:7400"]\n[etcd]\nendpoints = ["127.0.0.1:2379"]\n'
+
+
+def of_etcd(*kinds: str, elect: bool = False) -> str:
+    """The file of a machine with a repository over etcd."""
+    text = machine(*kinds).replace('[log]\ndata_dir = "log"\n', f'[log]\ndata_dir = "log"\n{ETCD}')
+    return text.replace("[machine]\n", "[machine]\nelect_bridge = true\n") if elect else text
+
+
+def test_repositories_and_bridges_may_be_on_several_machines(tmp_path):
+    settings = loaded(tmp_path, of_etcd("repository", "bridge", elect=True))
+    assert settings.log_address == "grpc://127.0.0.1:7400,10.0.0.2:7400"
+    # Where no repository is, their addresses are enough.
+    elsewhere = machine("lake") + '[log]\nrepositories = ["10.0.0.1:7400", "10.0.0.2:7400"]\n'
+    assert loaded(tmp_path, elsewhere).log_address == "grpc://10.0.0.1:7400,10.0.0.2:7400"
+    everywhere = of_etcd("repository").replace('"log"\n', '"log"\nlisten = "*:7400"\n')
+    tls = '[tls]\nca = "ca"\ncertificate = "cert"\nkey = "key"\n'
+    assert loaded(tmp_path, everywhere + tls).log.listen == "*:7400"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            machine("repository").replace('"log"\n', '"log"\nrepositories = ["127.0.0.1:7400"]\n'),
+            "several repositories need a store that all of them reach",
+        ),
+        (
+            of_etcd("repository").replace('"127.0.0.1:7400", ', ""),
+            r"log\.repositories lacks 127\.0\.0\.1:7400",
+        ),
+        (
+            machine("lake") + '[etcd]\nendpoints = ["127.0.0.1:2379"]\n',
+            "etcd is for the repository of this machine",
+        ),
+        (machine("lake") + '[log]\nstore = "etcd"\n', r"log\.store is for the repository"),
+        (of_etcd("repository", elect=True), "elect_bridge is for the bridge of this machine"),
+        (
+            machine("bridge").replace("[machine]\n", "[machine]\nelect_bridge = true\n"),
+            r"elected in etcd, and there is no \[etcd\]",
+        ),
+        (
+            machine("repository", "bridge").replace(
+                "[machine]\n", "[machine]\nelect_bridge = true\n"
+            ),
+            r"elected in etcd, and there is no \[etcd\]",
+        ),
+    ],
+)
+def test_repositories_or_bridges_that_could_not_replace_each_other_are_refused(
+    tmp_path, text, message
+):
+    with pytest.raises(ConfigError, match=message) as refused:
+        loaded(tmp_path, text)
+    assert refused.value.repair
+
+
+def test_a_bridge_that_stands_by_is_the_bridge_of_another_machine(tmp_path):
+    settings = loaded(tmp_path, of_etcd("repository", "bridge", elect=True))
+    assert bridge_view.observe(settings) is None
+    settings.run_dir.mkdir(parents=True)
+
+    def becomes(status: BridgeStatus):
+        status_file.write(bridge_view.status_path(settings.run_dir), status)
+        return bridge_view.without_standby(settings)
+
+    elsewhere = becomes(BridgeStatus(state=STANDING_BY, active_at="10.0.0.2:7400"))
+    assert elsewhere.parts == {"repository"}
+    assert elsewhere.quorum_source is None
+    with Observer(settings) as observer:
+        seen = observer.observe()
+    assert (seen.sources, seen.quorum) == ([], None)
+    assert seen.bridge is not None
+    assert seen.bridge.sentence == "standing by, the one at 10.0.0.2:7400 is active"
+    assert not any("bridge" in problem for problem in seen.problems)
+    for state in (ACTIVE, UNSURE):
+        assert becomes(BridgeStatus(state=state)).parts == {"repository", "bridge"}
+
+
+def test_a_bridge_without_etcd_stands_by_until_it_has_been_elected(tmp_path):
+    """And one that was active goes on with its proposer alone."""
+    changes: list[None] = []
+    cluster = EtcdSettings((f"127.0.0.1:{free_port()}",), lease=2.0)
+    election = BridgeElection(cluster, "here", tmp_path, lambda: changes.append(None))
+
+    def status() -> BridgeStatus | None:
+        return status_file.read(bridge_view.status_path(tmp_path), BridgeStatus)
+
+    election.start()
+    try:
+        seen = wait_for(status, 20, "it reports")
+        assert (seen.state, changes) == (STANDING_BY, [])
+        assert "nothing of it runs here: etcd does not answer" in seen.problem
+        election.state = ACTIVE
+        wait_for(lambda: election.state == UNSURE, 20, "it is unsure")
+        assert len(changes) == 1
+        seen = wait_for(lambda: (s := status()) and s.state == UNSURE and s, 5, "it reports")
+        assert "only the proposer runs here" in seen.problem
+    finally:
+        election.stop()
+    assert status() is None

@@ -49,6 +49,7 @@ def doctor(
     Each finding comes with the SQL or the command that repairs it. With --admin, this works before the role of a DSN exists.
     """
     from walsender_bridge.doctor import parts as doctor_parts
+    from walsender_bridge.observability import bridge_view
 
     settings = load_config(config)
     admin = checked_admin(admin)
@@ -63,8 +64,9 @@ def doctor(
         by_source[section.name] += of_gate(settings, section, admin)
         by_source[section.name] += of_capture(settings, section, by_source[section.name])
         by_source[section.name] += doctor_parts.of_former_sources(settings, section)
-    if settings.quorum_source is not None and settings.quorum_source.name in by_source:
-        by_source[settings.quorum_source.name] += of_quorum(settings, admin=admin)
+    now = bridge_view.without_standby(settings)
+    if now.quorum_source is not None and now.quorum_source.name in by_source:
+        by_source[now.quorum_source.name] += of_quorum(now, admin=admin)
     parts = [(f"source {s.name}", s.dsn, by_source[s.name]) for s in sections]
     if (
         settings.slots is not None

@@ -57,9 +57,9 @@ def log_rebuild(
     need_here(settings, "repository")
     _refuse_running(settings)
     from walsender_bridge.change_log.repository import empty_store
-    from walsender_bridge.change_log.repository.part import etcd_settings
+    from walsender_bridge.change_log.repository.etcd import EtcdSettings
 
-    cluster = etcd_settings(settings)
+    cluster = EtcdSettings.of(settings.etcd) if settings.etcd else None
     file = settings.repository_dir / "repository.sqlite"
     with closing(_rebuilder(settings, without or [], output)) as rebuilder:
         if dry_run:

@@ -1,8 +1,10 @@
 """`log-server run` and `bridge run`: their child processes, one for each hot loop."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,8 @@ from walsender_bridge.runtime import (
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signals
 
+#: What runs until the event is set.
+_Task = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 #: Seconds within which the children of a killed process have ended.
 _GONE_SECONDS: Final = 10.0
 #: Seconds within which the kernel has closed the sockets of a process that has ended.
@@ -140,15 +144,40 @@ def _bridge(settings: Config) -> None:
     try:
         if settings.quorum_source is not None:
             shared_files.prepare(settings.run_dir)
-        found = [*children.captures(settings), *children.proposers(settings)]
-        _supervise(
-            "bridge", found, settings, beside=repository.keep if repository is not None else None
-        )
+        beside = repository.keep if repository is not None else None
+        if settings.machine is not None and settings.machine.elect_bridge:
+            _run(partial(_elected, settings), beside)
+        else:
+            found = [*children.captures(settings), *children.proposers(settings)]
+            _supervise("bridge", found, settings, beside=beside)
     finally:
         if repository is not None:
             repository.stop()
-        names = settings.proposer_status.name, settings.commit_page.name
-        shared_files.clear(settings.run_dir, *names)
+        _clear_proposer(settings)
+
+
+def _clear_proposer(settings: Config) -> None:
+    """Remove what a proposer that has ended said last."""
+    names = settings.proposer_status.name, settings.commit_page.name
+    shared_files.clear(settings.run_dir, *names)
+
+
+async def _elected(settings: Config, stop: asyncio.Event) -> None:
+    """Run captures and proposer while this bridge is the active one of several (`bridge_election`)."""
+    from walsender_bridge.change_log.repository.etcd import EtcdSettings
+    from walsender_bridge.cli.bridge_election import run_elected
+    from walsender_bridge.observability.bridge_view import ACTIVE, STANDING_BY, UNSURE, BridgeState
+
+    assert settings.etcd is not None, "load_config has checked it"
+    captures, proposers = children.captures(settings), children.proposers(settings)
+    runs: dict[BridgeState, list[Child]] = {
+        ACTIVE: [*captures, *proposers],
+        UNSURE: proposers,
+        STANDING_BY: [],
+    }
+    own = settings.log.listen if "repository" in settings.parts else socket.gethostname()
+    cluster, run_dir = EtcdSettings.of(settings.etcd), settings.run_dir
+    await run_elected(cluster, own, runs, run_dir, stop, partial(_clear_proposer, settings))
 
 
 def refuse_quorum_of_one(settings: Config) -> None:
@@ -168,14 +197,20 @@ def _supervise(
     found: list[Child],
     settings: Config,
     *,
-    beside: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None,
+    beside: _Task | None = None,
 ) -> None:
+    _run(Supervisor(name, found, run_dir=settings.run_dir).run, beside)
+
+
+def _run(main: _Task, beside: _Task | None) -> None:
+    """Run both until SIGTERM or SIGINT."""
+
     async def serve() -> None:
         stop = asyncio.Event()
         stop_on_signals(stop)
         async with asyncio.TaskGroup() as tasks:
             if beside is not None:
                 tasks.create_task(beside(stop))
-            await Supervisor(name, found, run_dir=settings.run_dir).run(stop)
+            await main(stop)
 
     asyncio.run(serve())

@@ -52,6 +52,8 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
                 output.rows(name, rows)
         if seen.slots is not None:
             output.rows("slot copies", seen.slots.rows)
+        if seen.bridge is not None:
+            output.record({"bridge": seen.bridge.sentence})
         if record["quorum"] is not None:
             output.record(_short(record["quorum"]))
         if seen.asks_log:
@@ -113,6 +115,9 @@ def summary(seen: "Observation") -> dict[str, Any]:
         ],
         "gate": [row for source in seen.sources for row in _gate(source)],
         "quorum": None if seen.quorum is None else safekeeper.summary(seen.quorum),
+        "bridge": None
+        if seen.bridge is None
+        else {"state": seen.bridge.state, "active_at": seen.bridge.active_at},
         "slot_copies": None if seen.slots is None else slots_view.shown(seen.slots.report),
         "log": {
             "version": seen.log and seen.log.version,

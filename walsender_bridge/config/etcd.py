@@ -1,7 +1,9 @@
-"""Whether `[etcd]`, `[log] store` and `[log] repositories` fit together."""
+"""Whether `[etcd]`, `[log] store`, `[log] repositories` and `[machine] elect_bridge` fit together."""
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from walsender_bridge.config.sections import split_address
 from walsender_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -9,7 +11,32 @@ if TYPE_CHECKING:
 
 
 def check_etcd(config: "Config", where: str) -> None:
-    """Raise `ConfigError` for a store without its section, and for repositories that could not replace each other."""
+    """Raise `ConfigError` for a store without its section, and for repositories or bridges that could not replace each other."""
+    elects = config.machine is not None and config.machine.elect_bridge
+    if elects and "bridge" not in config.parts:
+        raise ConfigError(
+            "machine.elect_bridge is for the bridge of this machine, which machine.parts does not name",
+            where=where,
+            repair='add "bridge" to machine.parts, or remove machine.elect_bridge',
+        )
+    if elects and config.etcd is None:
+        raise ConfigError(
+            "machine.elect_bridge: of several bridges, one is elected in etcd, and there is no [etcd]",
+            where=where,
+            repair="add [etcd] with endpoints; or have a bridge on one machine only, without machine.elect_bridge",
+        )
+    others = config.log.repositories
+    if len(set(others)) < len(others):
+        raise ConfigError(
+            "log.repositories: each repository once", where=where, repair="remove the second one"
+        )
+    if "repository" in config.parts:
+        _check_store(config, where)
+    else:
+        _check_elsewhere(config, where, elects=elects)
+
+
+def _check_store(config: "Config", where: str) -> None:
     uses = config.log.store == "etcd"
     if uses == (config.etcd is None):
         raise ConfigError(
@@ -22,9 +49,34 @@ def check_etcd(config: "Config", where: str) -> None:
         raise ConfigError(
             "log.repositories: several repositories need a store that all of them reach",
             where=where,
-            repair='set log.store = "etcd", or remove log.repositories',
+            repair='set log.store = "etcd" and add [etcd], or remove log.repositories',
         )
-    if len(set(others)) < len(others):
+    if others and not any(_listens_at(config.log.listen, each) for each in others):
         raise ConfigError(
-            "log.repositories: each repository once", where=where, repair="remove the second one"
+            f"log.repositories lacks {config.log.listen}, where the repository of this machine listens: nobody would ask it",
+            where=where,
+            repair="name the same addresses on every machine, of all repositories",
         )
+
+
+def _listens_at(listen: str, address: str) -> bool:
+    """Whether a repository that listens there may be the one at this address."""
+    host, port = split_address(listen)
+    try:
+        everywhere = ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = host == "*"
+    return listen == address or (everywhere and port == split_address(address)[1])
+
+
+def _check_elsewhere(config: "Config", where: str, *, elects: bool) -> None:
+    for key, given in {
+        "log.store": config.log.store == "etcd",
+        "etcd": config.etcd is not None and not elects,
+    }.items():
+        if given:
+            raise ConfigError(
+                f"{key} is for the repository of this machine, which machine.parts does not name",
+                where=where,
+                repair=f'add "repository" to machine.parts, or remove {key}: log.repositories is enough to reach it elsewhere',
+            )

@@ -60,6 +60,8 @@ class MachineSection(_Section):
     #: Where the parts here keep their state files, logs, spools and decisions.
     data_dir: Path
     parts: tuple[Part, ...] = Field(min_length=1)
+    #: Whether other machines have a bridge of the same sources. All of them say so, and one is active, elected in `[etcd]`.
+    elect_bridge: bool = False
 
 
 class LogSection(_Section):
@@ -84,7 +86,7 @@ class LogSection(_Section):
 
 
 class EtcdSection(_Section):
-    """`[etcd]`: the cluster that keeps the repository's records, with `[log] store = "etcd"`."""
+    """`[etcd]`: the cluster that keeps the repository's records, with `[log] store = "etcd"`, and elects the bridge."""
 
     #: `host:port` of each member.
     endpoints: tuple[HostPort, ...] = Field(min_length=1)

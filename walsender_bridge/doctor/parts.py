@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.server import failed
-from walsender_bridge.errors import Cause, ConfigError, PrivilegeError, TusklineError
+from walsender_bridge.errors import (
+    Cause,
+    ConfigError,
+    NotLeaderError,
+    PrivilegeError,
+    TusklineError,
+)
 from walsender_bridge.observability import lake_status, table_problems
 from walsender_bridge.runtime import listening, pid_file
 
@@ -57,7 +63,7 @@ def _is_ours(part: str, address: str, tls: "TlsFiles | None") -> bool:
             case _:
                 with urllib.request.urlopen(f"http://{address}/healthz", timeout=_ANSWER_SECONDS):
                     pass
-    except PrivilegeError:
+    except (PrivilegeError, NotLeaderError):
         return True
     except (TusklineError, OSError, HTTPException):
         return False

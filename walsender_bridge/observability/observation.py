@@ -20,6 +20,7 @@ from walsender_bridge.capture.status_record import CaptureStatus, GateStatus
 from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.observability import (
+    bridge_view,
     certificate_view,
     former_sources,
     gate_view,
@@ -29,6 +30,7 @@ from walsender_bridge.observability import (
     slots_view,
     table_problems,
 )
+from walsender_bridge.observability.bridge_view import BridgeStatus
 from walsender_bridge.observability.certificate_view import CertificateView
 from walsender_bridge.observability.quorum_server import QuorumServer
 from walsender_bridge.observability.quorum_view import QuorumView
@@ -195,6 +197,8 @@ class Observation:
     asks_log: bool = True
     #: The replicas of the log's streams.
     replicas: "tuple[StreamReplicas, ...]" = ()
+    #: None: the bridge of this machine, if any, is not one of several.
+    bridge: BridgeStatus | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -223,6 +227,8 @@ class Observation:
         found += self.slots.problems if self.slots is not None else []
         found += [problem for process in self.processes for problem in process.problems(self.at)]
         found += self._certificate(over=True)
+        if self.bridge is not None and self.bridge.problem:
+            found.append(self.bridge.problem)
         if not self.processes:
             found.append("no process of Tuskline runs here")
         found += [
@@ -284,7 +290,8 @@ class Observer(Closing):
 
     def observe(self) -> Observation:
         """Observe all parts."""
-        settings, errors = self._settings, dict[str, TusklineError]()
+        settings = bridge_view.without_standby(self._settings)
+        errors = dict[str, TusklineError]()
         status: LogStatus | None = None
         replicas: tuple[StreamReplicas, ...] = ()
         try:
@@ -324,7 +331,7 @@ class Observer(Closing):
             at=time.time(),
             up=up,
             processes=running,
-            sources=self._sources(by_name),
+            sources=self._sources(by_name) if "bridge" in settings.parts else [],
             log=status,
             lake=manifest,
             errors=errors,
@@ -335,6 +342,7 @@ class Observer(Closing):
             lake_configured="lake" in settings.parts,
             asks_log=settings.asks_log,
             replicas=replicas,
+            bridge=bridge_view.observe(self._settings),
         )
 
     def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:
@@ -343,7 +351,7 @@ class Observer(Closing):
         def observe(section: SourceSection) -> SourceView:
             return self._source(section, running.get(f"bridge/capture-{section.name}"))
 
-        sections = self._settings.source if "bridge" in self._settings.parts else ()
+        sections = self._settings.source
         if not sections:
             return []
         with ThreadPoolExecutor(len(sections)) as pool:

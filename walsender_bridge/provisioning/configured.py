@@ -25,7 +25,7 @@ def known_of(settings: "Config", section: "SourceSection") -> Any:
     from walsender_bridge.capture import stream_record
 
     # Capture's status file belongs to the log beside it: a new log has no history.
-    folder = settings.log.data_dir
+    folder = settings.log.data_dir if settings.etcd is None else None
     has_log = folder is None or (folder / "repository.sqlite").exists()
     written = settings.capture_status(section) if has_log else None
     return stream_record.ask(settings.log_address, written, section.name)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from walsender_bridge.errors import (
     DiskFullError,
@@ -22,6 +22,9 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.runtime.closing import Closing
 from walsender_bridge.runtime.tls_files import TlsFiles
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import EtcdSection
 
 #: Codes of gRPC in etcd's errors.
 _RESOURCE_EXHAUSTED: Final = 8
@@ -42,6 +45,11 @@ class EtcdSettings:
     prefix: str = "/tuskline/"
     lease: float = 5.0
     tls: TlsFiles | None = None
+
+    @classmethod
+    def of(cls, section: "EtcdSection") -> Self:
+        """The configured cluster."""
+        return cls(section.endpoints, section.prefix, section.lease, section.tls_files)
 
 
 class Etcd(Closing):

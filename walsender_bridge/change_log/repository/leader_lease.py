@@ -1,6 +1,6 @@
-"""Becoming the leader of a log's repositories, and remaining it: leases in etcd, and a thread that renews the leadership.
+"""Becoming the leader of a log's repositories, or the active one of its bridges, and remaining it: leases in etcd.
 
-What may be concluded is decided in `leadership.py`.
+A thread renews them. What may be concluded is decided in `leadership.py`.
 """
 
 import json
@@ -42,7 +42,7 @@ class _Lease:
 
 
 class Leader:
-    """A repository that leads until `lost` is set. Made by `try_to_lead`; to be ended with `resign`."""
+    """A repository, or a bridge, that leads until `lost` is set. Made by `try_to_lead`; to be ended with `resign`."""
 
     def __init__(
         self, key: str, value: bytes, client: Etcd, seconds: float, lease: _Lease, fence: int
@@ -110,10 +110,13 @@ class Leader:
         self._client.close()
 
 
-def try_to_lead(settings: EtcdSettings, address: str) -> Leader | str:
-    """Lead, if nobody does; else the address of the one that does. Raises `UnavailableError` if etcd does not answer."""
+def try_to_lead(settings: EtcdSettings, address: str, key: str = "") -> Leader | str:
+    """Lead, if nobody does; else the address of the one that does. Raises `UnavailableError` if etcd does not answer.
+
+    `key`: whose creator leads; by default that of the repositories.
+    """
     client = Etcd(settings, settings.lease / _ATTEMPTS)
-    key, value = leader_key(settings), json.dumps({"address": address}).encode()
+    key, value = key or leader_key(settings), json.dumps({"address": address}).encode()
     try:
         found = client.get(key, within=settings.lease)
         if found is None:
@@ -154,6 +157,11 @@ def _read(answer: dict[str, object]) -> KeyValue | None:
 def leader_key(settings: EtcdSettings) -> str:
     """The key whose creator leads."""
     return f"{settings.prefix}leader"
+
+
+def bridge_key(settings: EtcdSettings) -> str:
+    """The key whose creator is the active one of several bridges."""
+    return f"{settings.prefix}bridge"
 
 
 def not_leading(reason: str = "") -> NotLeaderError:

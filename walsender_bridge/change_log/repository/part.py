@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
-    from walsender_bridge.change_log.repository.etcd import EtcdSettings
     from walsender_bridge.change_log.repository.record_store import RecordStore
     from walsender_bridge.change_log.repository.service import RepositoryServer
     from walsender_bridge.config import Config
@@ -133,20 +132,13 @@ class RepositoryPart:
     def _candidate(self) -> "RepositoryCandidate":
         """One of the repositories whose records are in etcd."""
         from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
+        from walsender_bridge.change_log.repository.etcd import EtcdSettings
 
-        settings, cluster = self._settings, etcd_settings(self._settings)
-        assert cluster is not None
-        return RepositoryCandidate(cluster, settings.log.listen, self._serve, settings.tls_files)
-
-
-def etcd_settings(settings: "Config") -> "EtcdSettings | None":
-    """The cluster that has the repository's records; None: they are in SQLite."""
-    from walsender_bridge.change_log.repository.etcd import EtcdSettings
-
-    its = settings.etcd
-    if its is None:
-        return None
-    return EtcdSettings(its.endpoints, its.prefix, its.lease, its.tls_files)
+        settings, its = self._settings, self._settings.etcd
+        assert its is not None
+        return RepositoryCandidate(
+            EtcdSettings.of(its), settings.log.listen, self._serve, settings.tls_files
+        )
 
 
 def trouble(run_dir: Path) -> TusklineError | None:

@@ -1,0 +1,123 @@
+"""Three machines on this one, with a log server each: two of them with a repository and a bridge, all over etcd."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+
+from tests.support.capture_stack import STREAM, ChangeLog
+from tests.support.etcd import EtcdCluster
+from tests.support.machines import Machine
+from tests.support.waiting import wait_for
+from walsender_bridge.capture.status_record import CaptureStatus
+from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.errors import UnavailableError
+from walsender_bridge.observability import bridge_view
+from walsender_bridge.observability.bridge_view import ACTIVE, STANDING_BY, BridgeState
+from walsender_bridge.runtime import processes, status_file
+
+
+class SeveralBridges:
+    """See the module; what it runs ends with the block. `more`: further sections of the third machine, whose parts are `third`."""
+
+    def __init__(
+        self, folder: Path, etcd: EtcdCluster, dsn: str, *, third: str = "", more: str = ""
+    ) -> None:
+        listens = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+        repositories = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        source = f'[[source]]\nname = "{STREAM}"\ndsn = "{dsn}"\ntables = ["public.orders", "public.audit"]\n'
+        named = f"repositories = {repositories}\n".replace("'", '"')
+        #: For `check_equal`: what it asks of the log.
+        self.log = ChangeLog(folder)
+        self.log.listen, self.log.log_server_listen = ",".join(repositories), listens[2]
+        self.machines = []
+        for number, listen in enumerate(repositories):
+            servers = "".join(
+                _log_server(each, own=at == number) for at, each in enumerate(listens)
+            )
+            text = (
+                '[machine]\ndata_dir = "state"\nparts = ["repository", "bridge", "log-server"]\nelect_bridge = true\n'
+                f'[log]\ndata_dir = "log"\nlisten = "{listen}"\nstore = "etcd"\n{named}replica_timeout = 2\n'
+                f'[etcd]\nendpoints = {etcd.endpoints}\nprefix = "/{folder.name}/"\nlease = 2\n{servers}{source}'
+            )
+            self.machines.append(Machine(folder / f"m{number}", text.replace("'", '"')))
+        text = f'[machine]\ndata_dir = "state"\nparts = ["log-server"{third}]\n{_log_server(listens[2], own=True)}'
+        if more:
+            text += f"[log]\n{named}{source}{more}"
+        self.third = Machine(folder / "m2", text)
+
+    @classmethod
+    @contextmanager
+    def running(
+        cls, folder: Path, etcd: EtcdCluster, dsn: str, *, third: str = "", more: str = ""
+    ) -> Iterator[Self]:
+        found = cls(folder, etcd, dsn, third=third, more=more)
+        with ExitStack() as stack:
+            for each in (found.third, *found.machines):
+                stack.callback(each.close)
+                each.up()
+            try:
+                yield found
+            except BaseException:
+                for each in (found.third, *found.machines):
+                    print(f"--- {each.folder.name}\n{each.logs()}")
+                raise
+
+    def state(self, number: int) -> BridgeState | None:
+        """Of the bridge of this machine, as it reports."""
+        seen = bridge_view.observe(load_config(self.machines[number].config))
+        return None if seen is None else seen.state
+
+    def active(self, *numbers: int) -> int:
+        """The number of the active one among these, or of both, once its capture streams."""
+
+        def found() -> list[int]:
+            return [
+                number
+                for number in numbers or (0, 1)
+                if self.state(number) == ACTIVE and self._streams(number)
+            ]
+
+        (number,) = wait_for(found, 60, "a bridge is active")
+        return int(number)
+
+    def _streams(self, number: int) -> bool:
+        settings = load_config(self.machines[number].config)
+        seen = status_file.read(settings.capture_status(settings.source[0]), CaptureStatus)
+        return seen is not None and seen.state == "streaming" and processes.alive(seen.pid)
+
+    def stands_by(self, number: int) -> None:
+        """Wait until the bridge of this machine stands by, and nothing of it runs."""
+        machine = self.machines[number]
+
+        def stands_by() -> bool:
+            captures = {each for each in machine.processes() if each.startswith("bridge/")}
+            return self.state(number) == STANDING_BY and not captures
+
+        wait_for(stands_by, 60, "it stands by")
+
+    def signal(self, number: int, signal_: signal.Signals) -> None:
+        """Send a signal to all processes of a machine: stopped, it is as good as cut off."""
+        for pid in self.machines[number].family():
+            os.kill(pid, signal_)
+
+    def goes_on(self, connection: psycopg.Connection[Any]) -> None:
+        """A row that is written now is committed in the log."""
+        row = connection.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").fetchone()
+        assert row is not None
+        wait_for(lambda: self._committed() > int(row[0]), 60, "the log goes on")
+
+    def _committed(self) -> int:
+        try:
+            return self.log.committed_lsn()
+        except UnavailableError:
+            return 0
+
+
+def _log_server(listen: str, *, own: bool) -> str:
+    return f'[[log_server]]\nlisten = "{listen}"\n' + 'data_dir = "log-server"\n' * own
