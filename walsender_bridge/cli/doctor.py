@@ -78,6 +78,7 @@ def doctor(
     findings += [*of_log(settings), *of_machine(settings)]
     findings += [*doctor_parts.of_ports(settings), *doctor_parts.of_processes(settings)]
     findings += doctor_parts.of_certificate(settings)
+    findings += of_etcd(settings)
     # The error with which a job ended and the check of its folder may be the same finding.
     findings = [*dict.fromkeys(findings)]
     output = Output(as_json=as_json)
@@ -209,6 +210,15 @@ def of_slots(settings: "Config") -> list[Finding]:
     return [*slots.examine(settings.slots_dsn, candidates)]
 
 
+def of_etcd(settings: "Config") -> list[Finding]:
+    """The findings about the cluster of `[etcd]`; none without that section."""
+    from walsender_bridge.doctor import etcd
+    from walsender_bridge.observability import etcd_view
+
+    seen = etcd_view.observe(settings)
+    return [] if seen is None else [*etcd.examine(seen)]
+
+
 def of_log(settings: "Config") -> Iterator[Finding]:
     """The faults of the log's streams or, if the log does not answer, its damaged files here; and the lake's problems."""
     from walsender_bridge.doctor import log as files
@@ -233,6 +243,7 @@ def of_log(settings: "Config") -> Iterator[Finding]:
     damage = log_problems.damaged(status)
     if damage is not None:
         yield failed("log", damage.where, damage)
+    yield from files.degraded(log_problems.replicas(settings))
     yield from doctor_parts.of_lake(settings, status.log_id)
 
 

@@ -1,16 +1,20 @@
-"""Checks of the change log's files on this machine that prevent a log server or a bridge from starting if damaged."""
+"""Checks of the change log: files on this machine that prevent a log server or a bridge from starting if damaged; its replicas."""
 
 import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.repository.store import RepositoryStore
-from walsender_bridge.doctor.finding import Finding
+from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.server import failed
 from walsender_bridge.errors import CorruptError, TusklineError
+
+if TYPE_CHECKING:
+    from walsender_bridge.observability.replica_view import StreamReplicas
 
 
 def log_servers(data_dirs: Iterable[Path]) -> Iterator[Finding]:
@@ -29,6 +33,15 @@ def repository(path: Path) -> Iterator[Finding]:
     errors = [_error(path), _error(path)]
     if errors[0] is not None and errors[1] is not None:
         yield failed("log", str(path), errors[1])
+
+
+def degraded(streams: "Iterable[StreamReplicas]") -> Iterator[Finding]:
+    """The streams with fewer replicas in sync than they should have, as `status` names them."""
+    for stream in streams:
+        for sentence in stream.degraded():
+            what, _, repair = sentence.removeprefix("log: ").partition("; ")
+            where = f"stream {stream.stream}"
+            yield Finding("replicas", where, what, Severity.WARNING, repair=repair)
 
 
 def _error(path: Path) -> CorruptError | None:

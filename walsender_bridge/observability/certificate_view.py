@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from walsender_bridge.errors import ConfigError
-from walsender_bridge.runtime.tls_files import ends_soon
+from walsender_bridge.runtime.tls_files import TlsFiles, ends_soon
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config
@@ -38,9 +38,11 @@ class CertificateView:
 
 def observe(settings: "Config") -> CertificateView | None:
     """The certificate; None without `[tls]`."""
-    files = settings.tls_files
-    if files is None:
-        return None
+    return None if settings.tls_files is None else of_files(settings.tls_files)
+
+
+def of_files(files: TlsFiles) -> CertificateView:
+    """The certificate of these files."""
     try:
         begins, ends = files.days()
     except ConfigError as error:

@@ -22,6 +22,7 @@ from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.observability import (
     bridge_view,
     certificate_view,
+    etcd_view,
     former_sources,
     gate_view,
     lake_status,
@@ -32,6 +33,7 @@ from walsender_bridge.observability import (
 )
 from walsender_bridge.observability.bridge_view import BridgeStatus
 from walsender_bridge.observability.certificate_view import CertificateView
+from walsender_bridge.observability.etcd_view import EtcdView
 from walsender_bridge.observability.quorum_server import QuorumServer
 from walsender_bridge.observability.quorum_view import QuorumView
 from walsender_bridge.observability.slots_view import SlotsView
@@ -197,6 +199,8 @@ class Observation:
     asks_log: bool = True
     #: The replicas of the log's streams.
     replicas: "tuple[StreamReplicas, ...]" = ()
+    #: None: no part of this machine uses etcd.
+    etcd: EtcdView | None = None
     #: None: the bridge of this machine, if any, is not one of several.
     bridge: BridgeStatus | None = None
 
@@ -210,7 +214,12 @@ class Observation:
     def degraded(self) -> list[str]:
         """What works and is less safe than configured, as sentences with their repairs; no reason to count as dead."""
         found = [each for stream in self.replicas for each in stream.degraded()]
-        return found + self._certificate(over=False)
+        return found + self._etcd(fatal=False) + self._certificate(over=False)
+
+    def _etcd(self, *, fatal: bool) -> list[str]:
+        """The faults of etcd with which nothing is committed (`fatal`), or the others."""
+        faults = self.etcd.faults if self.etcd is not None else ()
+        return [sentence("etcd", each.error) for each in faults if each.fatal == fatal]
 
     def _certificate(self, *, over: bool) -> list[str]:
         """What is wrong with the certificate: that it will end, or (`over`) that nobody accepts it any more."""
@@ -227,6 +236,7 @@ class Observation:
         found += self.slots.problems if self.slots is not None else []
         found += [problem for process in self.processes for problem in process.problems(self.at)]
         found += self._certificate(over=True)
+        found += self._etcd(fatal=True)
         if self.bridge is not None and self.bridge.problem:
             found.append(self.bridge.problem)
         if not self.processes:
@@ -342,6 +352,7 @@ class Observer(Closing):
             lake_configured="lake" in settings.parts,
             asks_log=settings.asks_log,
             replicas=replicas,
+            etcd=etcd_view.observe(self._settings),
             bridge=bridge_view.observe(self._settings),
         )
 

@@ -71,22 +71,38 @@ class Etcd(Closing):
         """
         deadline = time.monotonic() + within
         body = json.dumps(request)
-        reason = ""
         while True:
             for _ in self._settings.endpoints:
                 with self._lock:
                     try:
                         return self._ask(path, body)
                     except (OSError, http.client.HTTPException, ValueError) as error:
-                        reason = str(error) or type(error).__name__
+                        unreachable = self._unreachable(error)
                         self._next_member()
                 if time.monotonic() >= deadline:
-                    raise UnavailableError(
-                        f"etcd does not answer: {reason}"[:300],
-                        where=self.where,
-                        repair="check that a majority of its members runs: `etcdctl endpoint health --cluster`",
-                    )
+                    raise unreachable
             time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
+
+    def _unreachable(self, error: Exception) -> UnavailableError:
+        repair = "check that a majority of its members runs: `etcdctl endpoint health --cluster`"
+        if isinstance(error, ssl.SSLError):
+            repair = "check [etcd] ca, certificate and key: each side has to accept the other's certificate"
+        reason = str(error) or type(error).__name__
+        return UnavailableError(
+            f"etcd does not answer: {reason}"[:300], where=self.where, repair=repair
+        )
+
+    def metrics(self) -> bytes:
+        """What the member that is connected says of itself in Prometheus's format; empty if it does not."""
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = self._connected()
+                self._connection.request("GET", "/metrics")
+                return self._connection.getresponse().read(_MOST_BYTES)
+            except (OSError, http.client.HTTPException):
+                self._disconnect()
+                return b""
 
     def _ask(self, path: str, body: str) -> dict[str, Any]:
         if self._connection is None:
