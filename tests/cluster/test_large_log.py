@@ -2,12 +2,14 @@
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.child import start_child
 from tests.support.log_entries import SCHEMAS, EntryMaker
+from tests.support.repositories import answers
 from tests.support.sizes import need_disk, scaled
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
@@ -45,7 +47,7 @@ def test_34_ten_gigabytes_are_trimmed_and_their_disk_is_back(tmp_path: Path) -> 
     try:
         with LogClient(repository.address) as log, ReplicaClient(listen) as replica:
             log.register_consumer("slow", None, 1800.0)
-            log.create_stream(STREAM)
+            wait_for(partial(answers, partial(log.create_stream, STREAM)), 30, "the stream")
             make, began = EntryMaker(), time.monotonic()
             with contextlib.closing(log.open_writer(STREAM)) as writer:
                 for number in range(megabytes):
