@@ -1,5 +1,6 @@
 """Three machines on this one, with a log server each: two of them with a repository and a bridge, all over etcd."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from tests.support.etcd import EtcdCluster
 from tests.support.machines import Machine
 from tests.support.waiting import wait_for
 from walsender_bridge.capture.status_record import CaptureStatus
+from walsender_bridge.change_log.repository.etcd import Etcd, EtcdSettings
+from walsender_bridge.change_log.repository.leader_lease import leader_key
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import UnavailableError
@@ -85,6 +88,19 @@ class SeveralBridges:
 
         (number,) = wait_for(found, 60, "a bridge is active")
         return int(number)
+
+    def leader(self) -> int:
+        """The number of the machine whose repository leads."""
+        section = load_config(self.machines[0].config).etcd
+        assert section is not None
+        its = EtcdSettings.of(section)
+
+        def address() -> str:
+            with Etcd(its, 1.0) as client:
+                found = client.get(leader_key(its), within=5.0)
+            return "" if found is None else str(json.loads(found.value)["address"])
+
+        return self.log.listen.split(",").index(wait_for(address, 60, "a repository leads"))
 
     def _streams(self, number: int) -> bool:
         settings = load_config(self.machines[number].config)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from walsender_bridge.runtime import json_model
 from walsender_bridge.runtime.processes import alive
 from walsender_bridge.runtime.supervisor import (
     Child,
@@ -110,6 +111,21 @@ def test_a_child_is_told_which_signal_ended_the_one_before(tmp_path):
 
     asyncio.run(run())
     assert told.read_text().split() == ["None", "SIGSEGV"]
+
+
+def test_without_children_those_of_an_earlier_supervisor_are_forgotten(tmp_path):
+    earlier = SupervisorStates(1, {"c": ChildState(2, "running")})
+    (tmp_path / "s.json").write_bytes(json_model.encode(earlier))
+
+    async def run():
+        stop = asyncio.Event()
+        running = asyncio.create_task(Supervisor("s", [], run_dir=tmp_path).run(stop))
+        await asyncio.to_thread(_wait, lambda: read_states(tmp_path, "s").pid == os.getpid())
+        assert read_states(tmp_path, "s").children == {}
+        stop.set()
+        await running
+
+    asyncio.run(run())
 
 
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path):

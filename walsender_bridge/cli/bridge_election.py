@@ -111,7 +111,7 @@ async def run_elected(
     stop: asyncio.Event,
     ended: Callable[[], object],
 ) -> None:
-    """Run the children of the state that the bridge is in, until `stop`. `ended` is called whenever those of a state have ended."""
+    """Run the children of the state that the bridge is in, until `stop`. `ended` is called while none of them runs."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
     election = BridgeElection(
         cluster, name, run_dir, lambda: loop.call_soon_threadsafe(changed.set)
@@ -120,8 +120,8 @@ async def run_elected(
     try:
         while not stop.is_set():
             changed.clear()
-            await _run_until((stop, changed), children[election.state], run_dir)
             ended()
+            await _run_until((stop, changed), children[election.state], run_dir)
     finally:
         await asyncio.to_thread(election.stop)
 

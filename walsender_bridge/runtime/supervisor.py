@@ -94,6 +94,9 @@ class Supervisor:
         """Run all children until `stop` is set."""
         self._run_dir.mkdir(parents=True, exist_ok=True)
         read_end, write_end = os.pipe()
+        if not self._children:
+            # No child's start does; and those of an earlier supervisor are gone.
+            self._write()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for child in self._children:
