@@ -86,6 +86,8 @@ def test_23_the_demo_ends_equal_when_log_servers_are_killed_and_one_is_wiped(tmp
     assert figures["log_servers"] == 3
     assert figures["replicas_equal"] is True
     assert figures["entries_compared"] > 50
+    assert figures["entry_bytes_compared"] > 100_000
+    assert figures["wiped_log_server"].startswith("127.0.0.1:")
 
 
 @pytest.mark.long

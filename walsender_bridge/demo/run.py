@@ -81,6 +81,8 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
         sources = {stream: (standby or server).dsn(stream) for stream in STREAMS}
         demo = _Demo(options, output, directory, server, standby, sources, seed)
         figures = asyncio.run(demo.run())
+        if demo.log_servers.verdict:
+            output.note(demo.log_servers.verdict)
         if demo.quorum is not None:
             output.note("comparing the safekeepers' WAL, byte for byte")
             figures |= demo.quorum.compare(output)
@@ -197,6 +199,7 @@ class _Demo:
                     await self._flush()
                     flush_seconds = time.monotonic() - began
                     settled = await asyncio.to_thread(self.quorum.settle) if self.quorum else {}
+                    self.progress.phase = "comparing the log servers"
                     settled |= await asyncio.to_thread(self.log_servers.settle, self.log_address)
                 finally:
                     watching.cancel()
