@@ -42,13 +42,13 @@ def test_25_log_and_lake_are_equal_when_the_leading_repository_is_killed_under_l
         with Load(server.dsn(), pause=0.02):
             flush()
             for _ in range(2):
+                machines.settled()
                 leader = machines.leader()
                 machines.machines[leader].kill()
                 machines.active(1 - leader)
                 machines.goes_on(connection)
                 flush()
                 machines.machines[leader].up()
-                machines.stands_by(leader)
         flush()
         found = check_equal(machines.log, server.dsn())
         assert len(found.ends) > 100

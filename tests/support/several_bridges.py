@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -46,7 +47,7 @@ class SeveralBridges:
             text = (
                 '[machine]\ndata_dir = "state"\nparts = ["repository", "bridge", "log-server"]\nelect_bridge = true\n'
                 f'[log]\ndata_dir = "log"\nlisten = "{listen}"\nstore = "etcd"\n{named}replica_timeout = 2\n'
-                f'[etcd]\nendpoints = {etcd.endpoints}\nprefix = "/{folder.name}/"\nlease = 2\n{servers}{source}'
+                f'[etcd]\nendpoints = {etcd.endpoints}\nprefix = "/{folder.name}/"\nlease = 4\n{servers}{source}'
             )
             self.machines.append(Machine(folder / f"m{number}", text.replace("'", '"')))
         text = f'[machine]\ndata_dir = "state"\nparts = ["log-server"{third}]\n{_log_server(listens[2], own=True)}'
@@ -61,13 +62,15 @@ class SeveralBridges:
     ) -> Iterator[Self]:
         found = cls(folder, etcd, dsn, third=third, more=more)
         with ExitStack() as stack:
-            for each in (found.third, *found.machines):
+            machines = (found.third, *found.machines)
+            for each in machines:
                 stack.callback(each.close)
-                each.up()
+            with ThreadPoolExecutor(len(machines)) as pool:
+                list(pool.map(Machine.up, machines))
             try:
                 yield found
             except BaseException:
-                for each in (found.third, *found.machines):
+                for each in machines:
                     print(f"--- {each.folder.name}\n{each.logs()}")
                 raise
 
@@ -107,15 +110,27 @@ class SeveralBridges:
         seen = status_file.read(settings.capture_status(settings.source[0]), CaptureStatus)
         return seen is not None and seen.state == "streaming" and processes.alive(seen.pid)
 
-    def stands_by(self, number: int) -> None:
-        """Wait until the bridge of this machine stands by, and nothing of it runs."""
-        machine = self.machines[number]
+    def settled(self) -> int:
+        """The number of the active one, once its capture streams and nothing of the other one runs.
 
-        def stands_by() -> bool:
-            captures = {each for each in machine.processes() if each.startswith("bridge/")}
-            return self.state(number) == STANDING_BY and not captures
+        On a busy machine, etcd may answer too late for the lease, and another one is active without anybody's doing.
+        """
 
-        wait_for(stands_by, 60, "it stands by")
+        def found() -> list[int]:
+            return [
+                number
+                for number in (0, 1)
+                if self.state(number) == ACTIVE
+                and self._streams(number)
+                and self._stands_by(1 - number)
+            ]
+
+        (number,) = wait_for(found, 90, "one bridge is active, and the other stands by")
+        return int(number)
+
+    def _stands_by(self, number: int) -> bool:
+        captures = {e for e in self.machines[number].processes() if e.startswith("bridge/")}
+        return self.state(number) == STANDING_BY and not captures
 
     def signal(self, number: int, signal_: signal.Signals) -> None:
         """Send a signal to all processes of a machine: stopped, it is as good as cut off."""

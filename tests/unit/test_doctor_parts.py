@@ -13,7 +13,11 @@ from spark_consumers.lake.manifest.chain import (
     open_chain,
 )
 from tests.support.parts_config import configuration
+from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
+from walsender_bridge.change_log.repository.etcd import EtcdSettings
+from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.config import Config, load_config
+from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.doctor import machine
 from walsender_bridge.doctor import parts as doctor_parts
 from walsender_bridge.errors import Cause, LakeError
@@ -39,6 +43,20 @@ def test_a_port_that_another_program_has_is_named(settings: Config) -> None:
             # It is ours then.
             with pid_file.held(settings.run_dir):
                 assert list(doctor_parts.of_ports(settings)) == []
+
+
+def test_a_repository_of_ours_that_does_not_lead_is_no_other_program(settings: Config) -> None:
+    cluster = EtcdSettings((f"127.0.0.1:{free_port()}",), lease=2.0)
+
+    def serve(_: object) -> RepositoryServer:
+        raise AssertionError("it must not lead")
+
+    follower = RepositoryCandidate(cluster, settings.log.listen, serve)
+    follower.start()
+    try:
+        assert list(doctor_parts.of_ports(settings)) == []
+    finally:
+        follower.stop()
 
 
 def test_a_process_that_ends_again_and_again_is_named_while_up_runs(settings: Config) -> None:

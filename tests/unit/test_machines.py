@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import wait_for
+from walsender_bridge.capture import stream_record
 from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.cli import children, parts
 from walsender_bridge.cli.bridge_election import BridgeElection
@@ -15,6 +16,7 @@ from walsender_bridge.errors import ConfigError
 from walsender_bridge.observability import bridge_view
 from walsender_bridge.observability.bridge_view import ACTIVE, STANDING_BY, UNSURE, BridgeStatus
 from walsender_bridge.observability.observation import Observer
+from walsender_bridge.provisioning.configured import known_of
 from walsender_bridge.quorum.safekeeper import hosting
 from walsender_bridge.runtime import status_file
 
@@ -201,6 +203,16 @@ def test_repositories_or_bridges_that_could_not_replace_each_other_are_refused(
     with pytest.raises(ConfigError, match=message) as refused:
         loaded(tmp_path, text)
     assert refused.value.repair
+
+
+def test_what_a_capture_said_of_a_log_in_etcd_counts_after_a_restart(tmp_path, monkeypatch):
+    """Without a database beside it: `doctor` and `up` then know where the stream ends while the log does not answer."""
+    asked = []
+    monkeypatch.setattr(stream_record, "ask", lambda *given: asked.append(given))
+    settings = loaded(tmp_path, of_etcd("repository", "bridge"))
+    (source,) = settings.source
+    known_of(settings, source)
+    assert asked == [(settings.log_address, settings.capture_status(source), "shop")]
 
 
 def test_a_bridge_that_stands_by_is_the_bridge_of_another_machine(tmp_path):
