@@ -203,7 +203,7 @@ def three(
 @pytest.mark.timeout(900)
 def test_three_machines_go_on_without_one_and_are_whole_when_it_is_back(three: Three) -> None:
     """First without that of the active bridge, with its member of etcd and its repository; then without the third, with the lake."""
-    one, _, lake = three.machines
+    one = three.machines[0]
     done = one.run("init")
     assert done.returncode == 0, done.stderr
     for each in three.machines:
@@ -237,10 +237,8 @@ def test_three_machines_go_on_without_one_and_are_whole_when_it_is_back(three: T
     three.write(301, 400)
     three.start(2)
     assert three.flushed() == 400
-    for each in (one, three.machines[1]):
+    for each in three.machines:
         assert each.run("down").returncode == 0
-    assert any("log:" in each for each in lake.json("status")["problems"])
-    assert lake.run("down").returncode == 0
 
 
 class Etcd:
