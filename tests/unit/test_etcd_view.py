@@ -1,10 +1,13 @@
 """What is wrong with a cluster of etcd, by what its members report."""
 
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from walsender_bridge.change_log.repository.etcd_cluster import EtcdCluster, EtcdMember
+from walsender_bridge.change_log.repository.etcd import EtcdSettings
+from walsender_bridge.change_log.repository.etcd_cluster import EtcdCluster, EtcdMember, ask
 from walsender_bridge.errors import Cause, UnavailableError
 from walsender_bridge.observability.etcd_view import EtcdView, faults
 
@@ -56,3 +59,27 @@ def test_a_lost_majority_is_named_before_its_members() -> None:
     assert first.fatal
     assert "no majority of its members answers (1 of 3 members answer)" in first.error.what
     assert [each.fatal for each in others] == [False, False]
+
+
+def test_another_service_at_an_endpoint_is_named(free_port: int) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"header": 1}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    endpoint = f"127.0.0.1:{free_port}"
+    with ThreadingHTTPServer(("127.0.0.1", free_port), Other) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            (member,) = ask(EtcdSettings((endpoint,))).members
+        finally:
+            server.shutdown()
+            serving.join()
+    assert member.error is not None
+    assert (member.error.what, member.error.where) == ("its answer is not that of etcd", endpoint)

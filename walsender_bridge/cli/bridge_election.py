@@ -71,14 +71,15 @@ class BridgeElection:
         while not self._stopping.is_set():
             try:
                 found = try_to_lead(self._cluster, self._name, bridge_key(self._cluster))
-            except TusklineError as error:
-                was = self.state == STANDING_BY
-                self._become(STANDING_BY if was else UNSURE, error=error)
-            else:
                 if isinstance(found, Leader):
                     self._lead(found)
                     continue
                 self._become(STANDING_BY, found)
+            except TusklineError as error:
+                self._become_unsure(error)
+            except Exception as error:
+                _log.exception("election failed", error=str(error))
+                self._become_unsure(TusklineError(f"election failed: {error}"))
             self._stopping.wait(self._cluster.lease / _LOOKS)
 
     def _lead(self, leader: Leader) -> None:
@@ -88,6 +89,9 @@ class BridgeElection:
         if leader.lost.is_set():
             self._become(UNSURE)
         leader.resign()
+
+    def _become_unsure(self, error: TusklineError) -> None:
+        self._become(STANDING_BY if self.state == STANDING_BY else UNSURE, error=error)
 
     def _become(
         self, state: BridgeState, active_at: str = "", *, error: TusklineError | None = None

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from walsender_bridge.change_log.repository.etcd import Etcd, EtcdSettings
 from walsender_bridge.change_log.repository.leader_lease import leader_key
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import NotSupportedError, TusklineError
 
 #: Seconds for a member to answer.
 _ANSWER: Final = 1.0
@@ -93,6 +93,11 @@ def _member(settings: EtcdSettings, endpoint: str) -> EtcdMember:
             match = _QUOTA.search(client.metrics())
             return replace(found, quota=int(float(match[1])) if match else None)
     except TusklineError as error:
+        return replace(found, error=error)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        error = NotSupportedError(
+            "its answer is not that of etcd", where=endpoint, repair="check [etcd] endpoints"
+        )
         return replace(found, error=error)
 
 
