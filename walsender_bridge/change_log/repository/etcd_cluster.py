@@ -95,10 +95,10 @@ def _member(settings: EtcdSettings, endpoint: str) -> EtcdMember:
     except TusklineError as error:
         return replace(found, error=error)
     except (KeyError, TypeError, ValueError, AttributeError):
-        error = NotSupportedError(
+        other = NotSupportedError(
             "its answer is not that of etcd", where=endpoint, repair="check [etcd] endpoints"
         )
-        return replace(found, error=error)
+        return replace(found, error=other)
 
 
 def _alarms(answer: dict[str, Any]) -> Iterator[str]:
