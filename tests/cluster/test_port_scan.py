@@ -6,6 +6,7 @@ It listens where other machines would reach it, if this machine has such an addr
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -18,21 +19,31 @@ from pyarrow import flight
 
 from tests.cluster.test_strangers import JUNK, LONG_FRAME, PREFACE, REQUESTS, SETTINGS, raw
 from tests.support.attached import Attached
-from tests.support.capture_stack import wal_end
+from tests.support.capture_stack import make_tables, wal_end
 from tests.support.listeners import ListeningSocket, listeners, of_process
-from tests.support.servers import Database
+from tests.support.quorum_up import follows
+from tests.support.servers import Database, MakeServer
 from tests.support.tls import SERVER, Authority
+from tests.support.tls_safekeeper import GREETING
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import free_ports
 from walsender_bridge.errors import NotSupportedError, PrivilegeError, TusklineError
+from walsender_bridge.quorum.protocol.frames import encode
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 MIB = 1 << 20
 SECRET = "planted-secret-91ab"
 #: Seconds that a reader may wait meanwhile, on a busy machine: less than it waits before it gives up.
 LONGEST_DELAY = 10.0
+
+#: PostgreSQL's request for TLS, a startup packet of an unknown user, and the head of a password of 1 GiB.
+ENCRYPTION = struct.pack(">II", 8, 80_877_103)
+_PARAMETERS = b"user\0mallory\0replication\0true\0\0"
+STARTUP = struct.pack(">II", 8 + len(_PARAMETERS), 3 << 16) + _PARAMETERS
+LONG_PASSWORD = struct.pack(">cI", b"p", 1 << 30)
 
 #: What changes the log, and is no reader's.
 CHANGING = (
@@ -52,14 +63,15 @@ def own_address() -> str:
 
 
 class Installation:
-    """`tuskline up` with `[tls]`, and a reader of its stream."""
+    """`tuskline up` with `[tls]` and a safekeeper that commits wait for, and a reader of its stream."""
 
     def __init__(self, folder: Path, shop: Database) -> None:
         self.folder = folder
         self.shop = shop
         self.host = own_address()
         self.authority = Authority(folder)
-        own = self.authority.issue(*SERVER, "writer", "lake", "operator", hosts=(self.host,))
+        roles = (*SERVER, "writer", "lake", "operator", "proposer", "safekeeper")
+        own = self.authority.issue(*roles, hosts=(self.host,))
         self.reader = self.authority.issue("reader", streams=("shop",))
         (folder / "other").mkdir()
         self.stranger = Authority(folder / "other").issue("operator")
@@ -67,7 +79,18 @@ class Installation:
         shop.execute(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{SECRET}'")
         dsn = shop.server.dsn(shop.name, user=role, password=SECRET)
         source = {"dsn": dsn, "tables": ["public.orders", "public.audit"]}
-        self.tuskline = Attached(folder, {"shop": source}, metrics=True)
+        self.safekeeper, self.wal_server = (f"{self.host}:{port}" for port in free_ports(2))
+        safekeepers = {
+            "local": 1,
+            "addresses": [self.safekeeper],
+            "listen": self.safekeeper,
+            "wal_listen": self.wal_server,
+            "keep_bytes": 64 * MIB,
+            "tls_cert": str(own.certificate),
+            "tls_key": str(own.key),
+            "tls_client_ca": str(own.ca),
+        }
+        self.tuskline = Attached(folder, {"shop": source}, metrics=True, safekeepers=safekeepers)
         text = self.tuskline.config.read_text().replace(
             'listen = "127.0.0.1', f'listen = "{self.host}'
         )
@@ -86,7 +109,7 @@ class Installation:
         self.key = own.key.read_text().splitlines()[1]
 
     def write(self) -> None:
-        """Insert a row, and wait until it is in the log."""
+        """Insert a row, which the safekeeper has to have, and wait until it is in the log."""
         with self.shop.connect() as connection:
             connection.execute("INSERT INTO orders SELECT count(*) + 1, 'x' FROM orders")
             end = wal_end(connection)
@@ -128,12 +151,24 @@ class Installation:
 
 
 @pytest.fixture
+def shop(make_server: MakeServer) -> Database:
+    """On a server of its own, whose commits wait for the safekeeper."""
+    server = make_server(fsync="off")
+    server.start()
+    shop = Database("postgres", server)
+    with shop.connect() as connection:
+        make_tables(connection)
+    return shop
+
+
+@pytest.fixture
 def installation(tmp_path: Path, shop: Database) -> Iterator[Installation]:
     found = Installation(tmp_path, shop)
     with found.tuskline:
         found.tuskline.json("init")
         found.tuskline.up()
-        wait_for(lambda: found._has(-1), 60, "everything runs")
+        wait_for(lambda: found._has(-1) and follows(found.tuskline), 60, "everything runs")
+        found.tuskline.json("quorum", "require")
         yield found
 
 
@@ -184,17 +219,24 @@ def connection(listener: ListeningSocket) -> socket.socket:
 
 
 def in_tls(listener: ListeningSocket, tls: TlsFiles) -> ssl.SSLSocket | None:
-    """A connection with this certificate; None where there is no TLS, or the certificate is refused."""
+    """A connection with this certificate; None where there is no TLS, or the certificate is refused.
+
+    Where a request for TLS has to come first, as PostgreSQL's clients send it, that is sent.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.load_cert_chain(tls.certificate, tls.key)
     context.set_alpn_protocols(["h2"])
-    plain = connection(listener)
-    try:
-        return context.wrap_socket(plain)
-    except OSError:
+    for request in (b"", ENCRYPTION):
+        plain = connection(listener)
+        try:
+            plain.sendall(request)
+            if not request or plain.recv(1) == b"S":
+                return context.wrap_socket(plain)
+        except OSError:
+            pass
         plain.close()
-        return None
+    return None
 
 
 def stranger(installation: Installation, listener: ListeningSocket) -> bytes:
@@ -273,6 +315,20 @@ def _append(client: flight.FlightClient, path: Any, batch: pa.RecordBatch, optio
         writer.close()
 
 
+def of_quorum_as_reader(installation: Installation, listener: ListeningSocket) -> bytes:
+    """A reader asks a safekeeper, and the listener for its WAL, as their own clients do; what it is told."""
+    greeting = encode(GREETING)
+    said = b""
+    for sent in (greeting, greeting[:4] + b"\x7f" * 60, STARTUP + LONG_PASSWORD):
+        found = in_tls(listener, installation.reader)
+        assert found is not None, "its certificate is of the same authority"
+        with found, contextlib.suppress(OSError):
+            found.sendall(sent)
+            while more := found.recv(4096):
+                said += more
+    return said
+
+
 @pytest.mark.timeout(240)
 def test_every_listener_withstands_strangers_and_lesser_roles(installation: Installation) -> None:
     tuskline = installation.tuskline
@@ -281,7 +337,8 @@ def test_every_listener_withstands_strangers_and_lesser_roles(installation: Inst
     found = listeners(tuskline.process.pid)
     flights = {installation.repository, installation.log_server}
     # A listener that this test does not know would be scanned, too, but its bars would be missing here.
-    assert len(found) == len(flights) + 1
+    of_quorum = {installation.safekeeper, installation.wal_server}
+    assert len(found) == len(flights | of_quorum) + 1
     before, entries = installation.state(), installation.entries()
     threads = {each.pid: of_process(each.pid, "Threads") for each in found}
     memory = {each.pid: of_process(each.pid, "VmRSS") for each in found}
@@ -291,7 +348,14 @@ def test_every_listener_withstands_strangers_and_lesser_roles(installation: Inst
             told.append(junk(each).decode(errors="replace"))
             told.append(stranger(installation, each).decode(errors="replace"))
             with contextlib.contextmanager(idle)(installation, each):
-                installation.entries()
+                installation.write()
+            if (place := f"{each.host}:{each.port}") in of_quorum:
+                said = of_quorum_as_reader(installation, each)
+                of_role = place == installation.safekeeper
+                expected = b"does not allow" if of_role else b"invalid length of message p"
+                assert expected in said
+                assert len(said) < 2000
+                told.append(said.decode(errors="replace"))
         for address in sorted(flights):
             told += as_reader(installation, address)
         installation.write()
@@ -312,5 +376,5 @@ def test_every_listener_withstands_strangers_and_lesser_roles(installation: Inst
 
     wait_for(is_as_before, 30, "threads and memory are as before")
     secrets = (SECRET, installation.key, "PRIVATE KEY")
-    said = "\n".join(told) + tuskline.output.read_text()
-    assert [each for each in secrets if each in said] == []
+    texts = "\n".join(told) + tuskline.output.read_text()
+    assert [each for each in secrets if each in texts] == []
