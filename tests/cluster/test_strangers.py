@@ -19,13 +19,15 @@ import pytest
 from pyarrow import flight
 
 from tests.support.log_entries import append_to
+from tests.support.role_table import ACTIONS, refused
 from tests.support.tls import HOSTS, Authority, TlsLog
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log import repository_messages as r
 from walsender_bridge.change_log.actions import Action, Empty
-from walsender_bridge.change_log.authorization import ALLOWED
+from walsender_bridge.change_log.authorization import ALLOWED, APPEND, READ, SYNC
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.connection import connect
 from walsender_bridge.change_log.protocol import CommitContext
 from walsender_bridge.errors import (
     Cause,
@@ -64,6 +66,10 @@ REQUESTS: dict[str, tuple[Action[Any, Any], Any]] = {
         (r.REGISTER_CONSUMER, r.RegisterConsumerRequest("stranger", None, 600.0)),
         (r.DROP_CONSUMER, r.DropConsumerRequest("lake")),
         (r.RAISE_VERSION, r.RaiseVersionRequest(1 << 30)),
+        (r.DESCRIBE, Empty()),
+        (r.TRIM_STREAM, r.TrimStreamRequest("shop", None, None)),
+        (m.REPLICAS, Empty()),
+        (m.COMMITS, m.CommitsRequest("shop", 1, 10)),
     )
 }
 
@@ -71,6 +77,7 @@ REQUESTS: dict[str, tuple[Action[Any, Any], Any]] = {
 CHANGING = {
     "barrier",
     "trim",
+    "trim_stream",
     "writer_term",
     "create_stream",
     "create",
@@ -122,6 +129,10 @@ def raw(address: str, tls: TlsFiles | None, **options: Any) -> flight.FlightClie
 
 def addresses(log: TlsLog) -> list[str]:
     return [log.log_server.address, log.repository.address]
+
+
+def test_every_action_is_tried() -> None:
+    assert set(REQUESTS) == ACTIONS
 
 
 # -- without a certificate of this log --------------------------------------------------------------
@@ -218,19 +229,37 @@ def perform(log: TlsLog, tls: TlsFiles, name: str) -> None:
         client._call(action, request)
 
 
+def append(log: TlsLog, tls: TlsFiles, _: str) -> None:
+    with log.replica(tls) as replica:
+        append_to(replica, "shop", 1 << 30)
+
+
+def read(log: TlsLog, tls: TlsFiles, _: str) -> None:
+    with log.replica(tls) as replica:
+        list(replica.read("shop", 1, 2))
+
+
+def sync(log: TlsLog, tls: TlsFiles, _: str) -> None:
+    """Begin a synchronization, as another log server does."""
+    path = flight.FlightDescriptor.for_path("sync", "shop")
+    with connect(log.log_server.address, tls) as client, actions.at("here"):
+        put, answers = client.do_put(path, protocol.APPEND_SCHEMA)
+        put.done_writing()
+        assert answers.read() is None
+        put.close()
+
+
+#: The calls that are no actions.
+CALLS = {APPEND: append, READ: read, SYNC: sync}
+
+
 @pytest.mark.parametrize("role", Role)
 def test_37_each_role_has_its_own_actions_and_no_others(log: TlsLog, role: Role) -> None:
     holder = log.authority.issue(role, hosts=HOSTS)
     with unharmed(log):
-        for name in sorted(set(REQUESTS) - ALLOWED[role]):
+        for name in sorted(refused(role)):
             with pytest.raises(PrivilegeError, match=f"does not allow '{name}'"):
-                perform(log, holder, name)
-        if "append" not in ALLOWED[role]:
-            with log.replica(holder) as replica, pytest.raises(PrivilegeError, match="'append'"):
-                append_to(replica, "shop", 1 << 30)
-        if "read" not in ALLOWED[role]:
-            with log.replica(holder) as replica, pytest.raises(PrivilegeError, match="'read'"):
-                list(replica.read("shop", 1, 2))
+                CALLS.get(name, perform)(log, holder, name)
 
 
 @pytest.mark.parametrize("name", sorted(set(REQUESTS) - ALLOWED[Role.READER]))
@@ -250,7 +279,8 @@ def test_37_a_reader_of_one_stream_has_no_other(log: TlsLog) -> None:
         with pytest.raises(PrivilegeError, match="does not allow 'read' on stream 'shop'"):
             list(replica.read("shop", 1, 2))
         for name in sorted(ALLOWED[Role.READER] & set(REQUESTS) - {"status", "register_consumer"}):
-            with pytest.raises(PrivilegeError, match=f"'{name}' on stream 'shop'"):
+            why = f"'{name}'(, which concerns all streams| on stream 'shop')"
+            with pytest.raises(PrivilegeError, match=why):
                 perform(log, reader, name)
         with pytest.raises(PrivilegeError, match="on stream 'shop'"):
             client.barrier({"bank": 1, "shop": 1}, 1.0)
@@ -289,14 +319,14 @@ def test_37_a_put_of_another_kind_is_refused(log: TlsLog, path: tuple[str, ...])
             put.close()
 
 
-CALLS: dict[str, Callable[[flight.FlightClient], Any]] = {
+FLIGHT_CALLS: dict[str, Callable[[flight.FlightClient], Any]] = {
     "get": lambda client: client.do_get(flight.Ticket(b"")),
     "info": lambda client: client.get_flight_info(flight.FlightDescriptor.for_path("x")),
     "list": lambda client: [*client.list_flights()],
 }
 
 
-@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("kind", FLIGHT_CALLS)
 def test_38_a_call_of_another_kind_has_a_named_error(log: TlsLog, kind: str) -> None:
     """Flight's own is the traceback, with the paths of the server's files."""
     reader = log.authority.issue("reader")
@@ -309,7 +339,7 @@ def test_38_a_call_of_another_kind_has_a_named_error(log: TlsLog, kind: str) -> 
             pytest.raises(NotSupportedError) as caught,
             actions.at("here"),
         ):
-            CALLS[kind](client)
+            FLIGHT_CALLS[kind](client)
         assert "Traceback" not in str(caught.value)
 
 

@@ -1,60 +1,13 @@
-"""What each role may ask of the change log's services: the whole table, written out a second time."""
+"""Which actions each role has, against the table that is written out in `tests/support/role_table.py`."""
 
 import pytest
 
-from walsender_bridge.change_log import authorization, log_server_messages, repository_messages
-from walsender_bridge.change_log.actions import Action
+from tests.support.role_table import ACTIONS, ROLES, TABLE
+from walsender_bridge.change_log import authorization
 from walsender_bridge.change_log.authorization import ALLOWED, APPEND, READ, SYNC
 from walsender_bridge.errors import ConfigError, PrivilegeError
 from walsender_bridge.runtime import certificate_holder
 from walsender_bridge.runtime.certificate_holder import ALL_STREAMS, Identity, Role
-
-#: w: writer, c: repository, r: reader, l: lake, m: monitor, o: operator, s: log server.
-TABLE = {
-    "append": "w    o",
-    "read": "  rl o",
-    "report": " c    ",
-    "commit": " c    ",
-    "create": " c    ",
-    "cut_tail": "w    o",
-    "seal": " c    ",
-    "trim": " c    ",
-    "stream_status": "w rlmo",
-    "schema": "  rl o",
-    "relations": "  rl o",
-    "plan": "  rl o",
-    "version_at": "  rl o",
-    "cut_before": "  rl o",
-    "transactions": "w    o",
-    "status": "w rlmo",
-    "create_stream": "w    o",
-    "writer_term": "w    o",
-    "barrier": "w rl o",
-    "register_consumer": "  rl o",
-    "drop_consumer": "   l o",
-    "raise_version": "   l o",
-    "describe": "w rlmo",
-    "replicas": "wcrlmo",
-    "commits": " crl o",
-    "trim_stream": "     o",
-    "sync": "      s",
-    "synchronize": " c    ",
-}
-ROLES = {
-    "w": Role.WRITER,
-    "c": Role.REPOSITORY,
-    "r": Role.READER,
-    "l": Role.LAKE,
-    "m": Role.MONITOR,
-    "o": Role.OPERATOR,
-    "s": Role.LOG_SERVER,
-}
-ACTIONS = {
-    each.name
-    for module in (log_server_messages, repository_messages)
-    for each in vars(module).values()
-    if isinstance(each, Action)
-}
 
 
 def _holder(*roles, streams=("*",)):
