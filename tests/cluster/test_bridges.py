@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.support.capture_stack import Load, check_equal, make_tables
+from tests.support.capture_stack import Load, check_equal, server_with_tables
 from tests.support.etcd import EtcdCluster, needs_etcd
 from tests.support.servers import MakeServer
 from tests.support.several_bridges import SeveralBridges
@@ -22,10 +22,7 @@ def test_another_bridge_takes_over_when_one_is_cut_off_or_killed_under_load(
     etcd: EtcdCluster, make_server: MakeServer, tmp_path: Path
 ) -> None:
     """With its machine's repository and log server: each transaction is in the log once."""
-    server = make_server(15, fsync="off", wal_sender_timeout="3s")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        make_tables(connection)
+    server = server_with_tables(make_server, 15, fsync="off", wal_sender_timeout="3s")
     with (
         psycopg.connect(server.dsn(), autocommit=True) as connection,
         SeveralBridges.running(tmp_path, etcd, server.dsn()) as bridges,

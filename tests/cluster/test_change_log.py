@@ -109,9 +109,10 @@ class Processes:
                 return sum(f.stat().st_size for f in (self.folder / "log-server").rglob("data.mdb"))
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    made = Processes(tmp_path)
+@contextlib.contextmanager
+def running(folder: Path, *, retention: float = 3600.0) -> Iterator[Processes]:
+    """Both processes, with the stream."""
+    made = Processes(folder, retention=retention)
     try:
         made.start_log_server()
         made.start_repository()
@@ -119,8 +120,14 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield made
     finally:
         made.stop()
-        for path in tmp_path.glob("*.log"):
+        for path in folder.glob("*.log"):
             print(path.name, path.read_text()[-3000:], sep="\n")
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with running(tmp_path) as made:
+        yield made
 
 
 def create(processes: Processes, *streams: str) -> None:
@@ -484,11 +491,7 @@ def rebuilt(data: bytes) -> bytes:
 
 
 def test_a_stalled_reader_blocks_neither_trim_nor_its_disk(tmp_path: Path) -> None:
-    processes = Processes(tmp_path, retention=1.0)
-    try:
-        processes.start_log_server()
-        processes.start_repository()
-        create(processes, STREAM)
+    with running(tmp_path, retention=1.0) as processes:
         make = EntryMaker()
         with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
             log.register_consumer("slow", None, 600.0)
@@ -517,16 +520,10 @@ def test_a_stalled_reader_blocks_neither_trim_nor_its_disk(tmp_path: Path) -> No
             # The reader that stalled gets what was sent to it, then learns the same.
             with pytest.raises(TrimmedError):
                 list(stalled)
-    finally:
-        processes.stop()
 
 
 def test_a_consumers_published_version_holds_trim_there(tmp_path: Path) -> None:
-    processes = Processes(tmp_path, retention=0.5)
-    try:
-        processes.start_log_server()
-        processes.start_repository()
-        create(processes, STREAM)
+    with running(tmp_path, retention=0.5) as processes:
         make = EntryMaker()
         with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
             log.register_consumer("lake", None, 60.0)
@@ -544,19 +541,13 @@ def test_a_consumers_published_version_holds_trim_there(tmp_path: Path) -> None:
             eventually(lambda: log.status().streams[STREAM].low_offset == 6, "all of it")
             with pytest.raises(UsageError, match="never issued"):
                 log.register_consumer("lake", 10_000, 60.0)
-    finally:
-        processes.stop()
 
 
 def test_26_a_consumer_behind_the_trim_gets_its_error_and_another_one_reads_on(
     tmp_path: Path,
 ) -> None:
     """Both are in the middle of the same stream when it is trimmed; one of them has a lease there."""
-    processes = Processes(tmp_path, retention=1.0)
-    try:
-        processes.start_log_server()
-        processes.start_repository()
-        create(processes, STREAM)
+    with running(tmp_path, retention=1.0) as processes:
         make = EntryMaker()
         sent: list[bytes] = []
         versions: list[int] = []
@@ -590,8 +581,6 @@ def test_26_a_consumer_behind_the_trim_gets_its_error_and_another_one_reads_on(
                 log.barrier({STREAM: make.end_lsn}, 10)
                 for client in (fast, slow):
                     assert [bytes(e.data) for e in client.read(STREAM, 21, 42)] == sent[20:]
-    finally:
-        processes.stop()
 
 
 def test_an_idle_stream_neither_grows_nor_slows_the_restart(processes: Processes) -> None:

@@ -18,7 +18,7 @@ from tests.support.capture_stack import (
     ChangeLog,
     Load,
     check_equal,
-    make_tables,
+    server_with_tables,
 )
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
@@ -31,11 +31,7 @@ POLICY = ReplicationPolicy(replicas=3, min_replicas=2, silence=2.0)
 
 @pytest.fixture
 def server(make_server: MakeServer) -> LocalServer:
-    server = make_server(15, fsync="off", wal_sender_timeout="10s")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        make_tables(connection)
-    return server
+    return server_with_tables(make_server, 15, fsync="off", wal_sender_timeout="10s")
 
 
 @pytest.fixture

@@ -19,19 +19,19 @@ import pytest
 from pyarrow import flight
 
 from tests.cluster.test_strangers import (
-    GIBIBYTE,
     JUNK,
     LONG_FRAME,
     PREFACE,
     REQUESTS,
     SETTINGS,
-    call_of,
+    claims_gibibyte,
     raw,
 )
 from tests.support.attached import Attached
-from tests.support.capture_stack import make_tables, wal_end
+from tests.support.capture_stack import server_with_tables, wal_end
 from tests.support.listeners import ListeningSocket, listeners, of_process
 from tests.support.quorum_up import follows
+from tests.support.role_table import ACTIONS, refused
 from tests.support.servers import Database, MakeServer
 from tests.support.tls import SERVER, Authority
 from tests.support.tls_safekeeper import GREETING
@@ -47,6 +47,7 @@ from walsender_bridge.errors import (
     UnreachableError,
 )
 from walsender_bridge.quorum.protocol.frames import encode
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 MIB = 1 << 20
@@ -60,11 +61,8 @@ _PARAMETERS = b"user\0mallory\0replication\0true\0\0"
 STARTUP = struct.pack(">II", 8 + len(_PARAMETERS), 3 << 16) + _PARAMETERS
 LONG_PASSWORD = struct.pack(">cI", b"p", 1 << 30)
 
-#: What changes the log, and is no reader's.
-CHANGING = (
-    *("commit", "create", "cut_tail", "seal", "synchronize", "trim", "trim_stream"),
-    *("create_stream", "writer_term", "drop_consumer", "raise_version"),
-)
+#: What is no reader's.
+REFUSED = sorted(refused(Role.READER) & ACTIONS)
 
 
 def own_address() -> str:
@@ -173,12 +171,7 @@ class Installation:
 @pytest.fixture
 def shop(make_server: MakeServer) -> Database:
     """On a server of its own, whose commits wait for the safekeeper."""
-    server = make_server(fsync="off")
-    server.start()
-    shop = Database("postgres", server)
-    with shop.connect() as connection:
-        make_tables(connection)
-    return shop
+    return Database("postgres", server_with_tables(make_server, fsync="off"))
 
 
 @pytest.fixture
@@ -272,6 +265,7 @@ def stranger(installation: Installation, listener: ListeningSocket) -> bytes:
     return said
 
 
+@contextlib.contextmanager
 def idle(installation: Installation, listener: ListeningSocket) -> Iterator[None]:
     """A thousand connections of which nothing comes, some of them in TLS where the listener has it."""
     with contextlib.ExitStack() as stack:
@@ -294,7 +288,7 @@ def as_reader(installation: Installation, address: str) -> list[str]:
     """A reader asks for all that it may not have, and what it is told."""
     told = []
     ca = installation.reader.ca.read_bytes()
-    asked = [(name, actions.encode(REQUESTS[name][1])) for name in CHANGING]
+    asked = [(name, actions.encode(REQUESTS[name][1])) for name in REFUSED]
     asked += [(name, b'{"v":1}') for name in REQUESTS]
     asked += [("read", b"["), ("status", b"[" * (3 * MIB)), ("seal", bytes(24 * MIB))]
     with raw(address, installation.reader, tls_root_certs=ca) as client:
@@ -302,7 +296,7 @@ def as_reader(installation: Installation, address: str) -> list[str]:
             options = flight.FlightCallOptions(timeout=10)
             with pytest.raises(TusklineError) as caught, actions.at(address):
                 list(client.do_action(flight.Action(name, body), options))
-            assert name not in CHANGING or len(body) > MIB or _is_refused(caught.value)
+            assert name not in REFUSED or len(body) > MIB or _is_refused(caught.value)
             told.append(str(caught.value))
         told += [_bomb(client, address, codec) for codec in (None, "zstd")]
     return told
@@ -311,13 +305,11 @@ def as_reader(installation: Installation, address: str) -> list[str]:
 def gibibytes(installation: Installation, listener: ListeningSocket) -> bytes:
     """A reader's messages that claim to be of 1 GiB, and what is said to them."""
     said = b""
-    for call in (b"DoAction", b"DoGet", b"DoPut"):
-        data = GIBIBYTE + bytes(1000)
-        frame = len(data).to_bytes(3, "big") + b"\0\0" + (1).to_bytes(4, "big") + data
+    for call in ("DoAction", "DoGet", "DoPut"):
         found = in_tls(listener, installation.reader)
         assert found is not None
         with found, contextlib.suppress(OSError):
-            found.sendall(PREFACE + SETTINGS + call_of(call) + frame)
+            found.sendall(claims_gibibyte(call))
             said += found.recv(4096)
     return said
 
@@ -388,7 +380,7 @@ def test_every_listener_withstands_strangers_and_lesser_roles(installation: Inst
         for each in found:
             told.append(junk(each).decode(errors="replace"))
             told.append(stranger(installation, each).decode(errors="replace"))
-            with contextlib.contextmanager(idle)(installation, each):
+            with idle(installation, each):
                 installation.write()
             if (place := f"{each.host}:{each.port}") in of_quorum:
                 said = of_quorum_as_reader(installation, each)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -20,7 +19,7 @@ from tests.support.capture_stack import (
     ChangeLog,
     Load,
     check_equal,
-    make_tables,
+    server_with_tables,
 )
 from tests.support.child import ROOT
 from tests.support.log_entries import SCHEMAS, EntryMaker
@@ -339,10 +338,7 @@ def test_31_the_repository_is_killed_lost_and_rebuilt_under_load(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     """Twice, the second time without a log server, which returns with what it had."""
-    server = make_server(15, fsync="off")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        make_tables(connection)
+    server = server_with_tables(make_server, 15, fsync="off")
     with (
         KilledLog(tmp_path, POLICY) as log,
         CaptureProcess(tmp_path, log, server.dsn(), "public.orders", "public.audit") as capture,

@@ -503,6 +503,13 @@ def call_of(path: bytes) -> bytes:
     return len(block).to_bytes(3, "big") + b"\x01\x04" + (1).to_bytes(4, "big") + block
 
 
+def claims_gibibyte(call: str) -> bytes:
+    """A connection's first bytes: this call, whose message claims to be of 1 GiB."""
+    data = GIBIBYTE + bytes(1000)
+    frame = len(data).to_bytes(3, "big") + b"\x00\x00" + (1).to_bytes(4, "big") + data
+    return PREFACE + SETTINGS + call_of(call.encode()) + frame
+
+
 def resident() -> int:
     """Bytes of this process, which the servers run in."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -511,14 +518,12 @@ def resident() -> int:
 @pytest.mark.parametrize("call", ["DoAction", "DoGet", "DoPut", "DoExchange", "ListActions"])
 def test_38_a_message_that_claims_a_gibibyte_costs_nothing(log: TlsLog, call: str) -> None:
     reader = log.authority.issue("reader")
-    data = GIBIBYTE + bytes(1000)
-    frame = len(data).to_bytes(3, "big") + b"\x00\x00" + (1).to_bytes(4, "big") + data
     before = resident()
     with contextlib.ExitStack() as stack:
         with unharmed(log):
             for _ in range(20):
                 connection = stack.enter_context(in_tls(log.log_server.address, reader))
-                connection.sendall(PREFACE + SETTINGS + call_of(call.encode()) + frame)
+                connection.sendall(claims_gibibyte(call))
         log.append("bank")
         assert resident() - before < 100 << 20
 

@@ -1,36 +1,13 @@
 """A replicated stream whose repository is lost, and built again from the replicas, among all other faults (31, I1 to I14)."""
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.log_rebuilt import RebuiltWorld
+from tests.support.log_runs import check_found, check_replays, search, search_chunk
 from walsender_bridge.change_log.replica import synchronization
 from walsender_bridge.change_log.repository import rebuild
-
-#: Events of each run, and faults among them at least.
-EVENTS, FAULTS = 700, 5
-
-
-def run(seed: int) -> RebuiltWorld:
-    """A whole run; a violation says how to have it again."""
-    world = RebuiltWorld(seed)
-    try:
-        world.run(EVENTS, FAULTS)
-        world.finish()
-    except Exception as error:
-        raise AssertionError(f"seed {seed}: {error!r}") from error
-    return world
-
-
-def search(first: int, count: int) -> Counter[str]:
-    happened: Counter[str] = Counter()
-    for number in range(first, first + count):
-        world = run(number)
-        happened += world.happened
-        happened["committed"] += world.stream.last.context.end - 1
-    return happened
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -39,7 +16,7 @@ def test_31_a_rebuilt_repository_loses_nothing_and_gives_no_version_two_meanings
 ) -> None:
     first = seed * 1_000_000 + part * 1000
     print(f"seeds from {first}")
-    happened = search(first, 100)
+    happened = search(RebuiltWorld, first, 100)
     print(dict(happened))
     assert happened["committed"] > 300
     assert happened["rebuilt"] > 150
@@ -48,18 +25,14 @@ def test_31_a_rebuilt_repository_loses_nothing_and_gives_no_version_two_meanings
 
 
 def test_a_seed_replays_exactly() -> None:
-    first, second = run(5), run(5)
-    assert first.happened == second.happened
-    assert first.records == second.records
-    assert first.truth == second.truth
+    check_replays(RebuiltWorld)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("chunk", range(20))
 def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
-    first = seed * 1_000_000 + 10_000 + chunk * 500
-    print(f"seeds from {first}: {dict(search(first, 500))}")
+    search_chunk(RebuiltWorld, seed, chunk)
 
 
 # -- mutants ----------------------------------------------------------------------------------------
@@ -93,10 +66,4 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_31_the_simulator_finds_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
-    for number in range(300):
-        try:
-            run(number)
-        except AssertionError as error:
-            print(f"{name}: {error}")
-            return
-    pytest.fail(f"{name}: nothing was noticed in 300 seeds")
+    check_found(RebuiltWorld, name, 300)

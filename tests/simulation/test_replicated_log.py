@@ -1,12 +1,12 @@
 """A stream on several log servers under faults: the real cores on a virtual clock, seeds that replay (I1 to I14)."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.support.log_runs import FAULTS, check_found, check_replays, search, search_chunk
 from tests.support.log_world import World
 from walsender_bridge.change_log.entry import check
 from walsender_bridge.change_log.protocol import ReplicaReport
@@ -18,55 +18,26 @@ from walsender_bridge.change_log.repository import leadership
 from walsender_bridge.change_log.repository.core import Repository, StreamState
 from walsender_bridge.errors import InvalidReplicaError
 
-#: Events of each run, and faults among them at least, before everything works again.
-EVENTS, FAULTS = 700, 5
-
-
-def run(seed: int) -> World:
-    """A whole run; a violation says how to have it again."""
-    world = World(seed)
-    try:
-        world.run(EVENTS, FAULTS)
-        world.finish()
-    except Exception as error:
-        raise AssertionError(f"seed {seed}: {error!r}") from error
-    return world
-
-
-def search(first: int, count: int) -> Counter[str]:
-    happened: Counter[str] = Counter()
-    for number in range(first, first + count):
-        world = run(number)
-        happened += world.happened
-        assert world.faults >= FAULTS
-        happened["faults"] += world.faults
-        happened["committed"] += world.stream.last.context.end - 1
-    return happened
-
 
 @pytest.mark.parametrize("part", range(4))
 def test_no_order_of_faults_loses_or_forks_what_is_committed(seed: int, part: int) -> None:
     first = seed * 1_000_000 + part * 1000
     print(f"seeds from {first}")
-    happened = search(first, 120)
+    happened = search(World, first, 120)
     print(dict(happened))
     assert happened["committed"] > 600
     assert happened["faults"] > 2 * FAULTS * 120
 
 
 def test_a_seed_replays_exactly() -> None:
-    first, second = run(5), run(5)
-    assert first.happened == second.happened
-    assert first.records == second.records
-    assert first.truth == second.truth
+    check_replays(World)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("chunk", range(20))
 def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
-    first = seed * 1_000_000 + 10_000 + chunk * 500
-    print(f"seeds from {first}: {dict(search(first, 500))}")
+    search_chunk(World, seed, chunk)
 
 
 # -- mutants ----------------------------------------------------------------------------------------
@@ -187,10 +158,4 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_simulator_finds_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
-    for number in range(600):
-        try:
-            run(number)
-        except AssertionError as error:
-            print(f"{name}: {error}")
-            return
-    pytest.fail(f"{name}: nothing was noticed in 600 seeds")
+    check_found(World, name, 600)

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumers import read
-from tests.support.capture_stack import Load, check_equal, make_tables
+from tests.support.capture_stack import Load, check_equal, server_with_tables
 from tests.support.etcd import EtcdCluster, needs_etcd
 from tests.support.lake_check import assert_equal
 from tests.support.servers import MakeServer
@@ -21,10 +21,7 @@ def test_25_log_and_lake_are_equal_when_the_leading_repository_is_killed_under_l
     spark: SparkSession, make_server: MakeServer, tmp_path: Path
 ) -> None:
     """With all that runs on its machine, each machine once: each transaction is in log and lake once."""
-    server = make_server(15, fsync="off", wal_sender_timeout="5s")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        make_tables(connection)
+    server = server_with_tables(make_server, 15, fsync="off", wal_sender_timeout="5s")
     lake = '[lake]\nuri = "lake"\nepoch_interval = 0.5\n'
     with (
         EtcdCluster(tmp_path) as etcd,

@@ -13,6 +13,7 @@ from typing import Any, Self
 import psycopg
 
 from tests.support.child import start_child
+from tests.support.servers import DEFAULT, MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.capture.settings import CaptureSettings
@@ -28,7 +29,7 @@ from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.change_log.stream_reader import StreamReader
-from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.demo.local_server import LocalServer, free_port
 from walsender_bridge.postgres.protocol import pgoutput
 
 STREAM = "shop"
@@ -213,6 +214,17 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
     connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, pad text)")
     connection.execute("CREATE TABLE audit (order_id bigint, pad text)")
     connection.execute("ALTER TABLE audit REPLICA IDENTITY FULL")
+
+
+def server_with_tables(
+    make_server: MakeServer, major: int = DEFAULT, **settings: str
+) -> LocalServer:
+    """A server of the test's own, which runs, with the two tables."""
+    server = make_server(major, **settings)
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+    return server
 
 
 @dataclass

@@ -222,7 +222,7 @@ def test_a_bridge_that_stands_by_is_the_bridge_of_another_machine(tmp_path):
 
     def becomes(status: BridgeStatus):
         status_file.write(bridge_view.status_path(settings.run_dir), status)
-        return bridge_view.without_standby(settings)
+        return bridge_view.without_standby(settings, bridge_view.observe(settings))
 
     elsewhere = becomes(BridgeStatus(state=STANDING_BY, active_at="10.0.0.2:7400"))
     assert elsewhere.parts == {"repository"}

@@ -64,7 +64,7 @@ def doctor(
         by_source[section.name] += of_gate(settings, section, admin)
         by_source[section.name] += of_capture(settings, section, by_source[section.name])
         by_source[section.name] += doctor_parts.of_former_sources(settings, section)
-    now = bridge_view.without_standby(settings)
+    now = bridge_view.without_standby(settings, bridge_view.observe(settings))
     if now.quorum_source is not None and now.quorum_source.name in by_source:
         by_source[now.quorum_source.name] += of_quorum(now, admin=admin)
     parts = [(f"source {s.name}", s.dsn, by_source[s.name]) for s in sections]

@@ -55,9 +55,11 @@ def observe(settings: "Config") -> BridgeStatus | None:
     return found if found is not None and processes.alive(found.pid) else None
 
 
-def without_standby(settings: "Config") -> "Config":
-    """The configuration, without the bridge while that stands by: its sources and its quorum are those of another machine then."""
-    seen = observe(settings)
+def without_standby(settings: "Config", seen: BridgeStatus | None) -> "Config":
+    """The configuration, without the bridge while that stands by: its sources and its quorum are those of another machine then.
+
+    `seen`: what `observe` has found.
+    """
     if seen is None or seen.state != STANDING_BY or settings.machine is None:
         return settings
     others = tuple(part for part in settings.machine.parts if part != "bridge")

@@ -300,7 +300,8 @@ class Observer(Closing):
 
     def observe(self) -> Observation:
         """Observe all parts."""
-        settings = bridge_view.without_standby(self._settings)
+        bridge = bridge_view.observe(self._settings)
+        settings = bridge_view.without_standby(self._settings, bridge)
         errors = dict[str, TusklineError]()
         status: LogStatus | None = None
         replicas: tuple[StreamReplicas, ...] = ()
@@ -353,7 +354,7 @@ class Observer(Closing):
             asks_log=settings.asks_log,
             replicas=replicas,
             etcd=etcd_view.observe(self._settings),
-            bridge=bridge_view.observe(self._settings),
+            bridge=bridge,
         )
 
     def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:

@@ -81,6 +81,10 @@ HOLD: Final = "log rebuild"
 TERM_GAP: Final = 1_000_000
 #: Bytes that a replica may lack to be brought in sync at once. One that lacks more is copied from its start later (6).
 LITTLE: Final = 64 << 20
+_STOP_ONE: Final = (
+    "compare their files with `tuskline log verify --offline`; stop the log server that is wrong, and go on with --without and"
+    " its address"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +328,7 @@ def _check_agreement(name: str, valid: Sequence[Offer], end: int) -> None:
                 raise DivergedError(
                     f"the replicas on log servers {one.log_server} and {other.log_server} contradict each other: {why}",
                     where=f"stream {name}",
-                    repair="compare their files with `tuskline log verify --offline`; stop the log server that is wrong, and"
-                    " go on with --without and its address",
+                    repair=_STOP_ONE,
                 )
 
 
@@ -348,26 +351,18 @@ def _contradicts(one: Offer, other: Offer, end: int) -> str:
 
 def check_history(stream: str, behind: Sequence[Offer], rows: Sequence[IndexRow]) -> None:
     """Raise `DivergedError` if a replica that is behind ends with a commit that the stream's history does not have."""
-    known = {row.context.end: row for row in rows}
+    known = {row.context.end: (row.context, row.position) for row in rows}
     for each in behind:
-        row = each.last and known.get(each.committed_end)
+        last = each.last
         first = rows[0].context.local_offset if rows else each.committed_end
-        same = (
-            row
-            and each.last
-            and (row.context, row.position)
-            == (
-                each.last.context,
-                each.last.position,
-            )
-        )
-        if each.last is not None and each.committed_end > first and not same:
+        if last is None or each.committed_end <= first:
+            continue
+        if known.get(each.committed_end) != (last.context, last.position):
             raise DivergedError(
                 f"the replica on log server {each.log_server} ends at {each.committed_end} with a commit that the others do"
                 " not have",
                 where=f"stream {stream}",
-                repair="compare their files with `tuskline log verify --offline`; stop the log server that is wrong, and go"
-                " on with --without and its address",
+                repair=_STOP_ONE,
             )
 
 
@@ -389,8 +384,7 @@ def check_sealed(plan: RebuildPlan, stream: StreamPlan, statuses: Iterable[Repli
         raise DivergedError(
             f"replicas that end at {stream.end} end with different entries",
             where=f"stream {stream.stream}",
-            repair="compare their files with `tuskline log verify --offline`; stop the log server that is wrong, and go on"
-            " with --without and its address",
+            repair=_STOP_ONE,
         )
 
 
