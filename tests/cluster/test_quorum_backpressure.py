@@ -1,21 +1,18 @@
 """A primary that writes faster than the quorum takes it: memory stays, and nothing is lost."""
 
-import re
 import time
-from pathlib import Path
 
 import psycopg
 
 from tests.cluster.test_quorum import primary, quorum
+from tests.support.listeners import of_process
 from tests.support.waiting import wait_for
 
 __all__ = ["primary", "quorum"]
 
 
 def resident_mb(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    return of_process(pid, "VmRSS") / 1024
 
 
 def test_8_a_fast_primary_waits_for_the_quorum_and_not_in_our_memory(quorum):

@@ -1,8 +1,8 @@
 """A safekeeper's process against peers that behave badly: bounded memory, and the others go on."""
 
 import errno
+import os
 import random
-import re
 import select
 import socket
 import threading
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.listeners import of_process
 from tests.support.wal import SMALL, Wal
 from walsender_bridge.errors import ConnectionFailedError, UnavailableError
 from walsender_bridge.quorum.protocol import messages as m
@@ -96,23 +97,16 @@ def append(peer: Peer, wal: bytes, number: int) -> None:
     assert peer.answer() == m.AppendAck(1, begin + HALF, SEGMENT)
 
 
-def peak(*, from_now: bool = False) -> int:
-    """The most memory that this process has had, in kilobytes; `from_now`: forget what was before (proc(5), clear_refs)."""
-    if from_now:
-        Path("/proc/self/clear_refs").write_text("5")
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1])
-
-
 def test_8_answers_that_nobody_reads_are_not_piled_up(peer, wal):
     append(peer, wal, 0)
-    before = peak(from_now=True)
+    # The peak of this test, not of those before it in this process (proc(5), clear_refs).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = of_process(os.getpid(), "VmHWM")
     asked = 400  # 200 MB
     peer.socket.setblocking(True)
     peer.socket.sendall(encode(m.Fetch(1, SEGMENT, SEGMENT + HALF)) * asked)
     time.sleep(1.0)
-    assert peak() - before < 64 << 10, "kilobytes"
+    assert of_process(os.getpid(), "VmHWM") - before < 64 << 10, "kilobytes"
     # What was asked for comes once it is read, to the last byte.
     peer.socket.settimeout(20)
     left = asked * (HALF + HEADER_BYTES)

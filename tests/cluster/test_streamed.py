@@ -20,6 +20,7 @@ from tests.support.capture_stack import (
     slot_lsn,
     wal_end,
 )
+from tests.support.listeners import of_process
 from tests.support.servers import MAJORS_IN_TURN, Database, MakeServer
 from tests.support.sizes import need_disk, scaled
 from tests.support.waiting import wait_for
@@ -338,9 +339,7 @@ def spooled_bytes(capture: CaptureProcess, least: int) -> int:
 def resident(capture: CaptureProcess) -> int:
     """The most memory that the process has had, in bytes."""
     assert capture.process is not None
-    text = Path(f"/proc/{capture.process.pid}/status").read_text()
-    (line,) = [line for line in text.splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) << 10
+    return of_process(capture.process.pid, "VmHWM") << 10
 
 
 def test_a_spool_past_its_limit_is_a_named_error_and_the_server_can_do_without_one(

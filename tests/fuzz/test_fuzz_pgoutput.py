@@ -20,7 +20,7 @@ TIMEOUT, MEMORY, LENGTH = 5, 1500, 4096
 #: Seconds of one process: atheris itself keeps about 1.3 KB of each input (the same inputs without it: none), so
 #: that the limit on memory would find nothing else after some minutes. The next process goes on from the corpus.
 ROUND = 120
-# libFuzzer judges by ru_maxrss, which survives exec: without a fork by a small process, it is the test runner's own peak.
+#: libFuzzer judges by ru_maxrss, which survives exec: without a fork by a small process, it is the test runner's own peak.
 FORKED = ("/bin/sh", "-c", '"$@"; exit $?', "sh")
 STATEMENTS = (
     "CREATE TYPE mood AS ENUM ('sad', 'ok')",

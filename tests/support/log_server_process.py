@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from tests.support.child import start_child
+from tests.support.listeners import of_process
 from tests.support.log_entries import SCHEMAS, EntryMaker, append_to
 from tests.support.tls import HOSTS, Authority
 from tests.support.waiting import wait_for
@@ -89,20 +90,15 @@ class LogServer:
 
     def peak(self) -> int:
         """The most memory that the process has had, in bytes."""
-        return self._of_process("VmHWM") << 10
+        return of_process(self.process.pid, "VmHWM") << 10
 
     def threads(self) -> int:
         """How many threads the process has."""
-        return self._of_process("Threads")
+        return of_process(self.process.pid, "Threads")
 
     def files(self) -> int:
         """How many files the process has open."""
         return len([*Path(f"/proc/{self.process.pid}/fd").iterdir()])
-
-    def _of_process(self, name: str) -> int:
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        (line,) = (each for each in lines if each.startswith(f"{name}:"))
-        return int(line.split()[1])
 
     def attack(
         self,

@@ -15,6 +15,7 @@ from typing import Any, Self
 import psycopg
 
 from tests.support.child import start_child
+from tests.support.listeners import of_process
 from tests.support.servers import DEFAULT, MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
@@ -381,5 +382,4 @@ def small_segments(server: LocalServer) -> None:
 
 def peak_memory(process: subprocess.Popen[bytes]) -> int:
     """The most memory that a process had at once, in bytes."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if "VmHWM" in line)) << 10
+    return of_process(process.pid, "VmHWM") << 10
