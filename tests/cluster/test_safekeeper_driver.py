@@ -236,3 +236,15 @@ def test_who_waits_for_room_writes_no_promise_into_another_disk(
     found = control_file.read(FolderDisk(place / "control"))
     assert found is not None
     assert found[1].safekeeper == 11
+
+
+def test_it_may_be_stopped_when_it_has_ended(safekeeper):
+    safekeeper.stop()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            safekeeper._poll.fileno()
+        except ValueError:  # closed, and the fixture stops it again
+            return
+        time.sleep(0.01)
+    raise AssertionError("did not end")

@@ -62,6 +62,7 @@ from walsender_bridge.runtime import fail_point, listening, logs
 from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.gc_control import Sweeper
 from walsender_bridge.runtime.tls_context import TlsContext
+from walsender_bridge.runtime.waker import Waker
 
 #: Seconds between two writes of the lazy LSNs, and between two polls of readers and old WAL.
 PERSIST_SECONDS = 1.0
@@ -137,8 +138,8 @@ class SafekeeperDriver:
         self._listener = listen(settings.host, settings.port)
         self.port: int = self._listener.getsockname()[1]
         self._poll.register(self._listener, select.EPOLLIN)
-        self._wake_read, self._wake_write = os.pipe()
-        self._poll.register(self._wake_read, select.EPOLLIN)
+        self._waker = Waker()
+        self._poll.register(self._waker.fileno(), select.EPOLLIN)
         self._publish(min(self.core.commit_lsn, self.core.flush_lsn))
         _log.info(
             "safekeeper listening",
@@ -161,7 +162,7 @@ class SafekeeperDriver:
     def stop(self) -> None:
         """End `run` soon. May be called from a signal handler."""
         self._stopped = True
-        os.write(self._wake_write, b"!")
+        self._waker.wake()
 
     def run(self) -> None:
         """Serve until `stop`.
@@ -193,8 +194,7 @@ class SafekeeperDriver:
         finally:
             self._positions.close()
             self._poll.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            self._waker.close()
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -211,8 +211,8 @@ class SafekeeperDriver:
         for descriptor, events in ready:
             if descriptor == self._listener.fileno():
                 self._accept(now)
-            elif descriptor == self._wake_read:
-                os.read(self._wake_read, 4096)
+            elif descriptor == self._waker.fileno():
+                self._waker.clear()
             elif (number := self._numbers.get(descriptor)) is not None:
                 self._serve(number, events)
         self._handle(e.Drained())
