@@ -40,6 +40,7 @@ def test_each_file_is_of_its_kind(kind):
 def test_systemd_accepts_the_unit(tmp_path, kind):
     text = (DEPLOY / "tuskline@.service").read_text()
     assert "/opt/tuskline/bin/tuskline up --config /etc/tuskline/%i.toml" in text
+    assert "file:" not in text, "no step of the pages installs documentation"
     unit = tmp_path / f"tuskline@{kind}.service"
     unit.write_text(text.replace("/opt/tuskline/bin/tuskline", "/bin/true"))
     drop_in = DEPLOY / f"{unit.name}.d"
@@ -53,6 +54,13 @@ def test_systemd_accepts_the_unit(tmp_path, kind):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("page", ["deploy/README.md", "deploy/Containerfile", "three-machines.md"])
+def test_the_home_of_the_user_is_the_folder_that_it_may_write_to(page):
+    """Spark's jars and `.pgpass` are in the home, and the unit closes all other folders."""
+    users = re.findall(r"useradd .*", (DEPLOY.parent / page).read_text())
+    assert [user for user in users if "--home-dir /var/lib/tuskline " in user] == users != []
 
 
 @pytest.mark.parametrize("abstract", [False, True])
