@@ -49,7 +49,7 @@ def successors(log: History, vcl: Lsn, term: int, lineage: Lineage) -> tuple[His
         raise DivergedError(
             f"this server left timeline {start} at {format_lsn(left[start])}, and the safekeepers "
             f"hold WAL up to {format_lsn(vcl)}",
-            repair="promote a server that has replayed that far (`tuskline failover`)",
+            repair="promote a server that has replayed that far (docs/failover.md)",
         )
     result = [HistoryEntry(term, vcl, start)]
     following = [switch.timeline for switch in lineage.switches] + [lineage.timeline]
