@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from walsender_bridge.change_log.protocol import CommitContext, Position, ReplicaReport
 from walsender_bridge.change_log.repository.core import (
+    LONGEST_LEASE,
     ConsumerDropped,
     ConsumerSeen,
     Created,
@@ -258,6 +259,37 @@ def test_an_idle_stream_costs_nothing_however_many_versions_pass() -> None:
     # One empty commit brings the idle stream to the newest version.
     assert len(state.streams["idle"].missed(1)) == 1
     assert sizes[1] - sizes[0] < 100  # numbers have more digits, and that is all
+
+
+# -- time -------------------------------------------------------------------------------------------
+
+HOUR, DAY = 3600.0, 86_400.0
+
+
+def test_26_an_idle_log_records_the_time_at_once_and_every_hour_and_drops_leases_that_have_ended() -> (
+    None
+):
+    """Also without any version: the next repository goes on from there, and not from its machine's clock."""
+    state = log_of("a")
+    assert state.since == 0.0
+    assert state.apply(RepositoryTick(DAY, (), issue=False))
+    assert state.since == DAY
+    state.apply(ConsumerSeen("lake", None, DAY + 90 * 60.0))
+    kept = [
+        minutes
+        for minutes in range(10, 24 * 60, 10)
+        if state.apply(RepositoryTick(DAY + minutes * 60.0, (report("a", 0, 1, 0),)))
+    ]
+    assert kept == [60 * hour for hour in range(1, 24)]
+    assert state.since == DAY + 23 * HOUR
+    assert not state.consumers
+
+
+def test_26_leases_that_were_granted_without_a_time_end_no_sooner_than_they_would_have() -> None:
+    """By an earlier version: none was longer than a week, so it was that time at least."""
+    state = log_of("a")
+    state.apply(record_from_json('{"kind":"ConsumerSeen","name":"a","version":1,"until":864000}'))
+    assert state.since == 10 * DAY - LONGEST_LEASE
 
 
 # -- seals and members ------------------------------------------------------------------------------

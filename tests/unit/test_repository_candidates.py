@@ -17,10 +17,12 @@ from walsender_bridge.change_log.repository.leader_lease import not_leading
 from walsender_bridge.change_log.repository.leadership import Leadership, Written, judge
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.change_log.repository.store import RepositoryStore
+from walsender_bridge.change_log.repository_messages import RegisterConsumerRequest
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import NotLeaderError, UnavailableError, UnreachableError
 from walsender_bridge.observability import log_problems
+from walsender_bridge.runtime import steady_clock
 
 
 def test_a_leader_answers_until_its_lease_can_end_counted_from_the_question() -> None:
@@ -174,6 +176,29 @@ def test_an_answer_is_confirmed_after_it_was_formed(
         server.stop()
 
 
+@pytest.mark.parametrize("apart", [3 * 86_400.0, -3 * 86_400.0])
+def test_26_a_lease_lasts_as_long_whatever_the_next_repositorys_clock_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float
+) -> None:
+    """Granted on a log without any version, and renewed in time: the clocks of two machines may be days apart."""
+
+    def left(wall: float, *, renew: bool) -> list[float]:
+        monkeypatch.setattr(steady_clock, "_wall", lambda: wall)
+        nobody = f"127.0.0.1:{free_port()}"
+        server = RepositoryServer(tmp_path / "log", "127.0.0.1:0", log_servers=[nobody])
+        server.start()
+        try:
+            if renew:
+                server.register_consumer(RegisterConsumerRequest("lake", None, 3600.0))
+            return [lease.lease_seconds for lease in server.describe().consumers]
+        finally:
+            server.stop()
+
+    assert left(2e9, renew=True) == [pytest.approx(3600, abs=60)]
+    for wall in (2e9 + apart, 2e9):
+        assert left(wall, renew=False) == [pytest.approx(3600, abs=120)]
+
+
 class AwayStore(RepositoryStore):
     """A store that cannot be reached while `away`."""
 
@@ -225,3 +250,14 @@ def test_a_store_that_is_away_is_waited_for(
     finally:
         server.stop()
     assert not ended
+
+
+def test_26_time_is_recorded_before_a_lease_is_even_if_no_step_has_done_so(tmp_path: Path) -> None:
+    """Steps may wait for log servers."""
+    nobody = f"127.0.0.1:{free_port()}"
+    server = RepositoryServer(tmp_path / "log", "127.0.0.1:0", log_servers=[nobody])
+    try:
+        server.register_consumer(RegisterConsumerRequest("lake", None, 3600.0))
+        assert server._state.clock == pytest.approx(server._clock.now(), abs=60)
+    finally:
+        server.stop()

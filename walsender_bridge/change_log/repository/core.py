@@ -24,17 +24,28 @@ entries.
 
 `published` is the newest version of which every member has every commit durably, up to which readers may read.
 History is kept for lagging members and for every live consumer (I10).
+
+The end of a lease is a time of the log's `SteadyClock`, so the next repository, whose machine may have another time, has to
+continue from a time that is recorded: a tick that comes an hour after the last recorded time is kept for its time alone, and
+the first one always is. There is a tick before each lease that is granted or renewed. The clock that continues from there
+(`since`) is not ahead of the one that granted the lease, so it ends no lease sooner; and it is at most an hour behind, so it
+keeps none for long that has ended.
 """
 
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from walsender_bridge.change_log.protocol import START, CommitContext, Position, ReplicaReport
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import json_model
+
+#: The longest lease, in seconds: a week.
+LONGEST_LEASE: Final = 7 * 86_400.0
+#: Seconds after which the time is recorded, whatever else happens.
+TIME_KEPT_EVERY: Final = 3600.0
 
 # -- records ----------------------------------------------------------------------------------------
 
@@ -299,7 +310,8 @@ class Repository:
             if forced:
                 self.forced_version = self.version
         applied = {(report.stream, report.replica): report.version for report in reports}
-        if not ready and not forced and not self._progress(applied):
+        is_due = tick.now >= self.clock + TIME_KEPT_EVERY
+        if not ready and not forced and not is_due and not self._progress(applied):
             return False
         self.published = self._published(applied)
         for (stream, replica), version in applied.items():
@@ -431,6 +443,15 @@ class Repository:
             del stream.history[: max(place - 1, 0)]
 
     # -- queries ------------------------------------------------------------------------------------
+
+    @property
+    def since(self) -> float:
+        """The time from which the next steady clock continues; 0: any, since none was recorded and nothing depends on it.
+
+        Earlier versions granted leases without recording a time: no lease was longer than the longest one.
+        """
+        ends = [each.until for each in self.consumers.values()]
+        return self.clock or max(0.0, max(ends, default=0.0) - LONGEST_LEASE)
 
     def satisfied(self, barrier: Mapping[str, Lsn]) -> bool:
         """Whether all positions of the barrier are committed."""

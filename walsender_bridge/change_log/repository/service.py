@@ -37,6 +37,7 @@ from walsender_bridge.change_log.protocol import (
 from walsender_bridge.change_log.repository import operator_trim, status
 from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
 from walsender_bridge.change_log.repository.core import (
+    LONGEST_LEASE,
     ConsumerDropped,
     ConsumerSeen,
     Created,
@@ -76,8 +77,6 @@ from walsender_bridge.runtime.tls_files import PLAIN, TLS, TlsBytes, TlsFiles
 
 #: Seconds of a tick while a barrier waits.
 _HASTE = 0.01
-#: The longest lease, in seconds: a week.
-_LONGEST_LEASE = 7 * 86_400.0
 _LONGEST_BARRIER = 86_400.0
 #: Consumers in all, and of one holder of a certificate that may only have its own.
 _MOST_CONSUMERS = 10_000
@@ -127,7 +126,7 @@ class RepositoryServer:
         self._store: RecordStore = store or RepositoryStore(data_dir / "repository.sqlite")
         if not self._state.log_id:
             self._store.append(Created(str(uuid.uuid4())))
-        self._clock = SteadyClock(self._state.clock, jumped=_jumped)
+        self._clock = SteadyClock(self._state.since, jumped=_jumped)
         self._log_servers = LogServers(log_servers, tls)
         self._replication = Replication(
             replication or ReplicationPolicy(),
@@ -489,8 +488,8 @@ class RepositoryServer:
         if any(0xD800 <= ord(each) < 0xE000 for each in name):
             # JSON can contain half a character, which no output could encode.
             raise MalformedMessageError("a consumer's name is no valid text")
-        if not 0 < lease <= _LONGEST_LEASE:
-            raise UsageError(f"a lease of {lease} s is not between 0 and {_LONGEST_LEASE:.0f}")
+        if not 0 < lease <= LONGEST_LEASE:
+            raise UsageError(f"a lease of {lease} s is not between 0 and {LONGEST_LEASE:.0f}")
         with self._changed:
             if version is not None and version > self._state.version:
                 raise UsageError(
@@ -501,6 +500,8 @@ class RepositoryServer:
             now = self._clock.now()
             if name not in self._state.consumers:
                 self._make_room(f"{holder}-" if holder else "", now)
+            # The lease's end means something to the next repository only from a recorded time on.
+            self._record(RepositoryTick(now, (), issue=False))
             self._record(ConsumerSeen(name, version, now + lease))
         return Empty()
 
