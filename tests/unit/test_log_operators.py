@@ -19,7 +19,11 @@ from tests.support.waiting import wait_for
 from walsender_bridge.change_log import entry, repository_messages, verification
 from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.change_log.log_server_messages import ReplicaDescription, ReplicasAnswer
+from walsender_bridge.change_log.log_server_messages import (
+    TRIM,
+    ReplicaDescription,
+    ReplicasAnswer,
+)
 from walsender_bridge.change_log.operator_client import OperatorLog, OperatorReplica
 from walsender_bridge.change_log.protocol import START, CommitContext, ReplicaStatus
 from walsender_bridge.change_log.replica import commit_rows
@@ -32,9 +36,14 @@ from walsender_bridge.change_log.repository.core import (
     StreamCommit,
     StreamCreated,
 )
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.service import RepositoryServer
-from walsender_bridge.change_log.repository_messages import ReplicaPlace, StreamDescription
+from walsender_bridge.change_log.repository_messages import (
+    RegisterConsumerRequest,
+    ReplicaPlace,
+    StreamDescription,
+)
 from walsender_bridge.change_log.transactions import LoggedRow, LoggedTransaction, TransactionReader
 from walsender_bridge.change_log.verification import EntryRow, StatedReplica
 from walsender_bridge.cli import app as cli
@@ -43,6 +52,7 @@ from walsender_bridge.errors import (
     Cause,
     CorruptError,
     MalformedMessageError,
+    NotLeaderError,
     TrimmedError,
     UnavailableError,
     UnknownStreamError,
@@ -552,6 +562,65 @@ def test_trim_refuses_by_name_what_a_lease_holds_and_trims_nothing(log: Log) -> 
         for older_than in (float("nan"), float("inf"), -1.0):
             with pytest.raises(UsageError, match="not between"):
                 operator.trim_stream(STREAM, None, older_than)
+
+
+class Between:
+    """Runs `then` behind the first trim of a log server, and before the second one's. `low`: of the replicas."""
+
+    def __init__(self, log: Log, patch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
+        self.log, self.then = log, then
+        self.trims = 0
+        self.really = LogServerLink.call
+
+        def call(link: LogServerLink, *arguments: Any, **options: Any) -> Any:
+            return self.call(link, *arguments, **options)
+
+        patch.setattr(LogServerLink, "call", call)
+
+    def call(self, link: LogServerLink, action: Any, request: Any, **options: Any) -> Any:
+        answer = self.really(link, action, request, **options)
+        if action is TRIM:
+            self.trims += 1
+            if self.trims == 1:
+                self.then()
+        return answer
+
+    def low(self) -> list[int]:
+        return [each.replica(STREAM).status().low_offset for each in self.log.servers]
+
+
+@pytest.mark.parametrize("by", ["an operator", "age"])
+@pytest.mark.parametrize("what", ["a lease was granted", "another repository leads"])
+def test_26_each_replica_is_trimmed_by_leases_and_leader_of_that_moment(
+    log: Log, monkeypatch: pytest.MonkeyPatch, by: str, what: str
+) -> None:
+    """One log server may take seconds to answer: what was decided before it is not what holds behind it."""
+    log.fill(3)
+    server = log.repository
+
+    def then() -> None:
+        if what == "a lease was granted":
+            server.register_consumer(RegisterConsumerRequest("late", None, 60.0))
+            return
+
+        def confirm() -> None:
+            raise NotLeaderError("another repository leads")
+
+        monkeypatch.setattr(server._store, "confirm", confirm)
+
+    with server._changed:
+        # No step of its own comes between.
+        server._trim_at = time.monotonic() + 3600
+    between = Between(log, monkeypatch, then)
+    if by == "age":
+        server._retention = 0.0
+        server._trim_at = 0.0
+        wait_for(lambda: between.trims and between.low() != [1, 1], 20, "a trim")
+        time.sleep(0.3)
+    else:
+        with contextlib.suppress(NotLeaderError):
+            server.trim_stream(repository_messages.TrimStreamRequest(STREAM, None, None))
+    assert sorted(between.low()) == [1, 4]
 
 
 def test_trim_by_age_keeps_what_is_younger(log: Log) -> None:

@@ -1,9 +1,11 @@
 """Trimming on an operator's request: `tuskline log trim`. What a consumer's lease holds is not trimmed.
 
-The decision is pure, and made while the state is locked; the log servers are asked afterwards.
+The decision is pure, and made while the state is locked; the log servers are asked afterwards, one after the other, which may
+take seconds each. So it is made again before each of them is told to trim: a lease may have been granted meanwhile, or another
+repository may lead.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,8 +102,14 @@ def _held(name: str, version: int, held_by: tuple[m.Holder, ...]) -> UsageError:
     )
 
 
-def perform(order: TrimOrder, log_servers: Iterable[LogServerLink]) -> m.TrimStreamAnswer:
-    """Have each replica trim. Raises `UnavailableError` if none of its log servers answers."""
+def perform(
+    decided: Callable[[], TrimOrder], log_servers: Iterable[LogServerLink]
+) -> m.TrimStreamAnswer:
+    """Have each replica trim. Raises `UnavailableError` if none of its log servers answers.
+
+    `decided`: what may be trimmed now; it raises what forbids that, and `NotLeaderError` if another repository may lead.
+    """
+    order = decided()
     links = {link.log_server_id: link for link in log_servers}
     if not any(replica in links for replica in order.replicas):
         raise UnavailableError(
@@ -114,20 +122,23 @@ def perform(order: TrimOrder, log_servers: Iterable[LogServerLink]) -> m.TrimStr
         try:
             if replica not in links:
                 raise UnavailableError("log server does not answer", where=address)
-            replicas.append(_trimmed(order, replica, links[replica]))
+            replicas.append(_trimmed(order, decided, replica, links[replica]))
         except TusklineError as error:
             record = ErrorRecord.of(error)
             replicas.append(m.TrimmedReplica(replica, address, 0, 0, 0, 0, record))
     return m.TrimStreamAnswer(order.up_to, tuple(replicas), order.held_by)
 
 
-def _trimmed(order: TrimOrder, replica: str, link: LogServerLink) -> m.TrimmedReplica:
+def _trimmed(
+    order: TrimOrder, decided: Callable[[], TrimOrder], replica: str, link: LogServerLink
+) -> m.TrimmedReplica:
     before = _described(order.stream, link)
     up_to = order.up_to
     if order.version is not None:
         request = of_log_server.CutBeforeRequest(order.stream, order.version + 1)
         cut = link.call(of_log_server.CUT_BEFORE, request).cut
         up_to = min(up_to, 1 if cut is None else cut.end_offset)
+    up_to = min(up_to, decided().up_to)
     link.call(
         of_log_server.TRIM,
         of_log_server.TrimRequest(order.stream, up_to, order.before_time, order.now),

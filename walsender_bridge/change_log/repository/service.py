@@ -50,7 +50,7 @@ from walsender_bridge.change_log.repository.core import (
     TermGiven,
     VersionRaised,
 )
-from walsender_bridge.change_log.repository.log_server_link import LogServers
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink, LogServers
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.record_store import RecordStore
 from walsender_bridge.change_log.repository.replication import Replication
@@ -289,24 +289,27 @@ class RepositoryServer:
             return
         self._trim_at = time.monotonic() + min(5.0, max(0.2, self._retention / 4))
         with self._changed:
-            now = self._clock.now()
-            before_time = int((now - self._retention) * 1e6)
-            limits = {
-                name: (stream.members, self._state.trim_limit(name, now))
-                for name, stream in self._state.streams.items()
-            }
-        for name, (replicas, limit) in limits.items():
+            members = {name: stream.members for name, stream in self._state.streams.items()}
+        for name, replicas in members.items():
             for log_server in self._log_servers.answering():
-                # Behind a limit of an old leader there may be what a consumer still needs.
-                self.confirm()
-                if log_server.log_server_id in replicas and limit > 1 and before_time > 0:
-                    request = log_server_messages.TrimRequest(
-                        name, limit, before_time, int(now * 1e6)
-                    )
-                    try:
-                        log_server.call(log_server_messages.TRIM, request)
-                    except TusklineError as error:
-                        _log.warning("trim failed", stream=name, error=error.what)
+                if log_server.log_server_id in replicas:
+                    self._trim_replica(name, log_server)
+
+    def _trim_replica(self, name: str, log_server: LogServerLink) -> None:
+        with self._changed:
+            # The call before this one may have taken seconds, in which a lease was granted.
+            now = self._clock.now()
+            limit = self._state.trim_limit(name, now)
+        # Behind a limit of an old leader there may be what a consumer still needs.
+        self.confirm()
+        before_time = int((now - self._retention) * 1e6)
+        if limit <= 1 or before_time <= 0:
+            return
+        request = log_server_messages.TrimRequest(name, limit, before_time, int(now * 1e6))
+        try:
+            log_server.call(log_server_messages.TRIM, request)
+        except TusklineError as error:
+            _log.warning("trim failed", stream=name, error=error.what)
 
     # -- actions ------------------------------------------------------------------------------------
 
@@ -364,11 +367,15 @@ class RepositoryServer:
 
     def trim_stream(self, request: m.TrimStreamRequest) -> m.TrimStreamAnswer:
         """See `OperatorLog.trim_stream`."""
-        with self._changed:
-            self._stream(request.stream)
-            order = operator_trim.decide(self._state, request, self._clock.now())
-        self.confirm()
-        return operator_trim.perform(order, self._log_servers.answering())
+
+        def decided() -> operator_trim.TrimOrder:
+            with self._changed:
+                self._stream(request.stream)
+                order = operator_trim.decide(self._state, request, self._clock.now())
+            self.confirm()
+            return order
+
+        return operator_trim.perform(decided, self._log_servers.answering())
 
     def create_stream(self, request: m.CreateStreamRequest) -> StreamCut:
         """Create a stream on the log server that has the fewest, unless it exists."""
