@@ -8,7 +8,7 @@
 
 A segment is written while it is the newest, and only read afterwards. It is open while it is in use: `using` opens it,
 and `retire` closes it as soon as it has no reader. LMDB trusts its file: an access beyond the end of a file that is too
-short kills the process, so the length is checked before anything is read.
+short, or a head with a page size of 0, kills the process, so both are checked before LMDB opens it (`pages`).
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from walsender_bridge.change_log.replica.disk import (
     PutIndex,
     PutSchema,
 )
+from walsender_bridge.change_log.storage import pages
 from walsender_bridge.change_log.storage.records import (
     key_of,
     offset_of,
@@ -48,8 +49,12 @@ _PREFIX = "segment-"
 
 #: What LMDB says of a file that is not what it wrote. Its other errors are of the moment, not of the file.
 DAMAGE = (
+    lmdb.BadTxnError,
     lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
     lmdb.InvalidError,
+    lmdb.NotFoundError,
     lmdb.PageNotFoundError,
     lmdb.PanicError,
     lmdb.VersionMismatchError,
@@ -129,6 +134,8 @@ class Segment:
         if write:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            if data.exists():
+                pages.check_end(data)
             env = lmdb.open(
                 str(self.folder),
                 map_size=_MAP_BYTES if write else max(data.stat().st_size, 1 << 20),
@@ -142,16 +149,9 @@ class Segment:
             )
         except DAMAGE as error:
             raise CorruptError(f"it cannot be opened: {error}", where=str(self.folder)) from error
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise _may_pass(self.folder, error) from error
         try:
-            # Pages are numbered from 0.
-            needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-            if data.stat().st_size < needed:
-                raise CorruptError(
-                    f"its data file has {data.stat().st_size} bytes, but {needed} were written",
-                    where=str(self.folder),
-                )
             self._databases = {name: env.open_db(name, create=write) for name in _DATABASES}
         except DAMAGE as error:
             env.close()
@@ -159,9 +159,6 @@ class Segment:
         except lmdb.Error as error:
             env.close()
             raise _may_pass(self.folder, error) from error
-        except CorruptError:
-            env.close()
-            raise
         self._env = env
 
     def close(self) -> None:
