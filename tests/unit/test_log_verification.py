@@ -41,7 +41,7 @@ from walsender_bridge.runtime.output import Output
 def no_child(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child process that reads the segments first takes longer than most of these tests."""
     if "whole" not in request.node.name:
-        monkeypatch.setattr(fatal_segments, "_read", lambda _: (0, ""))
+        monkeypatch.setattr(fatal_segments, "_read", lambda *_: (0, ""))
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +334,7 @@ def test_a_segment_that_ends_its_reader_is_named(
 ) -> None:
     data_dir = stored_log.make(tmp_path / "a")
     reason = "reading the segment kills the process with SIGBUS"
-    monkeypatch.setattr(fatal_segments, "_read", lambda _: (0, reason))
+    monkeypatch.setattr(fatal_segments, "_read", lambda *_: (0, reason))
     (violation,) = verify(data_dir).violations
     assert violation.invariant == "I13"
     assert reason in violation.what

@@ -5,7 +5,6 @@ stopped: `DataDirectoryLock` holds its lock meanwhile.
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,6 +22,7 @@ from walsender_bridge.change_log.replica.disk import (
     evaluate,
 )
 from walsender_bridge.change_log.storage.records import (
+    chain_of,
     key_of,
     offset_of,
     unpack_row,
@@ -146,12 +146,7 @@ class StoredReplicaFiles:
 
     def _missing(self, chain: bytes, newest: Segment, durable: Durable) -> str:
         there = {each.first_offset for each in self._segments}
-        try:
-            offsets = [int(each) for each in json.loads(chain)]
-        except (ValueError, TypeError) as error:
-            raise CorruptError(
-                f"the list of segments is damaged: {error}", where=newest.file
-            ) from None
+        offsets = chain_of(chain, newest.file)
         for first, following in pairwise([*offsets, newest.first_offset]):
             if following > durable.low_offset and first not in there:
                 return f"the segment starting at {first} is missing"

@@ -152,6 +152,8 @@ class HostedReplica:
             else:
                 self.learn(self._learns)
         except (TusklineError, OSError) as error:
+            if isinstance(error, CorruptError):
+                error = self._store.keep_damaged_aside() or error
             self._store.close()
             self._broken = error if isinstance(error, TusklineError) else self._out_of_reach(error)
         else:

@@ -10,6 +10,7 @@ A call holds no lock and no transaction while it waits for its peer, so a reader
 blocks no other. Streams do not wait for each other.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -50,6 +51,7 @@ from walsender_bridge.errors import (
     UnknownStreamError,
 )
 from walsender_bridge.runtime import lock_file, logs
+from walsender_bridge.runtime.durable import sync_folder
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.stream_name import check_stream
@@ -64,7 +66,10 @@ _log = logs.logger()
 
 
 class DataDirectory:
-    """A log server's folder: its identity, a lock, and a folder for each stream."""
+    """A log server's folder: its identity, a lock, and a folder for each stream.
+
+    A file (`running`) is there from before the first stream is opened until all are closed. `crashed`: it was there before.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,6 +85,12 @@ class DataDirectory:
         if not (path / log_server_identity.NAME).exists():
             log_server_identity.make(path)
         self.log_server_id = log_server_identity.load(path)
+        self._running = path / "running"
+        self.crashed = self._running.exists()
+        # On a full disk it may serve all the same: then only a supervisor knows that it crashed.
+        with contextlib.suppress(OSError):
+            self._running.touch(mode=0o600)
+            sync_folder(path)
 
     def stream_names(self) -> list[str]:
         """The streams on disk; an interrupted creation leaves nothing, an interrupted wipe a stream."""
@@ -93,7 +104,9 @@ class DataDirectory:
         )
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock; all streams are closed."""
+        with contextlib.suppress(OSError):
+            self._running.unlink()
         os.close(self._lock)
 
 
@@ -119,6 +132,8 @@ class ReplicaServer:
         if after in fatal_segments.SIGNALS:
             _log.warning("checking all segments in a child process", after=after.name)
             fatal_segments.keep_fatal_aside(self._directory.streams)
+        elif self._directory.crashed:
+            fatal_segments.keep_newest_aside(self._directory.streams)
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
         self._replicas: dict[str, HostedReplica] = {}

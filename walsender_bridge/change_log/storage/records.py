@@ -65,6 +65,14 @@ def unpack_row(value: bytes | memoryview, where: str) -> IndexRow:
     return IndexRow(context, size, Position(*position), taken_at)
 
 
+def chain_of(value: bytes, where: str) -> list[int]:
+    """The first offsets of the segments before this one, from such a value. Raises `CorruptError`."""
+    try:
+        return [int(each) for each in json.loads(value)]
+    except (ValueError, TypeError) as error:
+        raise CorruptError(f"the list of segments is damaged: {error}", where=where) from None
+
+
 def pack_state(durable: Durable) -> bytes:
     """The small record's value."""
     context = durable.context

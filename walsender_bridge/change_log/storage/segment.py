@@ -12,6 +12,7 @@ short, or a head with a page size of 0, kills the process, so both are checked b
 """
 
 import contextlib
+import errno
 import json
 import shutil
 import threading
@@ -40,6 +41,7 @@ from walsender_bridge.change_log.storage.records import (
     unpack_state,
 )
 from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.runtime.disk_full import NO_ROOM
 
 #: Address space, not disk: a transaction of this size fits into one segment.
 _MAP_BYTES = 1 << 40
@@ -71,9 +73,33 @@ _OF_THE_MOMENT = (
 )
 
 
+#: What it says of a damaged file when it writes. After its other errors, an earlier one may be the cause.
+REFUSALS = (lmdb.CorruptedError, lmdb.PageNotFoundError)
+
+
+#: What it says of a full disk, beside the system's errors that have no class of its own.
+_FULL = (lmdb.DiskError, lmdb.MapFullError)
+
+
+def failed_write(error: lmdb.Error | OSError, what: str, folder: Path) -> UnavailableError:
+    """What it means that `what` could not be done, unless the file is damaged."""
+    if isinstance(error, _FULL) or _number(error) in NO_ROOM:
+        what, repair = f"the disk is full: {what}", "free disk space there; nothing is lost"
+    else:
+        repair = "see whether the disk works, and whether this user may write there"
+    return UnavailableError(f"{what}: {error}", where=str(folder), repair=repair)
+
+
+def _number(error: lmdb.Error | OSError) -> int:
+    """The number of the system's error; LMDB's own are negative."""
+    number: int | None = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
+    return number or 0
+
+
 def refused_read(error: lmdb.Error, file: str) -> CorruptError | UnavailableError:
     """What it means that a segment which is open could not be read."""
-    if isinstance(error, _OF_THE_MOMENT):
+    number = _number(error)
+    if isinstance(error, _OF_THE_MOMENT) or (number > 0 and number != errno.EINVAL):
         return UnavailableError(
             f"could not read it now: {error}",
             where=file,

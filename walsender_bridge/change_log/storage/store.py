@@ -18,7 +18,6 @@ holds no page of any segment.
 """
 
 import contextlib
-import json
 import shutil
 import threading
 import uuid
@@ -33,7 +32,7 @@ import lmdb
 
 from walsender_bridge.change_log.entry import EntryHeader, read_header
 from walsender_bridge.change_log.protocol import START, Position
-from walsender_bridge.change_log.replica import damaged_segments
+from walsender_bridge.change_log.replica import damaged_segments, fatal_segments
 from walsender_bridge.change_log.replica.damaged_segments import REPAIR
 from walsender_bridge.change_log.replica.disk import (
     Durable,
@@ -50,16 +49,17 @@ from walsender_bridge.change_log.storage.entries import (
     newest_schemas,
     schema,
 )
-from walsender_bridge.change_log.storage.records import key_of, pack_state, unpack_state
+from walsender_bridge.change_log.storage.records import chain_of, key_of, pack_state, unpack_state
 from walsender_bridge.change_log.storage.segment import (
-    DAMAGE,
+    REFUSALS,
     Segment,
     SegmentSnapshot,
     check_old,
     dense,
+    failed_write,
     refused_read,
 )
-from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.durable import sync_folder
 
@@ -156,18 +156,19 @@ class StreamStore:
             damage = damage or f"the segment starting at {missing} is missing"
         try:
             self.found = self._find(durable, damage)
-        except CorruptError as error:
+        except CorruptError as found:
+            error = self.keep_damaged_aside() or found
             self.found = StoredReplica(durable, None, None, None, f"{error.where}: {error.what}")
 
     def _open_newest(self, newest: Segment) -> tuple[Durable, list[int]]:
         try:
             newest.open(write=True)
-            with newest.reading() as snapshot:
+            with self._snapshot(newest) as snapshot:
                 state, chain = snapshot.get(b"meta", b"state"), snapshot.get(b"meta", b"chain")
             if state is None or chain is None:
                 raise CorruptError("segment has no state record", where=str(newest.folder))
-            return unpack_state(state, newest.folder), json.loads(chain)
-        except (CorruptError, *DAMAGE, ValueError) as error:
+            return unpack_state(state, newest.folder), chain_of(chain, newest.file)
+        except CorruptError as error:
             newest.close()
             raise damaged_segments.keep_aside(newest.folder, error) from error
         except BaseException:
@@ -199,7 +200,7 @@ class StreamStore:
     def _find(self, durable: Durable, damage: str) -> StoredReplica:
         """Find the first and last entries; the history in between is not read."""
         newest = self._segments[-1]
-        with newest.reading() as snapshot:
+        with self._snapshot(newest) as snapshot:
             bounds = dense(snapshot)
             commit = snapshot.last_commit()
         first, last = bounds or (None, None)
@@ -225,7 +226,7 @@ class StreamStore:
     # -- writing ------------------------------------------------------------------------------------
 
     def apply(self, effects: list[Effect], *, tail_bytes: int = 0) -> None:
-        """Do all of them durably, or none. Raises `UnavailableError`: open the store again.
+        """Do all of them durably, or none. Raises `UnavailableError`, `CorruptError`: open the store again.
 
         `tail_bytes`: of what is uncommitted afterwards; it has to be copied if this commit fills the
         segment.
@@ -244,11 +245,17 @@ class StreamStore:
             if commits and full and tail_bytes <= self._segment_bytes:
                 self._roll(commits[-1])
         except (lmdb.Error, OSError) as error:
-            raise UnavailableError(
-                f"could not write the replica: {error}",
-                where=str(newest.folder),
-                repair="check for a full disk",
-            ) from error
+            raise self._refused_write(newest, error) from error
+
+    def _refused_write(self, newest: Segment, error: lmdb.Error | OSError) -> TusklineError:
+        """Why LMDB did not write: a damaged segment, which is kept aside, or the disk."""
+        failed = failed_write(error, "could not write the replica", newest.folder)
+        damage = "" if isinstance(error, OSError) else fatal_segments.damage_of(newest.folder)
+        if isinstance(error, REFUSALS):
+            damage = damage or f"LMDB could not write it: {error}"
+        if not damage:
+            return failed
+        return damaged_segments.keep_aside(newest.folder, CorruptError(damage, where=newest.file))
 
     def _roll(self, first_offset: int) -> None:
         before = self._segments[-1]
@@ -289,11 +296,7 @@ class StreamStore:
             (self.folder / WIPING).unlink()
             sync_folder(self.folder)
         except (lmdb.Error, OSError) as error:
-            raise UnavailableError(
-                f"could not wipe the replica: {error}",
-                where=str(self.folder),
-                repair="check for a full disk",
-            ) from error
+            raise failed_write(error, "could not wipe the replica", self.folder) from error
         finally:
             # Those that were not reached, and damaged ones that have another name by now.
             for segment in opened.values():
