@@ -34,6 +34,7 @@ def make(
     stream: str = STREAM,
     first_global: int = 1,
     trim: int = 0,
+    log_id: str = "log",
 ) -> Path:
     """A stopped log server's data directory: version `n` has the entries 2n-1 and 2n. `trim`: so many versions."""
     if not (data_dir / identity.NAME).exists():
@@ -41,7 +42,7 @@ def make(
         identity.make(data_dir)
     maker = make or EntryMaker()
     replica = HostedReplica(data_dir / "streams" / stream, segment_bytes=segment_bytes)
-    replica.create(stream, "log")
+    replica.create(stream, log_id)
     session, _ = replica.open_writer(1)
     for version in range(1, commits + 1):
         local = 2 * version - 1

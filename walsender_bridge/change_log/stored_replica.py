@@ -21,6 +21,7 @@ from walsender_bridge.change_log.replica.disk import (
     StoredReplica,
     evaluate,
 )
+from walsender_bridge.change_log.replica.replica_ids import ReplicaIds
 from walsender_bridge.change_log.storage.records import (
     chain_of,
     key_of,
@@ -28,7 +29,12 @@ from walsender_bridge.change_log.storage.records import (
     unpack_row,
     unpack_state,
 )
-from walsender_bridge.change_log.storage.segment import Segment, SegmentSnapshot, refused_read
+from walsender_bridge.change_log.storage.segment import (
+    Segment,
+    SegmentSnapshot,
+    check_newest,
+    refused_read,
+)
 from walsender_bridge.change_log.storage.store import WIPING
 from walsender_bridge.change_log.verification import EntryRow, StatedReplica
 from walsender_bridge.errors import ConfigError, CorruptError, RunningError
@@ -47,7 +53,7 @@ class DataDirectoryLock(Closing):
                 where=str(path),
                 repair="run the command on the log server's machine, or name the directory with --data-dir",
             )
-        log_server_identity.load(path)
+        self._ids = ReplicaIds(path, log_server_identity.load(path))
         running = RunningError(
             "the log server runs",
             where=str(path),
@@ -62,7 +68,7 @@ class DataDirectoryLock(Closing):
             sorted(each for each in streams.iterdir() if each.is_dir()) if streams.is_dir() else []
         )
         return [
-            StoredReplicaFiles(folder, str(self.path))
+            StoredReplicaFiles(folder, str(self.path), self._ids.of(folder.name))
             for folder in folders
             if any(folder.iterdir())
         ]
@@ -77,8 +83,9 @@ class DataDirectoryLock(Closing):
 class StoredReplicaFiles:
     """The files of one replica. `name`: of its data directory. Raises `CorruptError` where they cannot be read."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, replica_id: str | None = None) -> None:
         self.stream, self.name, self._folder = folder.name, name, folder
+        self._replica_id = replica_id
         found = (Segment.offset_in_name(path.name) for path in folder.iterdir())
         self._segments = [
             Segment.at(folder, each) for each in sorted(o for o in found if o is not None)
@@ -124,9 +131,10 @@ class StoredReplicaFiles:
         with _reading(newest) as snapshot:
             state, chain = snapshot.get(b"meta", b"state"), snapshot.get(b"meta", b"chain")
             bounds, commit = snapshot.bounds(b"entries"), snapshot.last_commit()
-        if state is None or chain is None:
-            raise CorruptError("segment has no state record", where=newest.file)
-        durable = unpack_state(state, newest.folder)
+            if state is None or chain is None:
+                raise CorruptError("segment has no state record", where=newest.file)
+            durable = unpack_state(state, newest.folder)
+            check_newest(snapshot, durable.stream, self._replica_id)
         damage = damage or self._missing(chain, newest, durable)
         first, last = bounds or (None, None)
         if len(self._segments) > 1:

@@ -90,18 +90,20 @@ def _commit(context: CommitContext, now: int) -> Callable[[Replica], list[Effect
 
 
 class HostedReplica:
-    """See the module. `clock` gives monotonic seconds; `step`: see `StreamStore`."""
+    """See the module. `clock` gives monotonic seconds; `replica_id`, `step`: see `StreamStore`."""
 
     def __init__(
         self,
         folder: Path,
         *,
         segment_bytes: int = SEGMENT_BYTES,
+        replica_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         step: Callable[[str], None] = fail_point.hit,
     ) -> None:
         self.folder = folder
         self._segment_bytes = segment_bytes
+        self.replica_id = replica_id
         self._clock = clock
         self._step = step
         self._lock = threading.Lock()
@@ -129,10 +131,16 @@ class HostedReplica:
         """Create a new replica."""
         self._store = self._new_store()
         self._store.create(Durable(stream, log_id))
+        self.replica_id = self._store.replica_id
         self._core = Replica(self._store.found, (), ())
 
     def _new_store(self) -> StreamStore:
-        return StreamStore(self.folder, segment_bytes=self._segment_bytes, step=self._step)
+        return StreamStore(
+            self.folder,
+            segment_bytes=self._segment_bytes,
+            replica_id=self.replica_id,
+            step=self._step,
+        )
 
     def recover(self) -> None:
         """Open the replica from disk. One that cannot take part is kept, and reports why.
@@ -142,7 +150,7 @@ class HostedReplica:
         self._store = self._new_store()
         try:
             self._store.open()
-            found = self._store.found
+            found, self.replica_id = self._store.found, self._store.replica_id
             start = found.durable.committed_end
             self._core = Replica(found, self._store.uncommitted(start), self._store.known_schemas())
         except FileNotFoundError as error:

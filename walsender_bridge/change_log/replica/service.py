@@ -40,6 +40,7 @@ from walsender_bridge.change_log.replica import commit_rows, fatal_segments, syn
 from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.replica.replica_ids import ReplicaIds
 from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import WIPING, StoredEntry
@@ -85,6 +86,7 @@ class DataDirectory:
         if not (path / log_server_identity.NAME).exists():
             log_server_identity.make(path)
         self.log_server_id = log_server_identity.load(path)
+        self.replica_ids = ReplicaIds(path, self.log_server_id)
         self._running = path / "running"
         self.crashed = self._running.exists()
         # On a full disk it may serve all the same: then only a supervisor knows that it crashed.
@@ -145,6 +147,8 @@ class ReplicaServer:
             outcome, reason = replica.outcome
             level = _log.error if outcome == RecoveryOutcome.INVALID else _log.info
             level("replica opened", stream=name, outcome=str(outcome), reason=reason)
+        ids = {name: replica.replica_id for name, replica in self._replicas.items()}
+        self._directory.replica_ids.know(ids)
         self.address = listen
         try:
             self._listener = Listener(partial(_ReplicaService, self), listen, tls)
@@ -177,7 +181,11 @@ class ReplicaServer:
             self._directory.close()
 
     def _host(self, stream: str) -> HostedReplica:
-        return HostedReplica(self._directory.streams / stream, segment_bytes=self._segment_bytes)
+        return HostedReplica(
+            self._directory.streams / stream,
+            segment_bytes=self._segment_bytes,
+            replica_id=self._directory.replica_ids.of(stream),
+        )
 
     def replica(self, stream: str) -> HostedReplica:
         """The replica of a stream. Raises `UnknownStreamError`."""
@@ -215,6 +223,7 @@ class ReplicaServer:
             if stream not in self._replicas:
                 replica = self._host(stream)
                 replica.create(stream, log_id)
+                self._directory.replica_ids.know({stream: replica.replica_id})
                 self._replicas[stream] = replica
         status = self.replica(stream).status()
         if status.log_id != log_id:

@@ -1,6 +1,7 @@
 """One segment of a stream: a separate LMDB environment, so that removing it frees its disk space.
 
-    meta       "state": the small record (JSON); "chain": first offsets of the segments before this one
+    meta       "state": the small record (JSON); "chain": first offsets of the segments before this one;
+               "replica": whose it is (`replica_ids`)
     entries    local offset (u64, big-endian) -> entry
     index      end offset of a commit -> its row
     schemas    hash -> schema record
@@ -47,6 +48,8 @@ from walsender_bridge.runtime.disk_full import NO_ROOM
 _MAP_BYTES = 1 << 40
 _DATABASES = (b"meta", b"entries", b"index", b"schemas", b"relations")
 _PREFIX = "segment-"
+#: In `meta`: the id of the replica.
+REPLICA = b"replica"
 
 
 #: What LMDB says of a file that is not what it wrote. Its other errors are of the moment, not of the file.
@@ -288,14 +291,24 @@ class Segment:
             case PutDurable(durable):
                 transaction.put(b"state", pack_state(durable), db=self._databases[b"meta"])
 
-    def write_first(self, state: bytes) -> None:
+    def write_replica_id(self, replica_id: str) -> None:
+        """Note whose it is, in a segment of an earlier version."""
+        with self._env.begin(write=True) as transaction:
+            transaction.put(REPLICA, replica_id.encode(), db=self._databases[b"meta"])
+
+    def write_first(self, state: bytes, replica_id: str) -> None:
         """Make this the first segment of a new stream."""
         with self._env.begin(write=True) as transaction:
+            transaction.put(REPLICA, replica_id.encode(), db=self._databases[b"meta"])
             transaction.put(b"state", state, db=self._databases[b"meta"])
             transaction.put(b"chain", b"[]", db=self._databases[b"meta"])
 
     def write_copy(
-        self, source: "SegmentSnapshot", chain: list[int], step: Callable[[str], None]
+        self,
+        source: "SegmentSnapshot",
+        chain: list[int],
+        replica_id: str,
+        step: Callable[[str], None],
     ) -> None:
         """In one transaction: what a new segment needs of the one before it."""
         with self._env.begin(write=True) as transaction:
@@ -306,6 +319,7 @@ class Segment:
                 transaction.put(key, value, db=self._databases[b"entries"], append=True)
             step("log-roll-copied")
             meta = self._databases[b"meta"]
+            transaction.put(REPLICA, replica_id.encode(), db=meta)
             transaction.put(b"state", source.get(b"meta", b"state"), db=meta)
             transaction.put(b"chain", json.dumps(chain).encode(), db=meta)
 
@@ -404,7 +418,23 @@ def dense(snapshot: SegmentSnapshot) -> tuple[int, int] | None:
     return bounds
 
 
-def check_old(snapshot: SegmentSnapshot, end: int, stream: str) -> None:
+def check_newest(snapshot: SegmentSnapshot, stream: str, replica_id: str | None) -> None:
+    """The newest segment is this replica's, and has the name of the first entry that is in it.
+
+    `replica_id`: see `StreamStore`. Raises `CorruptError`.
+    """
+    folder = snapshot.segment.folder
+    if replica_id is not None and stream != folder.parent.name:
+        raise CorruptError(f"it is a segment of stream {stream}", where=str(folder))
+    its = snapshot.get(b"meta", REPLICA)
+    if replica_id and its is not None and its != replica_id.encode():
+        raise CorruptError("it is a segment of another replica", where=str(folder))
+    bounds = snapshot.bounds(b"entries")
+    if bounds is not None and bounds[0] != snapshot.segment.first_offset:
+        raise CorruptError(f"its first entry is {bounds[0]}: it is another one", where=str(folder))
+
+
+def check_old(snapshot: SegmentSnapshot, end: int, stream: str, log_id: str) -> None:
     """An older segment holds everything of the stream from its name to the next one's.
 
     Raises `CorruptError`.
@@ -413,6 +443,8 @@ def check_old(snapshot: SegmentSnapshot, end: int, stream: str) -> None:
     record = unpack_state(snapshot.get(b"meta", b"state") or b"", folder)
     if record.stream != stream:
         raise CorruptError(f"it is a segment of stream {record.stream}", where=str(folder))
+    if record.log_id != log_id:
+        raise CorruptError(f"it is a segment of log {record.log_id}", where=str(folder))
     bounds = dense(snapshot)
     first = snapshot.segment.first_offset
     if bounds is None or bounds[0] != first or bounds[1] < end - 1:

@@ -52,8 +52,10 @@ from walsender_bridge.change_log.storage.entries import (
 from walsender_bridge.change_log.storage.records import chain_of, key_of, pack_state, unpack_state
 from walsender_bridge.change_log.storage.segment import (
     REFUSALS,
+    REPLICA,
     Segment,
     SegmentSnapshot,
+    check_newest,
     check_old,
     dense,
     failed_write,
@@ -82,7 +84,8 @@ class StoredEntry(NamedTuple):
 class StreamStore:
     """See the module. Any thread may read; a writer holds the replica's lock.
 
-    `segment_bytes`: a segment that is larger is followed by a new one. `step` is called with a name between
+    `segment_bytes`: a segment that is larger is followed by a new one. `replica_id`: see `ReplicaIds`; empty: that of the newest
+    segment, or a new one, is taken; None: so it is, and the folder may have any name. `step` is called with a name between
     the steps of a change, so that a test can kill the process or raise there.
     """
 
@@ -91,9 +94,11 @@ class StreamStore:
         folder: Path,
         *,
         segment_bytes: int = SEGMENT_BYTES,
+        replica_id: str | None = None,
         step: Callable[[str], None] = fail_point.hit,
     ) -> None:
         self.folder = folder
+        self.replica_id = replica_id
         self._segment_bytes = segment_bytes
         self._step = step
         self._lock = threading.Lock()
@@ -165,15 +170,27 @@ class StreamStore:
             newest.open(write=True)
             with self._snapshot(newest) as snapshot:
                 state, chain = snapshot.get(b"meta", b"state"), snapshot.get(b"meta", b"chain")
-            if state is None or chain is None:
-                raise CorruptError("segment has no state record", where=str(newest.folder))
-            return unpack_state(state, newest.folder), chain_of(chain, newest.file)
+                if state is None or chain is None:
+                    raise CorruptError("segment has no state record", where=str(newest.folder))
+                durable = unpack_state(state, newest.folder)
+                check_newest(snapshot, durable.stream, self.replica_id)
+                its = (snapshot.get(b"meta", REPLICA) or b"").decode()
+            self._take_id(newest, its)
+            return durable, chain_of(chain, newest.file)
         except CorruptError as error:
             newest.close()
             raise damaged_segments.keep_aside(newest.folder, error) from error
         except BaseException:
             newest.close()
             raise
+
+    def _take_id(self, newest: Segment, its: str) -> None:
+        """Know the replica's id, and have it in the newest segment from now on."""
+        replica_id = self.replica_id = self.replica_id or its or str(uuid.uuid4())
+        if not its:
+            # A full disk must not keep the replica from being read: the next opening writes it.
+            with contextlib.suppress(lmdb.Error, OSError):
+                newest.write_replica_id(replica_id)
 
     def keep_damaged_aside(self) -> CorruptError | None:
         """Rename the segments in which a read found damage, so that the next opening reports it, too.
@@ -261,9 +278,11 @@ class StreamStore:
         before = self._segments[-1]
         chain = [s.first_offset for s in self._segments]
 
+        replica_id = self.replica_id or ""
+
         def fill(segment: Segment) -> None:
             with before.reading() as snapshot:
-                segment.write_copy(snapshot, chain, self._step)
+                segment.write_copy(snapshot, chain, replica_id, self._step)
 
         segment = self._make(first_offset, fill)
         with self._lock:
@@ -304,9 +323,10 @@ class StreamStore:
 
     def _make_only(self, durable: Durable) -> None:
         """The first segment of a stream that has none."""
+        replica_id = self.replica_id = self.replica_id or str(uuid.uuid4())
 
         def fill(segment: Segment) -> None:
-            segment.write_first(pack_state(durable))
+            segment.write_first(pack_state(durable), replica_id)
 
         segment = self._make(durable.low_offset, fill)
         with self._lock:
@@ -378,7 +398,8 @@ class StreamStore:
         try:
             with self._snapshot(segment) as snapshot:
                 if not was_open and end is not None:
-                    check_old(snapshot, end, self.found.durable.stream)
+                    durable = self.found.durable
+                    check_old(snapshot, end, durable.stream, durable.log_id)
                 yield snapshot, end
         finally:
             user.__exit__(None, None, None)
