@@ -5,6 +5,8 @@ An archive may be slow, or unreachable for days: so this is a process of its own
 to a limit (`horizon`). An archive with different content ends the process: an operator has to act.
 """
 
+import contextlib
+import os
 import signal
 import sys
 import threading
@@ -12,6 +14,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from walsender_bridge.errors import DivergedError, TusklineError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import Lsn
@@ -100,8 +105,19 @@ def _tell(path: Path | None, error: TusklineError | None) -> None:
         status_file.write(path, ArchiverStatus(error=record))
 
 
+def _keep_private(url: str) -> None:
+    """Have what is made in an archive on a disk be accessible to its owner only, or as the folder's mode allows if it is there."""
+    files, folder = fsspec.core.url_to_fs(url)
+    if isinstance(files, LocalFileSystem):
+        mode = 0o700
+        with contextlib.suppress(FileNotFoundError):
+            mode = Path(folder).stat().st_mode
+        os.umask(os.umask(0o077) | (0o077 & ~mode))
+
+
 def archive_wal(settings: ArchiverSettings) -> None:
     """Run until a signal."""
+    _keep_private(settings.archive)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
