@@ -15,6 +15,7 @@ short, or a head with a page size of 0, kills the process, so both are checked b
 import contextlib
 import errno
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -42,10 +43,14 @@ from walsender_bridge.change_log.storage.records import (
     unpack_state,
 )
 from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.runtime import disk_full
 from walsender_bridge.runtime.disk_full import NO_ROOM
 
 #: Address space, not disk: a transaction of this size fits into one segment.
 _MAP_BYTES = 1 << 40
+_MAX_READERS = 1024
+#: More than a table of so many readers takes: 64 bytes each, and a header.
+_LOCK_FILE_BYTES = _MAX_READERS * 64 + 4096
 _DATABASES = (b"meta", b"entries", b"index", b"schemas", b"relations")
 _PREFIX = "segment-"
 #: In `meta`: the id of the replica.
@@ -86,11 +91,18 @@ _FULL = (lmdb.DiskError, lmdb.MapFullError)
 
 def failed_write(error: lmdb.Error | OSError, what: str, folder: Path) -> UnavailableError:
     """What it means that `what` could not be done, unless the file is damaged."""
-    if isinstance(error, _FULL) or _number(error) in NO_ROOM:
+    if _is_full(error, folder):
         what, repair = f"the disk is full: {what}", "free disk space there; nothing is lost"
     else:
         repair = "see whether the disk works, and whether this user may write there"
     return UnavailableError(f"{what}: {error}", where=str(folder), repair=repair)
+
+
+def _is_full(error: lmdb.Error | OSError, folder: Path) -> bool:
+    if isinstance(error, _FULL) or _number(error) in NO_ROOM:
+        return True
+    # So LMDB calls a write of which only a part found room.
+    return _number(error) == errno.EIO and disk_full.of_folder(folder) is not None
 
 
 def _number(error: lmdb.Error | OSError) -> int:
@@ -111,7 +123,9 @@ def refused_read(error: lmdb.Error, file: str) -> CorruptError | UnavailableErro
     return CorruptError(f"it cannot be read: {error}", where=file)
 
 
-def _may_pass(folder: Path, error: Exception) -> UnavailableError:
+def _may_pass(folder: Path, error: lmdb.Error | OSError) -> UnavailableError:
+    if _is_full(error, folder):
+        return failed_write(error, "could not open it for writing", folder)
     return UnavailableError(
         f"could not open it now: {error}",
         where=str(folder),
@@ -165,6 +179,8 @@ class Segment:
         try:
             if data.exists():
                 pages.check_end(data)
+            if write:
+                self._reserve_lock_file()
             env = lmdb.open(
                 str(self.folder),
                 map_size=_MAP_BYTES if write else max(data.stat().st_size, 1 << 20),
@@ -173,7 +189,7 @@ class Segment:
                 # A segment that is only read has no writer to be locked against.
                 lock=write,
                 max_dbs=len(_DATABASES),
-                max_readers=1024,
+                max_readers=_MAX_READERS,
                 meminit=False,
             )
         except DAMAGE as error:
@@ -189,6 +205,18 @@ class Segment:
             env.close()
             raise _may_pass(self.folder, error) from error
         self._env = env
+
+    def _reserve_lock_file(self) -> None:
+        """Have the disk's room for the table of readers. Raises `OSError`.
+
+        LMDB writes it through a memory map: on a full disk that would end the process with SIGBUS.
+        """
+        path = self.folder / "lock.mdb"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, _LOCK_FILE_BYTES)
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Close the environment now; it has no user."""
