@@ -98,6 +98,9 @@ def _verified(draft: Path, source: Path, target: Path) -> Backup:
         store = RepositoryStore(draft)
     except CorruptError as error:
         raise CorruptError(error.what, where=str(source), repair=error.repair) from error
+    except UnavailableError as error:
+        what = f"could not verify the backup: {error.what}"
+        raise UnavailableError(what, where=str(target), repair=error.repair) from error
     try:
         state = store.state
         return Backup(

@@ -32,7 +32,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from walsender_bridge.runtime import lock_file, sql
+from walsender_bridge.runtime import disk_full, lock_file, sql
 from walsender_bridge.runtime.private_folder import private_file
 
 FORMAT = 2
@@ -42,7 +42,7 @@ class RepositoryStore(FoldedStore):
     """See the module. One thread at a time.
 
     Raises `ConfigError` if another repository has the file, `CorruptError` if it is damaged, `NotSupportedError` if it is
-    of a newer format.
+    of a newer format, `UnavailableError` if the disk is full or broken.
     """
 
     def __init__(self, path: Path, *, checkpoint_every: int = CHECKPOINT_EVERY) -> None:
@@ -70,16 +70,14 @@ class RepositoryStore(FoldedStore):
             self._held.callback(self._db.close)
             self._open()
             self._state = self._load()
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise
-            raise _in_use(path) from None
+        except (OSError, sqlite3.OperationalError) as error:
+            if "locked" in str(error):
+                raise _in_use(path) from None
+            if isinstance(error, sqlite3.OperationalError) and not _is_of_the_disk(error):
+                raise _damaged(path, error) from error
+            raise _failed(path, "could not open the repository", error) from error
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
-            raise CorruptError(
-                f"could not read the repository: {error}",
-                where=str(path),
-                repair=REPAIR,
-            ) from error
+            raise _damaged(path, error) from error
 
     def _open(self) -> None:
         # FULL: a record is on disk when its transaction returns, also in WAL mode.
@@ -134,11 +132,7 @@ class RepositoryStore(FoldedStore):
                 "INSERT INTO record (number, body, crc) VALUES (?, ?, ?)", [*row, crc(*row)]
             )
         except sqlite3.DatabaseError as error:
-            raise UnavailableError(
-                f"could not write the repository: {error}",
-                where=str(self._path),
-                repair="check for a full disk",
-            ) from error
+            raise _failed(self._path, "could not write the repository", error) from error
 
     def _is_storage_error(self, error: Exception) -> bool:
         return isinstance(error, sqlite3.DatabaseError)
@@ -186,6 +180,31 @@ def _in_use(path: Path) -> ConfigError:
         where=str(path),
         repair="stop the other bridge, or give each one its own [log] data_dir",
     )
+
+
+def _damaged(path: Path, error: Exception) -> CorruptError:
+    return CorruptError(f"could not read the repository: {error}", where=str(path), repair=REPAIR)
+
+
+def _is_of_the_disk(error: sqlite3.Error) -> bool:
+    """Whether the disk, the memory or the file's mode is the cause, and not the file's content."""
+    # The extended codes have the primary one in their lowest byte.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return code in {
+        *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
+        *(sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM),
+    }
+
+
+def _failed(path: Path, what: str, error: OSError | sqlite3.Error) -> UnavailableError:
+    """SQLite calls a full disk an I/O error where one of its smaller files meets it."""
+    repair = "see whether the disk works, and whether this user may write there"
+    code = getattr(error, "sqlite_errorcode", None)
+    number = error.errno if isinstance(error, OSError) else None
+    full = code == sqlite3.SQLITE_FULL or number in disk_full.NO_ROOM
+    if full or disk_full.of_folder(path.parent) is not None:
+        what, repair = f"the disk is full: {what}", "free disk space there; nothing is lost"
+    return UnavailableError(f"{what}: {error}", where=str(path), repair=repair)
 
 
 def _check(what: str, *row: object) -> None:
