@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.log_runs import FAULTS, check_found, check_replays, search, search_chunk
+from tests.support.log_disks import DiskWorld
+from tests.support.log_runs import FAULTS, check_found, check_replays, run, search, search_chunk
 from tests.support.log_world import World
 from walsender_bridge.change_log.entry import check
 from walsender_bridge.change_log.protocol import ReplicaReport
@@ -29,8 +30,16 @@ def test_no_order_of_faults_loses_or_forks_what_is_committed(seed: int, part: in
     assert happened["faults"] > 2 * FAULTS * 120
 
 
+def test_disks_that_are_full_or_damaged_lose_and_fork_nothing(seed: int) -> None:
+    first = seed * 1_000_000
+    print(f"seeds from {first}")
+    happened = search(DiskWorld, first, 50)
+    assert min(happened["fill_disk"], happened["damage_disk"]) > 25
+
+
 def test_a_seed_replays_exactly() -> None:
     check_replays(World)
+    check_replays(DiskWorld)
 
 
 @pytest.mark.long
@@ -38,9 +47,15 @@ def test_a_seed_replays_exactly() -> None:
 @pytest.mark.parametrize("chunk", range(20))
 def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
     search_chunk(World, seed, chunk)
+    search_chunk(DiskWorld, seed, chunk)
 
 
 # -- mutants ----------------------------------------------------------------------------------------
+
+
+def _behind_the_seal(patch: pytest.MonkeyPatch) -> None:
+    """A source that is behind takes a sealing member back to where it is."""
+    patch.setattr(core, "check_source", lambda *_: None)
 
 
 def _report_of_any_term(patch: pytest.MonkeyPatch) -> None:
@@ -153,6 +168,15 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "Varlog 4: a hole within the entries is sealed": _hole_in_the_tail,
     "Varlog 5: a rejected tail stays on disk": _rejected_tail_stays_on_disk,
 }
+
+
+def test_the_simulator_finds_that_a_source_behind_the_seal_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _behind_the_seal(monkeypatch)
+    # One in some hundred seeds finds it.
+    with pytest.raises(AssertionError, match=r"I12: member \w+ lacks"):
+        run(DiskWorld, 152)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

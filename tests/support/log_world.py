@@ -54,7 +54,12 @@ from walsender_bridge.change_log.repository.core import (
     StreamState,
     StreamUnsealed,
 )
-from walsender_bridge.errors import CorruptError, InvariantError, TusklineError
+from walsender_bridge.errors import (
+    CorruptError,
+    InvariantError,
+    TusklineError,
+    UnavailableError,
+)
 
 STREAM, LOG = "s", "log"
 #: Members without which the stream stays sealed.
@@ -74,6 +79,20 @@ class Disk:
         self.entries: dict[int, bytes] = {}
         self.rows: list[IndexRow] = []
         self.schemas: dict[bytes, bytes] = {}
+        self.full = False
+        #: Damage that the next write meets; and what a write has met, which is kept aside until the replica is wiped.
+        self.damaged = self.aside = False
+
+    def check(self, effects: Sequence[Effect]) -> None:
+        """Raises what keeps these effects from the disk."""
+        wipes = any(isinstance(each, Wipe) for each in effects)
+        if effects and self.full:
+            raise UnavailableError("the disk is full")
+        if wipes:
+            self.damaged = self.aside = False
+        elif effects and self.damaged:
+            self.aside = True
+            raise CorruptError("damaged page")
 
     def apply(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -117,8 +136,12 @@ class Machine:
 
     def restart(self) -> None:
         self.up, self.session = True, self.session + 1
-        self.core = None
-        if self.disk.durable is not None:
+        self.recover()
+
+    def recover(self) -> None:
+        """Have the core that the disk says, whatever the one before it knew."""
+        self.core = self.lost() if self.disk.aside else None
+        if self.core is None and self.disk.durable is not None:
             found = self.disk.found()
             start = found.durable.committed_end
             tail = [data for offset, data in sorted(self.disk.entries.items()) if offset >= start]
@@ -139,8 +162,17 @@ class Machine:
         core, before = self.core, self.core.current
         effects = event(core)
         of_replica.check_invariants(core, before)
-        self.disk.apply(effects)
+        self.write(effects)
         self.lost_entries &= core.state == ReplicaState.LEARNING
+
+    def write(self, effects: Sequence[Effect]) -> None:
+        """Apply effects of the core, which is recovered from the disk if it takes none of them. Raises its error."""
+        try:
+            self.disk.check(effects)
+        except TusklineError:
+            self.recover()
+            raise
+        self.disk.apply(effects)
 
     @property
     def committed(self) -> Content:
@@ -608,7 +640,8 @@ class World:
     def report(self) -> None:
         for name, machine in self.machines.items():
             if machine.up and machine.core is not None and self.choose.random() < 0.7:
-                machine.disk.apply(machine.core.persist())
+                if not self.attempt(partial(machine.write, machine.core.persist())):
+                    continue
                 found = machine.core.report(name)
                 if found is not None:
                     self.reports.append(found)
@@ -660,7 +693,9 @@ class World:
         valid = [
             n
             for n in others
-            if (core := self.machines[n].core) is not None and core.state != ReplicaState.LEARNING
+            if (core := self.machines[n].core) is not None
+            and core.state != ReplicaState.LEARNING
+            and not self.machines[n].disk.damaged
         ]
         return bool(valid) and len(valid) == len(others) and len(others) >= min(2, LEAST)
 

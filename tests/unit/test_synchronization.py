@@ -19,6 +19,7 @@ from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.synchronization import SyncBatch
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.errors import (
+    BehindError,
     CorruptError,
     DivergedError,
     InvalidReplicaError,
@@ -404,6 +405,28 @@ def test_22_a_loss_is_no_trim_and_is_repaired(source: Replica, tmp_path: Path, l
     assert_same(source, again)
     kept = [path.name for path in to.folder.iterdir() if ".replaced-" in path.name]
     assert len(kept) == (lost == "a flipped bit")
+
+
+def test_8_a_replica_that_is_being_sealed_takes_no_source_behind_the_seal(
+    source: Replica, tmp_path: Path
+) -> None:
+    """A repository that no longer leads may ask for it, while the source has not heard of the last commit yet."""
+    source.commit_next(3)
+    to = copied(source, tmp_path / "to")
+    for each in (source, to):
+        each.session, _ = each.open_writer(2)
+        each.write(each.make.whole())
+    # The repository has committed entry 4, which neither knows, and seals behind it.
+    sealed_behind(to, 5)
+    with pytest.raises(BehindError, match="committed up to 4, and not yet up to 5"):
+        synchronize(source, to)
+    assert to.state() == ReplicaState.SEALING
+    known = to._core.current.context
+    assert known is not None
+    for each in (to, source):
+        each.commit([CommitContext(known.version + 1, 4, known.global_end, 1)], 1)
+    assert to.state() == ReplicaState.SEALED
+    assert to.contents() == source.contents()
 
 
 def damaged(replica: Replica) -> Replica:

@@ -35,6 +35,7 @@ from walsender_bridge.change_log.entry import (
     verify,
 )
 from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
     Ack,
     CommitContext,
     Position,
@@ -69,6 +70,7 @@ from walsender_bridge.change_log.replica.synchronization import (
 )
 from walsender_bridge.change_log.restart import check_cut, is_restart
 from walsender_bridge.errors import (
+    BehindError,
     CorruptError,
     DivergedError,
     FencedError,
@@ -174,6 +176,16 @@ def sealed_error(stream: str) -> StreamSealedError:
         where=f"stream {stream}",
         repair="try again",
     )
+
+
+def check_source(offer: SyncOffer, end: int) -> None:
+    """Raise `BehindError` if the source has not what is committed up to `end`."""
+    if offer.durable.committed_end < end:
+        raise BehindError(
+            f"log server {offer.source} has committed up to {offer.durable.committed_end}, and not yet up to {end}",
+            where=f"stream {offer.durable.stream}",
+            repair="try again, or synchronize from another replica",
+        )
 
 
 # -- the core ---------------------------------------------------------------------------------------
@@ -498,9 +510,15 @@ class Replica:
     def sync_init(self, offer: SyncOffer) -> tuple[SyncRange, list[Effect]]:
         """Begin to synchronize, and answer what is lacking. Only a replica that is behind does: LEARNING or SEALING.
 
-        May be repeated, also with another source. Raises `InvalidReplicaError`, or `DivergedError` (`negotiate`).
+        May be repeated, also with another source. Raises `InvalidReplicaError`, or `DivergedError` (`negotiate`), and
+        `BehindError` for a source that is behind entries of this replica below the end at which it is being sealed: they may be
+        committed, and would be removed.
         """
         lacking, wipe = negotiate(self.outcome, self.current, offer)
+        end = self.current.sealed_at
+        # At `MAX_COUNT` it is one from before a rebuild, and no commit that it knows of ends there.
+        if self.state == ReplicaState.SEALING and end is not None and end < MAX_COUNT:
+            check_source(offer, min(end, self.tail.end_offset))
         self._move(Event.SYNC_INIT)
         theirs = offer.durable
         self._ends.clear()
