@@ -11,6 +11,7 @@ from walsender_bridge.change_log.connection_limits import (
     Connection,
     ConnectionLimits,
 )
+from walsender_bridge.change_log.peer_accounts import PeerAccounts
 from walsender_bridge.runtime import logs, tcp_connections
 
 #: Seconds between two looks: a message grows by some ten megabytes meanwhile.
@@ -22,15 +23,21 @@ _log = logs.logger()
 
 
 class ConnectionWatch:
-    """Watches the connections to `port` of this process, whose calls are in `calls`, from `start` to `stop`."""
+    """Watches the connections to `port` of this process, whose calls are in `calls`, from `start` to `stop`.
 
-    def __init__(self, port: int, calls: Calls) -> None:
+    `accounts`: of peers without certificates; connections of other accounts are ended. None: there are certificates.
+    """
+
+    def __init__(self, port: int, calls: Calls, accounts: PeerAccounts | None = None) -> None:
         self._port = port
         self._calls = calls
+        self._accounts = accounts
         # Half of a process's files are for its data and its own connections.
         most = min(MOST_CONNECTIONS, tcp_connections.open_files() // 2)
         self._limits = ConnectionLimits(most)
         self._kept_alive: set[int] = set()
+        #: The connections of other accounts at the last look.
+        self._foreign: set[int] = set()
         self._ended: Counter[str] = Counter()
         self._logged_at = -_LOG_SECONDS
         self._stopping = threading.Event()
@@ -58,10 +65,14 @@ class ConnectionWatch:
         for each in found:
             if each.inode not in self._kept_alive:
                 tcp_connections.keep_alive(each)
+        # The first call of a foreign client has the time to be answered with the reason.
+        foreign = self._foreign & {each.inode for each in found}
+        self._foreign = set() if self._accounts is None else self._accounts.foreign(found)
         self._kept_alive = {each.inode for each in found}
         self._calls.forget({each.peer for each in found})
         seen = [Connection(each.inode, each.peer, each.received, each.sent) for each in found]
         ended = self._limits.step(time.monotonic(), seen, self._calls.by_peer())
+        ended |= dict.fromkeys(foreign, "it is of another account, and there is no [tls]")
         for each in found:
             if each.inode in ended:
                 tcp_connections.shut_down(each)

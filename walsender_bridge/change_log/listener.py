@@ -1,8 +1,8 @@
-"""Where the change log's services listen: on loopback, or with TLS, for the holders of certificates.
+"""Where the change log's services listen: on loopback for their own account, or with TLS for the holders of certificates.
 
 With TLS, a client is known by its certificate, which the handshake has verified before a call gets here, and by what the
-certificate says of its holder (`authorization`). That is checked before a call reads or changes anything. Without TLS, whoever
-reaches the port is trusted, so the port is on loopback.
+certificate says of its holder (`authorization`). That is checked before a call reads or changes anything. Without TLS, the port
+is on loopback, and only clients of the service's own account and of root are answered (`peer_accounts`).
 
 Certificates are replaced without a restart. Flight takes its certificates when it begins to listen, and two servers cannot
 listen on one port. So the one with the earlier certificates stops to listen, which is immediate, the next one takes the port,
@@ -24,7 +24,8 @@ from walsender_bridge.change_log.actions import Handler
 from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.connection import quiet
 from walsender_bridge.change_log.connection_watch import ConnectionWatch
-from walsender_bridge.errors import ConfigError, NotSupportedError
+from walsender_bridge.change_log.peer_accounts import PeerAccounts
+from walsender_bridge.errors import ConfigError, NotSupportedError, TusklineError
 from walsender_bridge.runtime import certificate_holder, listening, logs, tls_files
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
@@ -37,7 +38,7 @@ _log = logs.logger()
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
-    """A Flight service of these actions, which listens as soon as it is created. `tls`: None: without TLS, for everybody.
+    """A Flight service of these actions, which listens as soon as it is created. `tls`: None: without TLS.
 
     `calls`: where it counts its calls, each of which is within `call`.
     """
@@ -48,6 +49,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
         self._handlers = handlers
         self._calls = calls
         self._guarded = tls is not None
+        #: Of the peers without certificates.
+        self.accounts = PeerAccounts() if tls is None else None
         if tls is None:
             super().__init__(f"{tls_files.PLAIN}{listen}")
             return
@@ -61,7 +64,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         """The names of the actions."""
-        del context
+        with self.call(context):
+            pass
         return [(name, "see the change log's README") for name in self._handlers]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
@@ -103,8 +107,15 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries 
                 call.end()
 
     def begin(self, context: flight.ServerCallContext) -> Call:
-        """A call, which the caller ends. Raises `UnavailableError` if there are too many."""
-        return self._calls.begin(context.peer(), context.peer_identity())
+        """A call, which the caller ends. Raises `UnavailableError` if there are too many, `PrivilegeError` to another account."""
+        call = self._calls.begin(context.peer(), context.peer_identity())
+        try:
+            if self.accounts is not None:
+                self.accounts.check(self.port, call.peer)
+        except TusklineError:
+            call.end()
+            raise
+        return call
 
     def allow(
         self, context: flight.ServerCallContext, action: str, streams: Iterable[str] | None
@@ -153,7 +164,7 @@ class Listener:
         self._place = f"{listen.rsplit(':', 1)[0]}:{self._service.port}"
         self.address = f"{tls_files.TLS if tls else tls_files.PLAIN}{self._place}"
         self._watch = threading.Thread(target=self._watch_files, name="certificates", daemon=True)
-        self._connections = ConnectionWatch(self._service.port, self._calls)
+        self._connections = ConnectionWatch(self._service.port, self._calls, self._service.accounts)
         self._connections.start()
         if tls is not None:
             self._watch.start()

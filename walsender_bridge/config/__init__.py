@@ -403,9 +403,9 @@ def _resolve(base: Path, values: dict[str, Any]) -> None:
         for name in ("users", "tls_cert", "tls_key", "tls_client_ca", "archive"):
             if isinstance(safekeepers.get(name), str) and "://" not in safekeepers[name]:
                 safekeepers[name] = str(base / safekeepers[name])
-    for section in (values.get("tls"), values.get("etcd")):
+    for section in (values.get("tls"), values.get("etcd"), values.get("metrics")):
         if isinstance(section, dict):
-            for name in TlsSection.model_fields:
+            for name in (*TlsSection.model_fields, "token_file"):
                 if isinstance(section.get(name), str):
                     section[name] = str(base / section[name])
     lake = values.get("lake")

@@ -381,6 +381,8 @@ class MetricsSection(_Section):
     """`[metrics]`: where `tuskline up` serves `/metrics`, `/healthz` and `/readyz`."""
 
     listen: HostPort = "127.0.0.1:9400"
+    #: A file with the token of scrapers that run as another account of this machine; without it there are none.
+    token_file: Path | None = None
 
 
 class LogsSection(_Section):

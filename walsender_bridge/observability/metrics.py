@@ -4,7 +4,8 @@
 itself works. `/readyz` answers 200 if no part has a problem, otherwise 503 with the reasons; both name what is degraded.
 
 Requests within the same second share an observation, and only one is made at a time, so that frequent scrapes do
-not query a server more often. The endpoint listens on a loopback address, or asks for certificates of the role `monitor`.
+not query a server more often. The endpoint asks for certificates of the role `monitor`, or listens on a loopback address and
+answers its own account, root, and who has the token of `[metrics] token_file`.
 """
 
 import json
@@ -22,12 +23,13 @@ from prometheus_client.registry import Collector
 
 from walsender_bridge.config import Config, MetricsSection
 from walsender_bridge.config.sections import split_address
-from walsender_bridge.errors import ConfigError, PrivilegeError
+from walsender_bridge.errors import ConfigError, TusklineError
 from walsender_bridge.observability import lag, quorum_metrics, slots_metrics
 from walsender_bridge.observability.bounded_http import BoundedHandler, BoundedServer
 from walsender_bridge.observability.metric_family import add_known, counter, gauge
 from walsender_bridge.observability.observation import Observation, Observer
-from walsender_bridge.runtime import listening, logs
+from walsender_bridge.observability.scrape_token import ScrapeToken
+from walsender_bridge.runtime import listening, logs, peer_account
 from walsender_bridge.runtime.certificate_holder import Role, of_certificate
 from walsender_bridge.runtime.tls_context import TlsContext
 
@@ -48,9 +50,12 @@ def serve(settings: Config) -> None:
     # Probes of this machine need no certificate.
     strangers = files is not None and listening.reaches_strangers(section.listen)
     tls = TlsContext(files, server=True) if files is not None and strangers else None
+    token = None if section.token_file is None else ScrapeToken(section.token_file)
     with Observer(settings) as observer:
         try:
-            server = Endpoint(split_address(section.listen), SharedObservations(observer), tls)
+            server = Endpoint(
+                split_address(section.listen), SharedObservations(observer), tls, token
+            )
         except OSError as error:
             raise ConfigError(
                 f"could not listen on this address: {error.strerror}",
@@ -81,15 +86,20 @@ class SharedObservations:
 
 
 class Endpoint(BoundedServer):
-    """The HTTP server; see `server_address` for where it listens. `tls`: for certificates of the role `monitor`."""
+    """The HTTP server; see `server_address` for where it listens. `tls`: for certificates of the role `monitor`.
+
+    `token`: of scrapers of other accounts, without `tls`.
+    """
 
     def __init__(
         self,
         address: tuple[str, int],
         observations: SharedObservations,
         tls: TlsContext | None = None,
+        token: ScrapeToken | None = None,
     ) -> None:
         self.observations = observations
+        self.token = token
         self.registry = CollectorRegistry()
         self.registry.register(_Collector(observations))
         super().__init__(address, _Handler, tls=tls)
@@ -122,15 +132,26 @@ class _Handler(BoundedHandler):
 
     def _refused(self) -> str | None:
         """Why the client may not read this; None: it may."""
-        if not isinstance(self.request, ssl.SSLSocket):
-            return None
         try:
+            if not isinstance(self.request, ssl.SSLSocket):
+                return self._refused_without_certificate()
             holder = of_certificate(self.request.getpeercert())
-        except PrivilegeError as error:
+        except TusklineError as error:
             return error.what
         if holder.roles & _READERS:
             return None
         return f"the certificate of {holder} lacks the role {Role.MONITOR}"
+
+    def _refused_without_certificate(self) -> str | None:
+        given = self.headers.get("Authorization")
+        if given is not None and self.server.token is not None:
+            try:
+                return None if self.server.token.is_in(given) else "this is not the token"
+            except ConfigError as error:
+                _log.error("no token is accepted", reason=error.what, file=error.where)
+                return "no token is accepted now; the endpoint's log says why"
+        peer_account.check(self.request)
+        return None
 
     def _json(self, code: int, record: dict[str, Any]) -> None:
         self._answer(code, json.dumps(record).encode() + b"\n", "application/json")

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from walsender_bridge.errors import UnavailableError
+from walsender_bridge.runtime import peer_account
+
 #: Where `struct tcp_info` has `tcpi_bytes_acked`, followed by `tcpi_bytes_received`, since Linux 4.1.
 _COUNTS: Final = struct.Struct("=120xQQ")
 #: Seconds without a sign of the peer, seconds between probes, and probes, before the kernel ends a connection: a peer whose
@@ -69,6 +72,26 @@ def keep_alive(found: TcpConnection) -> None:
         if _inode(connection) == found.inode:
             for option in _KEEPALIVE:
                 connection.setsockopt(*option)
+
+
+def is_open(found: TcpConnection) -> bool:
+    """Whether this connection is open still, so that no other one has the same two ends."""
+    with contextlib.suppress(OSError), _own(found.descriptor) as connection:
+        host, port = connection.getpeername()[:2]
+        return _inode(connection) == found.inode and place(host, port) == found.peer
+    return False
+
+
+def check_account(found: TcpConnection) -> None:
+    """Raise `PrivilegeError` if its peer is of another account (`peer_account`), `UnavailableError` if it has gone."""
+    try:
+        with _own(found.descriptor) as connection:
+            if _inode(connection) == found.inode:
+                peer_account.check(connection)
+                return
+    except OSError:
+        pass
+    raise UnavailableError("the connection has ended")
 
 
 def shut_down(found: TcpConnection) -> None:

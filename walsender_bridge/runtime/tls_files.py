@@ -10,15 +10,14 @@ with itself, in memory: what OpenSSL refuses there, every peer would refuse.
 Only the standard library: executors of Spark use it.
 """
 
-import os
 import ssl
-import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlencode
 
 from walsender_bridge.errors import ConfigError
+from walsender_bridge.runtime import secret_file
 
 PLAIN: Final = "grpc://"
 TLS: Final = "grpc+tls://"
@@ -90,7 +89,7 @@ class TlsFiles:
         return context, found
 
     def _read(self) -> TlsBytes:
-        _check_private(self.key)
+        secret_file.check_key(self.key)
         return TlsBytes(_content(self.ca), _content(self.certificate), _content(self.key))
 
     def _prove(self, *, server: bool, flags: int = 0) -> tuple[float, float]:
@@ -148,23 +147,6 @@ def _content(path: Path) -> bytes:
     if len(content) > _MOST_BYTES:
         raise ConfigError("is too long for a certificate", where=str(path), repair="name another")
     return content
-
-
-def _check_private(key: Path) -> None:
-    """Raise `ConfigError` for a key that other accounts can read: root's may be readable by a group, as PostgreSQL allows."""
-    try:
-        its = key.stat()
-    except OSError:
-        return  # reading it says more
-    denied = (
-        stat.S_IRWXG | stat.S_IRWXO if its.st_uid else stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
-    )
-    if its.st_uid not in {0, os.geteuid()} or its.st_mode & denied:
-        raise ConfigError(
-            f"the key is accessible to other accounts (mode {stat.S_IMODE(its.st_mode):04o})",
-            where=str(key),
-            repair="issue another certificate, as this key may be known; keep keys in files of mode 0600",
-        )
 
 
 def _no_password() -> str:

@@ -13,6 +13,7 @@ does not fit is retried, and everything else waits for it.
 import contextlib
 import os
 import select
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from walsender_bridge.errors import (
     MalformedMessageError,
     NotSupportedError,
     PrivilegeError,
+    UnavailableError,
 )
 from walsender_bridge.postgres.protocol.lsn import Lsn, WalPosition, format_lsn
 from walsender_bridge.postgres.protocol.wal_page import WalFormat
@@ -58,7 +60,7 @@ from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
 from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.status import Tell, WriteTimes, tell_nobody
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
-from walsender_bridge.runtime import fail_point, listening, logs
+from walsender_bridge.runtime import fail_point, listening, logs, peer_account
 from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.gc_control import Sweeper
 from walsender_bridge.runtime.tls_context import TlsContext
@@ -100,6 +102,7 @@ class SafekeeperDriver:
         self._still_held = still_held
         listening.check_strangers(f"{settings.host}:{settings.port}", tls=settings.tls is not None)
         self._tls = None if settings.tls is None else TlsContext(settings.tls, server=True)
+        self._refused_accounts: set[str] = set()
         self._control_disk = FolderDisk(settings.data_dir / "control")
         self._wal_disk = FolderDisk(settings.data_dir / "wal")
         control = control_file.load(self._control_disk, self._wal_disk)
@@ -229,6 +232,9 @@ class SafekeeperDriver:
             connected, address = self._listener.accept()
         except OSError:
             return  # it was closed again, or no descriptors are left
+        if self._tls is None and not self._admits(connected):
+            connected.close()
+            return
         if (oldest := connection_to_close(self._connections, self.core.owner)) is not None:
             _log.info("too many connections", ended=self._connections[oldest].end.where)
             self._gone(oldest)
@@ -237,6 +243,19 @@ class SafekeeperDriver:
         self._connections[self._next] = SafekeeperConnection(end, now)
         self._numbers[end.fileno()] = self._next
         self._poll.register(end, select.EPOLLIN)
+
+    def _admits(self, connected: socket.socket) -> bool:
+        """Whether the peer of a connection without TLS is of an account that is answered; the log names each other one once."""
+        try:
+            peer_account.check(connected)
+        except UnavailableError:
+            return False
+        except PrivilegeError as error:
+            if error.what not in self._refused_accounts:
+                self._refused_accounts.add(error.what)
+                _log.warning("connection refused", reason=error.what, repair=error.repair)
+            return False
+        return True
 
     def _serve(self, number: int, events: int) -> None:
         connection = self._connections[number]
