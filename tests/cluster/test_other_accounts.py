@@ -201,7 +201,7 @@ def test_37_metrics_are_read_by_another_account_with_a_token_alone(tmp_path: Pat
         (0o620, "0" * 32, "mode 0620"),
     ],
 )
-def test_36_a_token_that_others_know_is_refused(
+def test_a_token_that_others_know_is_refused(
     tmp_path: Path, mode: int, content: str, said: str
 ) -> None:
     file = tmp_path / "token"

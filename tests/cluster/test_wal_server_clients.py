@@ -12,6 +12,8 @@ import psycopg
 import pytest
 from psycopg import pq
 
+from tests.support.other_account import NOBODY
+from tests.support.tls import HOSTS, Authority, replace_files
 from tests.support.waiting import wait_for
 from tests.support.wal_server import (
     PASSWORD,
@@ -24,11 +26,12 @@ from tests.support.wal_server import (
 )
 from tests.support.wire_client import RawClient, message, startup
 from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.errors import ConfigError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.wal_page import segment_name
 from walsender_bridge.quorum.wal_server.slots import MOST_SLOTS
-from walsender_bridge.quorum.wal_server.tls import TlsFiles
-from walsender_bridge.runtime import checksummed_json
+from walsender_bridge.quorum.wal_server.tls import TlsFiles, WalServerTls
+from walsender_bridge.runtime import checksummed_json, tls_files
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +326,59 @@ def test_21_an_expired_a_foreign_and_a_missing_client_certificate_are_refused(
                 password="wrong",
             )
         assert connect("client")
+
+
+def test_replaced_certificates_count_from_the_next_connection_on(held, tmp_path) -> None:
+    """Also the authority of the readers' certificates; files that do not fit change nothing."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    used = first.issue("safekeeper", hosts=HOSTS)
+    old, new = first.issue("reader"), second.issue("reader")
+
+    def ask(server: WalServerProcess, own: tls_files.TlsFiles) -> object:
+        return command(
+            server,
+            "IDENTIFY_SYSTEM",
+            sslmode="verify-full",
+            sslrootcert=str(own.ca),
+            sslcert=str(own.certificate),
+            sslkey=str(own.key),
+            channel_binding="require",
+        )
+
+    with WalServerProcess(
+        tmp_path, held, tls=TlsFiles(used.certificate, used.key, used.ca)
+    ) as server:
+        process = server.process
+        assert ask(server, old)
+        used.key.write_bytes(new.key.read_bytes())
+        assert ask(server, old)
+        assert "new certificate refused" in server.log
+        replace_files(used, second.issue("safekeeper", hosts=HOSTS))
+        assert ask(server, new)
+        with pytest.raises(ConnectionError):
+            ask(server, old)
+        # Who trusts the server as it is, and has the former authority's certificate.
+        mixed = tls_files.TlsFiles(new.ca, old.certificate, old.key)
+        with pytest.raises(ConnectionError):
+            ask(server, mixed)
+        assert process is not None
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_that_other_accounts_can_read_is_refused_by_name(tmp_path, mode) -> None:
+    used = Authority(tmp_path).issue("safekeeper", hosts=HOSTS)
+    used.key.chmod(mode)
+    files = TlsFiles(used.certificate, used.key)
+    if os.geteuid() == 0 and mode == 0o640:
+        # Root's may be readable by a group, as PostgreSQL has it, and no other account's.
+        assert WalServerTls(files).current().certificate
+        os.chown(used.key, NOBODY, -1)
+    with pytest.raises(ConfigError, match="accessible to other accounts") as caught:
+        WalServerTls(files)
+    assert caught.value.where == str(used.key)
 
 
 def test_encryption_that_is_not_there_is_declined(wal_server) -> None:

@@ -53,7 +53,7 @@ class TlsFiles:
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
         """It differs once a file has been replaced or written."""
-        return tuple(_stamp(path) for path in (self.ca, self.certificate, self.key))
+        return tuple(stamp_of(path) for path in (self.ca, self.certificate, self.key))
 
     def load(self, *, server: bool = False) -> TlsBytes:
         """Read the files. `server`: whether the certificate is to be a server's, too.
@@ -126,7 +126,8 @@ def ends_soon(begins: float, ends: float, now: float) -> bool:
     return now >= ends - min(_SOON, (ends - begins) / 3)
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
+def stamp_of(path: Path) -> tuple[int, int, int]:
+    """It differs once the file has been replaced or written."""
     try:
         its = path.stat()
     except OSError:

@@ -38,6 +38,7 @@ from walsender_bridge.quorum.wal_server.stream import (
     WaitForPositions,
     Write,
 )
+from walsender_bridge.quorum.wal_server.tls import WalServerTls
 from walsender_bridge.quorum.wal_server.users import Users
 from walsender_bridge.quorum.wal_server.wal_folder import REMOVED, WalCursor, WalFolder
 from walsender_bridge.runtime import logs
@@ -57,8 +58,7 @@ class ConnectionHost(Protocol):
     folder: WalFolder
     slots: Slots
     users: Users
-    certificate: str | None
-    tls: ssl.SSLContext | None
+    tls: WalServerTls | None
     tls_required: bool
     timeout: float
 
@@ -93,8 +93,11 @@ class ClientConnection(ClientSocket):
         self.stream: ReaderStream | None = None
         self._server = server
         self._buffer = bytearray()
+        self._tls = None if server.tls is None else server.tls.current()
         self._login = LoginExchange(
-            server.users.verifier, server.certificate, tls_required=server.tls_required
+            server.users.verifier,
+            None if self._tls is None else self._tls.certificate,
+            tls_required=server.tls_required,
         )
         self._task: asyncio.Task[None] | None = None
         self._last_word = ENDING
@@ -169,12 +172,12 @@ class ClientConnection(ClientSocket):
             if reply.then is Then.END:
                 return False
             if reply.then is Then.START_TLS:
-                assert self._server.tls is not None
+                assert self._tls is not None
                 left = max(0.1, self.deadline - time.monotonic())
                 secured = await loop.start_tls(
                     self.transport,
                     self,
-                    self._server.tls,
+                    self._tls.context,
                     server_side=True,
                     ssl_handshake_timeout=left,
                 )

@@ -7,7 +7,6 @@ the oldest, makes room for the newest, so that many silent connections lock no c
 
 import asyncio
 import contextlib
-import ssl
 import time
 from typing import Final
 
@@ -29,7 +28,7 @@ from walsender_bridge.quorum.wal_server.status_record import (
     SlotRecord,
     WalServerStatus,
 )
-from walsender_bridge.quorum.wal_server.tls import tls_context
+from walsender_bridge.quorum.wal_server.tls import WalServerTls
 from walsender_bridge.quorum.wal_server.users import Users
 from walsender_bridge.quorum.wal_server.wal_folder import WalFolder
 from walsender_bridge.runtime import logs, status_file
@@ -62,10 +61,7 @@ class WalServer:
         self.folder = WalFolder(settings.wal_dir)
         self.users = Users(settings.users)
         self.timeout = settings.timeout
-        self.tls: ssl.SSLContext | None = None
-        self.certificate: str | None = None
-        if settings.tls is not None:
-            self.tls, self.certificate = tls_context(settings.tls)
+        self.tls = None if settings.tls is None else WalServerTls(settings.tls)
         self._settings = settings
         self._file = SlotFile(settings.slots)
         # The segment size is known once there is WAL; until then no slot can have advanced.
