@@ -1,6 +1,7 @@
 """A safekeeper's process with certificates: who gets nowhere, what each role may send, and that others are served meanwhile."""
 
 import contextlib
+import random
 import socket
 import ssl
 import struct
@@ -14,6 +15,7 @@ from tests.support.child import run_child
 from tests.support.tls import HOSTS, Authority, replace_files
 from tests.support.tls_safekeeper import GREETING, OURS, Conversation, TlsSafekeeper
 from tests.support.waiting import wait_for
+from tests.support.wal import SMALL, Wal
 from walsender_bridge.errors import (
     AuthenticationError,
     Cause,
@@ -24,9 +26,12 @@ from walsender_bridge.errors import (
 from walsender_bridge.quorum.proposer.handshake import ask
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.safekeeper.connection import GREETING_SECONDS, MOST_CONNECTIONS
 from walsender_bridge.runtime.tls_files import TlsFiles
 
+SEGMENT = SMALL.segment_bytes
+HALF = SEGMENT // 2
 #: An idle crowd, many times more than there is room for.
 CROWD = 300
 TERM_2 = m.Vote(m.NodeId(2, 2), m.Purpose.ATTACH, 1, Configuration(1, frozenset({1})))
@@ -199,6 +204,40 @@ def test_37_a_certificate_without_roles_changes_nothing(safekeeper):
         answer = safekeeper.ask(GREETING, tls=tls)
     assert isinstance(answer, m.Refused)
     assert "names no roles" in answer.detail
+
+
+def test_37_only_a_proposer_reads_wal_behind_a_vote(tmp_path, seed):
+    """A monitor and another safekeeper know the term and the positions from the greeting, and get no byte."""
+    one = TlsSafekeeper(tmp_path, Authority(tmp_path))
+    one.start()
+    greeting = m.ProposerGreeting(m.ServerInfo(SMALL.system_id, SMALL.major, SEGMENT), 1)
+    made = Wal()
+    made.fill(SEGMENT + HALF, random.Random(seed))
+    try:
+        with contextlib.closing(one.talk()) as leader:
+            greeted = leader.ask(greeting)
+            assert isinstance(greeted, m.SafekeeperGreeting)
+            members = Configuration(1, frozenset({greeted.safekeeper}))
+            assert isinstance(
+                leader.ask(m.Vote(m.NodeId(1, 1), m.Purpose.ATTACH, 1, members)), m.VoteReply
+            )
+            history = History((HistoryEntry(1, SEGMENT, 1),))
+            leader.ask(m.Elected(1, SEGMENT, SEGMENT, True, history, members.stamped(1)))
+            leader.say(m.Append(1, SEGMENT, SEGMENT, SEGMENT, HALF), wal=bytes(made.data[:HALF]))
+            assert leader.hear() == m.AppendAck(1, SEGMENT + HALF, SEGMENT)
+            read = m.Fetch(1, SEGMENT, SEGMENT + HALF)
+            before = one.promised(), one.wal()
+            for role in ("monitor", "safekeeper"):
+                tls = one.authority.issue(role, hosts=HOSTS if role == "safekeeper" else ())
+                for messages in ((greeting, read), (greeting, m.Fetch(1, 0, 0))):
+                    answer = one.ask(*messages, tls=tls)
+                    assert isinstance(answer, m.Refused)
+                    assert answer.reason == m.Refusal.NOT_ALLOWED
+                    assert "Fetch" in answer.detail
+            assert (one.promised(), one.wal()) == before
+            assert leader.ask(read) == m.Fetched(1, SEGMENT, HALF)
+    finally:
+        one.stop()
 
 
 def test_37_a_monitor_and_an_operator_are_answered(safekeeper):

@@ -16,7 +16,7 @@ TABLE = {
     m.Resume: "po",
     m.Elected: "po",
     m.Append: "po",
-    m.Fetch: "pos",
+    m.Fetch: "po",
     m.CatchUpWal: "po",
     m.Configure: "po",
 }

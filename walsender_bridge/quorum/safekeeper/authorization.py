@@ -4,8 +4,7 @@
 |---|---|
 | `proposer` | proposes: greets, votes, appends, changes members |
 | `operator` | the same: a failover is an election |
-| `safekeeper` | greets, and fetches WAL |
-| `monitor` | greets, which asks for the state and changes nothing |
+| `safekeeper`, `monitor` | greet, which asks for the state and changes nothing |
 
 A message that no role of the holder has is refused before the core sees it. A message that is missing here is nobody's but the
 proposer's.
@@ -21,7 +20,7 @@ _ALL: Final[frozenset[type]] = frozenset(get_args(m.ToSafekeeper))
 ALLOWED: Final[dict[Role, frozenset[type]]] = {
     Role.PROPOSER: _ALL,
     Role.OPERATOR: _ALL,
-    Role.SAFEKEEPER: frozenset({m.ProposerGreeting, m.Fetch}),
+    Role.SAFEKEEPER: frozenset({m.ProposerGreeting}),
     Role.MONITOR: frozenset({m.ProposerGreeting}),
 }
 
