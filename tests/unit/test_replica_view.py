@@ -1,8 +1,14 @@
 """A stream with fewer replicas in sync than it should have: named with its repair, and no reason to count as dead."""
 
+import contextlib
 import json
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
+
+import pytest
 
 from tests.support import statuses
 from tests.support.http_service import served
@@ -25,6 +31,31 @@ def observed(*replicas: StreamReplicas) -> Observation:
     """A machine on which nothing else is amiss."""
     process = Process("up", 1, "running", 0, None, 0.0)
     return Observation(0.0, 1, [process], [], None, None, lake_configured=False, replicas=replicas)
+
+
+@contextlib.contextmanager
+def served_at(seen: Observation) -> Iterator[int]:
+    """The port at which this observation is read."""
+    shared = SimpleNamespace(latest=lambda: seen)
+    with metrics.Endpoint(("127.0.0.1", 0), shared) as server, served(server):  # type: ignore[arg-type]
+        yield server.server_port
+
+
+def is_red(seen: Observation, reason: str) -> None:
+    """/readyz and the metrics say so, and nothing else is wrong."""
+    assert seen.problems == [reason]
+    with served_at(seen) as port:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10)
+        with caught.value as refused:
+            assert refused.code == 503
+            assert json.load(refused) == {
+                "ready": False,
+                "reasons": [reason],
+                "degraded": seen.degraded,
+            }
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            assert "\ntuskline_ready 0.0\n" in answer.read().decode()
 
 
 def test_replicas_in_sync_are_nothing_to_say():
@@ -54,17 +85,31 @@ def test_a_stream_on_too_few_log_servers_needs_another_one():
     )
 
 
+def test_a_replica_at_an_address_that_is_not_configured_is_red():
+    streams = [stream(place(1), place(2), ReplicaPlace("id-3", "", False, 5, True))]
+    configured = {"10.0.0.1:7401", "10.0.0.2:7401", "10.0.0.3:7401"}
+    (replicas,) = of_streams(streams, 3, configured)
+    assert replicas.unlike == ("id-3",)
+    streams = [stream(place(1), place(2))]
+    for addresses in (configured, {"10.0.0.1:7401", "10.0.0.2:7401"}, None):
+        assert observed(*of_streams(streams, 2, addresses)).problems == []
+    (replicas,) = of_streams(streams, 2, {"10.0.0.1:7401", "10.0.0.3:7401"})
+    (problem,) = replicas.problems()
+    assert problem.startswith(
+        "log: stream shop has a replica at grpc://10.0.0.2:7401, which no [[log_server]] names; correct"
+    )
+    is_red(observed(replicas), problem)
+
+
 def test_what_is_degraded_is_ready_and_counted():
     replicas = of_streams([stream(place(1), place(2, in_sync=False))], 2)
     seen = observed(*replicas)
     assert seen.problems == []
-    shared = SimpleNamespace(latest=lambda: seen)
-    with metrics.Endpoint(("127.0.0.1", 0), shared) as server, served(server):  # type: ignore[arg-type]
-        host, port = str(server.server_address[0]), server.server_address[1]
-        with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=10) as answer:
+    with served_at(seen) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
             assert answer.status == 200
             assert json.load(answer) == {"ready": True, "reasons": [], "degraded": seen.degraded}
-        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
     assert "\ntuskline_ready 1.0\n" in text
     assert "\ntuskline_degraded 1.0\n" in text
@@ -80,6 +125,7 @@ def test_a_membership_unlike_the_configured_one_is_a_problem_and_a_metric():
     (problem,) = [each for each in seen.problems if unlike in each]
     assert "; correct [safekeepers] addresses" in problem
     quorum = {"tuskline_quorum_membership_as_configured": 0.0}
+    is_red(replace(observed(), quorum=seen), problem)
     families = quorum_metrics.families(seen)
     found = {sample.name: sample.value for each in families for sample in each.samples}
     assert found.items() >= quorum.items()

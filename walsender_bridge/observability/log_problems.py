@@ -44,9 +44,11 @@ def replicas(settings: "Config") -> "tuple[StreamReplicas, ...]":
 
     with OperatorLog(settings.log_address, timeout=_ANSWER) as log:
         streams = log.describe().streams
-    # Elsewhere, the configuration need not name all log servers.
-    wanted = settings.replicas if "repository" in settings.parts else None
-    return replica_view.of_streams(streams, wanted)
+    if "repository" not in settings.parts:
+        # Elsewhere, the configuration need not name all log servers.
+        return replica_view.of_streams(streams, None)
+    configured = {each.listen for each in settings.log_server}
+    return replica_view.of_streams(streams, settings.replicas, configured)
 
 
 def damaged(status: "LogStatus") -> TusklineError | None:

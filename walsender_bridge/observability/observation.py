@@ -237,6 +237,7 @@ class Observation:
         found += [problem for process in self.processes for problem in process.problems(self.at)]
         found += self._certificate(over=True)
         found += self._etcd(fatal=True)
+        found += [each for stream in self.replicas for each in stream.problems()]
         if self.bridge is not None and self.bridge.problem:
             found.append(self.bridge.problem)
         if not self.processes:
