@@ -114,6 +114,7 @@ class Installation:
         settings = load_config(self.tuskline.config)
         self.repository = f"grpc+tls://{settings.log.listen}"
         self.log_server = f"grpc+tls://{settings.log_server[0].listen}"
+        self.own = own
         self.key = own.key.read_text().splitlines()[1]
 
     def write(self) -> None:
@@ -139,7 +140,7 @@ class Installation:
         rows = [each["new"] for each in found if each.get("relation") == "public.orders"]
         with self.shop.connect() as connection:
             expected = connection.execute("SELECT id FROM orders ORDER BY id").fetchall()
-        assert [(int(each["id"]),) for each in rows] == expected, done.stdout[-1500:]
+        assert sorted((int(each["id"]),) for each in rows) == expected, done.stdout[-1500:]
 
     def entries(self, end: int | None = None) -> list[bytes]:
         """What a reader reads, up to an offset."""
@@ -168,20 +169,21 @@ class Installation:
         }
 
 
-@pytest.fixture
-def shop(make_server: MakeServer) -> Database:
-    """On a server of its own, whose commits wait for the safekeeper."""
-    return Database("postgres", server_with_tables(make_server, fsync="off"))
-
-
-@pytest.fixture
-def installation(tmp_path: Path, shop: Database) -> Iterator[Installation]:
-    found = Installation(tmp_path, shop)
+@contextlib.contextmanager
+def running(folder: Path, make_server: MakeServer) -> Iterator[Installation]:
+    """An installation on a server of its own, whose commits wait for the safekeeper."""
+    found = Installation(folder, Database("postgres", server_with_tables(make_server, fsync="off")))
     with found.tuskline:
         found.tuskline.json("init")
         found.tuskline.up()
         wait_for(lambda: found._has(-1) and follows(found.tuskline), 60, "everything runs")
         found.tuskline.json("quorum", "require")
+        yield found
+
+
+@pytest.fixture
+def installation(tmp_path: Path, make_server: MakeServer) -> Iterator[Installation]:
+    with running(tmp_path, make_server) as found:
         yield found
 
 

@@ -15,7 +15,7 @@ from tests.support.log_entries import SCHEMAS, append_to
 from tests.support.tls import HOSTS, SERVER, Authority, TlsLog, replace_files
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import listener
-from walsender_bridge.errors import PrivilegeError, TusklineError, UnavailableError
+from walsender_bridge.errors import ConfigError, PrivilegeError, TusklineError, UnavailableError
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 
@@ -113,6 +113,21 @@ def test_42_a_client_connects_with_its_new_certificate(log: TlsLog) -> None:
         # One that cannot be used changes nothing for a client that has one.
         own.certificate.write_text("-----BEGIN CERTIFICATE-----\n")
         assert replica.list_transactions_after("shop", 1, 0)
+
+
+def test_42_a_client_that_is_made_halfway_through_a_replacement_goes_on(log: TlsLog) -> None:
+    """As those are that a running part makes for each observation, or to open an append again."""
+    own, new = log.authority.issue("operator"), log.authority.issue("operator")
+    log.append("shop", own)
+    own.certificate.write_bytes(new.certificate.read_bytes())
+    log.append("shop", own)
+    own.key.write_bytes(new.key.read_bytes())
+    log.append("shop", own)
+    # Who has never used them has nothing to go on with.
+    other = log.authority.issue("operator")
+    other.certificate.write_bytes(new.certificate.read_bytes())
+    with pytest.raises(ConfigError, match="do not fit"):
+        log.log(other)
 
 
 @pytest.mark.parametrize("damage", ["half written", "expired", "gone"])

@@ -1,10 +1,10 @@
 """A connection to one of the change log's services, with a certificate if the service asks for one.
 
 Certificates may be replaced while a process runs: before a call, the connection is made again if their files differ from
-those that it was made with. Calls in progress end on the earlier one.
+those that it was made with. Calls in progress end on the earlier one. Three files are not replaced in one step: meanwhile, and
+for as long as they do not fit together, a process that has used them goes on with what it had.
 """
 
-import contextlib
 import json
 import os
 import threading
@@ -15,7 +15,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime import tls_files
-from walsender_bridge.runtime.tls_files import TlsFiles
+from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: While a service takes its new certificate, its port is closed for a few milliseconds, and a call may be cancelled that has
 #: reached it and no handler: it is sent again,
@@ -52,7 +52,7 @@ def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
     channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
     if tls is not None:
         quiet()
-        own = tls.load()
+        own = _load(tls)
         options = {
             "tls_root_certs": own.ca,
             "cert_chain": own.certificate,
@@ -66,6 +66,20 @@ def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
             repair=f"name the files of a certificate: in [tls], or as {address}?ca=FILE&certificate=FILE&key=FILE",
         )
     return flight.FlightClient(address, generic_options=channel, **options)
+
+
+#: What each of the files that this process has used last contained, while they fitted together.
+_used: Final[dict[TlsFiles, TlsBytes]] = {}
+
+
+def _load(files: TlsFiles) -> TlsBytes:
+    """The content of the files. Raises `ConfigError` if they do not fit together, and never did in this process."""
+    try:
+        _used[files] = files.load()
+    except ConfigError:
+        if files not in _used:
+            raise
+    return _used[files]
 
 
 class Connection:
@@ -96,9 +110,8 @@ class Connection:
             stamp = self.tls.stamp()
             if stamp != self._stamp:
                 self._stamp = stamp
-                # What cannot be used changes nothing for who has a connection; the earlier client closes after its last call.
-                with contextlib.suppress(ConfigError):
-                    self._client = connect(self.address, self.tls)
+                # The earlier client closes after its last call.
+                self._client = connect(self.address, self.tls)
         return self._client
 
     def with_files(self, address: str) -> str:
