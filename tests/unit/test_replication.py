@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.change_log.log_server_messages import CREATE
+from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository import membership, replication
 from walsender_bridge.change_log.repository.core import StreamSealed
@@ -196,6 +198,40 @@ def test_23_a_log_server_that_lost_its_disk_gets_everything_again(machines) -> N
     here.write_on(5)
     here.all_equal()
     assert len(here.repository._state.streams[STREAM].replicas) == 3
+
+
+def test_39_a_synchronization_ends_with_the_machine_that_it_was_for(machines, monkeypatch) -> None:
+    """It vanishes in the middle: it is tried again once it is back, not after the longest time of a call."""
+    here = machines()
+    here.write_on(60)
+    here.wipe(2)
+    here.write_on(1)
+    assert here.members() == [0, 1]
+    begun, over = threading.Event(), threading.Event()
+    take, report = HostedReplica.sync_replicate, ReplicaServer.report
+
+    def vanishes(self: HostedReplica, *arguments: object) -> object:
+        begun.set()
+        assert over.wait(60)
+        return take(self, *arguments)  # type: ignore[arg-type]
+
+    def silent(self: ReplicaServer) -> object:
+        if self is here.servers[2] and begun.is_set() and not over.is_set():
+            raise UnavailableError("it has vanished")
+        return report(self)
+
+    monkeypatch.setattr(HostedReplica, "sync_replicate", vanishes)
+    monkeypatch.setattr(ReplicaServer, "report", silent)
+    try:
+        here.start(2)
+        assert begun.wait(20)
+        running = here.repository._replication._running
+        assert len(running) == 1
+        wait_for(lambda: not running, 20, "the end of the synchronization")
+        here.write_on(1)
+    finally:
+        over.set()
+    here.all_equal()
 
 
 def test_not_fewer_than_min_replicas_go_on(machines) -> None:

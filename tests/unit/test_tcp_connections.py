@@ -49,7 +49,7 @@ def test_a_connection_is_found_counted_and_ended(host: str, family: int) -> None
         assert 0 <= found.sent <= 301
         tcp_connections.keep_alive(found)
         assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 90_000
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
         tcp_connections.shut_down(found)
         assert client.recv(1) == own.recv(1) == b""
 

@@ -23,10 +23,10 @@ _COUNTS: Final = struct.Struct("=120xQQ")
 #: machine or network went away says no goodbye.
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 90_000),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
 )
 
 _TCP: Final = frozenset({socket.AF_INET, socket.AF_INET6})
@@ -67,7 +67,7 @@ def accepted(port: int) -> list[TcpConnection]:
 
 
 def keep_alive(found: TcpConnection) -> None:
-    """Have the kernel end the connection once its peer has been silent for a minute and a half."""
+    """Have the kernel end the connection once the kernel of its peer has been silent for half a minute."""
     with contextlib.suppress(OSError), _own(found.descriptor) as connection:
         if _inode(connection) == found.inode:
             for option in _KEEPALIVE:

@@ -311,9 +311,11 @@ class Replication:
         while True:
             with suppress(TimeoutError):
                 return call.result(timeout=1.0)
-            # The call to a log server that has gone may take its whole time to end.
-            if self._stopping.is_set() or source not in self._log_servers.with_own_id():
-                raise UnavailableError("log server does not answer", where=source.address)
+            # The call may take its whole time to end if one of the two has gone: it need not be the one that is called.
+            there = self._log_servers.with_own_id()
+            for each in (source, link):
+                if self._stopping.is_set() or each not in there:
+                    raise UnavailableError("log server does not answer", where=each.address)
 
     def _in_sync(self, link: LogServerLink, name: str, end: int, term: int) -> ReplicaStatus | None:
         """The status of a replica that is sealed where the stream ends; None: it can be synchronized now.
