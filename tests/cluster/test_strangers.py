@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyarrow import flight
 
@@ -29,6 +30,9 @@ from walsender_bridge.change_log.authorization import ALLOWED, APPEND, READ, SYN
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.connection import connect
 from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.replica.disk import Durable
+from walsender_bridge.change_log.replica.synchronizer import OfferMessage
+from walsender_bridge.change_log.storage.records import pack_state
 from walsender_bridge.errors import (
     Cause,
     MalformedMessageError,
@@ -36,6 +40,7 @@ from walsender_bridge.errors import (
     PrivilegeError,
     TusklineError,
     UnavailableError,
+    UnknownStreamError,
     UsageError,
 )
 from walsender_bridge.runtime.certificate_holder import Role
@@ -48,6 +53,7 @@ REQUESTS: dict[str, tuple[Action[Any, Any], Any]] = {
         (m.REPORT, Empty()),
         (m.COMMIT, m.CommitRequest({"shop": (CommitContext(1 << 20, 2, 2, 0),)}, 1)),
         (m.CREATE, m.CreateRequest("new", "some log")),
+        (m.LEARN, m.CreateRequest("new", "some log")),
         (m.CUT_TAIL, m.CutTailRequest("shop", 1, 1)),
         (m.SEAL, m.SealRequest("shop", 2, 1 << 30)),
         (m.SYNCHRONIZE, m.SynchronizeRequest("shop", "grpc://127.0.0.1:1", throttled=False)),
@@ -81,6 +87,7 @@ CHANGING = {
     "writer_term",
     "create_stream",
     "create",
+    "learn",
     "register_consumer",
     "drop_consumer",
 }
@@ -270,6 +277,34 @@ def test_37_every_action_is_refused_before_its_request_is_parsed(log: TlsLog, na
         for body in (b"", b"junk", b"{" * 100_000):
             with pytest.raises(PrivilegeError), actions.at("here"):
                 list(client.do_action(flight.Action(name, body)))
+
+
+def test_37_a_log_server_makes_no_replica_that_the_repository_did_not_order(log: TlsLog) -> None:
+    """Else one certificate could fill the disks of all others with streams of its own."""
+    holder = log.authority.issue("log-server", hosts=HOSTS)
+    folders = log.log_server._directory.streams
+    with unharmed(log):
+        before = sorted(folders.iterdir())
+        for number in range(3):
+            with pytest.raises(UnknownStreamError, match=r"'new_\d' does not exist"):
+                _offers(log, holder, f"new_{number}")
+        assert sorted(folders.iterdir()) == before
+
+
+def _offers(log: TlsLog, tls: TlsFiles, stream: str) -> None:
+    """Offer a stream as another log server does."""
+    durable = pack_state(Durable(stream, "a log")).hex()
+    offer = OfferMessage("stranger", "a log", protocol.START, durable)
+    rows = pa.record_batch(
+        [pa.array([], pa.uint8()), pa.array([], pa.large_binary())], schema=protocol.APPEND_SCHEMA
+    )
+    with connect(log.log_server.address, tls) as client, actions.at("here"):
+        put, answers = client.do_put(
+            flight.FlightDescriptor.for_path("sync", stream), protocol.APPEND_SCHEMA
+        )
+        put.write_with_metadata(rows, actions.encode(offer))
+        answers.read()
+        put.close()
 
 
 def test_37_a_reader_of_one_stream_has_no_other(log: TlsLog) -> None:

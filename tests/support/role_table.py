@@ -11,6 +11,7 @@ TABLE = {
     "report": " c    ",
     "commit": " c    ",
     "create": " c    ",
+    "learn": " c    ",
     "cut_tail": "w    o",
     "seal": " c    ",
     "trim": " c    ",

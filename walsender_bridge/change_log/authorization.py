@@ -12,7 +12,7 @@ is refused; so is a name that is no such URI. An action that is missing in the t
 | `lake` | publishes epochs: reads, and ends leases and skips versions |
 | `monitor` | asks for the status |
 | `operator` | repairs: as writer and lake; trims |
-| `log-server` | serves replicas, and sends them to other log servers that lack them |
+| `log-server` | serves replicas, and sends them to other log servers where the repository has ordered it |
 | `proposer`, `safekeeper` | have no part in the log (`quorum.safekeeper.authorization`) |
 """
 
@@ -53,7 +53,17 @@ _WRITER = _MONITOR | {
 ALLOWED: Final[dict[Role, frozenset[str]]] = {
     Role.WRITER: _WRITER,
     Role.REPOSITORY: frozenset(
-        {"report", "commit", "create", "seal", "trim", "synchronize", "replicas", "commits"}
+        {
+            "report",
+            "commit",
+            "create",
+            "learn",
+            "seal",
+            "trim",
+            "synchronize",
+            "replicas",
+            "commits",
+        }
     ),
     Role.READER: _READER,
     Role.LAKE: _LAKE,

@@ -273,6 +273,8 @@ COMMIT: Final = Action("commit", CommitRequest, CommitAnswer, lambda r: tuple(r.
 CREATE: Final = Action("create", CreateRequest, ReplicaStatus)
 CUT_TAIL: Final = Action("cut_tail", CutTailRequest, ReplicaStatus)
 SEAL: Final = Action("seal", SealRequest, ReplicaStatus)
+#: Host a replica that has everything to learn, unless there is one: no other log server can have one made.
+LEARN: Final = Action("learn", CreateRequest, Empty)
 SYNCHRONIZE: Final = Action("synchronize", SynchronizeRequest, ReplicaStatus)
 TRIM: Final = Action("trim", TrimRequest, TrimAnswer)
 STREAM_STATUS: Final = Action("stream_status", StreamRequest, ReplicaStatus)

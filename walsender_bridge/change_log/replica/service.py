@@ -3,7 +3,7 @@
     DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
             sync/<stream>            entries and commits of another log server (synchronizer.py)
     DoGet   `ReadRequest`; one batch of entries, with `ReadAnswer`
-    actions report commit create cut_tail seal synchronize trim stream_status schema relations plan version_at
+    actions report commit create learn cut_tail seal synchronize trim stream_status schema relations plan version_at
             cut_before transactions replicas commits
 
 A call holds no lock and no transaction while it waits for its peer, so a reader or writer that stalls
@@ -26,7 +26,7 @@ from pyarrow import flight
 
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
-from walsender_bridge.change_log.actions import Handler, unhex
+from walsender_bridge.change_log.actions import Empty, Handler, unhex
 from walsender_bridge.change_log.authorization import APPEND, READ, SYNC
 from walsender_bridge.change_log.calls import Call, Calls
 from walsender_bridge.change_log.connection import connect
@@ -272,16 +272,17 @@ class ReplicaServer:
             throttled=request.throttled,
         )
 
-    def to_synchronize(self, stream: str, log_id: str) -> HostedReplica:
-        """The replica of a stream, which learns it if there is none."""
+    def learn(self, request: m.CreateRequest) -> Empty:
+        """Host a replica that is to be synchronized, unless there is one of this stream."""
+        stream = check_stream(request.stream)
         with self._lock:
             if self._stopped.is_set():
                 raise UnavailableError("log server is shutting down", where=self.address)
             if stream not in self._replicas:
-                replica = self._host(check_stream(stream))
-                replica.learn(log_id)
+                replica = self._host(stream)
+                replica.learn(request.log_id)
                 self._replicas[stream] = replica
-        return self.replica(stream)
+        return Empty()
 
     def trim(self, request: m.TrimRequest) -> m.TrimAnswer:
         """See `HostedReplica.trim`."""
@@ -350,6 +351,7 @@ class ReplicaServer:
             m.CREATE.handled_by(self.create),
             m.CUT_TAIL.handled_by(lambda r: replica(r.stream).cut_tail(r.term, r.end)),
             m.SEAL.handled_by(self.seal),
+            m.LEARN.handled_by(self.learn),
             m.SYNCHRONIZE.handled_by(self.synchronize),
             m.TRIM.handled_by(self.trim),
             m.STREAM_STATUS.handled_by(self.stream_status),
@@ -404,9 +406,7 @@ class _ReplicaService(Service):
                 stream = check_stream(path[1])
                 self.allow(context, SYNC, [stream])
                 with call.appending(stream):
-                    synchronizer.serve(
-                        stream, reader, writer, self._server.to_synchronize, call.took
-                    )
+                    synchronizer.serve(stream, reader, writer, self._server.replica, call.took)
                 return
             if len(path) != 3 or path[0] != APPEND or not _TERM.fullmatch(path[2]):
                 raise MalformedMessageError("the path of an append must be append/<stream>/<term>")

@@ -128,10 +128,10 @@ def serve(
     stream: str,
     reader: flight.MetadataRecordBatchReader,
     writer: flight.FlightMetadataWriter,
-    replica_of: Callable[[str, str], HostedReplica],
+    replica_of: Callable[[str], HostedReplica],
     took: Callable[[int], None],
 ) -> None:
-    """Take the entries of another log server. `replica_of`: the replica of a stream of a log, made if there is none.
+    """Take the entries of another log server. `replica_of`: the replica of a stream; a source has none made.
 
     `took` is given the bytes of each message that has arrived.
     """
@@ -143,7 +143,7 @@ def serve(
         raise MalformedMessageError("a synchronization must begin with an offer")
     message = actions.decode(OfferMessage, about)
     durable = unpack_state(actions.unhex(message.durable), Path(stream))
-    replica = replica_of(stream, message.log_id)
+    replica = replica_of(stream)
     offer = SyncOffer(message.source, message.first, durable)
     writer.write(actions.encode(replica.sync_init(offer, message.log_id)))
     for batch, _ in chunks:

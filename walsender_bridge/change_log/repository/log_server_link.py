@@ -8,6 +8,7 @@ commits cannot be reordered.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import TypeVar
 
 from walsender_bridge.change_log import actions
@@ -16,7 +17,7 @@ from walsender_bridge.change_log.connection import Connection
 from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
 from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import NotSupportedError, PrivilegeError, TusklineError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -59,6 +60,12 @@ class LogServerLink:
     def call(self, action: actions.Action[_R, _A], request: _R, *, within: float = _ANSWER) -> _A:
         """Perform an action. Raises the log server's error, or `UnavailableError`."""
         return actions.call(self._connection.client, self.address, action, request, within)
+
+    def learn(self, stream: str, log_id: str) -> None:
+        """Have it host a replica that can be synchronized, unless it has one. Raises as `call`."""
+        # An earlier version makes one by itself, and knows no such action, as an action or as anybody's.
+        with suppress(NotSupportedError, PrivilegeError):
+            self.call(m.LEARN, m.CreateRequest(stream, log_id))
 
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""

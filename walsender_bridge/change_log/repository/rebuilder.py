@@ -184,7 +184,7 @@ class Rebuilder:
             if each in stream.near or len(members) < plan.least:
                 self._say(f"stream {stream.stream}: synchronizing log server {each}")
                 try:
-                    self._synchronize(stream, each)
+                    self._synchronize(stream, each, plan.log_id)
                 except TusklineError as error:
                     self._say(f"stream {stream.stream}: log server {each}: {error.what}")
                 else:
@@ -197,7 +197,8 @@ class Rebuilder:
             )
         return tuple(members)
 
-    def _synchronize(self, stream: StreamPlan, log_server: str) -> None:
+    def _synchronize(self, stream: StreamPlan, log_server: str, log_id: str) -> None:
+        self._link(log_server).learn(stream.stream, log_id)
         request = m.SynchronizeRequest(
             stream.stream, self._link(log_server).address, throttled=False
         )

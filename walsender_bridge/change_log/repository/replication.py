@@ -306,6 +306,9 @@ class Replication:
         if not sources:
             raise UnavailableError("no log server in sync answers", where=f"stream {name}")
         source = sources[0]
+        with self._lock:
+            log_id = self._state().log_id
+        link.learn(name, log_id)
         request = m.SynchronizeRequest(name, link.address, throttled)
         call = _begun(lambda: source.call(m.SYNCHRONIZE, request, within=within))
         while True:
