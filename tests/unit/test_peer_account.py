@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -9,8 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.other_account import NOBODY, needs_root, through_nobody
+from walsender_bridge.change_log.append_writer import AppendWriter
+from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.errors import PrivilegeError, UnavailableError
+from walsender_bridge.quorum.proposer.handshake import ask
+from walsender_bridge.quorum.proposer.links import Links
+from walsender_bridge.quorum.protocol.messages import ServerInfo
 from walsender_bridge.runtime import peer_account
+
+SERVER = ServerInfo(7, 16, 1 << 20)
 
 FAMILIES = {
     "127.0.0.1": socket.AF_INET,
@@ -74,6 +82,35 @@ def test_one_that_listens_on_the_port_of_a_gone_client_is_not_taken_for_it():
             place = peer_account._end(listening.getsockname())
             assert peer_account._ask_kernel(place, own) is None
         assert peer_account._ask_kernel(other, own) == os.geteuid()
+
+
+@needs_root
+def test_a_client_does_not_talk_to_what_another_account_has_put_in_a_services_place(monkeypatch):
+    """Its rows and WAL would go there, and come from there."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as root,
+        through_nobody(root.getsockname()[1]) as port,
+    ):
+        own = root.getsockname()[1]
+        assert peer_account.foreign_listener("127.0.0.1", port) == ""
+        monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+        for host in ("127.0.0.1", "localhost"):
+            assert f"account {NOBODY} listens" in peer_account.foreign_listener(host, port)
+            assert peer_account.foreign_listener(host, own) == "", "root's"
+        assert peer_account.foreign_listener("192.0.2.1", port) == ""
+        for connect in (
+            lambda: ReplicaClient(f"grpc://127.0.0.1:{port}"),
+            lambda: AppendWriter(f"127.0.0.1:{port}", "shop", 1, 5.0),
+            lambda: ask("127.0.0.1", port, SERVER),
+        ):
+            with pytest.raises(PrivilegeError, match="and there is no"):
+                connect()
+        with select.epoll() as poll:
+            links = Links([("127.0.0.1", port), ("127.0.0.1", own)], poll)
+            ((peer, why),) = links.dial(0.0)
+            assert (peer, [*links.by_peer]) == (0, [1])
+            assert "listens" in why
+            links.close()
 
 
 @needs_root

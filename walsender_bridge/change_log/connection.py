@@ -14,7 +14,7 @@ from pyarrow import flight
 
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.errors import ConfigError
-from walsender_bridge.runtime import tls_files
+from walsender_bridge.runtime import peer_account, tls_files
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: While a service takes its new certificate, its port is closed for a few milliseconds, and a call may be cancelled that has
@@ -47,7 +47,10 @@ def quiet() -> None:
 
 
 def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
-    """A client of the service at this address, without paths in it. Raises `ConfigError`, and Flight's errors."""
+    """A client of the service at this address, without paths in it.
+
+    Raises `ConfigError`, Flight's errors, and `PrivilegeError` if another account listens there without TLS.
+    """
     options: dict[str, Any] = {}
     channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
     if tls is not None:
@@ -65,6 +68,8 @@ def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
             where=address,
             repair=f"name the files of a certificate: in [tls], or as {address}?ca=FILE&certificate=FILE&key=FILE",
         )
+    else:
+        peer_account.check_listener(address)
     return flight.FlightClient(address, generic_options=channel, **options)
 
 

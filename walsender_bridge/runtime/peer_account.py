@@ -7,6 +7,9 @@ A socket that its process has closed belongs to nobody: for a while the kernel s
 its port is free for another account. So it counts only with its inode, and while the connection, whose addresses it is found
 by, is open at this end: until then nobody else can have these addresses.
 
+A service that does not run leaves its port to whoever takes it. So clients look first whose socket listens there
+(`foreign_listener`); those of root trust every account, as an administrator's commands are answered by a service's own.
+
 The kernel is asked for this one socket (sock_diag(7), as `ss` does), which takes the same time however many there are. Where it
 has no such service, /proc/net/tcp is searched.
 """
@@ -16,6 +19,7 @@ import ipaddress
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +30,8 @@ _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
 _NLMSG_ERROR: Final = 2
 _NLM_F_REQUEST: Final = 1
+#: The state of a socket that listens, in /proc/net/tcp.
+_LISTEN: Final = "0A"
 _EVERY_STATE: Final = 0xFFFF_FFFF
 #: `struct nlmsghdr`; `struct inet_diag_req_v2` up to its socket id; the id's ports and addresses, and its interface and cookie.
 _HEADER: Final = struct.Struct("=IHHII")
@@ -79,10 +85,58 @@ def of_peer(connection: socket.socket) -> int | None:
     return account
 
 
+def foreign_listener(host: str, port: int) -> str:
+    """Why a client is not to talk to what listens on a loopback address; empty: it may, or nothing listens there."""
+    if os.geteuid() == 0 or not _is_loopback(host):
+        return ""
+    for account, local in _listening(port):
+        if not is_trusted(account) and (local.is_loopback or local.is_unspecified):
+            return f"account {account} listens on port {port}, not this account ({os.geteuid()}), and there is no [tls]"
+    return ""
+
+
+def check_listener(address: str) -> None:
+    """Raise `PrivilegeError` if a client is not to talk to what listens on `host:port`, with or without a scheme."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdigit() and (why := foreign_listener(host.strip("[]"), int(port))):
+        raise PrivilegeError(
+            why,
+            where=address,
+            repair="stop that program, which received nothing; or add [tls] on both sides (docs/certificates.md)",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listening(port: int) -> Iterator[tuple[int, _Address]]:
+    """The accounts and addresses of the sockets that listen on this port."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            local, _, number = fields[1].partition(":")
+            if fields[3] == _LISTEN and int(number, 16) == port:
+                words = [int(local[at : at + 8], 16) for at in range(0, len(local), 8)]
+                packed = struct.pack(f"={len(words)}I", *words)
+                yield int(fields[7]), _host(ipaddress.ip_address(packed))
+
+
+def _host(found: _Address) -> _Address:
+    """An IPv4 address in IPv6's form as IPv4."""
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
 def _end(name: tuple[str, int] | tuple[str, int, int, int]) -> _End:
-    host = ipaddress.ip_address(name[0].partition("%")[0])
-    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
-    return _End(mapped or host, name[1])
+    return _End(_host(ipaddress.ip_address(name[0].partition("%")[0])), name[1])
 
 
 def _ask_kernel(local: _End, remote: _End) -> int | None:

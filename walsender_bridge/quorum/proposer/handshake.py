@@ -16,6 +16,7 @@ from walsender_bridge.errors import (
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.frames import decode
 from walsender_bridge.quorum.protocol.tls_wire import wire
+from walsender_bridge.runtime import peer_account
 from walsender_bridge.runtime.tls_context import client_context
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -40,6 +41,8 @@ def ask(
     context = None if tls is None else client_context(tls)
     where = f"{host}:{port}"
     deadline = time.monotonic() + seconds
+    if tls is None:
+        peer_account.check_listener(where)
     try:
         connected = socket.create_connection((host, port), timeout=seconds)
     except OSError as error:

@@ -16,6 +16,7 @@ from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer.name_resolution import Names
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 from walsender_bridge.quorum.protocol.tls_wire import wire
+from walsender_bridge.runtime import peer_account
 from walsender_bridge.runtime.tls_context import TlsContext
 
 #: Seconds between two attempts to connect to a safekeeper, and the maximum when it refuses each time.
@@ -73,10 +74,14 @@ class Links:
         return f"{host}:{port}"
 
     def dial(self, now: float) -> list[tuple[int, str]]:
-        """Open the connections that are due; (safekeeper, reason) of those whose name cannot be resolved."""
+        """Open the connections that are due; (safekeeper, reason) of those that cannot be."""
         faults = []
         for peer, (host, port) in enumerate(self.addresses):
             if peer in self.by_peer or now < self._dial_at.get(peer, 0.0):
+                continue
+            if self._tls is None and (fault := peer_account.foreign_listener(host, port)):
+                faults.append((peer, fault))
+                self._dial_at[peer] = now + DIAL_SECONDS
                 continue
             found = self._names.find(host, port, now)
             if fault := self._names.fault(host, port, now):
