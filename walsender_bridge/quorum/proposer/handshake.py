@@ -11,6 +11,7 @@ from walsender_bridge.errors import (
     AuthenticationError,
     ConnectionFailedError,
     MalformedMessageError,
+    PrivilegeError,
     TusklineError,
 )
 from walsender_bridge.quorum.protocol import messages as m
@@ -36,7 +37,7 @@ def ask(
     """The safekeeper's answer to a proposer of `server`.
 
     Raises `ConnectionFailedError` (no answer within `seconds`), `AuthenticationError`, `MalformedMessageError`,
-    `NotSupportedError`; `ConfigError` for files of `tls` that do not fit.
+    `NotSupportedError`; `PrivilegeError` if another account listens there without TLS; `ConfigError` for files of `tls` that do not fit.
     """
     context = None if tls is None else client_context(tls)
     where = f"{host}:{port}"
@@ -74,7 +75,7 @@ def greet(
     """Its greeting; None if it does not answer, or refuses."""
     try:
         answer = ask(host, port, server, tls=tls)
-    except (ConnectionFailedError, AuthenticationError):
+    except (ConnectionFailedError, AuthenticationError, PrivilegeError):
         return None
     return answer if isinstance(answer, m.SafekeeperGreeting) else None
 
