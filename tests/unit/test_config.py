@@ -332,6 +332,9 @@ def test_the_repositories_of_a_log_in_etcd_are_one_address(tmp_path):
     assert config.etcd is not None
     assert config.etcd.tls_files is not None
     assert config.etcd.tls_files.key == tmp_path / "a" / "key.pem"
+    far = ETCD.replace("127.0.0.1:2379", "10.0.0.1:2379").replace("[etcd]\n", "[etcd]\n" + files)
+    assert _load(tmp_path, far).etcd is not None
+    assert _load(tmp_path, ETCD.replace("127.0.0.1:2379", "[::1]:2379")).etcd is not None
 
 
 @pytest.mark.parametrize(
@@ -342,6 +345,8 @@ def test_the_repositories_of_a_log_in_etcd_are_one_address(tmp_path):
         ('"127.0.0.1:7400", ', '"127.0.0.1:7500", ', "each repository once"),
         ('"127.0.0.1:2379"', "", "endpoints"),
         ("[etcd]", '[etcd]\nca = "ca.pem"', "belong together"),
+        ("127.0.0.1:2379", "10.0.0.1:2379", "etcd.endpoints: other machines could reach"),
+        ("127.0.0.1:2379", "etcd-1.example:2379", "etcd.endpoints: other machines could reach"),
         ("[etcd]", '[etcd]\nprefix = "tuskline"', "prefix"),
         ("[etcd]", "[etcd]\nlease = 1", "lease"),
         ("[etcd]", "[etcd]\nendpoint = 1", "did you mean 'endpoints'"),

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tls import HOSTS, Authority
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.repository import leadership
 from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
 from walsender_bridge.change_log.repository.core import Repository
-from walsender_bridge.change_log.repository.etcd import EtcdSettings
+from walsender_bridge.change_log.repository.etcd import Etcd, EtcdSettings
 from walsender_bridge.change_log.repository.leader_lease import not_leading
 from walsender_bridge.change_log.repository.leadership import Leadership, Written, judge
 from walsender_bridge.change_log.repository.service import RepositoryServer
@@ -20,7 +21,7 @@ from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.change_log.repository_messages import RegisterConsumerRequest
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
-from walsender_bridge.errors import NotLeaderError, UnavailableError, UnreachableError
+from walsender_bridge.errors import ConfigError, NotLeaderError, UnavailableError, UnreachableError
 from walsender_bridge.observability import log_problems
 from walsender_bridge.runtime import steady_clock
 
@@ -51,6 +52,16 @@ def test_what_a_refused_write_means(
     leads: int | None, stored: bytes | None, expected: Written
 ) -> None:
     assert judge(7, leads, stored, b"own") is expected
+
+
+def test_a_key_to_etcd_that_other_accounts_can_read_is_refused(tmp_path: Path) -> None:
+    files = Authority(tmp_path).issue("repository", hosts=HOSTS)
+    settings = EtcdSettings((f"127.0.0.1:{free_port()}",), tls=files)
+    Etcd(settings, 1.0).close()
+    files.key.chmod(0o644)
+    with pytest.raises(ConfigError, match="accessible to other accounts") as caught:
+        Etcd(settings, 1.0)
+    assert caught.value.where == str(files.key)
 
 
 @pytest.fixture

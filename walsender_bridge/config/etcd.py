@@ -25,6 +25,7 @@ def check_etcd(config: "Config", where: str) -> None:
             where=where,
             repair="add [etcd] with endpoints; or have a bridge on one machine only, without machine.elect_bridge",
         )
+    _check_strangers(config, where)
     others = config.log.repositories
     if len(set(others)) < len(others):
         raise ConfigError(
@@ -34,6 +35,24 @@ def check_etcd(config: "Config", where: str) -> None:
         _check_store(config, where)
     else:
         _check_elsewhere(config, where, elects=elects)
+
+
+def _check_strangers(config: "Config", where: str) -> None:
+    """Whoever reaches an etcd without certificates may change the log's records, and reads them on the way."""
+    if config.etcd is None or config.etcd.tls_files is not None:
+        return
+    for endpoint in config.etcd.endpoints:
+        host, _ = split_address(endpoint)
+        try:
+            near = ip_address(host).is_loopback
+        except ValueError:
+            near = host == "localhost"
+        if not near:
+            raise ConfigError(
+                "etcd.endpoints: other machines could reach this etcd, and [etcd] has no ca, certificate and key",
+                where=f"{where}, {endpoint}",
+                repair="have etcd ask for certificates of an authority of its own (docs/three-machines.md), and name the three files",
+            )
 
 
 def _check_store(config: "Config", where: str) -> None:

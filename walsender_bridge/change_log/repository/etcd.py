@@ -20,6 +20,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
+from walsender_bridge.runtime import secret_file
 from walsender_bridge.runtime.closing import Closing
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -53,9 +54,14 @@ class EtcdSettings:
 
 
 class Etcd(Closing):
-    """See the module. `attempt`: seconds for a member to answer. Threads may share it; they wait for each other."""
+    """See the module. `attempt`: seconds for a member to answer. Threads may share it; they wait for each other.
+
+    Raises `ConfigError` for a key that other accounts can read.
+    """
 
     def __init__(self, settings: EtcdSettings, attempt: float) -> None:
+        if settings.tls is not None:
+            secret_file.check_key(settings.tls.key)
         self._settings = settings
         self._attempt = attempt
         self._lock = threading.Lock()
