@@ -4,13 +4,15 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.waiting import wait_for
+from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.change_log.log_server_messages import CREATE
@@ -261,6 +263,25 @@ def test_a_replica_that_is_silent_is_left_out_without_a_writer(machines) -> None
     here.all_equal()
     here.write_on(2)
     here.all_equal()
+
+
+def test_an_append_is_built_once_for_all_replicas(machines, monkeypatch) -> None:
+    here = machines()
+    here.write_on(1)
+    built: list[list[bytes]] = []
+    binary_array = protocol.binary_array
+
+    def counted(values: Sequence[bytes]) -> pa.Array:
+        built.append([*values])
+        return binary_array(values)
+
+    monkeypatch.setattr(protocol, "binary_array", counted)
+    with here.open_writer() as writer:
+        assert len(writer._writers) > 1
+        entry = here.make.whole(size=1000)
+        writer.send([entry], schemas=list(SCHEMAS.values()))
+        assert writer.next_ack(20) is not None
+    assert sum(entry in values for values in built) == 1
 
 
 def test_21_tails_of_two_writers_never_meet(machines) -> None:

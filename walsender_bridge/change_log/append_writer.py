@@ -23,6 +23,29 @@ from walsender_bridge.runtime.tls_files import TlsFiles
 #: Seconds allowed for closing an append.
 _CLOSING = 0.8
 
+#: An append as it is sent: a batch with the columns kind and data, and an encoded `AppendRequest`. Immutable.
+BuiltAppend = tuple[pa.RecordBatch, bytes]
+
+
+def build(
+    entries: Sequence[bytes],
+    *,
+    schemas: Sequence[bytes] = (),
+    confirm_to: WalPosition | None = None,
+    gate_lsn: Lsn = MAX_LSN,
+    system_id: int | None = None,
+) -> BuiltAppend:
+    """The append for which `AppendWriter.send` has the same parameters."""
+    kinds = [protocol.KIND_SCHEMA] * len(schemas) + [protocol.KIND_ENTRY] * len(entries)
+    batch = pa.record_batch(
+        [
+            protocol.int_array(kinds, pa.uint8(), np.uint8),
+            protocol.binary_array([*schemas, *entries]),
+        ],
+        schema=protocol.APPEND_SCHEMA,
+    )
+    return batch, actions.encode(m.AppendRequest(confirm_to, gate_lsn, system_id))
+
 
 class AppendWriter(Closing):
     """The writer of a stream. `send` and `next_ack` may be called from different threads.
@@ -49,7 +72,7 @@ class AppendWriter(Closing):
         self.stream = stream
         self.term = term
         self._error: TusklineError | None = None
-        self._batches: queue.SimpleQueue[tuple[pa.RecordBatch, bytes] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[BuiltAppend | None] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[ReplicaStatus | TusklineError] = queue.SimpleQueue()
         self._acks: queue.SimpleQueue[Ack | TusklineError] = queue.SimpleQueue()
         self._deliver = deliver or self._acks.put
@@ -83,18 +106,21 @@ class AppendWriter(Closing):
         above it must not be committed yet. `system_id`: of the cluster, recorded permanently. Without
         entries, this is a heartbeat. Does not wait for the log server.
         """
+        self.send_built(
+            build(
+                entries,
+                schemas=schemas,
+                confirm_to=confirm_to,
+                gate_lsn=gate_lsn,
+                system_id=system_id,
+            )
+        )
+
+    def send_built(self, append: BuiltAppend) -> None:
+        """As `send`, of an append that is built already: the writers of several replicas share one."""
         if self._error is not None:
             raise self._error.with_traceback(None)
-        kinds = [protocol.KIND_SCHEMA] * len(schemas) + [protocol.KIND_ENTRY] * len(entries)
-        batch = pa.record_batch(
-            [
-                protocol.int_array(kinds, pa.uint8(), np.uint8),
-                protocol.binary_array([*schemas, *entries]),
-            ],
-            schema=protocol.APPEND_SCHEMA,
-        )
-        request = m.AppendRequest(confirm_to, gate_lsn, system_id)
-        self._batches.put((batch, actions.encode(request)))
+        self._batches.put(append)
 
     def next_ack(self, timeout: float | None = None) -> Ack | None:
         """Return the next acknowledgement, in the order of `send`; None if none arrives within `timeout`."""

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from walsender_bridge.change_log.append_writer import AppendWriter
+from walsender_bridge.change_log.append_writer import AppendWriter, build
 from walsender_bridge.change_log.protocol import Ack, ReplicaStatus
 from walsender_bridge.errors import (
     CorruptError,
@@ -136,16 +136,17 @@ class StreamWriter(Closing):
         gate_lsn: Lsn = MAX_LSN,
         system_id: int | None = None,
     ) -> None:
-        """As `AppendWriter.send`, to all replicas."""
+        """As `AppendWriter.send`, to all replicas: built once, whatever their number."""
+        append = build(
+            entries,
+            schemas=schemas,
+            confirm_to=confirm_to,
+            gate_lsn=gate_lsn,
+            system_id=system_id,
+        )
         for number, writer in enumerate(self._writers):
             try:
-                writer.send(
-                    entries,
-                    schemas=schemas,
-                    confirm_to=confirm_to,
-                    gate_lsn=gate_lsn,
-                    system_id=system_id,
-                )
+                writer.send_built(append)
             except TusklineError as error:
                 raise self._error(number, error) from None
 
