@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.machine_files import KINDS, SECTIONS, machine
 from tests.support.waiting import wait_for
 from walsender_bridge.capture import stream_record
 from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.cli import children, parts
 from walsender_bridge.cli.bridge_election import BridgeElection
 from walsender_bridge.cli.options import need_here
-from walsender_bridge.config import Part, load_config
+from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.observability import bridge_view
@@ -20,16 +21,6 @@ from walsender_bridge.provisioning.configured import known_of
 from walsender_bridge.quorum.safekeeper import hosting
 from walsender_bridge.runtime import status_file
 
-KINDS: tuple[Part, ...] = ("log-server", "safekeepers", "repository", "bridge", "lake", "slots")
-#: What each kind's file says beside its name: only what its part needs.
-SECTIONS = {
-    "log-server": '[[log_server]]\ndata_dir = "replicas"\nlisten = "127.0.0.1:7401"\n',
-    "safekeepers": '[safekeepers]\nlocal = 1\ndata_dir = "wal"\n',
-    "repository": '[log]\ndata_dir = "log"\n[[log_server]]\nlisten = "127.0.0.1:7401"\n',
-    "bridge": '[[source]]\nname = "shop"\ndsn = "dbname=shop"\n[safekeepers]\naddresses = ["127.0.0.1:7410"]\n',
-    "lake": '[[source]]\nname = "shop"\ndsn = "dbname=shop"\n[lake]\nuri = "lake"\n',
-    "slots": '[slots]\ndsn = "dbname=shop"\n[slots.candidates.near]\ndsn = "host=near"\nslot = "near"\n',
-}
 #: The processes of each, by their supervisor.
 PROCESSES = {
     "log-server": {"log-server": {"replicas"}},
@@ -45,14 +36,6 @@ def loaded(folder: Path, text: str):
     path = folder / "tuskline.toml"
     path.write_text(text)
     return load_config(path)
-
-
-def machine(*kinds: str) -> str:
-    """The file of a machine with these parts, in one table of each name."""
-    named = ", ".join(f'"{each}"' for each in kinds)
-    return f'[machine]\ndata_dir = "state"\nparts = [{named}]\n' + "".join(
-        SECTIONS[each] for each in kinds
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ from walsender_bridge.cli.options import (
     checked_admin,
     chosen_sources,
     load_config,
+    need_here,
 )
 from walsender_bridge.provisioning.configured import (
     capture_source,
@@ -52,6 +53,7 @@ def init(
     from walsender_bridge.provisioning.stats_grant import attach_gate
 
     settings = load_config(config)
+    need_here(settings, "bridge")
     admin = checked_admin(admin)
     output = Output(as_json=as_json)
     rows: list[dict[str, str]] = []
@@ -87,6 +89,7 @@ def detach(
     from walsender_bridge.runtime.pid_file import refuse_while_running
 
     settings = load_config(config)
+    need_here(settings, "bridge")
     admin = checked_admin(admin)
     refuse_while_running(settings.run_dir)
     rows: list[dict[str, str]] = []

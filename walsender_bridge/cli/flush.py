@@ -12,6 +12,7 @@ from walsender_bridge.cli.options import (
     ConfigPath,
     lake_section,
     load_config,
+    need_here,
 )
 from walsender_bridge.errors import (
     AuthenticationError,
@@ -53,12 +54,14 @@ def flush(
     """
     settings = load_config(config)
     lake = lake_section(settings)
+    need_here(settings, "lake")
     from spark_consumers.lake.flush import flush as flush_sources
     from spark_consumers.lake.tables.sources import Source
 
     began, output = time.monotonic(), Output(as_json=as_json)
     logs.export_format(settings.logs.format)
-    for section in settings.source:
+    # The publication belongs to the bridge: where the lake alone is, its `tables` may be others.
+    for section in settings.source if "bridge" in settings.parts else ():
         for note in publish_new(section, began + timeout):
             output.note(note)
     epoch = flush_sources(

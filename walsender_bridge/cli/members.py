@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, need_here
 from walsender_bridge.cli.safekeeper import configured, safekeeper_app
 from walsender_bridge.runtime.output import Output
 
@@ -62,6 +62,7 @@ def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) 
     from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change, wait
 
     settings, output = configured(config), Output(as_json=as_json)
+    need_here(settings, "bridge")
     files = ProposerFiles(settings.proposer_status, settings.members_request, settings.tls_files)
     before = quorum_view.observe(settings)
     assert before is not None

@@ -59,8 +59,10 @@ def need_here(settings: "Config", *parts: "Part") -> None:
 
 
 def lake_section(settings: "Config") -> "LakeSection":
-    """The configured lake. Raises `LakeError`."""
+    """The configured lake. Raises `LakeError`, or `ConfigError` on one of several machines that does not know it."""
     if settings.lake is None:
+        if settings.machine is not None:
+            need_here(settings, "lake")
         raise LakeError(
             "no lake is configured", repair="add a section [lake] with a uri to the configuration"
         )

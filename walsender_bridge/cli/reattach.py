@@ -14,6 +14,7 @@ from walsender_bridge.cli.options import (
     checked_admin,
     chosen_sources,
     load_config,
+    need_here,
 )
 from walsender_bridge.errors import Cause
 from walsender_bridge.provisioning.configured import capture_source
@@ -59,15 +60,20 @@ def reattach(
 
     Their names stay the same. Use it after a slot or a publication was lost, on another server, after `detach` and `init`,
     or when the log was removed. The log must be running (`tuskline up`). Sources that can continue are left as they are.
+    With the bridge and the lake on two machines, run it on both: the first continues the sources, the second the lake.
     """
     from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.provisioning import reattach as attaching
 
     settings = load_config(config)
+    if sources:
+        need_here(settings, "bridge")
+    need_here(settings, "bridge", "lake")
     admin = checked_admin(admin)
     output = Output(as_json=as_json)
     names: Sequence[str | None] = sources or [None]
-    chosen = [section for name in names for section in chosen_sources(settings, name)]
+    here = names if "bridge" in settings.parts else ()
+    chosen = [section for name in here for section in chosen_sources(settings, name)]
     rows: list[dict[str, str]] = []
     with LogClient(settings.log_address) as log:
         for section in chosen:

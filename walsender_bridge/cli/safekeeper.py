@@ -10,6 +10,7 @@ from walsender_bridge.cli.options import (
     AsJson,
     ConfigPath,
     load_config,
+    need_here,
 )
 from walsender_bridge.errors import Cause, ConfigError
 from walsender_bridge.runtime.output import Output
@@ -83,6 +84,8 @@ def configured(config: Any) -> "Config":
     """The configuration. Raises `ConfigError` if it has no safekeepers."""
     settings = load_config(config)
     if not settings.safekeepers.proposed_to:
+        if settings.machine is not None:
+            need_here(settings, "safekeepers", "bridge")
         raise ConfigError(
             "no safekeepers are configured",
             where=str(config),

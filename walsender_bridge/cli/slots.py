@@ -15,6 +15,7 @@ from walsender_bridge.cli.options import (
     AsJson,
     ConfigPath,
     load_config,
+    need_here,
 )
 from walsender_bridge.errors import ConfigError, UsageError
 from walsender_bridge.runtime import logs
@@ -109,6 +110,7 @@ def sync(
         exit_with_parent()
         logs.begin_part()
     settings = load_config(config)
+    need_here(settings, "slots")
     logs.export_format(settings.logs.format)
     with Controller(plan(settings)) as controller:
         if once:
@@ -127,6 +129,8 @@ def sync(
 def configured(settings: "Config") -> "SlotsSection":
     """The section `[slots]`. Raises `ConfigError` without one."""
     if settings.slots is None:
+        if settings.machine is not None:
+            need_here(settings, "slots")
         raise ConfigError(
             "no copies of slots are configured",
             repair="add [slots.candidates.NAME] with dsn and slot for each standby: docs/slots.md",

@@ -91,6 +91,7 @@ def add(
 ) -> None:
     """Add tables to the publication, and copy them into the lake."""
     settings = load_config(config)
+    lake_section(settings)  # before the publication changes
     admin = checked_admin(admin)
     from walsender_bridge.postgres.protocol.relation_name import split_relation
     from walsender_bridge.postgres.table_patterns import Choice

@@ -34,7 +34,8 @@ def known_of(settings: "Config", section: "SourceSection") -> Any:
 def needed_quorum(settings: "Config") -> Any:
     """The configured quorum, for `provisioning.quorum`. Raises `ConfigError` when there is none."""
     section = settings.quorum_source
-    if section is None and settings.safekeepers.proposed_to:
+    elsewhere = settings.machine is not None and "bridge" not in settings.parts
+    if section is None and (settings.safekeepers.proposed_to or elsewhere):
         raise ConfigError(
             "the bridge, whose proposer the commits wait for, is on another machine",
             where="[machine] parts",
