@@ -353,6 +353,53 @@ def test_sealing(picture: str, end: int, state: ReplicaState, left: int, restart
     append(replica, make.whole())
 
 
+@pytest.mark.parametrize("low", [1, 2, 3, 4])
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("tail", [0, 2])
+@pytest.mark.parametrize("end", [1, 3, 4, 5, 6, 9])
+def test_2_sealing_after_a_restart(low: int, empty: bool, tail: int, end: int) -> None:
+    """Low watermark (nothing, some, all trimmed) x context (of the commit, or a newer empty one) x last commit.
+
+    Three entries are committed, in the versions 1 to 3; `end`: that of the last commit, as the repository knows it.
+    """
+    make, replica = EntryMaker(), new_replica()
+    for version in (1, 2, 3):
+        append(replica, make.whole())
+        commit_all(replica, version)
+    if empty:
+        replica.commit(CommitContext(7, 4, 9, 0))
+        replica.persist()
+    replica.trim(low)
+    uncommitted = [make.whole() for _ in range(tail)]
+    append(replica, *uncommitted)
+    first = low if low < 4 + tail else None
+    found = StoredReplica(replica.durable, first, first and 3 + tail, 4 if low < 4 else None)
+    again = Replica(found, uncommitted, HASHES.values())
+    before = again.status()
+    if end < 4:
+        with pytest.raises(InvalidReplicaError, match="committed up to 4"):
+            again.seal(end, 9)
+        assert again.status() == before
+        return
+    effects = again.seal(end, 9)
+    report = again.report("k")
+    assert report is not None
+    # I8: sealed only at the last commit. Nothing is offered, and the context stays as it is.
+    assert again.state == (ReplicaState.SEALED if end == 4 else ReplicaState.SEALING)
+    assert (report.version, report.local_offset, report.length) == (7 if empty else 3, 4, 0)
+    assert (DropFrom(4) in effects) == (end == 4 and tail > 0)
+    assert again.tail.end_offset == (4 if end == 4 else 4 + tail)
+    assert again.durable == replace(replica.durable, term=9, sealed_at=end)
+    # Another restart changes neither.
+    kept = uncommitted if end > 4 else []
+    last = 3 + len(kept)
+    first = low if low <= last else None
+    stored = StoredReplica(again.durable, first, first and last, 4 if low < 4 else None)
+    twice = Replica(stored, kept, HASHES.values())
+    assert (twice.state, twice.status()) == (again.state, again.status())
+    assert again.seal(end, 9) == []
+
+
 def test_a_replica_with_more_commits_than_the_seal_is_not_cut() -> None:
     make, replica = EntryMaker(), new_replica()
     append(replica, make.whole())

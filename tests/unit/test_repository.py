@@ -152,6 +152,75 @@ def test_what_all_replicas_hold_is_committed_and_silence_of_one_commits_nothing(
     assert (state.version, state.published) == (1, 1)
 
 
+def test_16_reports_of_one_replica_however_often_are_not_those_of_all() -> None:
+    state = log_of("a", "b", log_servers=("k", "l", "m"))
+    once = report("a", 0, 1, 5)
+    assert not tick(state, once, replace(once, length=5), once)
+    # Nor are those of other streams, or of different moments.
+    assert not tick(state, once, *(report("b", 0, 1, 5, log_server=each) for each in "lm"))
+    assert not tick(state, report("a", 0, 1, 5, log_server="l"))
+    assert not tick(state, report("a", 0, 1, 5, log_server="m"))
+    assert state.version == 0
+
+
+def test_16_a_report_from_before_the_last_commit_commits_nothing_with_newer_ones(
+    three: Repository,
+) -> None:
+    newer = [sealed_report(2, each, 1) for each in "kl"]
+    before = replace(report("a", 0, 1, 5, log_server="m"), term=1)
+    tick(three, *newer, before)
+    assert three.version == 1
+    tick(three, *newer, sealed_report(2, "m", 1))
+    assert three.version == 2
+
+
+def test_17_a_report_again_after_its_commit_and_in_any_order_commits_nothing() -> None:
+    state = log_of("a", log_servers=("k", "l"))
+    reports = [report("a", 0, 1, 3, log_server=each) for each in "kl"]
+    assert tick(state, *reports)
+    taken = [report("a", 1, 4, 0, log_server=each) for each in "kl"]
+    for late in (reports, reports[::-1], [*reports, *reports], [taken[0], reports[1]]):
+        tick(state, *late)
+        assert contexts(state, 1) == {"a": CommitContext(1, 1, 1, 3)}
+
+
+def test_18_a_second_repository_with_the_same_log_gives_the_same_offsets() -> None:
+    """Also one that goes on from a checkpoint between any two records; global offsets follow the order of names."""
+    records: list[Record] = [Created("log"), *(StreamCreated(each, ("k",)) for each in "cab")]
+    for version in range(3):
+        reports = tuple(report(each, version, 1 + version, 1) for each in "bca")
+        records.append(RepositoryTick(float(version), reports))
+    runs = []
+    for restart in range(len(records) + 1):
+        state, given = Repository(), []
+        for number, record in enumerate(records):
+            if number == restart:
+                state = Repository.from_record(json.loads(json.dumps(state.to_record())))
+            state.apply(record)
+            given.append({name: state.streams[name].latest for name in sorted(state.streams)})
+        runs.append((given, state.to_record()))
+    assert all(each == runs[0] for each in runs)
+    last = runs[0][0][-1]
+    assert {name: context.global_offset for name, context in last.items()} == {
+        "a": 7,
+        "b": 8,
+        "c": 9,
+    }
+
+
+def test_20_a_stream_is_unsealed_once_and_by_its_last_seal(three: Repository) -> None:
+    three.apply(StreamSealed("a", 2))
+    three.apply(StreamSealed("a", 3))
+    before = json.dumps(three.to_record())
+    assert not three.apply(StreamUnsealed("a", 2, ("k",))), "it has been sealed again since"
+    assert json.dumps(three.to_record()) == before
+    assert three.apply(StreamUnsealed("a", 3, ("k", "l")))
+    before = json.dumps(three.to_record())
+    for members in (("k", "l"), ("k", "l", "m")):
+        assert not three.apply(StreamUnsealed("a", 3, members)), "idempotent"
+        assert json.dumps(three.to_record()) == before
+
+
 def test_a_stream_learns_the_version_at_its_birth() -> None:
     state = log_of("a")
     tick(state, report("a", 0, 1, 4))

@@ -3,7 +3,7 @@
 import copy
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -380,6 +380,35 @@ def test_15_a_crash_at_every_step_is_resumed(
         shutil.rmtree(folder)
     assert reached >= {"log-effect", "log-before-commit", "log-after-commit", "log-roll-renamed"}
     assert ({"log-wipe-removed", "log-wiped"} <= reached) == wipe
+
+
+def test_15_a_source_that_restarts_between_any_two_batches_is_asked_again(
+    source: Replica, tmp_path: Path
+) -> None:
+    """Meanwhile it has committed more, and trimmed what the destination already has."""
+    source.commit_next(4, 1 << 20)
+    to = new(tmp_path)
+    done, taken = False, 0
+    while not done:
+        offer = source.sync_offer("k1")
+        lacking = to.sync_init(offer, "log")
+        sending = source.sync_batches(offer, lacking)
+        batch = next(sending)
+        to.sync_replicate("k1", batch)
+        assert isinstance(sending, Generator)
+        sending.close()
+        taken, done = taken + 1, batch.done is not None
+        assert (to.report("k2") is None) == (not done)
+        make, source = source.make, source.reopened()
+        source.make = make
+        if taken == 1:
+            assert not done
+            source.session, _ = source.open_writer(2)
+            source.commit_next(1, 1 << 20)
+            source.trim(2, FOREVER)
+    assert taken > 2
+    synchronize(source, to) if to.state() != ReplicaState.SEALED else None
+    assert_same(source, to)
 
 
 @pytest.mark.parametrize("lost", ["everything", "a hole", "a flipped bit"])
