@@ -12,24 +12,33 @@ from typing import Any
 from tests.support import fork_server
 from walsender_bridge.runtime import json_model
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = fork_server.ROOT
 
 
 def start_child(
     module: str, settings: Any, *, log: Path, **environment: str
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module`, with its output appended to `log`."""
+    """Start `python -m module`, with its output appended to `log`; by a fork, unless it has an environment of its own."""
+    receiver, sender = os.pipe()
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, "test"],
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-        )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        try:
+            if module in fork_server.PRELOADED and not environment:
+                said = output.fileno()
+                process: subprocess.Popen[bytes] = fork_server.start(
+                    module, ["test"], stdin=receiver, stdout=said, stderr=said, cwd=ROOT
+                )
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module, "test"],
+                    env={**os.environ, **environment},
+                    stdin=receiver,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=ROOT,
+                )
+        finally:
+            os.close(receiver)
+    with contextlib.suppress(BrokenPipeError), open(sender, "wb") as stdin:
         stdin.write(json_model.encode(settings))
     return process
 
@@ -44,7 +53,11 @@ def run_tuskline(
         tempfile.TemporaryFile("w+") as stderr,
     ):
         process = fork_server.start(
-            arguments, stdin=nothing.fileno(), stdout=stdout.fileno(), stderr=stderr.fileno()
+            fork_server.COMMAND,
+            arguments,
+            stdin=nothing.fileno(),
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
         )
         try:
             code = process.wait(seconds)

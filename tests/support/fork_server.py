@@ -1,12 +1,19 @@
-"""Starts `tuskline` by forking a process that has imported most of what it needs.
+"""Starts processes of Tuskline by forking one that has imported most of what they need.
 
-A command spends most of its short life in imports, and tests start many. One server is started in each test process, with
-`python -m tests.support.fork_server`; each command is a fork of it, and runs as with `python -m`. The server has one thread,
-opens no connection, and ends with the test process, and its children with it.
+A process spends most of a short life in imports, and tests start thousands. For each module of `PRELOADED`, one server is
+started in each test process, with `python -m tests.support.fork_server MODULE`; each child is a fork of it, and runs the module
+as `python -m` does. The server has one thread, opens no connection, and ends with the test process, and its children with it.
+
+What differs from an `exec` and can be seen is set in the child (`_become`), or makes another server (`_READ_EARLY`). Two
+differences remain: the children of one server share the seed of `hash()`, and their parent is the server.
+
+Tests that start each of these as users do, by `exec`: commands in `tests/unit/test_cli.py`; safekeeper, proposer and WAL server,
+as children of their supervisor, in `tests/cluster/test_quorum_up.py`; capture and log server in `tests/cluster/test_port_scan.py`.
 """
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -21,25 +28,70 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-_MODULE: Final = "walsender_bridge.cli.app"
-#: What is imported first: not the module itself, which `runpy` loads anew.
-_PRELOADED: Final = (
-    "walsender_bridge.cli.attach",
-    "walsender_bridge.cli.doctor",
-    "walsender_bridge.cli.status",
-    "walsender_bridge.doctor.server",
-    "walsender_bridge.observability.quorum_view",
-    "walsender_bridge.provisioning.init",
-    "walsender_bridge.provisioning.detach",
-    "walsender_bridge.provisioning.quorum",
-    "walsender_bridge.provisioning.stats_grant",
-)
+COMMAND: Final = "walsender_bridge.cli.app"
+_RUNTIME: Final = "walsender_bridge.runtime"
+#: By module: what its processes import first. Not what reads its settings as it is loaded, as Arrow does in a log server, and not
+#: the module itself, which `runpy` loads anew.
+PRELOADED: Final = {
+    COMMAND: (
+        "walsender_bridge.cli.attach",
+        "walsender_bridge.cli.doctor",
+        "walsender_bridge.cli.status",
+        "walsender_bridge.doctor.server",
+        "walsender_bridge.observability.quorum_view",
+        "walsender_bridge.provisioning.init",
+        "walsender_bridge.provisioning.detach",
+        "walsender_bridge.provisioning.quorum",
+        "walsender_bridge.provisioning.stats_grant",
+    ),
+    "walsender_bridge.capture": (
+        "walsender_bridge.capture.driver",
+        "walsender_bridge.capture.gate.monitor",
+        "walsender_bridge.capture.settings",
+        f"{_RUNTIME}.child_process",
+    ),
+    "walsender_bridge.quorum.safekeeper": (
+        "walsender_bridge.quorum.safekeeper.data_dir",
+        "walsender_bridge.quorum.safekeeper.driver",
+        "walsender_bridge.quorum.safekeeper.status",
+        f"{_RUNTIME}.child_process",
+    ),
+    "walsender_bridge.quorum.proposer": (
+        "walsender_bridge.quorum.proposer.configured_membership",
+        "walsender_bridge.quorum.proposer.driver",
+        "walsender_bridge.quorum.proposer.first_membership",
+        "walsender_bridge.quorum.proposer.member_changes",
+        "walsender_bridge.quorum.proposer.quorum_id_record",
+        f"{_RUNTIME}.child_process",
+    ),
+    "walsender_bridge.quorum.wal_server": (
+        "walsender_bridge.quorum.wal_server.service",
+        f"{_RUNTIME}.child_process",
+    ),
+    "walsender_bridge.change_log.log_server": (
+        "numpy",
+        "google_crc32c",
+        "walsender_bridge.change_log.replica.settings",
+        "walsender_bridge.postgres.protocol.lsn",
+        f"{_RUNTIME}.arrow_memory",
+        f"{_RUNTIME}.child_process",
+        f"{_RUNTIME}.malloc_trim",
+        f"{_RUNTIME}.supervisor",
+        f"{_RUNTIME}.tcp_connections",
+    ),
+}
+#: What is read when the interpreter starts or a module is loaded: a server has it from its own environment.
+_READ_EARLY: Final = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TUSKLINE_FAIL_POINT")
+#: Room for the arguments of a child, which it shows in the place of its server's.
+_ROOM: Final = " " * 512
 _STATUS: Final = struct.Struct("<i")
+ROOT: Final = Path(__file__).resolve().parents[2]
 #: One request at a time: an answer is the next one's.
 _LOCK = threading.Lock()
 
@@ -73,15 +125,22 @@ class ForkedProcess(subprocess.Popen[bytes]):
         return self.returncode
 
 
+def _early() -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith(_READ_EARLY)))
+
+
 @functools.cache
-def _server(owner: int) -> socket.socket:
-    """The connection to the server, which is started by the first call in the process `owner`."""
+def _server(module: str, owner: int, early: tuple[tuple[str, str], ...]) -> socket.socket:
+    """The connection to a module's server, which is started by the first call in the process `owner`."""
+    del owner, early
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    name = "tests.support.fork_server"
     with there:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(there.fileno())],
+            [sys.executable, "-m", name, module, str(there.fileno()), _ROOM],
             pass_fds=[there.fileno()],
             stdin=subprocess.DEVNULL,
+            cwd=ROOT,
             # Where numpy's library starts no threads, the server has one.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
@@ -94,24 +153,44 @@ def _server(owner: int) -> socket.socket:
     return here
 
 
-def start(arguments: Sequence[str], *, stdin: int, stdout: int, stderr: int) -> ForkedProcess:
-    """Start `tuskline ARGUMENTS`, in the folder and the environment of this process."""
-    request = {"env": dict(os.environ), "cwd": str(Path.cwd()), "arguments": [*arguments]}
+def start(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    cwd: Path | None = None,
+) -> ForkedProcess:
+    """Start `python -m MODULE ARGUMENTS`, in the environment of this process, and in its folder unless one is given."""
+    argv = [sys.executable, "-m", module, *arguments]
+    request = {
+        "env": dict(os.environ),
+        "cwd": str(cwd or Path.cwd()),
+        "argv": argv,
+        "umask": _umask(),
+    }
     receiver, sender = os.pipe()
     try:
         with _LOCK:
-            server = _server(os.getpid())
+            server = _server(module, os.getpid(), _early())
             message = json.dumps(request).encode()
             socket.send_fds(server, [message], [stdin, stdout, stderr, sender])
             pid = int(server.recv(32))
     finally:
         os.close(sender)
-    return ForkedProcess([sys.executable, "-m", _MODULE, *arguments], pid, receiver)
+    return ForkedProcess(argv, pid, receiver)
 
 
-def _serve(requests: socket.socket) -> None:
+def _umask() -> int:
+    """This process's; `os.umask` would change it for its other threads meanwhile."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("Umask:")[2].split(maxsplit=1)[0], 8)
+
+
+def _serve(module: str, requests: socket.socket) -> None:
     """Fork for each request. Returns in the children alone."""
-    for name in _PRELOADED:
+    for name in PRELOADED.get(module, ()):
         importlib.import_module(name)
     # jemalloc, which Arrow brings, starts its own thread again in a child.
     threads = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
@@ -167,11 +246,25 @@ def _become(request: dict[str, Any], standard: Sequence[int]) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["env"])
+    time.tzset()
+    os.umask(request["umask"])
     os.chdir(request["cwd"])
-    sys.argv[1:] = request["arguments"]
+    sys.path[0] = request["cwd"]
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    sys.argv[1:] = request["argv"][3:]
+    sys.orig_argv[:] = request["argv"]
+    _show(request["argv"])
     random.seed()
 
 
+def _show(argv: Sequence[str]) -> None:
+    """Have `ps` show these arguments, where there were the server's."""
+    first, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    shown = "\0".join(argv).encode()[: end - first - 1]
+    ctypes.memmove(first, shown.ljust(end - first, b"\0"), end - first)
+
+
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
+    module_to_run = sys.argv[1]
+    _serve(module_to_run, socket.socket(fileno=int(sys.argv[2])))
+    runpy.run_module(module_to_run, run_name="__main__", alter_sys=True)
