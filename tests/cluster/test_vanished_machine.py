@@ -121,11 +121,10 @@ def appending() -> set[threading.Thread]:
 def test_39_an_append_to_a_machine_that_vanished_ends_and_the_writer_goes_on(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = dict(protocol.CHANNEL_OPTIONS)
+    options = dict(protocol.REMOTE_CHANNEL_OPTIONS)
     assert options.get("grpc.keepalive_timeout_ms", 0) <= 20_000
-    monkeypatch.setattr(
-        protocol, "CHANNEL_OPTIONS", [*(options | {"grpc.keepalive_timeout_ms": 3000}).items()]
-    )
+    options["grpc.keepalive_timeout_ms"] = 3000
+    monkeypatch.setattr(protocol, "REMOTE_CHANNEL_OPTIONS", [*options.items()])
     network.log.create_stream("shop")
     first = network.open_writer()
     network.write(first)

@@ -55,6 +55,7 @@ def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
     channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
     if tls is not None:
         quiet()
+        channel += protocol.REMOTE_CHANNEL_OPTIONS
         own = _load(tls)
         options = {
             "tls_root_certs": own.ca,

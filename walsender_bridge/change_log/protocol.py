@@ -59,18 +59,22 @@ READ_SCHEMA = pa.schema(
 )
 
 #: Reconnect to a restarted service within half a second, not after gRPC's default of two minutes.
-#: A service whose machine vanishes says no goodbye: what was sent to it has to be taken, by its kernel, within
-#: `keepalive_timeout_ms` (it becomes TCP_USER_TIMEOUT), or the connection ends. A call that only waits is asked after at
-#: `keepalive_time_ms`; a service ends the connection of a client that asks more often than every five minutes.
 CHANNEL_OPTIONS = [
-    ("grpc.keepalive_time_ms", 320_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", MAX_BATCH_BYTES),
     ("grpc.max_send_message_length", MAX_BATCH_BYTES),
+]
+
+#: Of connections to other machines, which all have TLS: a service whose machine vanishes says no goodbye. What was sent to it has
+#: to be taken, by its kernel, within `keepalive_timeout_ms` (it becomes TCP_USER_TIMEOUT), or the connection ends. A call that only
+#: waits is asked after at `keepalive_time_ms`; a service ends the connection of a client that asks more often than every five
+#: minutes. Within a machine, a connection outlasts a service that is stopped for longer.
+REMOTE_CHANNEL_OPTIONS = [
+    ("grpc.keepalive_time_ms", 320_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
 ]
 
 
