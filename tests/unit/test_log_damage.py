@@ -122,6 +122,22 @@ def test_a_folder_that_is_away_for_now_is_no_damage(tmp_path):
     replica.close()
 
 
+def test_33_a_damaged_replica_id_is_damage_and_no_failure(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    replica = HostedReplica(source)
+    replica.create("s", "log")
+    its = replica.replica_id
+    replica.close()
+    assert its is not None
+    (segment,) = source.iterdir()
+    flip(segment / "data.mdb", its.encode(), 3, 7)
+    replica = HostedReplica(source)
+    replica.recover()
+    outcome, reason = replica.outcome
+    replica.close()
+    assert (outcome, "the replica's id is damaged" in reason) == (RecoveryOutcome.INVALID, True)
+
+
 def test_33_a_flipped_bit_in_the_logs_store_never_becomes_a_value(tmp_path: Path) -> None:
     source = tmp_path / "source"
     replica = HostedReplica(source)

@@ -73,6 +73,14 @@ def chain_of(value: bytes, where: str) -> list[int]:
         raise CorruptError(f"the list of segments is damaged: {error}", where=where) from None
 
 
+def replica_id_of(value: bytes | None, where: str) -> str:
+    """The replica's id, from such a value; empty if there is none. Raises `CorruptError`."""
+    try:
+        return (value or b"").decode("ascii")
+    except UnicodeDecodeError:
+        raise CorruptError("the replica's id is damaged", where=where) from None
+
+
 def pack_state(durable: Durable) -> bytes:
     """The small record's value."""
     context = durable.context

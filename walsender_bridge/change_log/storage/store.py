@@ -49,7 +49,13 @@ from walsender_bridge.change_log.storage.entries import (
     newest_schemas,
     schema,
 )
-from walsender_bridge.change_log.storage.records import chain_of, key_of, pack_state, unpack_state
+from walsender_bridge.change_log.storage.records import (
+    chain_of,
+    key_of,
+    pack_state,
+    replica_id_of,
+    unpack_state,
+)
 from walsender_bridge.change_log.storage.segment import (
     REFUSALS,
     REPLICA,
@@ -174,7 +180,7 @@ class StreamStore:
                     raise CorruptError("segment has no state record", where=str(newest.folder))
                 durable = unpack_state(state, newest.folder)
                 check_newest(snapshot, durable.stream, self.replica_id)
-                its = (snapshot.get(b"meta", REPLICA) or b"").decode()
+                its = replica_id_of(snapshot.get(b"meta", REPLICA), newest.file)
             self._take_id(newest, its)
             return durable, chain_of(chain, newest.file)
         except CorruptError as error:
