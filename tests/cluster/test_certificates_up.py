@@ -3,10 +3,8 @@
 import contextlib
 import http.client
 import itertools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import psycopg
 import pytest
@@ -15,12 +13,13 @@ from cryptography import x509
 from tests.cluster.test_port_scan import (
     STARTUP,
     Installation,
-    Reading,
     in_tls,
+    reading_from,
     running,
 )
 from tests.cluster.test_strangers import PREFACE, SETTINGS
 from tests.support.listeners import ListeningSocket, listeners
+from tests.support.repeated import Repeated
 from tests.support.servers import MakeServer
 from tests.support.tls import SERVER, Authority, replace_files
 from tests.support.tls_safekeeper import GREETING
@@ -37,33 +36,6 @@ ROLES = (*SERVER, "writer", "lake", "operator", "proposer", "safekeeper")
 def installation(tmp_path: Path, make_server: MakeServer) -> Iterator[Installation]:
     with running(tmp_path, make_server) as found:
         yield found
-
-
-class Repeated:
-    """A call again and again, in a thread; `errors` of those that failed."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.calls = 0
-        self.errors: list[Exception] = []
-
-    def _run(self) -> None:
-        while not self._over.wait(0.05):
-            try:
-                self._call()
-            except (OSError, http.client.HTTPException, psycopg.Error, AssertionError) as error:
-                self.errors.append(error)
-            self.calls += 1
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
 
 class Ports:
@@ -152,12 +124,12 @@ def test_42_all_certificates_of_a_running_installation_are_replaced(
 
     def go_on() -> None:
         """Everybody has done something since."""
-        before = reading.reads, scraping.calls, committing.calls
+        before = reading.calls, scraping.calls, committing.calls
         wait_for(
             lambda: all(
                 now > then
                 for now, then in zip(
-                    (reading.reads, scraping.calls, committing.calls), before, strict=True
+                    (reading.calls, scraping.calls, committing.calls), before, strict=True
                 )
             ),
             60,
@@ -172,9 +144,9 @@ def test_42_all_certificates_of_a_running_installation_are_replaced(
     }
     both = old.ca.read_bytes() + new.ca.read_bytes()
     with (
-        Reading(installation) as reading,
-        Repeated(scrape) as scraping,
-        Repeated(commit) as committing,
+        reading_from(installation) as reading,
+        Repeated(scrape, OSError, http.client.HTTPException, AssertionError) as scraping,
+        Repeated(commit, psycopg.Error) as committing,
     ):
         # In the order of the manual: both authorities everywhere, then the certificates, then the new authority alone.
         assert everywhere(old, served=True)
@@ -196,7 +168,7 @@ def test_42_all_certificates_of_a_running_installation_are_replaced(
         wait_for(lambda: everywhere(old, served=False), 60, "the former authority counts no more")
         assert everywhere(new, served=True)
         go_on()
-    assert (reading.failed, scraping.errors, committing.errors) == ([], [], [])
+    assert (reading.errors, scraping.errors, committing.errors) == ([], [], [])
     assert installation.tuskline.process is not None
     # The same processes, at the same ports.
     assert listeners(installation.tuskline.process.pid) == ports.all

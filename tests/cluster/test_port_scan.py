@@ -8,11 +8,9 @@ import json
 import socket
 import ssl
 import struct
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -31,6 +29,7 @@ from tests.support.attached import Attached
 from tests.support.capture_stack import server_with_tables, wal_end
 from tests.support.listeners import ListeningSocket, listeners, of_process
 from tests.support.quorum_up import follows
+from tests.support.repeated import Repeated
 from tests.support.role_table import ACTIONS, refused
 from tests.support.servers import Database, MakeServer
 from tests.support.tls import SERVER, Authority
@@ -187,34 +186,9 @@ def installation(tmp_path: Path, make_server: MakeServer) -> Iterator[Installati
         yield found
 
 
-class Reading:
-    """A reader that reads all the time; `longest` is the longest time that it waited."""
-
-    def __init__(self, installation: Installation) -> None:
-        self._installation = installation
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.longest = 0.0
-        self.reads = 0
-        self.failed: list[TusklineError] = []
-
-    def _run(self) -> None:
-        while not self._over.wait(0.1):
-            began = time.monotonic()
-            try:
-                self._installation.entries()
-            except TusklineError as error:
-                self.failed.append(error)
-            self.reads += 1
-            self.longest = max(self.longest, time.monotonic() - began)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+def reading_from(installation: Installation) -> Repeated:
+    """A reader that reads all the time."""
+    return Repeated(installation.entries, TusklineError, pause=0.1)
 
 
 def junk(listener: ListeningSocket) -> bytes:
@@ -378,7 +352,7 @@ def test_every_listener_withstands_strangers_and_lesser_roles(installation: Inst
     memory = {each.pid: of_process(each.pid, "VmRSS") for each in found}
     peaks = {each.pid: of_process(each.pid, "VmHWM") for each in found}
     told: list[str] = []
-    with Reading(installation) as reading:
+    with reading_from(installation) as reading:
         for each in found:
             told.append(junk(each).decode(errors="replace"))
             told.append(stranger(installation, each).decode(errors="replace"))
@@ -396,8 +370,8 @@ def test_every_listener_withstands_strangers_and_lesser_roles(installation: Inst
         for address in sorted(flights):
             told += as_reader(installation, address)
         installation.write()
-    assert reading.reads > 5
-    assert reading.failed == []
+    assert reading.calls > 5
+    assert reading.errors == []
     assert reading.longest < LONGEST_DELAY
     assert installation.state() == before
     assert installation.entries()[: len(entries)] == entries

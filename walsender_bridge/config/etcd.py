@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from walsender_bridge.config.sections import split_address
 from walsender_bridge.errors import ConfigError
+from walsender_bridge.runtime.listening import is_loopback
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config
@@ -43,11 +44,7 @@ def _check_strangers(config: "Config", where: str) -> None:
         return
     for endpoint in config.etcd.endpoints:
         host, _ = split_address(endpoint)
-        try:
-            near = ip_address(host).is_loopback
-        except ValueError:
-            near = host == "localhost"
-        if not near:
+        if not is_loopback(host):
             raise ConfigError(
                 "etcd.endpoints: other machines could reach this etcd, and [etcd] has no ca, certificate and key",
                 where=f"{where}, {endpoint}",

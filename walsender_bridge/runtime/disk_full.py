@@ -13,6 +13,8 @@ from walsender_bridge.errors import DiskFullError, TusklineError, UnavailableErr
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Free bytes below which the small files of a running part may fail to be written.
 _ROOM: Final = 1 << 20
+_FREE: Final = "free disk space there; nothing is lost"
+_LOOK: Final = "see whether the disk works, and whether this user may write there"
 
 
 def of(error: OSError, where: Path | str = "") -> TusklineError:
@@ -23,13 +25,21 @@ def of(error: OSError, where: Path | str = "") -> TusklineError:
         return DiskFullError(
             f"the disk is full: {words}",
             where=place,
-            repair="free disk space there; nothing is lost",
+            repair=_FREE,
         )
     return UnavailableError(
         f"cannot be written: {words}",
         where=place,
-        repair="see whether the disk works, and whether this user may write there",
+        repair=_LOOK,
     )
+
+
+def failed(what: str, error: Exception, where: Path, *, full: bool) -> UnavailableError:
+    """What it means that `what` could not be done there, by this error of a library. `full`: whether the disk is."""
+    repair = _LOOK
+    if full:
+        what, repair = f"the disk is full: {what}", _FREE
+    return UnavailableError(f"{what}: {error}", where=str(where), repair=repair)
 
 
 @contextlib.contextmanager

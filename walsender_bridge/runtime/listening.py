@@ -54,6 +54,14 @@ def reaches_strangers(address: str, *, resolve: bool = True) -> bool:
     return not all(ip_address(str(place[0]).partition("%")[0]).is_loopback for *_, place in found)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a numeric host, or `localhost`, is this machine's own. Other names are not looked up."""
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def is_refused(address: str, *, seconds: float) -> bool:
     """Whether connections to `host:port` are refused, so no service is listening. The client reports other failures."""
     host, _, port = address.rpartition(":")

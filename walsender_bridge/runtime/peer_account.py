@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from walsender_bridge.errors import PrivilegeError, UnavailableError
+from walsender_bridge.runtime.listening import is_loopback
 
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
@@ -87,7 +88,7 @@ def of_peer(connection: socket.socket) -> int | None:
 
 def foreign_listener(host: str, port: int) -> str:
     """Why a client is not to talk to what listens on a loopback address; empty: it may, or nothing listens there."""
-    if os.geteuid() == 0 or not _is_loopback(host):
+    if os.geteuid() == 0 or not is_loopback(host):
         return ""
     for account, local in _listening(port):
         if not is_trusted(account) and (local.is_loopback or local.is_unspecified):
@@ -104,13 +105,6 @@ def check_listener(address: str) -> None:
             where=address,
             repair="stop that program, which received nothing; or add [tls] on both sides (docs/certificates.md)",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listening(port: int) -> Iterator[tuple[int, _Address]]:

@@ -1,11 +1,14 @@
 """The TLS context of a service or client of our own sockets, made again when the files of its certificate were replaced.
 
 `current` is called before each connection that is accepted or opened, so a replaced certificate counts from the next one on.
-Files that do not fit together change nothing: the earlier context remains, and the log says so once for each such state.
+Files that do not fit together change nothing: what was loaded before remains, and the log says so once for each such state.
 """
 
 import ssl
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime import logs
@@ -13,24 +16,40 @@ from walsender_bridge.runtime.tls_files import TlsFiles
 
 _log = logs.logger()
 
+Loaded = TypeVar("Loaded")
 
-class TlsContext:
-    """See the module. Raises `ConfigError` for files that are unfit at the start. Threads may share it."""
 
-    def __init__(self, files: TlsFiles, *, server: bool = False) -> None:
+class ReplacedFiles(Protocol):
+    """The paths of a certificate's files."""
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate."""
+
+    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """It differs once a file has been replaced or written."""
+
+
+class Reloaded(Generic[Loaded]):
+    """See the module: what `load`, which raises `ConfigError` for files that are unfit, makes of them.
+
+    Raises `ConfigError` for files that are unfit at the start. Threads may share it.
+    """
+
+    def __init__(self, files: ReplacedFiles, load: Callable[[], Loaded]) -> None:
         self._files = files
-        self._server = server
+        self._load = load
         self._stamp = files.stamp()
-        self._context, self._used = files.context(server=server)
+        self._loaded = load()
 
-    def current(self) -> ssl.SSLContext:
-        """The context for the next connection."""
+    def current(self) -> Loaded:
+        """What to use for the next connection."""
         stamp = self._files.stamp()
         if stamp == self._stamp:
-            return self._context
+            return self._loaded
         self._stamp = stamp
         try:
-            self._context, self._used = self._files.context(server=self._server)
+            self._loaded = self._load()
         except ConfigError as error:
             # A replacement may be halfway through; its end changes the stamp again.
             _log.warning(
@@ -41,7 +60,14 @@ class TlsContext:
             )
         else:
             _log.info("certificate replaced", file=str(self._files.certificate))
-        return self._context
+        return self._loaded
+
+
+class TlsContext(Reloaded[ssl.SSLContext]):
+    """The context for the next connection of our own sockets."""
+
+    def __init__(self, files: TlsFiles, *, server: bool = False) -> None:
+        super().__init__(files, lambda: files.context(server=server)[0])
 
 
 @cache

@@ -198,13 +198,11 @@ def _is_of_the_disk(error: sqlite3.Error) -> bool:
 
 def _failed(path: Path, what: str, error: OSError | sqlite3.Error) -> UnavailableError:
     """SQLite calls a full disk an I/O error where one of its smaller files meets it."""
-    repair = "see whether the disk works, and whether this user may write there"
     code = getattr(error, "sqlite_errorcode", None)
     number = error.errno if isinstance(error, OSError) else None
     full = code == sqlite3.SQLITE_FULL or number in disk_full.NO_ROOM
-    if full or disk_full.of_folder(path.parent) is not None:
-        what, repair = f"the disk is full: {what}", "free disk space there; nothing is lost"
-    return UnavailableError(f"{what}: {error}", where=str(path), repair=repair)
+    full = full or disk_full.of_folder(path.parent) is not None
+    return disk_full.failed(what, error, path, full=full)
 
 
 def _check(what: str, *row: object) -> None:

@@ -91,11 +91,7 @@ _FULL = (lmdb.DiskError, lmdb.MapFullError)
 
 def failed_write(error: lmdb.Error | OSError, what: str, folder: Path) -> UnavailableError:
     """What it means that `what` could not be done, unless the file is damaged."""
-    if _is_full(error, folder):
-        what, repair = f"the disk is full: {what}", "free disk space there; nothing is lost"
-    else:
-        repair = "see whether the disk works, and whether this user may write there"
-    return UnavailableError(f"{what}: {error}", where=str(folder), repair=repair)
+    return disk_full.failed(what, error, folder, full=_is_full(error, folder))
 
 
 def _is_full(error: lmdb.Error | OSError, folder: Path) -> bool:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from walsender_bridge.errors import ConfigError
-from walsender_bridge.runtime import logs, secret_file
+from walsender_bridge.runtime import secret_file
+from walsender_bridge.runtime.tls_context import Reloaded
 from walsender_bridge.runtime.tls_files import stamp_of
-
-_log = logs.logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +36,11 @@ class ReaderTls:
     certificate: str
 
 
-class WalServerTls:
+class WalServerTls(Reloaded[ReaderTls]):
     """The server's TLS. Raises `ConfigError` for files that are unfit at the start."""
 
     def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._stamp = files.stamp()
-        self._used = _load(files)
-
-    def current(self) -> ReaderTls:
-        """For the next connection."""
-        stamp = self._files.stamp()
-        if stamp == self._stamp:
-            return self._used
-        self._stamp = stamp
-        try:
-            found = _load(self._files)
-        except ConfigError as error:
-            # A replacement may be halfway through; its end changes the stamp again.
-            _log.warning(
-                "new certificate refused; the earlier one remains in use",
-                file=error.where,
-                error=error.what,
-                repair=error.repair,
-            )
-        else:
-            self._used = found
-            _log.info("certificate replaced", file=str(self._files.certificate))
-        return self._used
+        super().__init__(files, lambda: _load(files))
 
 
 def _load(files: TlsFiles) -> ReaderTls:
