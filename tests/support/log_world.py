@@ -170,6 +170,8 @@ class Machine:
         try:
             self.disk.check(effects)
         except TusklineError:
+            # A report from before may still be on its way.
+            self.lost_entries |= self.disk.aside
             self.recover()
             raise
         self.disk.apply(effects)

@@ -18,6 +18,7 @@ from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import CommitContext
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.storage.records import FORMAT
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import StreamStore
 from walsender_bridge.errors import (
@@ -344,10 +345,10 @@ def test_a_store_of_the_first_format_is_opened_and_adopts_the_next_writers_clust
 def test_a_newer_format_is_refused_by_its_number_and_left_alone(log: Log) -> None:
     log.fill(1)
     log.host.close()
-    _change_state(log.folder, format=7)
+    _change_state(log.folder, format=FORMAT + 1)
     log.host = log.hosted()
     log.host.recover()
-    with pytest.raises(NotSupportedError, match="format 7"):
+    with pytest.raises(NotSupportedError, match=f"format {FORMAT + 1}"):
         log.host.status()
     assert log.segments() == [1]
 

@@ -389,7 +389,7 @@ def test_2_sealing_after_a_restart(low: int, empty: bool, tail: int, end: int) -
     assert (report.version, report.local_offset, report.length) == (7 if empty else 3, 4, 0)
     assert (DropFrom(4) in effects) == (end == 4 and tail > 0)
     assert again.tail.end_offset == (4 if end == 4 else 4 + tail)
-    assert again.durable == replace(replica.durable, term=9, sealed_at=end)
+    assert again.durable == replace(replica.durable, term=9, sealed_at=end, was_sealed=True)
     # Another restart changes neither.
     kept = uncommitted if end > 4 else []
     last = 3 + len(kept)
@@ -398,6 +398,31 @@ def test_2_sealing_after_a_restart(low: int, empty: bool, tail: int, end: int) -
     twice = Replica(stored, kept, HASHES.values())
     assert (twice.state, twice.status()) == (again.state, again.status())
     assert again.seal(end, 9) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_38_no_writer_raises_the_term_of_a_replica_that_was_sealed(again: bool) -> None:
+    """It would fence the true writer, and every seal up to its own term."""
+    replica = new_replica()
+    replica.open_writer(1 << 40)  # never sealed: nothing else gives a term
+    replica.seal(1, (1 << 40) + 1)
+    if again:
+        replica = Replica(StoredReplica(replica.durable, None, None, None), (), ())
+    replica.open_writer((1 << 40) + 1)
+    before = replica.status()
+    with pytest.raises(InvalidReplicaError, match="is not that of the last seal"):
+        replica.open_writer((1 << 40) + 2)
+    assert (replica.status(), replica.state) == (before, ReplicaState.APPENDABLE)
+    replica.seal(1, (1 << 40) + 2)
+
+
+@pytest.mark.parametrize("term", [1, 9])
+def test_a_replica_that_is_not_valid_is_no_newer_one(term: int) -> None:
+    """It is to be synchronized, whatever its term is; a newer term would stand for another writer."""
+    replica = new_replica(5)
+    replica.damage("a flipped bit")
+    with pytest.raises(InvalidReplicaError, match="a flipped bit"):
+        replica.seal(1, term)
 
 
 def test_a_replica_with_more_commits_than_the_seal_is_not_cut() -> None:

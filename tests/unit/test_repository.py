@@ -22,6 +22,7 @@ from walsender_bridge.change_log.repository.core import (
     StreamCreated,
     StreamSealed,
     StreamUnsealed,
+    TermGiven,
     VersionRaised,
     record_from_json,
     record_to_json,
@@ -613,3 +614,47 @@ def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) ->
         if number == len(records) // 2:
             again = Repository.from_record(json.loads(json.dumps(again.to_record())))
     assert again.to_record() == state.to_record(), "I11"
+
+
+@pytest.mark.parametrize(
+    ("length", "term", "why"),
+    [
+        ((1 << 40) + 1, 1, "entries that are not committed"),
+        (-1, 1, "-1 entries that are not committed"),
+        (1, (1 << 48) + 2, "too far beyond the last one"),
+    ],
+)
+def test_38_a_report_of_more_than_there_can_be_does_not_count(
+    length: int, term: int, why: str
+) -> None:
+    """Its offsets would use up the global ones, its term those of all later seals."""
+    repository = Repository()
+    for record in (Created("log"), StreamCreated("a", ("k",)), TermGiven("a", 1)):
+        repository.apply(record)
+    made_up = replace(report("a", 0, 1, length), term=term)
+    [found] = repository.evaluate([made_up])
+    assert why in found.reason
+    assert not repository.apply(RepositoryTick(1.0, (made_up,))) or repository.version == 0
+    assert repository.next_term("a", [made_up]) < 1 << 48
+
+
+def test_38_the_next_term_is_above_what_any_replica_of_the_stream_shows() -> None:
+    repository = Repository()
+    for record in (
+        Created("log"),
+        StreamCreated("a", ("k", "l", "m")),
+        StreamSealed("a", 3),
+        StreamUnsealed("a", 3, ("k", "l")),
+    ):
+        repository.apply(record)
+
+    def shows(log_server: str, term: int, stream: str = "a", log_id: str = "log") -> ReplicaReport:
+        return replace(report(stream, 0, 1, 0, log_server=log_server), term=term, log_id=log_id)
+
+    assert repository.next_term("a", []) == 4
+    assert repository.next_term("a", [shows("k", 3), shows("l", 8)]) == 9
+    # One that is not in sync cannot be taken back with a seal below its term.
+    assert repository.next_term("a", [shows("m", 1 << 40)]) == (1 << 40) + 1
+    # Others say nothing about this stream.
+    others = [shows("x", 77), shows("k", 77, log_id="other"), shows("k", 77, stream="b")]
+    assert repository.next_term("a", others) == 4

@@ -22,9 +22,13 @@ READ_BATCH_BYTES = 4 << 20
 #: The greatest number of commits in a plan.
 MAX_PLAN = 10_000
 
-#: Terms and versions are counted up. What is that far beyond the last one was made up, and would fence every later one.
+#: Terms, versions and offsets are counted up. What is that far beyond the last one was made up: it would fence every later one,
+#: or leave no room for it. A writer may claim the next term of a replica that was never sealed; a replica may show what several
+#: such writers have left.
 TERMS_AHEAD = 1 << 32
+TERMS_SHOWN_AHEAD = 1 << 48
 VERSIONS_AHEAD = 1 << 40
+ENTRIES_AHEAD = 1 << 40
 #: No count gets there.
 MAX_COUNT = 1 << 62
 #: Versions, and global offsets, that are skipped when a lost repository is built again (`repository/rebuild.py`). Nothing else

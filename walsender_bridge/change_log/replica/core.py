@@ -258,7 +258,8 @@ class Replica:
 
         The writer with the term of a seal unseals the replica: the repository gives out that term once it has durably
         unsealed the stream, with this replica as a member. Any other term does not: one that is older is fenced, and a newer
-        one is of a seal that this replica does not know.
+        one is of a seal that this replica does not know. So once a replica has been sealed, no writer raises its term: one that
+        claims to could fence the true one, and every seal after it up to that term.
         """
         if term < self.current.term:
             if self.state in {ReplicaState.SEALING, ReplicaState.SEALED}:
@@ -273,6 +274,12 @@ class Replica:
             self._move(Event.UNSEAL)
             self.current = replace(self.current, sealed_at=None)
         self._move(Event.OPEN_WRITER)
+        if self.current.was_sealed and term > self.current.term:
+            raise InvalidReplicaError(
+                f"the writer's term {term} is not that of the last seal, {self.current.term}",
+                where=f"stream {self.durable.stream}",
+                repair="ask the repository for a term",
+            )
         effects: list[Effect] = []
         if self.tail.unfinished:
             effects.append(DropFrom(self.tail.whole.end_offset))
@@ -463,6 +470,8 @@ class Replica:
         late, and would remove entries that were reported. Raises `InvalidReplicaError` if the replica has committed more
         than the repository knows.
         """
+        if Event.SEAL not in TRANSITIONS[self.state]:
+            self._move(Event.SEAL)
         unsealed = self.state == ReplicaState.APPENDABLE and term == self.current.term
         if term < self.current.term or unsealed:
             raise FencedError(
@@ -476,10 +485,10 @@ class Replica:
             )
         if end > self.current.committed_end:
             self._move(Event.SEAL_BEHIND)
-            self.current = replace(self.current, sealed_at=end, term=term)
+            self.current = replace(self.current, sealed_at=end, term=term, was_sealed=True)
             return self._write([])
         sealed = self._sealed()
-        self.current = replace(self.current, sealed_at=end, term=term)
+        self.current = replace(self.current, sealed_at=end, term=term, was_sealed=True)
         return self._write(sealed)
 
     def _sealed(self) -> list[Effect]:
@@ -623,6 +632,7 @@ class Replica:
             gate_lsn=theirs.gate_lsn,
             sealed_at=end,
             syncing_from=None,
+            was_sealed=True,
         )
 
     # -- status -------------------------------------------------------------------------------------

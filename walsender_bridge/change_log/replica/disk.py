@@ -29,7 +29,7 @@ class Durable:
     `position`: behind the last committed entry. `confirmed_to`, `system_id`: see `ReplicaStatus`.
     `sealed_at`: the local end at which the stream is, or is to be, sealed. `taken_at`: of the last row
     of the index. `syncing_from`: the log server with which it is being synchronized; None: with none. `before_restart`: None
-    unless there is a RESTART among the uncommitted entries.
+    unless there is a RESTART among the uncommitted entries. `was_sealed`: whether `term` can only rise by a seal.
     """
 
     stream: str
@@ -45,6 +45,7 @@ class Durable:
     system_id: int | None = None
     syncing_from: str | None = None
     before_restart: BeforeRestart | None = None
+    was_sealed: bool = False
 
     def without_restart(self) -> "Durable":
         """The record as it was before a RESTART that is not committed."""

@@ -259,7 +259,10 @@ class ReplicaServer:
     def seal(self, request: m.SealRequest) -> ReplicaStatus:
         """See `Replica.seal`."""
         replica = self.replica(request.stream)
-        _check_term(replica, request.term)
+        if request.term > protocol.MAX_COUNT:
+            raise MalformedMessageError(
+                f"no seal has term {request.term}", where=f"stream {request.stream}"
+            )
         return replica.seal(request.end, request.term)
 
     def synchronize(self, request: m.SynchronizeRequest) -> ReplicaStatus:
@@ -472,7 +475,10 @@ def _append(
 
 
 def _check_term(replica: HostedReplica, term: int) -> None:
-    """Raise `MalformedMessageError` for a term that no later one could follow."""
+    """Raise `MalformedMessageError` for a writer's term that no later one could follow.
+
+    A seal's term has no such bound: it comes from the repository, and has to get above whatever a writer has claimed.
+    """
     status = replica.status()
     if term > status.term + protocol.TERMS_AHEAD:
         raise MalformedMessageError(

@@ -176,11 +176,17 @@ def message_bytes(chunk: flight.FlightStreamChunk) -> int:
 def _received(batch: pa.RecordBatch, stream: str) -> SyncBatch:
     with contextlib.suppress(pa.ArrowInvalid):
         batch.validate(full=True)
+        if any(column.null_count for column in batch.columns):
+            raise MalformedMessageError("a synchronization must not have null values")
         by_kind: dict[int, list[bytes]] = {}
         for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             by_kind.setdefault(kind, []).append(data)
         if by_kind.keys() <= {protocol.KIND_SCHEMA, protocol.KIND_ENTRY, KIND_COMMIT, KIND_STATE}:
             state = by_kind.get(KIND_STATE, [])
+            if len(state) > 1:
+                raise MalformedMessageError(
+                    f"a batch of a synchronization has {len(state)} state records"
+                )
             return SyncBatch(
                 entries=by_kind.get(protocol.KIND_ENTRY, []),
                 schemas=by_kind.get(protocol.KIND_SCHEMA, []),

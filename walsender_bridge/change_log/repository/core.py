@@ -38,7 +38,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
-from walsender_bridge.change_log.protocol import START, CommitContext, Position, ReplicaReport
+from walsender_bridge.change_log.protocol import (
+    ENTRIES_AHEAD,
+    START,
+    TERMS_SHOWN_AHEAD,
+    CommitContext,
+    Position,
+    ReplicaReport,
+)
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import json_model
 
@@ -357,6 +364,10 @@ class Repository:
             return ""
         if report.position.end_offset != report.local_offset + report.length:
             return "the position is not the end of the entries"
+        if not 0 <= report.length <= ENTRIES_AHEAD:
+            return f"it shows {report.length} entries that are not committed"
+        if report.term > stream.term + TERMS_SHOWN_AHEAD:
+            return f"its term {report.term} is too far beyond the last one, {stream.term}"
         if report.version > self.version:
             return f"version {report.version} was never issued; the newest is {self.version}"
         if report.version < stream.applied.get(report.replica, 0):
@@ -452,6 +463,22 @@ class Repository:
         """
         ends = [each.until for each in self.consumers.values()]
         return self.clock or max(0.0, max(ends, default=0.0) - LONGEST_LEASE)
+
+    def next_term(self, name: str, shown: Iterable[ReplicaReport]) -> int:
+        """A term above each that was given, and above those that replicas of the stream have, whoever gave them.
+
+        A replica that is not in sync counts, too: no seal below its term takes it back. What is too far beyond was made up by
+        its log server, and does not count.
+        """
+        stream = self.streams[name]
+        terms = [
+            report.term
+            for report in shown
+            if (report.stream, report.log_id) == (name, self.log_id)
+            and report.replica in stream.replicas
+            and report.term <= stream.term + TERMS_SHOWN_AHEAD
+        ]
+        return 1 + max([stream.term, *terms])
 
     def satisfied(self, barrier: Mapping[str, Lsn]) -> bool:
         """Whether all positions of the barrier are committed."""

@@ -6,7 +6,7 @@ commits cannot be reordered.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TypeVar
@@ -17,8 +17,14 @@ from walsender_bridge.change_log.connection import Connection
 from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
 from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
-from walsender_bridge.errors import NotSupportedError, PrivilegeError, TusklineError
+from walsender_bridge.errors import (
+    MalformedMessageError,
+    NotSupportedError,
+    PrivilegeError,
+    TusklineError,
+)
 from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds to wait for a log server's answer.
@@ -70,8 +76,26 @@ class LogServerLink:
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""
         answer = self.call(m.REPORT, actions.Empty())
+        reports = self._own(answer.log_server, answer.reports)
         self.log_server_id, self._warned = answer.log_server, False
-        return [*answer.reports]
+        return reports
+
+    def commit(
+        self, commits: Mapping[str, tuple[CommitContext, ...]], now: float
+    ) -> tuple[list[ReplicaReport], Mapping[str, ErrorRecord]]:
+        """Send commits with the time of the steady clock. Returns the reports after them, and what was refused."""
+        answer = self.call(m.COMMIT, m.CommitRequest(commits, int(now * 1e6)))
+        return self._own(self.log_server_id, answer.reports), answer.refused
+
+    def _own(self, log_server_id: str, reports: Iterable[ReplicaReport]) -> list[ReplicaReport]:
+        """The reports of a log server, which speaks for its own replicas alone: each is one vote for a commit."""
+        found = {report.stream: report for report in reports}
+        if other := next((r for r in found.values() if r.replica != log_server_id), None):
+            raise MalformedMessageError(
+                f"log server {log_server_id} reports a replica of log server {other.replica!r:.60}",
+                where=f"stream {other.stream!r:.60}, {self.address}",
+            )
+        return [*found.values()]
 
     def lost(self, error: TusklineError) -> None:
         """Note that the log server did not answer."""
@@ -177,19 +201,19 @@ class LogServers:
     ) -> list[ReplicaReport]:
         wanted = {stream: tuple(missed) for stream, missed in commits.items()}
         try:
-            answer = link.call(m.COMMIT, m.CommitRequest(wanted, int(now * 1e6)))
+            reports, refused = link.commit(wanted, now)
         except TusklineError as error:
             link.lost(error)
             return []
         for stream in commits:
-            refusal = answer.refused.get(stream)
+            refusal = refused.get(stream)
             if refusal is None:
                 link.refused.pop(stream, None)
                 continue
             if stream not in link.refused:
                 _log.error("commit refused", stream=stream, reason=refusal.what)
             link.refused[stream] = refusal.error()
-        return [*answer.reports]
+        return reports
 
     def close(self) -> None:
         """Close the connections."""

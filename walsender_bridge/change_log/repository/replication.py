@@ -44,6 +44,7 @@ from walsender_bridge.change_log.repository.membership import (
 )
 from walsender_bridge.errors import (
     DivergedError,
+    FencedError,
     InvalidReplicaError,
     TusklineError,
     UnavailableError,
@@ -268,9 +269,23 @@ class Replication:
                 others = [each for each in stream.members if each != replica]
             # A copy that leaves room for others may be slower than the stream.
             throttled = attempt < _THROTTLED
-            status = self._synchronize(
-                name, replica, others, last.context.end, term, _SYNCHRONIZING, throttled=throttled
-            )
+            try:
+                status = self._synchronize(
+                    name,
+                    replica,
+                    others,
+                    last.context.end,
+                    term,
+                    _SYNCHRONIZING,
+                    throttled=throttled,
+                )
+            except FencedError:
+                if attempt:
+                    raise
+                # A writer that was not sent there has opened it: only a later seal gets past that one's term.
+                with self._sealing[name]:
+                    self._unused[name], _ = self._seal(name, without=(replica,))
+                continue
             with self._lock:
                 ahead = self._state().streams[name].last.position.bytes_total
             if ahead - status.bytes_total <= _LITTLE:
@@ -292,10 +307,13 @@ class Replication:
     ) -> ReplicaStatus:
         """Have a member send a replica what it lacks, unless that is nothing; the replica's status then."""
         link = self._link(replica)
-        # A replica that is not known there, or not valid, cannot be sealed: it takes everything.
-        with suppress(TusklineError):
+        try:
             if status := self._in_sync(link, name, end, term):
                 return status
+        except FencedError:
+            raise
+        except TusklineError:
+            pass  # a replica that is not known there, or not valid, cannot be sealed: it takes everything
         with self._lock:
             reports = self._reports()
         sources = [

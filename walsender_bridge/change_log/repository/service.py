@@ -118,6 +118,8 @@ class RepositoryServer:
         self.barriers = Barriers()
         #: The last valid report of each member, by stream and log server.
         self._reports: dict[tuple[str, str], ReplicaReport] = {}
+        #: The last report of each replica, accepted or not.
+        self._shown: dict[tuple[str, str], ReplicaReport] = {}
         self._noted = StreamFaults(1 if replication is None else replication.min_replicas)
         self._faults: dict[str, TusklineError] = {}
         self._trim_at = 0.0
@@ -136,7 +138,7 @@ class RepositoryServer:
             self._record,
             lambda: int(self._clock.now() * 1e6),
             self._reporting,
-            lambda name: self._next_term(name, self._stream(name)),
+            self._next_term,
         )
         self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
         self._listener: Listener | None = None
@@ -269,7 +271,11 @@ class RepositoryServer:
                 self._record(LogServerSeen(log_server.log_server_id, log_server.address))
 
     def _note(self, reports: Sequence[ReplicaReport]) -> list[ReplicaReport]:
-        """Record the reports that are accepted."""
+        """Record the reports, and return those that are accepted."""
+        for report in reports:
+            known = self._state.streams.get(report.stream)
+            if known is not None and report.replica in known.replicas:
+                self._shown[report.stream, report.replica] = report
         counted = self._noted.note(self._state.evaluate(reports))
         self._reports.update(((report.stream, report.replica), report) for report in counted)
         return counted
@@ -427,14 +433,13 @@ class RepositoryServer:
         with self._changed:
             stream = self._stream(name)
             if not stream.needs_seal:
-                term, members = self._next_term(name, stream), stream.members
+                term, members = self._next_term(name), stream.members
                 self._record(TermGiven(name, term))
                 return self._writer_term(term, members)
         return self._writer_term(*self._replication.writer_term(name, request.failed))
 
-    def _next_term(self, name: str, stream: StreamState) -> int:
-        reports = [self._reports.get((name, member)) for member in stream.members]
-        return 1 + max([stream.term, *(report.term for report in reports if report)])
+    def _next_term(self, name: str) -> int:
+        return self._state.next_term(name, self._shown.values())
 
     def _writer_term(self, term: int, members: Sequence[str]) -> m.WriterTermAnswer:
         known = self._state.log_servers

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import google_crc32c
 
-from walsender_bridge.change_log.protocol import CommitContext, Position
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext, Position
 from walsender_bridge.change_log.replica.disk import BeforeRestart, Durable, IndexRow
 from walsender_bridge.errors import CorruptError, NotSupportedError
-from walsender_bridge.postgres.protocol.lsn import WalPosition
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, WalPosition
 from walsender_bridge.runtime.checksummed_json import crc_of
 
 #: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums, format 3 did not
-#: know where the present history begins, format 4 did not know synchronization, format 5 could not take back a RESTART.
-FORMAT = 6
-_READABLE = (1, 2, 3, 4, 5, FORMAT)
+#: know where the present history begins, format 4 did not know synchronization, format 5 could not take back a RESTART, format 6
+#: did not know whether the stream was ever sealed.
+FORMAT = 7
+_READABLE = (1, 2, 3, 4, 5, 6, FORMAT)
 _CHECKED_FROM = 3
 _KEY = struct.Struct(">Q")
 _ROW = struct.Struct("<QQQQQqQQqqIQIQ")
@@ -100,12 +101,41 @@ def pack_state(durable: Durable) -> bytes:
         "syncing_from": durable.syncing_from,
         "before_restart": durable.before_restart
         and [durable.before_restart.confirmed_to, durable.before_restart.system_id],
+        "was_sealed": durable.was_sealed,
     }
     return json.dumps({**record, "crc": crc_of(record)}).encode()
 
 
 def _wal_position(pair: list[int] | None) -> WalPosition | None:
     return WalPosition(int(pair[0]), int(pair[1])) if pair else None
+
+
+def _check_types(durable: Durable) -> None:
+    """Raise `ValueError` for a value that is not of its type or range.
+
+    A record need not be from this replica's disk: synchronization receives it, with a checksum that its sender made. One number
+    beyond 64 bits would make the report of all replicas of the log server unreadable.
+    """
+    d, c, p = durable, durable.context or CommitContext(0, 1, 1, 0), durable.position
+    before = d.before_restart or BeforeRestart(None, None)
+    offsets = (d.low_offset, d.sealed_at or 0, c.local_offset, c.global_offset, p.end_offset)
+    counts = (*offsets, d.term, c.version, c.length, p.bytes_total, p.history_start)
+    wal = [each for each in (d.confirmed_to, before.confirmed_to) if each is not None]
+    lsns = (d.gate_lsn, p.end_lsn, *(each.lsn for each in wal))
+    system_ids = (d.system_id or 0, before.system_id or 0)
+    timelines = (p.timeline, p.crc, *(each.timeline for each in wal))
+    ranges = (
+        (counts, range(MAX_COUNT + 1)),
+        ((*lsns, *system_ids), range(MAX_LSN + 1)),
+        (timelines, range(1 << 32)),
+        ((p.commit_time, p.latest_time, d.taken_at), range(-(1 << 63), 1 << 63)),
+    )
+    for values, within in ranges:
+        if not all(type(each) is int and each in within for each in values):
+            raise ValueError("a number is out of range")
+    texts = (d.stream, d.log_id, d.syncing_from or "")
+    if not all(isinstance(each, str) for each in texts) or not isinstance(d.was_sealed, bool):
+        raise ValueError("a value is not of its type")
 
 
 def unpack_state(value: bytes, where: Path) -> Durable:
@@ -120,13 +150,15 @@ def unpack_state(value: bytes, where: Path) -> Durable:
             del record["format"]
             context, position = record.pop("context"), record.pop("position")
             confirmed, before = record.pop("confirmed_to"), record.pop("before_restart", None)
-            return Durable(
+            durable = Durable(
                 **record,
                 context=context and CommitContext(*context),
                 position=Position(*position),
                 confirmed_to=_wal_position(confirmed),
                 before_restart=before and BeforeRestart(_wal_position(before[0]), before[1]),
             )
+            _check_types(durable)
+            return durable
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CorruptError(f"the replica's record is damaged: {error}", where=str(where)) from error
     raise NotSupportedError(
