@@ -13,7 +13,16 @@ from typing import Any
 
 from benchmarks.report import keep
 
-NAMES = ("capture", "decode", "log-recovery", "snapshot", "slot-scan", "wal", "wal-catchup")
+NAMES = (
+    "capture",
+    "decode",
+    "log-recovery",
+    "snapshot",
+    "slot-scan",
+    "throttle",
+    "wal",
+    "wal-catchup",
+)
 
 
 def main(arguments: list[str]) -> int:

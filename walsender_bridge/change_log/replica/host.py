@@ -47,7 +47,12 @@ from walsender_bridge.change_log.replica.disk import (
 )
 from walsender_bridge.change_log.replica.invariants import check_invariants
 from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
-from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer, SyncRange
+from walsender_bridge.change_log.replica.synchronization import (
+    SYNC_BATCH_BYTES,
+    SyncBatch,
+    SyncOffer,
+    SyncRange,
+)
 from walsender_bridge.change_log.storage.store import StoredEntry, StreamStore
 from walsender_bridge.errors import (
     BehindError,
@@ -389,7 +394,7 @@ class HostedReplica:
         return SyncOffer(source, first, durable)
 
     def sync_batches(self, offer: SyncOffer, lacking: SyncRange) -> Iterator[SyncBatch]:
-        """What a destination lacks of this replica's offer, in batches of about `READ_BATCH_BYTES`, all entries checked."""
+        """What a destination lacks of this replica's offer, in batches of about `SYNC_BATCH_BYTES`, all entries checked."""
         schemas = self._every_schema()
         start, end = lacking.first, lacking.end
         if start == end:
@@ -397,7 +402,7 @@ class HostedReplica:
         while start < end:
             self._readable(start)
             with self._reading(start):
-                batch, after = self._store.read(start, end, READ_BATCH_BYTES)
+                batch, after = self._store.read(start, end, SYNC_BATCH_BYTES)
                 behind = self._store.commits_behind(start)
                 rows = [*takewhile(lambda row: row.context.end <= after, behind)]  # noqa: B023  # used at once
             start = after

@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.replica_ids import ReplicaIds
 from walsender_bridge.change_log.replica.settings import SEGMENT_BYTES
+from walsender_bridge.change_log.replica.sync_throttle import Throttle
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import WIPING, StoredEntry
 from walsender_bridge.errors import (
@@ -140,6 +142,7 @@ class ReplicaServer:
         self._lock = threading.Lock()
         self._replicas: dict[str, HostedReplica] = {}
         self._stopped = threading.Event()
+        self.throttle = Throttle()
         for name in self._directory.stream_names():
             replica = self._host(name)
             replica.recover()
@@ -272,7 +275,7 @@ class ReplicaServer:
             self.log_server_id,
             partial(connect, request.address, self._tls),
             request.address,
-            throttled=request.throttled,
+            self.throttle if request.throttled else None,
         )
 
     def learn(self, request: m.CreateRequest) -> Empty:
@@ -416,7 +419,7 @@ class _ReplicaService(Service):
             self.allow(context, APPEND, [path[1]])
             replica = self._server.replica(path[1])
             with call.appending(path[1]):
-                _append(replica, int(path[2]), reader, writer, call)
+                _append(replica, int(path[2]), reader, writer, call, self._server.throttle)
 
 
 class _Answer:
@@ -445,6 +448,7 @@ def _append(
     reader: flight.MetadataRecordBatchReader,
     writer: flight.FlightMetadataWriter,
     call: Call,
+    throttle: Throttle,
 ) -> None:
     """Append the batches of a writer until it ends the call."""
     _check_term(replica, term)
@@ -453,6 +457,7 @@ def _append(
         raise MalformedMessageError("an append must have the columns kind and data")
     writer.write(actions.encode(status))
     for chunk in reader:
+        began = time.monotonic()
         batch, about = chunk.data, chunk.app_metadata
         call.took(synchronizer.message_bytes(chunk))
         _check_append(batch)
@@ -472,6 +477,7 @@ def _append(
             request.system_id,
         )
         writer.write(actions.encode(ack))
+        throttle.appended(began, time.monotonic())
 
 
 def _check_term(replica: HostedReplica, term: int) -> None:

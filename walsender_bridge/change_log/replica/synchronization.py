@@ -22,6 +22,7 @@ reports, serves no reads, and after a crash begins again where its commit contex
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from walsender_bridge.change_log.protocol import (
     CommitContext,
@@ -30,6 +31,9 @@ from walsender_bridge.change_log.protocol import (
 )
 from walsender_bridge.change_log.replica.disk import Durable, IndexRow, RecoveryOutcome
 from walsender_bridge.errors import DivergedError, InvalidReplicaError
+
+#: Bytes of a batch. An append that meets a batch may wait for it, and larger ones are hardly faster.
+SYNC_BATCH_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)

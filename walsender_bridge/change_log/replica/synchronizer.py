@@ -10,7 +10,6 @@ repository lost sight of this one, it refuses the rest of this one.
 
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log.protocol import Position, ReplicaStatus
 from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.replica.sync_throttle import Throttle
 from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer, SyncRange
 from walsender_bridge.change_log.storage.records import (
     pack_row,
@@ -57,12 +57,11 @@ def synchronize(
     log_server_id: str,
     connect: Callable[[], flight.FlightClient],
     where: str,
-    *,
-    throttled: bool,
+    throttle: Throttle | None,
 ) -> ReplicaStatus:
     """Send the destination at the address `where` what it lacks, and return its status at the end.
 
-    `throttled`: leave the disk and the network to others for half of the time. Raises the errors of both sides.
+    `throttle`: the log server's, if appends go before. Raises the errors of both sides.
     """
     offer = replica.sync_offer(f"{log_server_id}-{secrets.token_hex(4)}")
     stream = offer.durable.stream
@@ -74,12 +73,10 @@ def synchronize(
             writer.write_with_metadata(_rows([]), actions.encode(_message(offer)))
             lacking = actions.decode(SyncRange, _answer(reader))
             status = None
-            for batch in replica.sync_batches(offer, lacking):
-                began = time.monotonic()
+            batches = replica.sync_batches(offer, lacking)
+            for batch in batches if throttle is None else throttle.paced(batches):
                 writer.write_batch(_rows(_of_batch(batch)))
                 status = actions.decode(ReplicaStatus, _answer(reader))
-                if throttled:
-                    time.sleep(time.monotonic() - began)
             writer.done_writing()
         finally:
             # Only here does Flight report why a call ended.

@@ -1,0 +1,139 @@
+"""How long a synchronization rests: appends that meet a batch may be slow, one in a hundred of all."""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.log_entries import SCHEMAS, EntryMaker, append_to
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.client import ReplicaClient
+from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.replica.service import ReplicaServer
+from walsender_bridge.change_log.replica.sync_pace import LEAST, LONGEST, MOST, SyncPace
+from walsender_bridge.change_log.replica.sync_throttle import Throttle
+
+
+class Server:
+    """A log server with 200 appends a second, each of which takes `usual` seconds, and `beside` if it meets a batch."""
+
+    def __init__(self, usual: float, beside: float, batch: float = 0.01, seed: int = 1) -> None:
+        self.usual, self.beside, self.batch = usual, beside, batch
+        self.choose = random.Random(seed)
+        self.pace, self.now = SyncPace(), 0.0
+        self.slow = self.appends = 0
+
+    def run(self, seconds: float) -> float:
+        """The part of these seconds that batches took."""
+        took, end, free = 0.0, self.now + seconds, self.now
+        while self.now < end:
+            began, ended = self.now, self.now + self.batch
+            took += self.batch
+            found = [
+                self._append(at / 200, began) for at in range(int(free * 200), int(ended * 200))
+            ]
+            free = ended
+            self.now = ended + self.pace.rest(began, ended, found)
+        return took / (self.now - end + seconds)
+
+    def _append(self, at: float, began: float) -> tuple[float, float]:
+        meets = at + self.usual > began
+        takes = (self.beside if meets else self.usual) * self.choose.uniform(0.95, 1.05)
+        self.slow += takes > 1.5 * self.usual
+        self.appends += 1
+        return at, at + takes
+
+
+def test_36_appends_that_take_no_longer_leave_half_of_the_time_to_batches() -> None:
+    server = Server(0.002, 0.002)
+    assert server.run(60) == pytest.approx(MOST, abs=0.02)
+    assert server.pace.share == MOST
+
+
+def test_36_appends_that_are_slow_beside_a_batch_have_it_rest() -> None:
+    server = Server(0.002, 0.02)
+    server.run(20)
+    assert server.pace.share < MOST / 4
+    server.slow = server.appends = 0
+    share = server.run(60)
+    assert LEAST * 0.9 <= share < MOST / 4, "it goes on, and leaves more than half"
+
+
+def test_36_what_was_slow_for_a_while_is_made_good() -> None:
+    server = Server(0.002, 0.02)
+    server.run(20)
+    server.beside = 0.002
+    server.run(60)
+    assert server.pace.share == MOST
+
+
+@pytest.mark.parametrize("batch", [0.001, 0.1, 1.0, 5.0, 60.0])
+@pytest.mark.parametrize("beside", [0.002, 0.05])
+def test_36_a_rest_is_as_long_as_its_batch_at_least_and_ends(batch: float, beside: float) -> None:
+    """Also where a batch takes a minute: half of the disk is left to others, and the replica comes closer."""
+    pace = SyncPace()
+    for number in range(200):
+        began = number * 100.0
+        appends = [(began - 1, began - 1 + 0.002)] * 3 + [(began, began + beside)] * 3
+        rest = pace.rest(began, began + batch, appends)
+        assert batch * 0.999 <= rest <= batch + LONGEST
+    assert LEAST <= pace.share <= MOST
+
+
+def test_36_all_synchronizations_of_a_log_server_share_its_rests() -> None:
+    """A batch of any waits for the rest of every other, and a destination that hangs keeps none of them waiting."""
+    throttle = Throttle()
+    throttle.pace.share = LEAST
+    first, second = throttle.paced(iter("ab")), throttle.paced(iter("xy"))
+    assert next(first) == "a"
+    assert next(second) == "x", "the first one's destination hangs"
+    throttle._sent(0.0, 0.5)
+    assert throttle._free_at == pytest.approx(0.5 + 2.5, abs=1e-6)
+    throttle._sent(0.1, 0.6)
+    assert throttle._free_at == pytest.approx(3.0 + 2.5, abs=1e-6)
+
+
+def test_36_a_throttled_synchronization_between_log_servers_rests_half_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over their ports, with a writer beside it; one that is not throttled does not rest at all."""
+    sent: list[tuple[float, float]] = []
+    really = Throttle._sent
+
+    def noted(self: Throttle, began: float, ended: float) -> None:
+        sent.append((began, ended))
+        really(self, began, ended)
+
+    monkeypatch.setattr(Throttle, "_sent", noted)
+    source = ReplicaServer(tmp_path / "source", "127.0.0.1:0")
+    others = [ReplicaServer(tmp_path / name, "127.0.0.1:0") for name in ("a", "b")]
+    try:
+        _fill(source)
+        for throttled, to in zip((False, True), others, strict=True):
+            with ReplicaClient(to.address) as there, ReplicaClient(source.address) as here:
+                there._call(m.LEARN, m.CreateRequest("shop", "log"))
+                request = m.SynchronizeRequest("shop", to.address, throttled)
+                status = here._call(m.SYNCHRONIZE, request)
+            assert (status.state, status.committed_end) == ("sealed", 9)
+            assert bool(sent) == throttled
+        assert len(sent) >= 4, "several batches"
+        for (began, ended), (after, _) in pairwise(sent):
+            assert after - ended >= (ended - began) * 0.999
+    finally:
+        for each in (source, *others):
+            each.stop()
+
+
+def _fill(source: ReplicaServer) -> None:
+    """Eight commits of 200 KB."""
+    make = EntryMaker()
+    with ReplicaClient(source.address) as client:
+        client._call(m.CREATE, m.CreateRequest("shop", "log"))
+        with append_to(client, "shop", 1) as writer:
+            for version in range(1, 9):
+                writer.send([make.whole(size=200_000)], schemas=list(SCHEMAS.values()))
+                assert writer.next_ack(30) is not None
+                context = CommitContext(version, version, version, 1)
+                client._call(m.COMMIT, m.CommitRequest({"shop": (context,)}, version))
+        assert source.throttle._appends, "appends are measured"
