@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.capture_stack import Load, check_equal, server_with_tables
 from tests.support.etcd import EtcdCluster, needs_etcd
+from tests.support.relay import Relay
 from tests.support.servers import MakeServer
 from tests.support.several_bridges import SeveralBridges
 from tests.support.waiting import wait_for
@@ -46,6 +47,37 @@ def test_another_bridge_takes_over_when_one_is_cut_off_or_killed_under_load(
         assert bridges.active(1 - second) == 1 - second
         bridges.goes_on(connection)
         load.close()
+        found = check_equal(bridges.log, server.dsn())
+        assert len(found.ends) > 50
+
+
+@pytest.mark.timeout(300)
+def test_25_a_bridge_that_is_cut_off_from_etcd_alone_gives_up_its_slot(
+    etcd: EtcdCluster, make_server: MakeServer, tmp_path: Path
+) -> None:
+    """It still reaches the server, which would never end its walsender: the slot is free because the old bridge stops."""
+    server = server_with_tables(make_server, 15, fsync="off", wal_sender_timeout="0")
+    ports = [int(each.rpartition(":")[2]) for each in etcd.endpoints]
+    with ExitStack() as stack:
+        relays = [[stack.enter_context(Relay(port)) for port in ports] for _ in range(2)]
+        endpoints = [[f"127.0.0.1:{each.port}" for each in its] for its in relays]
+        connection = stack.enter_context(psycopg.connect(server.dsn(), autocommit=True))
+        bridges = stack.enter_context(
+            SeveralBridges.running(tmp_path, etcd, server.dsn(), endpoints=endpoints)
+        )
+        bridges.active()
+        with Load(server.dsn(), pause=0.02):
+            bridges.goes_on(connection)
+            first, term = bridges.settled(), bridges.log.replica_status().term
+            for each in relays[first]:
+                each.freeze()
+            assert bridges.active(1 - first) == 1 - first
+            bridges.goes_on(connection)
+            assert bridges.log.replica_status().term > term
+            for each in relays[first]:
+                each.thaw()
+            bridges.settled()
+            bridges.goes_on(connection)
         found = check_equal(bridges.log, server.dsn())
         assert len(found.ends) > 50
 

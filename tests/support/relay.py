@@ -39,8 +39,13 @@ class Relay:
 
     def freeze(self) -> None:
         """Pass nothing on any more, and close nothing: neither end hears that the other has gone."""
+        self._still.clear()
         self._frozen = True
         assert self._still.wait(10)
+
+    def thaw(self) -> None:
+        """Pass on again, also what came meanwhile: connections that both ends kept go on."""
+        self._frozen = False
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector, self._listener:

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,11 +27,23 @@ from walsender_bridge.runtime import processes, status_file
 
 
 class SeveralBridges:
-    """See the module; what it runs ends with the block. `more`: further sections of the third machine, whose parts are `third`."""
+    """See the module; what it runs ends with the block.
+
+    `more`: further sections of the third machine, whose parts are `third`. `endpoints`: where each of the two reaches
+    etcd, if not at its own addresses.
+    """
 
     def __init__(
-        self, folder: Path, etcd: EtcdCluster, dsn: str, *, third: str = "", more: str = ""
+        self,
+        folder: Path,
+        etcd: EtcdCluster,
+        dsn: str,
+        *,
+        third: str = "",
+        more: str = "",
+        endpoints: Sequence[list[str]] = (),
     ) -> None:
+        endpoints = endpoints or [etcd.endpoints] * 2
         listens = [f"127.0.0.1:{free_port()}" for _ in range(3)]
         repositories = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         source = f'[[source]]\nname = "{STREAM}"\ndsn = "{dsn}"\ntables = ["public.orders", "public.audit"]\n'
@@ -47,7 +59,7 @@ class SeveralBridges:
             text = (
                 '[machine]\ndata_dir = "state"\nparts = ["repository", "bridge", "log-server"]\nelect_bridge = true\n'
                 f'[log]\ndata_dir = "log"\nlisten = "{listen}"\nstore = "etcd"\n{named}replica_timeout = 2\n'
-                f'[etcd]\nendpoints = {etcd.endpoints}\nprefix = "/{folder.name}/"\nlease = 4\n{servers}{source}'
+                f'[etcd]\nendpoints = {endpoints[number]}\nprefix = "/{folder.name}/"\nlease = 4\n{servers}{source}'
             )
             self.machines.append(Machine(folder / f"m{number}", text.replace("'", '"')))
         text = f'[machine]\ndata_dir = "state"\nparts = ["log-server"{third}]\n{_log_server(listens[2], own=True)}'
@@ -58,9 +70,16 @@ class SeveralBridges:
     @classmethod
     @contextmanager
     def running(
-        cls, folder: Path, etcd: EtcdCluster, dsn: str, *, third: str = "", more: str = ""
+        cls,
+        folder: Path,
+        etcd: EtcdCluster,
+        dsn: str,
+        *,
+        third: str = "",
+        more: str = "",
+        endpoints: Sequence[list[str]] = (),
     ) -> Iterator[Self]:
-        found = cls(folder, etcd, dsn, third=third, more=more)
+        found = cls(folder, etcd, dsn, third=third, more=more, endpoints=endpoints)
         with ExitStack() as stack:
             machines = (found.third, *found.machines)
             for each in machines:
