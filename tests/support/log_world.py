@@ -243,9 +243,11 @@ class OldLeader:
 class World:
     """See the module. `happened` counts events by name."""
 
+    MACHINE = Machine
+
     def __init__(self, seed: int, names: str = "klm") -> None:
         self.choose = random.Random(seed)
-        self.machines = {name: Machine(name) for name in names}
+        self.machines = {name: self.MACHINE(name) for name in names}
         self.happened: Counter[str] = Counter()
         self.faults = 0
         self.etcd = EtcdModel()
@@ -255,6 +257,8 @@ class World:
         self.repository = Repository()
         self.messages: list[Callable[[], None]] = []
         self.reports: list[ReplicaReport] = []
+        #: The last report of each machine, whether it counts or not.
+        self.shown: dict[str, ReplicaReport] = {}
         self.seal: Seal | None = None
         self.writers: list[Writer] = []
         self.given: int | None = None
@@ -303,7 +307,7 @@ class World:
         self.repository = self.first_state()
         for record in self.records:
             self.repository.apply(record)
-        self.seal, self.given, self.syncs = None, None, {}
+        self.seal, self.given, self.syncs, self.shown = None, None, {}, {}
 
     def first_state(self) -> Repository:
         """What the records begin with."""
@@ -384,7 +388,7 @@ class World:
         writes = any(each.alive and each.term == stream.term for each in self.writers)
         if writes and self.choose.random() < 0.8:
             return
-        term = stream.term + 1
+        term = self.repository.next_term(STREAM, self.shown.values())
         self.record(StreamSealed(STREAM, term))
         self.given = None
         self.seal = Seal(term, stream.last.context.end, stream.members)
@@ -646,6 +650,7 @@ class World:
                     continue
                 found = machine.core.report(name)
                 if found is not None:
+                    self.shown[name] = found
                     self.reports.append(found)
 
     def crash(self) -> None:
@@ -669,7 +674,7 @@ class World:
         self.serial += 1
         del self.machines[name]
         self.syncs.pop(name, None)
-        self.machines[f"{name[0]}{self.serial}"] = Machine(f"{name[0]}{self.serial}")
+        self.machines[f"{name[0]}{self.serial}"] = self.MACHINE(f"{name[0]}{self.serial}")
 
     def lose_entries(self) -> None:
         """A disk keeps its small record and loses all entries, or one in the middle of those that are not committed."""
