@@ -17,6 +17,7 @@ NAMES = (
     "capture",
     "decode",
     "log-recovery",
+    "memory",
     "snapshot",
     "slot-scan",
     "throttle",
