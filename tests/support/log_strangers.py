@@ -1,9 +1,11 @@
 """The world of `log_world.py`, with strangers who hold a writer's certificate, and open writers with terms that nobody gave."""
 
+from functools import partial
+
 from tests.support.log_entries import EntryMaker
 from tests.support.log_world import Machine, World, Writer
 from walsender_bridge.change_log.protocol import TERMS_AHEAD
-from walsender_bridge.change_log.replica.core import ReplicaState
+from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 
 
 class StrangerWorld(World):
@@ -40,7 +42,7 @@ class CertifiedWorld(StrangerWorld):
             if machine is not None and machine.up and _is_sealed(machine):
                 assert machine.core is not None
                 term = machine.core.current.term
-                machine.do(lambda core, term=term: core.open_writer(term))
+                machine.do(partial(Replica.open_writer, term=term))
                 machine.session += 1
                 self.faults += 1
                 self.happened["forged"] += 1
