@@ -30,14 +30,13 @@ from walsender_bridge.change_log.repository.rebuild import (
 )
 from walsender_bridge.errors import TusklineError
 
-#: Attempts to rebuild, between which machines that are down start again.
-_ATTEMPTS = 20
-
 
 class RebuiltWorld(World):
     """See the module."""
 
     EVENTS = (*World.EVENTS, ("force", 2), ("lose_repository", 0.6), ("elsewhere", 5))
+    #: Attempts to rebuild, between which machines that are down start again.
+    ATTEMPTS = 20
 
     def __init__(self, seed: int, names: str = "klm") -> None:
         #: What the present records begin with; None: nothing.
@@ -135,7 +134,7 @@ class RebuiltWorld(World):
         self.seal = self.given = None
         self.syncs = {}
         self.away = copy.deepcopy(self.repository) if self.choose.random() < 0.5 else None
-        for _ in range(_ATTEMPTS):
+        for _ in range(self.ATTEMPTS):
             try:
                 self._rebuild()
             except TusklineError:
