@@ -238,7 +238,7 @@ class NotSupportedError(TusklineError):
 
 
 class InvalidReplicaError(TusklineError):
-    """A replica that may not report or commit until it has synchronised."""
+    """A replica that may not report or commit until it has synchronized."""
 
     cause = Cause.INVALID_REPLICA
 
