@@ -658,3 +658,12 @@ def test_38_the_next_term_is_above_what_any_replica_of_the_stream_shows() -> Non
     # Others say nothing about this stream.
     others = [shows("x", 77), shows("k", 77, log_id="other"), shows("k", 77, stream="b")]
     assert repository.next_term("a", others) == 4
+
+
+def test_the_next_term_of_an_old_repository_stays_below_the_seals_of_a_rebuild() -> None:
+    """A replica that has learnt the fence is ahead of it: its term is no reason to seal above the new repository."""
+    repository = Repository()
+    for record in (Created("log"), StreamCreated("a", ("k", "l")), StreamSealed("a", 3)):
+        repository.apply(record)
+    fenced = replace(report("a", 1_000_000_000, 1, 0, log_server="k"), term=1_000_003)
+    assert repository.next_term("a", [fenced]) == 4

@@ -468,7 +468,8 @@ class Repository:
         """A term above each that was given, and above those that replicas of the stream have, whoever gave them.
 
         A replica that is not in sync counts, too: no seal below its term takes it back. What is too far beyond was made up by
-        its log server, and does not count.
+        its log server, and does not count. Nor does a replica that is ahead: after a rebuild, the old repository must not get
+        above the new one's seals (`rebuild.py`, 5).
         """
         stream = self.streams[name]
         terms = [
@@ -477,6 +478,7 @@ class Repository:
             if (report.stream, report.log_id) == (name, self.log_id)
             and report.replica in stream.replicas
             and report.term <= stream.term + TERMS_SHOWN_AHEAD
+            and not self._is_ahead(report)
         ]
         return 1 + max([stream.term, *terms])
 
