@@ -241,7 +241,7 @@ def test_a_candidate_that_stays_away_is_left_out_on_the_record_and_counts_again_
             wait_for(lambda: check() == logged(log), 30, "it flows")
 
 
-@pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronises slots by itself")
+@pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronizes slots by itself")
 def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_lacks_is_cut_off(
     tmp_path: Path, log: ChangeLog, make_server: MakeServer
 ) -> None:

@@ -51,7 +51,7 @@ def one_turn(
     wait_for(lambda: synced(server, standby), 60, "the slot is on the standby")
 
 
-@pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronises slots by itself")
+@pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronizes slots by itself")
 def test_42_members_names_fit_after_failovers_forth_and_back(
     tmp_path: Path, log: ChangeLog, make_server: MakeServer
 ) -> None:

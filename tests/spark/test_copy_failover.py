@@ -27,7 +27,7 @@ def insert(dsn, first, last):
 
 @pytest.fixture
 def servers(make_server):
-    """A primary, and a standby that has its slot as well (18 synchronises slots by itself)."""
+    """A primary, and a standby that has its slot as well (18 synchronizes slots by itself)."""
     primary = make_server(18, fsync="off")
     primary.start()
     with psycopg.connect(primary.dsn(), autocommit=True) as connection:
@@ -55,7 +55,7 @@ def synced(primary, standby):
     return bool(found and found[0][0])
 
 
-@pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronises slots by itself")
+@pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronizes slots by itself")
 def test_38_a_copy_beyond_the_fork_is_made_once_more_after_the_failover(spark, tmp_path, servers):
     primary, standby = servers
     standby.start()
@@ -73,7 +73,7 @@ def test_38_a_copy_beyond_the_fork_is_made_once_more_after_the_failover(spark, t
         wait_for(capture.streams, 60, "capture streams")
         insert(primary.dsn(), 1, 3)
         wait_for(lambda: log.committed_lsn() > 0, 30, "it flows")
-        # A server that found nothing to synchronise looks again after up to 30 s.
+        # A server that found nothing to synchronize looks again after up to 30 s.
         wait_for(lambda: synced(primary, standby), 90, "the slot is on the standby")
         standby.stop("fast")
         # Nobody but the primary has these, so the log does not show them; the copy has them.

@@ -91,7 +91,7 @@ def test_23_the_demo_ends_equal_when_log_servers_are_killed_and_one_is_wiped(tmp
 
 
 @pytest.mark.long
-@pytest.mark.skipif(max(by_major()) < 17, reason="no PostgreSQL whose standbys synchronise slots")
+@pytest.mark.skipif(max(by_major()) < 17, reason="no PostgreSQL whose standbys synchronize slots")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kill", [(), ("--kill",)], ids=["", "kill"])
 def test_5_17_the_demo_ends_equal_when_a_standby_takes_over_under_load(tmp_path, kill):
