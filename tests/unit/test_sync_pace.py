@@ -27,12 +27,15 @@ class Server:
     def run(self, seconds: float) -> float:
         """The part of these seconds that batches took."""
         took, end, free = 0.0, self.now + seconds, self.now
+        pending: list[tuple[float, float]] = []
         while self.now < end:
             began, ended = self.now, self.now + self.batch
             took += self.batch
-            found = [
-                self._append(at / 200, began) for at in range(int(free * 200), int(ended * 200))
-            ]
+            begun = range(int(free * 200), int(ended * 200))
+            pending += [self._append(at / 200, began) for at in begun]
+            # A log server knows of an append when it has ended, which may be after the batch that it met.
+            found = [each for each in pending if each[1] <= ended]
+            pending = [each for each in pending if each[1] > ended]
             free = ended
             self.now = ended + self.pace.rest(began, ended, found)
         return took / (self.now - end + seconds)

@@ -28,10 +28,12 @@ _KEPT: Final = 500
 
 
 class SyncPace:
-    """See the module. One for each synchronization."""
+    """See the module. One for each log server."""
 
     def __init__(self) -> None:
         self.share = MOST
+        #: When the last batch ended.
+        self._before = 0.0
         #: Seconds of appends that met no batch.
         self._usual: deque[float] = deque(maxlen=_KEPT)
         #: Whether each of the last appends was slow.
@@ -44,10 +46,12 @@ class SyncPace:
         """
         usual = self._percentile()
         for start, end in appends:
-            if end <= began:
+            # It may have begun during the batch before, and ended in the rest behind it.
+            if self._before <= start and end <= began:
                 self._usual.append(end - start)
             if usual is not None:
                 self._slow.append(end - start > SLOW * usual)
+        self._before = max(self._before, ended)
         self._adjust()
         took = ended - began
         return min(took * (1 / self.share - 1), took + LONGEST)
