@@ -1,9 +1,8 @@
 """`throttle`: how long appends take while another replica is synchronized from the same log server, against none.
 
-Two log servers, as processes on the same disk: the one that is appended to is the source, and each round one more stream, whose
-replica there is large, is synchronized with the other. Append by append, the time until it is durable is measured: in a pause
-(`idle`), then during a synchronization that is throttled (`throttled`), then during one that is not (`unthrottled`). Each is a
-fixed number of appends at a fixed rate; the synchronization lasts longer than they do, or is repeated.
+Log servers are processes on the same disk. One is appended to, and is the source of a large stream, too, which each turn
+synchronizes with another log server that has nothing. Append by append, the time until it is durable is measured: without a
+synchronization (`idle`), then for as long as a throttled one lasts (`throttled`), then an unthrottled one (`unthrottled`).
 """
 
 import argparse

@@ -69,17 +69,9 @@ class SeveralBridges:
 
     @classmethod
     @contextmanager
-    def running(
-        cls,
-        folder: Path,
-        etcd: EtcdCluster,
-        dsn: str,
-        *,
-        third: str = "",
-        more: str = "",
-        endpoints: Sequence[list[str]] = (),
-    ) -> Iterator[Self]:
-        found = cls(folder, etcd, dsn, third=third, more=more, endpoints=endpoints)
+    def running(cls, folder: Path, etcd: EtcdCluster, dsn: str, **options: Any) -> Iterator[Self]:
+        """Those that a constructor with these arguments makes, all of them up."""
+        found = cls(folder, etcd, dsn, **options)
         with ExitStack() as stack:
             machines = (found.third, *found.machines)
             for each in machines:

@@ -22,7 +22,6 @@ class Server:
         self.usual, self.beside, self.batch = usual, beside, batch
         self.choose = random.Random(seed)
         self.pace, self.now = SyncPace(), 0.0
-        self.slow = self.appends = 0
 
     def run(self, seconds: float) -> float:
         """The part of these seconds that batches took."""
@@ -43,8 +42,6 @@ class Server:
     def _append(self, at: float, began: float) -> tuple[float, float]:
         meets = at + self.usual > began
         takes = (self.beside if meets else self.usual) * self.choose.uniform(0.95, 1.05)
-        self.slow += takes > 1.5 * self.usual
-        self.appends += 1
         return at, at + takes
 
 
@@ -58,7 +55,6 @@ def test_36_appends_that_are_slow_beside_a_batch_have_it_rest() -> None:
     server = Server(0.002, 0.02)
     server.run(20)
     assert server.pace.share < MOST / 4
-    server.slow = server.appends = 0
     share = server.run(60)
     assert LEAST * 0.9 <= share < MOST / 4, "it goes on, and leaves more than half"
 

@@ -483,13 +483,13 @@ class Replica:
                 f"cannot seal at {end}: the replica has committed up to {self.current.committed_end}",
                 where=f"stream {self.durable.stream}",
             )
+        effects: list[Effect] = []
         if end > self.current.committed_end:
             self._move(Event.SEAL_BEHIND)
-            self.current = replace(self.current, sealed_at=end, term=term, was_sealed=True)
-            return self._write([])
-        sealed = self._sealed()
+        else:
+            effects = self._sealed()
         self.current = replace(self.current, sealed_at=end, term=term, was_sealed=True)
-        return self._write(sealed)
+        return self._write(effects)
 
     def _sealed(self) -> list[Effect]:
         self._move(Event.SEAL)
