@@ -48,12 +48,15 @@ $(CLASSES): requirements.lock tests/support/spark_jvm.py | $(READY)
 demo: $(READY)  ## a real PostgreSQL, clients, the log, Spark, and the proof (SECONDS=45, ARGS=--kill)
 	@$(BIN)/tuskline demo --seconds $(SECONDS) $(ARGS)
 
-.PHONY: check
-check: $(READY)  ## style, types, imports, unit tests and a short simulation (under 3 minutes)
+.PHONY: lint
+lint: $(READY)  ## style, types, imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+.PHONY: check
+check: lint  ## style, types, imports, unit tests and a short simulation (under 3 minutes)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not long and not exhaustive' tests/test_tidy.py tests/unit tests/simulation
 
 .PHONY: test
