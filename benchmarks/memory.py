@@ -1,9 +1,11 @@
 """`memory`: the memory of every process of an installation under load, with a stopped consumer, a dead log server and a dead safekeeper.
 
 `tuskline up` with three log servers and three safekeepers, all on this machine; commits wait for the quorum. A consumer has taken
-a lease and never comes back. Once all is warm, one log server and one safekeeper are stopped for good, as if their machines hung.
-From then on each process's resident memory is sampled: a straight line is fitted, and its slope is the figure; the peer is the
-process itself. Meanwhile the slot's confirmed position has to follow the server, and its WAL has to stay small.
+a lease and never comes back. Once all is warm, one log server and one safekeeper are stopped for good, as if their machines hung,
+and a bulk of rows fills what the proposer may keep for the safekeeper that lags (`max_queue_bytes`). From then on each process's
+resident memory is sampled: a straight line is fitted, and its slope is the figure; the peer is the process itself. What a process
+has mapped of its files is counted in `max_slope_mb_per_min`, and not in `max_own_slope_mb_per_min`: the kernel takes it back when it
+needs the memory. Meanwhile the slot's confirmed position has to follow the server, and its WAL has to stay small.
 """
 
 import argparse
@@ -34,6 +36,8 @@ _WRITERS, _ROW = 4, 200
 #: Seconds between two samples.
 _EVERY = 2.0
 _LEASE = 86_400.0
+#: Of WAL, at the least, that fills the proposer's queue: twice `max_queue_bytes`.
+_BULK = 128 << 20
 _SLOT = "SELECT pg_current_wal_lsn() - min(confirmed_flush_lsn) FROM pg_replication_slots WHERE slot_type = 'logical'"
 _WAL = "SELECT sum(size) FROM pg_ls_waldir()"
 
@@ -78,9 +82,10 @@ def _installation(folder: Path, server: LocalServer) -> Attached:
 
 @dataclass
 class _Seen:
-    """Samples: by process, seconds and MB; of the slot, how far it is behind, and the size of pg_wal, both in MB."""
+    """Samples: by process, seconds and MB, all of it and its own alone; of the slot, how far it is behind, and the size of pg_wal, both in MB."""
 
     memory: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    own: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     behind: list[float] = field(default_factory=list)
     wal: list[float] = field(default_factory=list)
     rows: int = 0
@@ -104,6 +109,7 @@ def _watch(
         os.kill(pid, signal.SIGSTOP)
     say(f"stopped {', '.join(names[pid] for pid in stopped)}")
     try:
+        _bulk(server)
         time.sleep(options.warm_seconds / 2)
         return _samples(tuskline.process.pid, server, options.seconds, writers, say)
     finally:
@@ -122,7 +128,8 @@ def _samples(
             if now > seconds:
                 break
             for pid in tree(root):
-                seen.memory[f"{_name(pid)}_{pid}"].append((now, of_process(pid, "VmRSS") / 1024))
+                for kind, samples in (("VmRSS", seen.memory), ("RssAnon", seen.own)):
+                    samples[f"{_name(pid)}_{pid}"].append((now, of_process(pid, kind) / 1024))
             for query, values in ((_SLOT, seen.behind), (_WAL, seen.wal)):
                 [found] = connection.execute(query.encode()).fetchone() or [0]
                 values.append(float(found or 0) / 2**20)
@@ -136,14 +143,33 @@ def _samples(
     return seen
 
 
+def _bulk(server: LocalServer) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        begin = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
+        while True:
+            connection.execute(
+                "INSERT INTO load SELECT -n, repeat('x', %s) FROM generate_series(1, 10000) n",
+                [_ROW],
+            )
+            connection.execute("DELETE FROM load WHERE number < 0")
+            [written] = connection.execute(
+                "SELECT pg_current_wal_lsn() - %s::pg_lsn", begin
+            ).fetchone() or [0]
+            if written > _BULK:
+                return
+
+
 def _report(report: Report, seen: _Seen) -> None:
     slopes = {name: _slope(values) for name, values in seen.memory.items() if len(values) > 5}
+    own = {name: _slope(seen.own[name]) for name in slopes}
     most = {name: max(mb for _, mb in seen.memory[name]) for name in slopes}
     more = {"behind_mb": max(seen.behind), "wal_mb": max(seen.wal)}
     more |= {f"slope_{name}": value for name, value in slopes.items()}
+    more |= {f"own_slope_{name}": value for name, value in own.items()}
     more |= {f"rss_{name}": value for name, value in most.items()}
     report.add(Round("own", "load", seen.rows, seen.wall, 0.0, None, seen.busy, more))
     report.ratios["max_slope_mb_per_min"] = round(max(slopes.values()), 3)
+    report.ratios["max_own_slope_mb_per_min"] = round(max(own.values()), 3)
     report.ratios["max_rss_mb"] = round(max(most.values()), 1)
     for name in more:
         report.absolute[name] = round(more[name], 3)
