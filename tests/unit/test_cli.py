@@ -190,3 +190,12 @@ def test_help_shows_every_docstring_whole(monkeypatch):
             brackets += len(re.findall(r"\[[a-z.]+\]", text))
     assert seen > 100
     assert brackets > 0
+
+
+def test_help_describes_every_parameter_and_brackets_it_once():
+    command: Any = typer.main.get_command(cli.app)
+    top = command.make_context("tuskline", [], resilient_parsing=True)
+    for each, shown in _commands(command, top):
+        assert all(getattr(parameter, "help", None) for parameter in each.params), each.name
+        usage = shown.partition("Arguments:")[0].partition("Options:")[0]
+        assert not re.search(r"\[\[|\.\.\.\}", usage), usage

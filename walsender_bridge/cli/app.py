@@ -62,7 +62,7 @@ app = typer.Typer(
 )
 log_server_app = typer.Typer(help="Run the log server: replicas of the log, and safekeepers.")
 bridge_app = typer.Typer(help="Run the bridge, which captures the sources and orders the log.")
-lake_app = typer.Typer(help="Run the Spark job that publishes epochs; verify its files.")
+lake_app = typer.Typer(help="Run the Spark job that publishes epochs; verify the lake's files.")
 log_app = typer.Typer(
     help="Show, verify, trim and follow the change log; back up or rebuild its repository."
 )

@@ -11,7 +11,7 @@ from walsender_bridge.runtime import extras
 from walsender_bridge.runtime.output import Output
 
 certs_app = typer.Typer(
-    help="Issue the certificates of [tls], with which machines recognize each other.",
+    help="Create a certificate authority, and issue certificates for [tls].",
     no_args_is_help=True,
 )
 _MOST_DAYS = 36_500
@@ -25,10 +25,12 @@ def register(app: typer.Typer) -> None:
 @certs_app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(help="New or empty folder of the authority.")],
-    days: Annotated[int, typer.Option(help="Days that it is valid.", min=1, max=_MOST_DAYS)] = 3650,
+    days: Annotated[
+        int, typer.Option(help="Days for which the authority is valid.", min=1, max=_MOST_DAYS)
+    ] = 3650,
     as_json: AsJson = False,
 ) -> None:
-    """Create an authority that issues certificates. Whoever can read its folder can do everything with log and safekeepers."""
+    """Create an authority that issues certificates. Accounts that can read its folder have all rights on log and safekeepers."""
     extras.need("certs")
     from walsender_bridge.runtime import certificates
 
@@ -41,8 +43,8 @@ def issue(
     role: Annotated[
         list[str],
         typer.Option(
-            help="What the holder may do: writer, repository, reader, lake, monitor, operator, log-server, proposer or safekeeper. "
-            "Repeatable."
+            help="Role of the holder: log-server, repository, writer, reader, lake, proposer, safekeeper, monitor or operator. "
+            "Repeatable. See docs/certificates.md."
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of the holder, shown in errors and logs.")],
@@ -60,7 +62,7 @@ def issue(
         typer.Option(help="Stream that the holder may read or write; default: all. Repeatable."),
     ] = None,
     days: Annotated[
-        int, typer.Option(help="Days that the certificate is valid.", min=1, max=_MOST_DAYS)
+        int, typer.Option(help="Days for which the certificate is valid.", min=1, max=_MOST_DAYS)
     ] = 365,
     as_json: AsJson = False,
 ) -> None:

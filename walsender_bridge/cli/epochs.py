@@ -52,7 +52,11 @@ def list_epochs(
 
 
 @epochs_app.command("show")
-def show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def show(
+    epoch: Annotated[int, typer.Argument(help="Number of the epoch, from `epochs list`.")],
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
     """Show one epoch: stream positions and table snapshots."""
     lake = lake_section(load_config(config))
     from spark_consumers.lake.manifest.chain import open_chain

@@ -31,13 +31,13 @@ def log_rebuild(
         typer.Option(
             "--without",
             metavar="ADDRESS",
-            help="Go on without this log server, which is lost. Repeatable; fewer than min_replicas.",
+            help="Continue without this log server, which is lost for good. Repeatable; fewer than min_replicas.",
         ),
     ] = None,
     hold: Annotated[
         str,
         typer.Option(
-            help="Trim nothing for this time, in which consumers renew their leases, such as 7d or 12h; 0: trim at once."
+            help="Trim nothing for this long, such as 7d or 12h, so that consumers can renew their leases; 0: trim at once."
         ),
     ] = _HOLD,
     dry_run: Annotated[
@@ -46,13 +46,13 @@ def log_rebuild(
     config: ConfigPath = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
-    """Build the log's repository again, whose disk (or etcd's data) is lost, from its replicas.
+    """Rebuild the log's repository from its replicas, after its disk or the data of etcd was lost.
 
-    Run it on the repository's machine: the log servers run, and no repository does. Refuses if there is a repository.
+    Run it on the repository's machine, while all log servers run and no repository does. It fails if a repository exists.
     """
     seconds = duration(hold)
     if seconds > duration(_HOLD):
-        raise UsageError(f"{hold} is longer than any lease", repair=f"at most {_HOLD}")
+        raise UsageError(f"{hold} is longer than any lease", repair=f"use --hold {_HOLD} or less")
     settings, output = load_config(config), Output(as_json=as_json)
     need_here(settings, "repository")
     _refuse_running(settings)

@@ -22,20 +22,21 @@ def log_tail(
         int | None,
         typer.Option(
             "--from-version",
-            help="Begin with this version; default: the first that is retained, or with --follow the next.",
+            help="Begin with this version; default: the oldest that is retained, or with --follow the next one.",
             min=1,
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new transactions until interrupted.")
+        bool,
+        typer.Option("--follow", "-f", help="Continue with new transactions until interrupted."),
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="With --follow: end after this time.", min=0)
+        float | None, typer.Option(help="With --follow: end after this number of seconds.", min=0)
     ] = None,
     relations: Annotated[
         str | None,
         typer.Option(
-            help="Show only these tables, such as public.orders,public.audit, and transactions that change one of them."
+            help="Show only these tables, and transactions that change one of them, such as public.orders,public.audit."
         ),
     ] = None,
     rows: Annotated[

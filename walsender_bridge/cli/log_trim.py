@@ -26,15 +26,15 @@ def log_trim(
         str | None,
         typer.Option(
             "--older-than",
-            help="Trim only what the log has had for longer than this, such as 90min, 1h or 7d.",
+            help="Trim only entries that the log has had for longer than this, such as 90min, 1h or 7d.",
         ),
     ] = None,
     config: ConfigPath = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
-    """Trim a stream, except for what a consumer's lease holds.
+    """Trim the entries of a stream that no consumer's lease holds.
 
-    Readers without a lease that are behind fail with TRIMMED (13).
+    A reader without a lease that still needs them fails with TRIMMED (13).
     """
     if to_version is not None and older_than is not None:
         raise UsageError("--to-version and --older-than exclude each other", repair="choose one")

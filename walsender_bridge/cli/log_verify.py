@@ -19,12 +19,15 @@ def log_verify(
     streams: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STREAM...]", help="Names of streams; default: all.", show_default=False
+            metavar="STREAM", help="Names of streams; default: all.", show_default=False
         ),
     ] = None,
     offline: Annotated[
         bool,
-        typer.Option("--offline", help="Read the data directories; their log servers are stopped."),
+        typer.Option(
+            "--offline",
+            help="Read the files of the data directories, whose log servers must be stopped.",
+        ),
     ] = False,
     data_dir: Annotated[
         list[Path] | None,

@@ -34,7 +34,10 @@ def register(app: typer.Typer) -> None:
 
 @quarantine_app.command("list")
 def list_rows(
-    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE...]")] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TABLE", help="Names of tables; default: all.", show_default=False),
+    ] = None,
     config: ConfigPath = DEFAULT_CONFIG,
     limit: Annotated[int, typer.Option(help="Maximum number of rows of each table.", min=1)] = 1000,
     as_json: AsJson = False,
@@ -85,7 +88,7 @@ def skip(
     ],
     rows: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ROW...]", help="Names of rows, from `quarantine list`."),
+        typer.Argument(metavar="ROW", help="Names of rows, from `quarantine list`."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All rows of the table.")] = False,
     config: ConfigPath = DEFAULT_CONFIG,

@@ -37,9 +37,7 @@ Force = Annotated[
 ]
 Sources = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[SOURCE...]", help="Names of sources; default: all.", show_default=False
-    ),
+    typer.Argument(metavar="SOURCE", help="Names of sources; default: all.", show_default=False),
 ]
 
 

@@ -33,7 +33,7 @@ table_app = typer.Typer(
 Names = Annotated[
     list[str],
     typer.Argument(
-        metavar="TABLE...",
+        metavar="TABLE",
         help="stream.schema.table, or schema.table if only one table has that name.",
     ),
 ]

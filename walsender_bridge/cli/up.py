@@ -41,7 +41,7 @@ def up(
         typer.Option("--background", help="Return when the parts run; `tuskline down` stops them."),
     ] = False,
 ) -> None:
-    """Run the parts of this machine until SIGTERM or SIGINT. These are log server, bridge, lake, slots and metrics."""
+    """Run the parts of this machine until SIGTERM or SIGINT: log server, bridge, lake, slots and metrics."""
     settings = load_config(config)
     if background:
         _start_in_background(config, settings)
