@@ -75,7 +75,7 @@ def test_a_replica_that_is_synchronized_is_waited_for():
     assert out.startswith(
         "log: the replica of stream shop at grpc://10.0.0.2:7401 is not in sync; "
     )
-    assert "tuskline log status shows how far" in out
+    assert "tuskline log status shows its lag" in out
 
 
 def test_a_stream_on_too_few_log_servers_needs_another_one():

@@ -15,9 +15,7 @@ _NAME: Final = (
     "correct the addresses of [[log_server]] where the repository runs, and restart the bridge there;"
     " a log server that was removed is replaced once another one is free"
 )
-_WAIT: Final = (
-    "it is being synchronized; tuskline log status shows how far it is, and its log why if it lasts"
-)
+_WAIT: Final = "it is being synchronized; tuskline log status shows its lag; if this lasts, the log server's output names the cause"
 
 
 @dataclass(frozen=True, slots=True)
