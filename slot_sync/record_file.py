@@ -53,7 +53,7 @@ class RecordFile:
             raise ConfigError(
                 f"could not read the record of slot copies: {error.strerror}",
                 where=str(self.path),
-                repair="give this user read permission on the folder [log] data_dir",
+                repair="give this user read permission on the file and its folder",
             ) from None
         try:
             values = checksummed_json.opened(text, checked=False)
@@ -81,5 +81,5 @@ class RecordFile:
             raise ConfigError(
                 f"could not write the record of slot copies: {error.strerror}",
                 where=str(self.path),
-                repair="give this user write permission on the folder [log] data_dir, or free disk space",
+                repair="give this user write permission on its folder, or free disk space",
             ) from None

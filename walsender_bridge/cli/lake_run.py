@@ -63,7 +63,7 @@ def check_scratch(scratch_dir: Path) -> None:
         raise DiskFullError(
             f"the disk is full: {free >> 20} MB are free, and Spark begins with {SCRATCH_BYTES >> 20} MB of files",
             where=str(scratch_dir),
-            repair="free disk space there, or name a [log] data_dir on another disk",
+            repair="free disk space there, or set data_dir ([machine], or else [log]) to a folder on another disk",
         )
 
 

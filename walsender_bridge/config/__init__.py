@@ -9,7 +9,7 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -281,13 +281,14 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
     found = error.errors(include_url=False, include_input=False)
     # A misspelt key is also a missing one; report the misspelling.
     first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
     if first["type"] == "extra_forbidden":
         repair = _nearest(str(first["loc"][-1]), _fields_at(first["loc"]))
         return ConfigError(f"unknown key {key!r}", where=where, repair=repair or "remove it")
     if first["type"] == "missing":
         return ConfigError(f"{key!r} is missing", where=where, repair=f"add {key}")
-    return ConfigError(f"{key}: {first['msg']}", where=where, repair=f"correct {key}")
+    what = first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{key}: {what[:1].lower()}{what[1:]}", where=where, repair=f"correct {key}")
 
 
 def _check_tables(config: Config, where: str) -> None:
@@ -306,7 +307,7 @@ def _check_tables(config: Config, where: str) -> None:
             continue
         near = _nearest(name, known) or _nearest(name, [f"{s}.{name}" for s in streams])
         raise ConfigError(
-            f"lake.on_unrepresentable_value: {name!r} is no table of a source",
+            f"lake.on_unrepresentable_value: {name!r} is not a table of a source",
             where=where,
             repair=near or "write 'default', or \"stream.schema.table\" in quotes",
         )
@@ -327,7 +328,7 @@ def _check_safekeepers(config: Config, where: str) -> None:
     for address in (*section.hosted_addresses, *section.wal_addresses):
         if address in taken:
             raise ConfigError(
-                f"safekeepers: {address} is another part's",
+                f"safekeepers: {address} is the address of another part, too",
                 where=where,
                 repair=f"choose another listen or wal_listen: each takes {section.local} ports in a row",
             )
@@ -479,6 +480,12 @@ def _with_environment(values: dict[str, Any]) -> Config:
     return FromEnvironment(**values)
 
 
+#: The hint about a KEY of `--set` that leads nowhere.
+_SET: Final = (
+    "write section.key, such as lake.epoch_interval; in a list source.NAME.key, or log_server.0.key"
+)
+
+
 def _with_flags(config: Config, where: str) -> Config:
     flags = json.loads(os.environ.get(FLAGS_VARIABLE, "{}"))
     if not flags:
@@ -504,10 +511,10 @@ def _assign(values: dict[str, Any], key: str, value: object) -> None:
             found = place.setdefault(part, {}) or {}
             place[part] = found
         if not isinstance(found, (dict, list, tuple)):
-            raise UsageError(f"--set {key}: there is no {part!r}", repair="see the configuration")
+            raise UsageError(f"--set {key}: there is no {part!r}", repair=_SET)
         place = found
     if not isinstance(place, dict):
-        raise UsageError(f"--set {key}: needs a number or a name before {last!r}")
+        raise UsageError(f"--set {key}: {'.'.join(path)} is a list", repair=_SET)
     place[last] = value
 
 
@@ -522,7 +529,9 @@ def load_config(path: Path) -> Config:
         values = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(
-            f"cannot be read: {error.strerror}", where=where, repair="name it with --config"
+            f"could not read the configuration: {error.strerror}",
+            where=where,
+            repair="name it with --config",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not TOML: {error}", where=where, repair="correct that line") from None

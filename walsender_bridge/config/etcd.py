@@ -3,7 +3,7 @@
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from walsender_bridge.config.sections import split_address
+from walsender_bridge.config.sections import first_repeated, split_address
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime.listening import is_loopback
 
@@ -28,9 +28,9 @@ def check_etcd(config: "Config", where: str) -> None:
         )
     _check_strangers(config, where)
     others = config.log.repositories
-    if len(set(others)) < len(others):
+    if twice := first_repeated(others):
         raise ConfigError(
-            "log.repositories: each repository once", where=where, repair="remove the second one"
+            f"log.repositories: {twice} is listed twice", where=where, repair="remove one of them"
         )
     if "repository" in config.parts:
         _check_store(config, where)

@@ -1,5 +1,6 @@
 """The sections of the configuration file, each a strict value: its keys with their units and defaults."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -17,7 +18,9 @@ from walsender_bridge.postgres.table_patterns import Choice
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 
-def _with_a_port(address: str) -> str:
+def _host_and_port(address: str) -> str:
+    if not re.fullmatch(r"[^\s/]+:[0-9]{1,5}", address):
+        raise ValueError(f"{address!r:.80} is not of the form host:port")
     port = int(address.rpartition(":")[2])
     if not 1 <= port <= 65_535:
         raise ValueError(f"{port} is not a port: 1 to 65535")
@@ -27,14 +30,17 @@ def _with_a_port(address: str) -> str:
 #: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
 StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
-HostPort = Annotated[
-    str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$"), AfterValidator(_with_a_port)
-]
+HostPort = Annotated[str, AfterValidator(_host_and_port)]
 
 
 Bytes = Annotated[int, Field(ge=0)]
 #: A standby's application_name; in `synchronous_standby_names` it needs no quotes.
 StandbyName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
+
+
+def first_repeated(names: tuple[str, ...]) -> str:
+    """The first name that is there more than once; empty if none is."""
+    return next((each for each in names if names.count(each) > 1), "")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -137,11 +143,13 @@ class GateSection(_Section):
             raise ValueError("candidates and members exclude each other")
         if len(self.members) == 1:
             raise ValueError("members must list all members, including the primary")
-        if len(set(self.names)) < len(self.names):
-            raise ValueError("each candidate once: one that is counted twice is no quorum")
+        if twice := first_repeated(self.names):
+            raise ValueError(f"{twice} is listed twice, and would count twice")
         others = len(self.names) - bool(self.members)
         if (self.quorum or 0) > others:
-            raise ValueError(f"quorum = {self.quorum} of {others} candidates")
+            raise ValueError(
+                f"quorum is {self.quorum}, more than the number of candidates ({others})"
+            )
         return self
 
     @property
@@ -277,8 +285,8 @@ class SafekeepersSection(_Section):
     @field_validator("addresses")
     @classmethod
     def _each_once(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(addresses)) < len(addresses):
-            raise ValueError("each safekeeper once: one that is counted twice is no quorum")
+        if twice := first_repeated(addresses):
+            raise ValueError(f"{twice} is listed twice, and would count twice")
         if len(addresses) == 2:
             raise ValueError("two safekeepers are worse than one: either one's loss stops commits")
         return addresses

@@ -56,7 +56,7 @@ def write(data_dir: Path, decision: ReleaseDecision) -> ReleaseDecision:
         raise ConfigError(
             f"could not record the decision: {error.strerror}",
             where=str(path),
-            repair="give this user write access to [log] data_dir, or free disk space",
+            repair="give this user write permission on its folder, or free disk space",
         ) from None
     return signed
 

@@ -51,7 +51,7 @@ _FORGET = (
     "find the proposer of the other quorum; see docs/quorum-lost.md on how to give up a quorum"
 )
 _AGAIN = "then tuskline down, tuskline up"
-_DISK = "check the owner, the free space and the disk of [log] data_dir; the operation is retried"
+_DISK = "check the owner, the free space and the disk of its folder; the operation is retried"
 
 
 @dataclass(frozen=True, slots=True)
