@@ -2,7 +2,7 @@
 
     python attach_and_read.py tuskline.toml
 
-`tuskline.toml` is the configuration of README.md. The program needs the extras `log_server` and `spark`, and Java 17 to 22.
+`tuskline.toml` is the configuration of README.md. The program needs the extras `log-server` and `spark`, and Java 17 to 22.
 Tuskline runs on when the program has ended: `tuskline down` stops it, and `tuskline detach` removes from the server all
 that `tuskline init` created there.
 """
