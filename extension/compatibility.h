@@ -1,7 +1,7 @@
 /*
  * What differs between PostgreSQL 11 and 18, behind one name each; no other file asks for the version.
  *
- * Only signatures and members differ here. Where behaviour differs between minor releases of one major, which a
+ * Only signatures and members differ here. Where behavior differs between minor releases of one major, which a
  * library meets after it was compiled, the code does what is right on all of them (see reserve_xmin in copies.c).
  */
 #ifndef TUSKLINE_COMPATIBILITY_H

@@ -17,7 +17,7 @@ import org.apache.kafka.connect.source.SourceRecord;
 /**
  * Reads a slot with Debezium's asynchronous embedded engine until a number of rows has come, and prints one
  * JSON object: rows by table and operation, wall and CPU seconds of this process at half of them and at the end.
- * The records are taken as they are (Connect format): nothing is serialised, nothing is written.
+ * The records are taken as they are (Connect format): nothing is serialized, nothing is written.
  */
 public class Peer {
     static final Map<String, Long> ROWS = new TreeMap<>();

@@ -144,7 +144,7 @@ def _remembered(
         after = _seen(after, copy, standby, key, generation)
         if slot is not None and is_linked(primary, standby):
             view = view_of(slot, copy, primary, standby, record)
-            after, held = _learnt(after, view), is_held(view)
+            after, held = _learned(after, view), is_held(view)
         elif after.decoded_at is not None and (copy.confirmed_flush_lsn or 0) < after.decoded_at:
             after = replace(after, decoded_at=None, proven_in=None)
     if transition is None:
@@ -200,7 +200,7 @@ def _names(before: CopyRecord, here: SlotCopy | None, unproven: SlotCopy | None)
     return after
 
 
-def _learnt(before: CopyRecord, view: SlotView) -> CopyRecord:
+def _learned(before: CopyRecord, view: SlotView) -> CopyRecord:
     """What this poll establishes for good; what was established of a copy that has moved back is void."""
     here, slot = view.copy.confirmed_flush_lsn, view.slot
     needed = needed_from(view)

@@ -172,7 +172,7 @@ def test_33_a_standby_that_applies_late_is_behind_and_not_wrong(
     until_ready(synced_pair, controller, "kept", "new")
 
 
-def test_10_a_neighbour_of_the_candidate_is_told_by_its_slot(synced_pair: SlotStack) -> None:
+def test_10_a_neighbor_of_the_candidate_is_told_by_its_slot(synced_pair: SlotStack) -> None:
     """The DSN of one standby with the slot of another: what is done would be done to the wrong server."""
     synced_pair.pair.make_slot("kept")
     plan = replace(

@@ -154,7 +154,7 @@ def test_wal_that_is_gone_or_not_there_yet_is_refused_in_postgres_words(wal_serv
         assert error["C"] == "XX000"
         assert "is ahead of the WAL flush position of this server" in error["M"]
         client.until("Z")
-        # What a client had sent before it learnt of the failure is not held against it.
+        # What a client had sent before it learned of the failure is not held against it.
         client.send(message(b"d", b"r" + bytes(33)) + message(b"c"))
         client.query(f"START_REPLICATION {format_lsn(held.start - held.segment_bytes)}")
         error = client.error()

@@ -1,4 +1,4 @@
-"""Capture's core against a model of its neighbours, with crashes of each at any moment.
+"""Capture's core against a model of its neighbors, with crashes of each at any moment.
 
 Transactions are short or long; long ones have subtransactions, are streamed in some sessions and not in
 others, and may be rolled back; tables are altered on the way. What holds at every step: the slot is never confirmed past `confirm_to`, and `confirm_to` never past a

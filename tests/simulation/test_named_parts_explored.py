@@ -1,4 +1,4 @@
-"""Every order of one part's read and of DDL beside it: the order and the judgement of `same_relation` as they are.
+"""Every order of one part's read and of DDL beside it: the order and the judgment of `same_relation` as they are.
 
 The part is relation 20, which had this name and these columns in the snapshot. Names, columns and files are those of
 today's catalog; the rows are right if they are read from relation 20 as the snapshot knew it.

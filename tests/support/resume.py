@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-#: The environment variable that carries `--seed` to randomised tests and the processes that they start.
+#: The environment variable that carries `--seed` to randomized tests and the processes that they start.
 SEED = "TUSKLINE_TEST_SEED"
 _ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -22,7 +22,7 @@ _XMIN = 16
 _COUNT = struct.Struct("<Q")
 #: The struct SnapBuild begins to differ by major: (from this one on, where `committed` is, its size).
 _BUILDERS = ((16, 80, 128), (14, 80, 112), (0, 96, 128))
-#: From `committed` to `catchange`, which is its neighbour.
+#: From `committed` to `catchange`, which is its neighbor.
 _IN_PROGRESS = 32
 _FIRST_WITH_IN_PROGRESS = 16
 

@@ -65,8 +65,8 @@ def test_every_reference_of_the_glossary_has_an_address() -> None:
     assert used == set(re.findall(r"^\[([\w-]+)\]: https://", text, re.MULTILINE))
 
 
-def test_every_number_of_a_test_is_a_behaviour_that_is_stated() -> None:
-    text = (DOCS / "invariants.md").read_text().split("\n## Behaviours by number\n")[1]
+def test_every_number_of_a_test_is_a_behavior_that_is_stated() -> None:
+    text = (DOCS / "invariants.md").read_text().split("\n## Behaviors by number\n")[1]
     cells = re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)
     stated = {number for cell in cells for number in cell.split(", ")}
     tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]

@@ -661,7 +661,7 @@ def test_38_the_next_term_is_above_what_any_replica_of_the_stream_shows() -> Non
 
 
 def test_the_next_term_of_an_old_repository_stays_below_the_seals_of_a_rebuild() -> None:
-    """A replica that has learnt the fence is ahead of it: its term is no reason to seal above the new repository."""
+    """A replica that has learned the fence is ahead of it: its term is no reason to seal above the new repository."""
     repository = Repository()
     for record in (Created("log"), StreamCreated("a", ("k", "l")), StreamSealed("a", 3)):
         repository.apply(record)

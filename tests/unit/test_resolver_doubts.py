@@ -79,7 +79,7 @@ def test_8_a_copy_that_is_broken_by_itself_is_dropped_whoever_the_primary_is(
 
 
 def test_19_a_candidate_that_streams_from_another_slot_than_configured_is_another_standby() -> None:
-    """A DSN that leads to a neighbour: its copies are not those that the record names."""
+    """A DSN that leads to a neighbor: its copies are not those that the record names."""
     here = standby(configured_slot="near")
     found = answered(here=here)
     assert (found.after, found.reason, found.action) == (

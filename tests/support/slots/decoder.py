@@ -1,6 +1,6 @@
 """What a logical decoder does, as far as a slot's life depends on it: snapshots, restart points, what it leaves out.
 
-Written from PostgreSQL's behaviour (snapbuild.c, reorderbuffer.c, logical.c), with none of the resolver's words. One
+Written from PostgreSQL's behavior (snapbuild.c, reorderbuffer.c, logical.c), with none of the resolver's words. One
 transaction may be long: `OPEN` is its first change, `COMMIT` its end. All others begin and end in one record. A `DDL`
 replaces a row of a catalog: whoever decodes a change before it needs the old row, and whoever decodes one after it has
 to know that its transaction committed. A fast decoder takes no note of that: it is a subtransaction, say, before 14.

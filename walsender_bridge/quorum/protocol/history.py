@@ -127,7 +127,7 @@ class History:
 
         That one has the last election epoch of those merged, so a log that ends in an older one no longer has an entry in common
         and does a full resync. Nothing is lost: the last of them starts below `commit_lsn`, so a majority has its bytes, and no
-        such log is part of that majority. For the same reason older bytes may be labelled with it: a log that ends among them is
+        such log is part of that majority. For the same reason older bytes may be labeled with it: a log that ends among them is
         still less advanced than any of the majority. Raises `NotSupportedError` if more than `MAX_ENTRIES` are left.
         """
         result = self.entries

@@ -178,7 +178,7 @@ class ScramExchange:
 
 
 def _split_header(data: str) -> tuple[str, bool, str]:
-    """The GS2 header (flag, authorisation identity, two commas), whether it is one, and the rest."""
+    """The GS2 header (flag, authorization identity, two commas), whether it is one, and the rest."""
     flag, comma, rest = data.partition(",")
     identity, second, bare = rest.partition(",")
     whole = bool(comma and second and bare.startswith("n=") and flag[:1] in {"n", "y", "p"})
