@@ -4,6 +4,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_the_home_of_the_user_is_the_folder_that_it_may_write_to(page):
     """Spark's jars and `.pgpass` are in the home, and the unit closes all other folders."""
     users = re.findall(r"useradd .*", (DEPLOY.parent / page).read_text())
     assert [user for user in users if "--home-dir /var/lib/tuskline " in user] == users != []
+
+
+def test_an_image_is_built_from_what_the_wheel_needs():
+    """Without the file, `COPY .` would put the environment and the history into the image."""
+    root = DEPLOY.parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    needed = {*wheel, project["project"]["readme"], *project["project"]["license-files"]}
+    lines = (root / ".dockerignore").read_text().splitlines()
+    assert {line[1:] for line in lines if line.startswith("!")} == needed | {"pyproject.toml"}
+    assert "*" in lines
 
 
 @pytest.mark.parametrize("abstract", [False, True])
