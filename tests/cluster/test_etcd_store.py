@@ -248,5 +248,6 @@ def test_what_is_not_as_it_was_written_is_named(
         client.txn({"success": [put(name, change(found.value))]}, within=5.0)
     with pytest.raises(error) as raised:
         EtcdStore(settings, leader)
+    assert ("`tuskline log rebuild`" in str(raised.value)) == (error is CorruptError)
     assert settings.prefix in str(raised.value)
     leader.resign()

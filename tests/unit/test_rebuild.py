@@ -138,7 +138,7 @@ REFUSALS: dict[str, tuple[list[Offer], tuple[AskedLogServer, ...], type[Tuskline
         [*WHOLE[2:], SICK, replace(SICK, log_server="l")],
         SERVERS,
         InvalidReplicaError,
-        "2 others may have been all members (log server k: damaged; ",
+        "the 2 others may have been all members (log server k: damaged; ",
     ),
     "one is given up, and another one damaged": (
         [WHOLE[1], SICK],

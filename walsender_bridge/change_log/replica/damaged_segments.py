@@ -10,7 +10,7 @@ from pathlib import Path
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.runtime.durable import sync_folder
 
-REPAIR = "synchronize the replica from another one, or create the stream again (docs/log-lost.md)"
+REPAIR = "a replica in sync replaces what is damaged; if there is none, see docs/log-lost.md"
 _ASIDE = ".corrupt-"
 _REPLACED = ".replaced-"
 _REASON = "damage.txt"

@@ -90,7 +90,7 @@ def _led(where: str) -> RunningError:
     return RunningError(
         "a repository leads",
         where=where,
-        repair="stop all repositories of this log (`tuskline down`) before one is built again",
+        repair="stop all repositories of this log (`tuskline down`) before you rebuild one",
     )
 
 

@@ -54,10 +54,7 @@ _ATTEMPT, _WITHIN = 1.0, 4.0
 _MOST_OPERATIONS: Final = 100
 #: Commits in a value, of some 200 bytes each: etcd takes requests of 1.5 MiB by default.
 _MOST_COMMITS: Final = 2000
-_REPAIR: Final = (
-    "stop all repositories and restore etcd and every [[log_server]] data_dir from one moment, or start a new log:"
-    " docs/log-lost.md"
-)
+_REPAIR: Final = "stop all repositories, remove all keys with that prefix, and run `tuskline log rebuild`: docs/log-lost.md"
 
 
 class EtcdStore(FoldedStore):

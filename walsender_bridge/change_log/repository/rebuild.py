@@ -82,7 +82,7 @@ TERM_GAP: Final = 1_000_000
 #: Bytes that a replica may lack to be brought in sync at once. One that lacks more is copied from its start later (6).
 LITTLE: Final = 64 << 20
 _STOP_ONE: Final = (
-    "compare their files with `tuskline log verify --offline`; stop the log server that is wrong, and go on with --without and"
+    "compare their files with `tuskline log verify --offline`; stop the log server that is wrong, and continue with --without and"
     " its address"
 )
 
@@ -216,11 +216,11 @@ def _check_servers(servers: Sequence[AskedLogServer], policy: ReplicationPolicy)
         raise UnavailableError(
             "log server does not answer, and may have the newest commit",
             where=", ".join(missing),
-            repair="start it; if it is lost for good, go on with --without and its address",
+            repair="start it; if it is lost for good, continue with --without and its address",
         )
     if len(silent) >= policy.min_replicas:
         raise UnavailableError(
-            f"{len(silent)} log servers are given up, and {policy.min_replicas} may have been all members of a stream",
+            f"{len(silent)} log servers are given up, which may have been all members of a stream",
             where=", ".join(each.address for each in silent),
             repair=f"start one of them; fewer than min_replicas ({policy.min_replicas}) may be given up",
         )
@@ -313,7 +313,7 @@ def _check_known(
         return
     reasons = [f"log server {each.log_server}: {each.reason}" for each in its if each.reason]
     raise InvalidReplicaError(
-        f"{valid} valid replicas are offered, and {away} others may have been all members"
+        f"{valid} valid replicas were found, and the {away} others may have been all members"
         + (f" ({'; '.join(reasons)})"[:600] if reasons else ""),
         where=f"stream {name}",
         repair="start the other log servers with their former data_dir; if they are lost, start a new log: docs/log-lost.md",
@@ -378,7 +378,7 @@ def check_sealed(plan: RebuildPlan, stream: StreamPlan, statuses: Iterable[Repli
             raise UnavailableError(
                 f"a replica is {status.state} at {status.committed_end} in version {status.version}, and was at {stream.end}",
                 where=f"stream {stream.stream}",
-                repair="stop whatever else commits to the log servers; then try again",
+                repair="stop the repository that still commits to the log servers, then try again",
             )
     if len({status.last_crc for status in found}) > 1:
         raise DivergedError(

@@ -236,5 +236,5 @@ def refuse_running(listens: Sequence[str], tls: TlsFiles | None) -> None:
         raise RunningError(
             "a repository answers",
             where=listen,
-            repair="stop it, and all others of this log (`tuskline down`), before one is built again",
+            repair="stop it, and all others of this log (`tuskline down`), before you rebuild one",
         )

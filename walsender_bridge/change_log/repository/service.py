@@ -499,7 +499,7 @@ class RepositoryServer:
             raise MalformedMessageError("a consumer must have a name of 1 to 200 characters")
         if any(0xD800 <= ord(each) < 0xE000 for each in name):
             # JSON can contain half a character, which no output could encode.
-            raise MalformedMessageError("a consumer's name is no valid text")
+            raise MalformedMessageError("a consumer's name is not valid text")
         if not 0 < lease <= LONGEST_LEASE:
             raise UsageError(f"a lease of {lease} s is not between 0 and {LONGEST_LEASE:.0f}")
         with self._changed:

@@ -25,7 +25,6 @@ from walsender_bridge.change_log.repository.record_store import (
     crc,
     split_histories,
 )
-from walsender_bridge.change_log.repository.stream_faults import REPAIR
 from walsender_bridge.errors import (
     ConfigError,
     CorruptError,
@@ -183,7 +182,11 @@ def _in_use(path: Path) -> ConfigError:
 
 
 def _damaged(path: Path, error: Exception) -> CorruptError:
-    return CorruptError(f"could not read the repository: {error}", where=str(path), repair=REPAIR)
+    return CorruptError(
+        f"could not read the repository: {error}",
+        where=str(path),
+        repair=f"stop Tuskline, move {path.name}* away, and run `tuskline log rebuild`: docs/log-lost.md",
+    )
 
 
 def _is_of_the_disk(error: sqlite3.Error) -> bool:

@@ -24,14 +24,14 @@ from walsender_bridge.runtime import logs
 AWAY_SECONDS: Final = 15.0
 #: The repair when the parts of a log are inconsistent.
 REPAIR: Final = (
-    "stop Tuskline and restore [log] data_dir and every [[log_server]] data_dir from one moment, or start a new log:"
-    " docs/log-lost.md"
+    "stop Tuskline and restore the repository ([log] data_dir, or etcd) and every [[log_server]] data_dir from one moment, or"
+    " start a new log: docs/log-lost.md"
 )
 
 #: The repair when the repository is older than a replica.
 _OLDER: Final = (
-    "stop Tuskline and put back the newer [log] data_dir; or move this one away, and run `tuskline log rebuild`:"
-    " docs/log-lost.md"
+    "stop Tuskline and put back the newer repository ([log] data_dir, or etcd); or remove this one, and run"
+    " `tuskline log rebuild`: docs/log-lost.md"
 )
 
 _log = logs.logger()
