@@ -177,6 +177,27 @@ def test_38_a_lesser_role_synchronizes_nothing(attacker: Attacker, stream: str) 
     assert attacker.described() == before
 
 
+class PlainServer(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+    """It has no certificate, and counts the calls that reach it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        super().__init__("grpc://127.0.0.1:0")
+
+    def do_put(self, *_: Any) -> None:
+        self.calls += 1
+
+
+def test_37_a_log_server_sends_nothing_without_tls(attacker: Attacker) -> None:
+    """The role `repository` does not read: an address that it makes up leads to no server without a certificate."""
+    log_server = attacker.log_server
+    with PlainServer() as plain, log_server.client(log_server.repository) as client:
+        request = m.SynchronizeRequest("shop", f"grpc://127.0.0.1:{plain.port}", False)
+        with pytest.raises(TusklineError):
+            client._call(m.SYNCHRONIZE, request)
+        assert plain.calls == 0
+
+
 def test_a_synchronization_that_is_one_ends_well_after_a_refused_one(tmp_path: Path) -> None:
     with LogServer.running(tmp_path) as found:
         _ends_well(Attacker(found, found.authority.issue("log-server", hosts=HOSTS)))

@@ -47,7 +47,7 @@ def quiet() -> None:
 
 
 def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
-    """A client of the service at this address, without paths in it.
+    """A client of the service at this address, without paths in it; with `tls`, never one without, whatever the scheme.
 
     Raises `ConfigError`, Flight's errors, and `PrivilegeError` if another account listens there without TLS.
     """
@@ -55,6 +55,8 @@ def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
     channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
     if tls is not None:
         quiet()
+        # The address may be another's word: that of an order to synchronize, for instance.
+        address = tls_files.with_scheme(address)
         channel += protocol.REMOTE_CHANNEL_OPTIONS
         own = _load(tls)
         options = {
