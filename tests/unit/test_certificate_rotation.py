@@ -191,3 +191,26 @@ def test_42_a_new_authority_ends_the_certificates_of_the_former_one(
         with pytest.raises(UnavailableError):
             call()
     assert log.status() == before
+
+
+def test_42_an_append_ends_with_the_authority_of_its_certificate(
+    log: TlsLog, tmp_path: Path
+) -> None:
+    """Nothing else ends a stolen one: it would go on writing for as long as its connection lasts."""
+    maker = log.makers["shop"]
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+    both = other.issue(*SERVER, hosts=HOSTS)
+    alone = both.ca.read_bytes()
+    both.ca.write_bytes(alone + log.files.ca.read_bytes())
+    reader = other.issue("reader")
+    with log.log(log.authority.issue("writer")) as client, client.open_writer("shop") as writer:
+        replace_files(log.files, both)
+        wait_for(lambda: shown(log, reader) == {serial_in(both)}, 10, "new certificate")
+        writer.send([maker.whole()], schemas=list(SCHEMAS.values()))
+        assert writer.next_ack(10) is not None
+        log.files.ca.write_bytes(alone)
+        with pytest.raises(UnavailableError):
+            wait_for(lambda: writer.next_ack(0.1), 20, "an error")
+    replace_files(log.operator, other.issue("operator"))
+    log.append("shop")

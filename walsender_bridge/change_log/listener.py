@@ -6,7 +6,8 @@ is on loopback, and only clients of the service's own account and of root are an
 
 Certificates are replaced without a restart. Flight takes its certificates when it begins to listen, and two servers cannot
 listen on one port. So the one with the earlier certificates stops to listen, which is immediate, the next one takes the port,
-and calls in progress end where they began (docs/decisions/tls.md).
+and calls in progress end where they began (docs/decisions/tls.md). If an authority is dropped, they have a few seconds: an append
+would last as long as its writer, whose certificate may be the reason.
 """
 
 import contextlib
@@ -26,13 +27,21 @@ from walsender_bridge.change_log.connection import quiet
 from walsender_bridge.change_log.connection_watch import ConnectionWatch
 from walsender_bridge.change_log.peer_accounts import PeerAccounts
 from walsender_bridge.errors import ConfigError, NotSupportedError, TusklineError
-from walsender_bridge.runtime import certificate_holder, listening, logs, tls_files
+from walsender_bridge.runtime import (
+    certificate_holder,
+    listening,
+    logs,
+    tcp_connections,
+    tls_files,
+)
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds between two looks at the files of the certificates.
 POLL: Final = 5.0
 #: Seconds between two attempts to listen, at first and at most; and until that is an error in the log.
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONG = 0.001, 1.0, 5.0
+#: Seconds that calls in progress have when an authority is dropped.
+_LAST_CALLS: Final = 2.0
 
 _log = logs.logger()
 
@@ -197,9 +206,10 @@ class Listener:
                 failed = error.what
                 continue
             self._stamp, failed, said = stamp, "", ""
-            if found != self._used:
+            former = self._used
+            if former is not None and found != former:
                 self._used = found
-                self._replace(found)
+                self._replace(found, drops=tls_files.drops_authority(former, found))
 
     def _warn_of_end(self, now: float) -> None:
         """Log, once for each certificate, that it ends soon, and that it has ended: no client then gets through."""
@@ -225,13 +235,17 @@ class Listener:
             repair=error.repair,
         )
 
-    def _replace(self, new: TlsBytes) -> None:
-        """Listen with the new certificates, as soon as the service with the earlier ones has left the port."""
+    def _replace(self, new: TlsBytes, *, drops: bool) -> None:
+        """Listen with the new certificates, as soon as the service with the earlier ones has left the port.
+
+        `drops`: an authority is dropped.
+        """
         _end(self._service)
         began, pause, said = time.monotonic(), _FIRST_PAUSE, False
         while not self._stopping.is_set():
             try:
                 listening.check(self._place, bind_only=True)
+                earlier = tcp_connections.accepted(self._service.port)
                 self._service = self._serve(self._place, new, self._calls)
             except (OSError, pa.ArrowException, ConfigError) as error:
                 if not said and time.monotonic() - began > _LONG:
@@ -241,7 +255,18 @@ class Listener:
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 _log.info("certificate replaced", address=self.address)
+                if drops:
+                    self._end_connections({each.inode for each in earlier})
                 return
+
+    def _end_connections(self, inodes: set[int]) -> None:
+        """End the connections with these sockets, as far as they do not end by themselves."""
+        self._stopping.wait(_LAST_CALLS)
+        left = [x for x in tcp_connections.accepted(self._service.port) if x.inode in inodes]
+        for each in left:
+            tcp_connections.shut_down(each)
+        if left:
+            _log.info("ended connections", count=len(left), reason="their authority was dropped")
 
 
 def _end(service: Service) -> threading.Thread:

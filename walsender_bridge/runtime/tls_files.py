@@ -10,6 +10,7 @@ with itself, in memory: what OpenSSL refuses there, every peer would refuse.
 Only the standard library: executors of Spark use it.
 """
 
+import re
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ PLAIN: Final = "grpc://"
 TLS: Final = "grpc+tls://"
 #: No certificate is that long; what is, is another file.
 _MOST_BYTES: Final = 1 << 20
+_PEM: Final = re.compile(rb"-----BEGIN [^-]*-----[^-]*-----END")
 #: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which `ssl` has no name for.
 _NO_CHECK_TIME: Final = 0x200000
 #: Seconds before its end from which on a certificate is warned of; for one of few days, the last third of them.
@@ -119,6 +121,11 @@ class TlsFiles:
             where=f"{self.certificate}, {self.key}, {self.ca}",
             repair="issue a certificate with `tuskline certs issue` (--host for a server), and copy its three files",
         )
+
+
+def drops_authority(former: TlsBytes, new: TlsBytes) -> bool:
+    """Whether an authority whose certificates counted before no longer counts."""
+    return not set(_PEM.findall(former.ca)) <= set(_PEM.findall(new.ca))
 
 
 def ends_soon(begins: float, ends: float, now: float) -> bool:
