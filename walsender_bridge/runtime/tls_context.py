@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime import logs
-from walsender_bridge.runtime.tls_files import TlsFiles
+from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles, drops_authority
 
 _log = logs.logger()
 
@@ -64,10 +64,23 @@ class Reloaded(Generic[Loaded]):
 
 
 class TlsContext(Reloaded[ssl.SSLContext]):
-    """The context for the next connection of our own sockets."""
+    """The context for the next connection of our own sockets.
+
+    `dropped`: how often an authority was dropped. A connection from before that is not to go on.
+    """
 
     def __init__(self, files: TlsFiles, *, server: bool = False) -> None:
-        super().__init__(files, lambda: files.context(server=server)[0])
+        self.dropped = 0
+        self._server = server
+        self._bytes: TlsBytes | None = None
+        super().__init__(files, lambda: self._make(files))
+
+    def _make(self, files: TlsFiles) -> ssl.SSLContext:
+        context, found = files.context(server=self._server)
+        if self._bytes is not None and drops_authority(self._bytes, found):
+            self.dropped += 1
+        self._bytes = found
+        return context
 
 
 @cache

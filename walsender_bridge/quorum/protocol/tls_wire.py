@@ -40,7 +40,9 @@ class TlsWireEnd(WireEnd):
     ) -> None:
         super().__init__(connected, where)
         self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = tls.current().wrap_bio(
+        current, self._context = tls.current(), tls
+        self._dropped = tls.dropped
+        self._tls = current.wrap_bio(
             self._arrived, self._leaving, server_side=host is None, server_hostname=host
         )
         self._shaken = False
@@ -54,6 +56,12 @@ class TlsWireEnd(WireEnd):
         if self._holder is None:
             self._holder = of_certificate(self._tls.getpeercert())
         return self._holder
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether an authority was dropped since the handshake: it may be that of the peer's certificate."""
+        self._context.current()
+        return self._context.dropped != self._dropped
 
     @property
     def events(self) -> int:

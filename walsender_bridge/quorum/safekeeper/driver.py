@@ -17,6 +17,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from walsender_bridge.errors import (
     AuthenticationError,
@@ -76,6 +77,9 @@ _ENDS_CONNECTION = (
     MalformedMessageError,
     NotSupportedError,
 )
+
+#: Why a connection ends that broke no rule.
+_DROPPED: Final = "an authority of certificates was dropped"
 
 _log = logs.logger()
 
@@ -333,6 +337,10 @@ class SafekeeperDriver:
         self._still_held()
         for number in list(overdue(self._connections, self.core.owner, now)):
             self._gone(number)
+        for number, connection in list(self._connections.items()):
+            if isinstance(connection.end, TlsWireEnd) and connection.end.is_outdated:
+                _log.info("connection ended", peer=connection.end.where, reason=_DROPPED)
+                self._gone(number)
         self._handle(e.PersistDue())
         self._sweeper.tick(now)
         self._say()
