@@ -1,5 +1,6 @@
 """The WAL server's protocol without I/O: packets, commands, login, and what may be sent when."""
 
+import os
 import struct
 
 import pytest
@@ -231,6 +232,29 @@ def test_21_only_verifiers_are_read_and_an_error_does_not_show_them(tmp_path) ->
     # One that is not there has a salt that stays, as if it were.
     assert users.verifier("nobody").salt == users.verifier("nobody").salt
     assert users.verifier("nobody").stored_key != users.verifier("nobody").stored_key
+
+
+def test_21_two_safekeepers_do_not_tell_by_their_salts_who_exists(tmp_path) -> None:
+    """Each has the same file. A salt that only one of them shows would be an unknown user's; so would one after a restart."""
+    path = tmp_path / "users"
+    path.touch(mode=0o600)
+    path.write_text(f'"first" "{verifier("x")}"\n')
+    here, there = Users(path), Users(path)
+    path.write_text(f'{path.read_text()}"second" "{verifier("y")}"\n')
+    here.refresh()
+    shown = [(u.verifier("nobody").salt, u.verifier("nobody").iterations) for u in (here, there)]
+    assert shown[0] == shown[1]
+    assert len(shown[0][0]) == len(here.verifier("second").salt)
+    assert here.verifier("nobody").salt != here.verifier("anybody").salt
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another account")
+def test_21_a_file_of_users_of_another_account_is_refused(tmp_path) -> None:
+    path = tmp_path / "users"
+    path.touch(mode=0o600)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(ConfigError, match="readable by others"):
+        Users(path)
 
 
 # -- the stream -------------------------------------------------------------------------------------

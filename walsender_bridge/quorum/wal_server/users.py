@@ -6,7 +6,8 @@ impersonate this server, so the file must be readable by its owner only. Plain p
 user's name. The file is reloaded when it has changed.
 
 Invariant: a name that is not in the file leads to the same exchange, with a salt that stays the same, and to the same
-error, so that existing users cannot be enumerated. Nothing that a client sends here is ever logged.
+error, so that existing users cannot be enumerated: not by another safekeeper with the same file either, nor after a restart,
+as that salt is drawn from the first user's secret. Nothing that a client sends here is ever logged.
 
 Sources: RFC 5802, RFC 7677, RFC 5929 (`tls-server-end-point`); PostgreSQL documentation, "SASL Authentication".
 """
@@ -15,9 +16,10 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +35,9 @@ _VERIFIER = re.compile(
     r"SCRAM-SHA-256\$(\d{1,8}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)"
 )
 _KEY_BYTES = 32
-#: PostgreSQL's present default, for unknown names.
-_ITERATIONS, _SALT_BYTES, _SHORTEST_SALT = 4096, 16, 12
+_SHORTEST_SALT = 12
+#: PostgreSQL's present default, for unknown names while there are no users.
+_ITERATIONS, _SALT_BYTES = 4096, 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,9 +72,10 @@ class Users:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._secret = secrets.token_bytes(_KEY_BYTES)
         self._stamp: tuple[int, int, int] = (0, 0, 0)
         self._users: dict[str, Verifier] = {}
+        #: What unknown names are shown is drawn from it.
+        self._pattern = _verifier_of_nobody()
         self.refresh()
 
     def refresh(self) -> None:
@@ -81,11 +85,11 @@ class Users:
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
             if stamp == self._stamp:
                 return
-            if found.st_mode & 0o077:
+            if found.st_mode & 0o077 or found.st_uid not in {0, os.geteuid()}:
                 raise ConfigError(
                     "the file of users is readable by others",
                     where=str(self._path),
-                    repair=f"chmod 600 {self._path}",
+                    repair=f"chmod 600 {self._path}, and have it belong to the account that runs the safekeeper",
                 )
             lines = self._path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -111,19 +115,27 @@ class Users:
             except ConfigError as error:
                 raise ConfigError(error.what, where=where, repair=error.repair) from None
         self._users, self._stamp = users, stamp
+        self._pattern = next(iter(users.values()), self._pattern)
 
     def verifier(self, user: str) -> Verifier:
         """The user's verifier; for an unknown name one that no password matches."""
         known = self._users.get(user)
         if known is not None:
             return known
-        salt = hmac.digest(self._secret, user.encode(), hashlib.sha256)[:_SALT_BYTES]
-        return Verifier(
-            _ITERATIONS,
-            salt,
-            secrets.token_bytes(_KEY_BYTES),
-            secrets.token_bytes(_KEY_BYTES),
+        pattern, salt = self._pattern, b""
+        while len(salt) < len(pattern.salt):
+            salt += hmac.digest(pattern.server_key, salt + user.encode(), hashlib.sha256)
+        return replace(
+            _verifier_of_nobody(),
+            iterations=pattern.iterations,
+            salt=salt[: len(pattern.salt)],
         )
+
+
+def _verifier_of_nobody() -> Verifier:
+    """One that no password matches."""
+    salt, stored, server = map(secrets.token_bytes, (_SALT_BYTES, _KEY_BYTES, _KEY_BYTES))
+    return Verifier(_ITERATIONS, salt, stored, server)
 
 
 class ScramExchange:
