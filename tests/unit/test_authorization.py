@@ -62,6 +62,15 @@ def test_a_reader_holds_leases_of_its_own_name_alone():
     authorization.check_consumer(certificate_holder.identity("me", ["reader", "operator"]), "lake")
 
 
+@pytest.mark.parametrize("role", [Role.LAKE, Role.OPERATOR])
+def test_a_holder_of_named_streams_moves_no_lease_of_another(role):
+    """A lease holds all streams: moved ahead, it would have those trimmed that are not the holder's."""
+    few = certificate_holder.identity("reports", [role], ["shop"])
+    authorization.check_consumer(few, "reports-2")
+    with pytest.raises(PrivilegeError, match="does not allow the lease"):
+        authorization.check_consumer(few, "warehouse")
+
+
 def test_an_unknown_action_is_nobodys():
     for action in ("", "drop", "status ", "APPEND"):
         assert not _may(_holder(*Role), action)

@@ -76,8 +76,10 @@ ALLOWED: Final[dict[Role, frozenset[str]]] = {
 
 
 def has_all_leases(holder: Identity) -> bool:
-    """Whether it may hold and end the leases of all consumers."""
-    return any("drop_consumer" in ALLOWED[role] for role in holder.roles)
+    """Whether it may hold and end the leases of all consumers, which hold every stream."""
+    return holder.has(ALL_STREAMS) and any(
+        "drop_consumer" in ALLOWED[role] for role in holder.roles
+    )
 
 
 def check_role(holder: Identity, action: str) -> None:
@@ -93,7 +95,7 @@ def check_role(holder: Identity, action: str) -> None:
 def check_consumer(holder: Identity, consumer: str) -> None:
     """Raise `PrivilegeError` unless the holder may hold this lease: a reader one of its own name alone.
 
-    Who moves another's lease ahead has the log trimmed that the other still needs. The roles that may end leases have no limit.
+    Who moves another's lease ahead has the log trimmed that the other still needs. Those who may end leases have no limit.
     """
     if has_all_leases(holder):
         return
