@@ -10,6 +10,7 @@ import pytest
 from pyarrow import flight
 
 from tests.cluster.test_strangers import PREFACE, SETTINGS, call_of, connected, in_tls
+from tests.cluster.test_strangers import ended as closed_by_server
 from tests.support.log_server_process import LogServer
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import actions, protocol
@@ -154,3 +155,27 @@ def test_39_clients_that_do_not_read_leave_room_for_others(log_server: LogServer
         with log_server.client(log_server.authority.issue("lake")) as lake:
             assert len([*lake.read("shop", first, first + 1)]) == 1
         assert log_server.peak() - before < MOST_ANSWERS_OF_HOLDER * 5 * MIB
+
+
+def begun_calls(number: int) -> bytes:
+    """The heads of as many calls, which never send a request: the first as names and values, each other of six bytes that repeat it."""
+    names = ((b"content-type", b"application/grpc"), (b"te", b"trailers"))
+    path = b"/arrow.flight.protocol.FlightService/DoAction"
+    head = b"\x83\x87\x44" + bytes([len(path)]) + path + b"\x41\x09localhost"
+    for name, value in names:
+        head += b"\x40" + bytes([len(name)]) + name + bytes([len(value)]) + value
+    heads = [head, *[b"\x83\x87\xc1\xc0\xbf\xbe"] * (number - 1)]
+    frames = (
+        len(each).to_bytes(3, "big") + b"\x01\x04" + (2 * at + 1).to_bytes(4, "big") + each
+        for at, each in enumerate(heads)
+    )
+    return PREFACE + SETTINGS + b"".join(frames)
+
+
+def test_39_calls_that_are_only_begun_end_with_their_connection(log_server: LogServer) -> None:
+    """150 KB of them took 130 MB, and a thread each when they ended; ten times as many, all of both."""
+    reader = log_server.authority.issue("reader", streams=("other",))
+    with in_tls(log_server.address, reader) as connection:
+        connection.sendall(begun_calls(10_000))
+        connection.settimeout(30)
+        closed_by_server(connection)

@@ -4,10 +4,14 @@ import pytest
 
 from walsender_bridge.change_log.connection_limits import (
     ALL_PENDING_BYTES,
+    GROWN_BYTES,
+    GROWN_THREADS,
+    HEAD_BYTES,
     PENDING_BYTES,
     Connection,
     ConnectionLimits,
     PeerCalls,
+    ProcessSize,
 )
 from walsender_bridge.change_log.protocol import MAX_BATCH_BYTES
 
@@ -91,3 +95,22 @@ def test_an_unwanted_connection_ends() -> None:
     calls = {"peer 1": PeerCalls(b"writer", begun=1, open=1, appends=1, unwanted="fenced")}
     found = [connection(1), connection(2)]
     assert ConnectionLimits().step(0.0, found, calls) == {1: "fenced"}
+
+
+@pytest.mark.parametrize(
+    "grown", [ProcessSize(GROWN_BYTES + 101, 10), ProcessSize(100, GROWN_THREADS + 11)]
+)
+def test_calls_that_are_only_begun_end_their_connection_when_the_process_grows(
+    grown: ProcessSize,
+) -> None:
+    limits, calls = ConnectionLimits(), {"peer 3": PeerCalls(b"writer", begun=1, open=1, appends=1)}
+    before, small = ProcessSize(100, 10), connection(1, HEAD_BYTES)
+    assert not limits.step(0.0, [small], {}, before)
+    # A request that arrives in parts, and an append, are no reason.
+    found = [small, connection(2, HEAD_BYTES + 1), connection(3, 1 << 30)]
+    assert not limits.step(0.2, found, calls, before)
+    ended = limits.step(0.4, found, calls, grown)
+    assert ended == {2: "it begins calls and does not make them"}
+    # What has grown for other reasons is what it is from then on.
+    assert not limits.step(0.6, [small], calls, grown)
+    assert not limits.step(0.8, found, calls, grown)

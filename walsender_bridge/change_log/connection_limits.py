@@ -8,6 +8,9 @@ connection has received are compared with what its calls have taken (`Connection
 - Beyond the greatest number of connections, the oldest idle one of the holder that has the most is ended. Connections that
   never made a call are one holder's: a stranger's thousand connections end each other, and a reader's its own.
 - A client reads its answer in time.
+- A call that has begun and sends nothing takes the process's memory for a few bytes of its client's, and a thread when it ends: a
+  thousand times what was sent. Flight shows none of them. So when the process grows, the connections end whose bytes would
+  be the heads of very many calls.
 
 A client whose connection was ended makes another one with its next call.
 """
@@ -26,7 +29,12 @@ PENDING_BYTES: Final = 16 << 20
 #: Such bytes of all connections without an append.
 ALL_PENDING_BYTES: Final = 256 << 20
 #: Bytes of a call beside its request, and of a connection before its first call: headers and handshake.
-_CALL_BYTES: Final = 16 << 10
+_CALL_BYTES: Final = 4 << 10
+#: Bytes of a connection that no call has taken, and that may be the heads of calls: some thousand of them, of 16 bytes each.
+HEAD_BYTES: Final = 32 << 10
+#: What the process may grow by while there are such connections: bytes, and threads.
+GROWN_BYTES: Final = 64 << 20
+GROWN_THREADS: Final = 512
 #: A part of what was sent or taken comes back or is added as acknowledgements and frames.
 _OVERHEAD: Final = 50
 
@@ -39,6 +47,19 @@ class Connection:
     peer: str
     received: int
     sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSize:
+    """The process's own memory, in bytes, and its threads."""
+
+    memory: int = 0
+    threads: int = 0
+
+    def has_grown_since(self, earlier: "ProcessSize") -> bool:
+        """Whether it has grown by more than few calls take."""
+        memory, threads = self.memory - earlier.memory, self.threads - earlier.threads
+        return memory > GROWN_BYTES or threads > GROWN_THREADS
 
 
 @dataclass(slots=True)
@@ -81,11 +102,17 @@ class ConnectionLimits:
     def __init__(self, most: int = MOST_CONNECTIONS) -> None:
         self._most = most
         self._known: dict[int, _Known] = {}
+        #: Of the process when there last were no connections with many bytes that no call had taken.
+        self._size = ProcessSize()
 
     def step(
-        self, now: float, found: Sequence[Connection], calls: Mapping[str, PeerCalls]
+        self,
+        now: float,
+        found: Sequence[Connection],
+        calls: Mapping[str, PeerCalls],
+        size: ProcessSize = ProcessSize(),
     ) -> dict[int, str]:
-        """The sockets to shut down, with the reason of each. `calls`: by peer, read after `found` was."""
+        """The sockets to shut down, with the reason of each. `calls`: by peer, read after `found` was. `size`: now."""
         self._known = {
             each.inode: self._known.get(each.inode) or _Known(since=now) for each in found
         }
@@ -102,9 +129,18 @@ class ConnectionLimits:
                 ended[each.inode] = "it sends more than a request has"
             elif not its.appends:
                 pending[each.inode] = waiting
-        ended |= _largest(pending)
+        ended |= _largest(pending) | self._begin_calls(pending, size)
         ended |= self._crowded([each for each in found if each.inode not in ended], calls)
         return ended
+
+    def _begin_calls(self, pending: Mapping[int, int], size: ProcessSize) -> dict[int, str]:
+        """The connections whose bytes may be those of calls that never send a request, if the process has grown by them."""
+        suspects = [inode for inode, waiting in pending.items() if waiting > HEAD_BYTES]
+        if not suspects:
+            self._size = size
+        elif size.has_grown_since(self._size):
+            return dict.fromkeys(suspects, "it begins calls and does not make them")
+        return {}
 
     def _crowded(
         self, found: Sequence[Connection], calls: Mapping[str, PeerCalls]

@@ -10,9 +10,10 @@ from walsender_bridge.change_log.connection_limits import (
     MOST_CONNECTIONS,
     Connection,
     ConnectionLimits,
+    ProcessSize,
 )
 from walsender_bridge.change_log.peer_accounts import PeerAccounts
-from walsender_bridge.runtime import logs, tcp_connections
+from walsender_bridge.runtime import logs, processes, tcp_connections
 
 #: Seconds between two looks: a message grows by some ten megabytes meanwhile.
 PERIOD: Final = 0.2
@@ -71,7 +72,8 @@ class ConnectionWatch:
         self._kept_alive = {each.inode for each in found}
         self._calls.forget({each.peer for each in found})
         seen = [Connection(each.inode, each.peer, each.received, each.sent) for each in found]
-        ended = self._limits.step(time.monotonic(), seen, self._calls.by_peer())
+        size = ProcessSize(*processes.own_size())
+        ended = self._limits.step(time.monotonic(), seen, self._calls.by_peer(), size)
         ended |= dict.fromkeys(foreign, "it is of another account, and there is no [tls]")
         for each in found:
             if each.inode in ended:
