@@ -1,8 +1,10 @@
 """How long a synchronization rests: appends that meet a batch may be slow, one in a hundred of all."""
 
 import random
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -10,9 +12,11 @@ from tests.support.log_entries import SCHEMAS, EntryMaker, append_to
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.replica import sync_throttle
 from walsender_bridge.change_log.replica.service import ReplicaServer
-from walsender_bridge.change_log.replica.sync_pace import LEAST, LONGEST, MOST, SyncPace
+from walsender_bridge.change_log.replica.sync_pace import LEAST, LONGEST, MOST, SLOW, SyncPace
 from walsender_bridge.change_log.replica.sync_throttle import Throttle
+from walsender_bridge.change_log.replica.synchronization import SYNC_BATCH_BYTES
 
 
 class Server:
@@ -91,6 +95,80 @@ def test_36_all_synchronizations_of_a_log_server_share_its_rests() -> None:
     assert throttle._free_at == pytest.approx(0.5 + 2.5, abs=1e-6)
     throttle._sent(0.1, 0.6)
     assert throttle._free_at == pytest.approx(3.0 + 2.5, abs=1e-6)
+
+
+class SharedDisk:
+    """A log server's disk on a clock of its own: batches of `throttle` and appends, 200 a second, which wait for a batch they meet."""
+
+    def __init__(self, throttle: Throttle | None, beside: float) -> None:
+        self.now, self.beside = 0.0, beside
+        self.throttle = throttle
+        #: By second: bytes given to synchronization, and appends that took more than `SLOW` times as long as alone.
+        self.given: Counter[int] = Counter()
+        self.slow: Counter[int] = Counter()
+        self._appended = 0
+        #: Appends that have not ended: how long they take.
+        self._pending: list[tuple[float, float]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self._pass(seconds, batch=False)
+
+    def synchronize(self, seconds: float) -> None:
+        """As `synchronizer.synchronize` does it, for so long: the source reads a batch, and its destination answers."""
+        batches = iter(lambda: SYNC_BATCH_BYTES, None)
+        for size in batches if self.throttle is None else self.throttle.paced(batches):
+            self._pass(0.01, batch=True)
+            self.given[int(self.now)] += size
+            if self.now >= seconds:
+                return
+
+    def _pass(self, seconds: float, *, batch: bool) -> None:
+        end = self.now + seconds
+        while self._appended / 200 < end:
+            began = self._appended / 200
+            takes = self.beside if batch else ALONE
+            self.slow[int(began)] += takes > SLOW * ALONE
+            self._pending.append((began, began + takes))
+            self._appended += 1
+        self.now = end
+        for each in [each for each in self._pending if each[1] <= end]:
+            self._pending.remove(each)
+            if self.throttle is not None:
+                self.throttle.appended(*each)
+
+
+#: Seconds that an append takes alone.
+ALONE: Final = 0.002
+
+
+@pytest.mark.parametrize("beside", [2, 3, 10])
+def test_36_a_second_beside_slow_appends_has_few_bytes_for_a_synchronization(
+    beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, so on any machine: at most a tenth of what an unthrottled one gets, and at most a tenth of the appends are slow."""
+    unthrottled = SharedDisk(None, beside * ALONE)
+    unthrottled.synchronize(30)
+    throttled = SharedDisk(Throttle(), beside * ALONE)
+    monkeypatch.setattr(sync_throttle, "time", throttled)
+    throttled.synchronize(60)
+    assert min(unthrottled.given[s] for s in range(1, 29)) >= 99 * SYNC_BATCH_BYTES
+    assert min(unthrottled.slow[s] for s in range(1, 29)) == 200, "all of them meet a batch"
+    for second in range(20, 59):
+        assert SYNC_BATCH_BYTES <= throttled.given[second] <= 10 * SYNC_BATCH_BYTES, second
+        assert throttled.slow[second] <= 20, second
+
+
+def test_36_a_second_beside_appends_that_are_not_slow_has_half_of_the_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    throttled = SharedDisk(Throttle(), 0.9 * SLOW * ALONE)
+    monkeypatch.setattr(sync_throttle, "time", throttled)
+    throttled.synchronize(30)
+    for second in range(1, 29):
+        assert 45 * SYNC_BATCH_BYTES <= throttled.given[second] <= 51 * SYNC_BATCH_BYTES, second
 
 
 def test_36_a_throttled_synchronization_between_log_servers_rests_half_of_the_time(
