@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.capture_stack import Load, check_equal, server_with_tables
 from tests.support.etcd import EtcdCluster, needs_etcd
+from tests.support.loopbacks import Loopbacks
+from tests.support.machines import namespaces_missing
 from tests.support.relay import Relay
 from tests.support.servers import MakeServer
 from tests.support.several_bridges import SeveralBridges
@@ -77,6 +79,43 @@ def test_25_a_bridge_that_is_cut_off_from_etcd_alone_gives_up_its_slot(
             for each in relays[first]:
                 each.thaw()
             bridges.settled()
+            bridges.goes_on(connection)
+        found = check_equal(bridges.log, server.dsn())
+        assert len(found.ends) > 50
+
+
+@pytest.mark.skipif(bool(namespaces_missing()), reason="no network namespaces")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("also_etcd", [False, True], ids=["but not from etcd", "and from etcd"])
+def test_25_a_bridge_that_is_cut_off_from_the_log_gives_way_to_another(
+    etcd: EtcdCluster, make_server: MakeServer, tmp_path: Path, *, also_etcd: bool
+) -> None:
+    """Its machine reaches its own log server and the server only. Once that is over, it stands by."""
+    server = server_with_tables(make_server, 15, fsync="off", wal_sender_timeout="0")
+    with ExitStack() as stack:
+        loopbacks = stack.enter_context(Loopbacks(3))
+        ports = [int(each.rpartition(":")[2]) for each in etcd.endpoints]
+        for port in (*ports, server.port):
+            loopbacks.publish(port, None)
+        connection = stack.enter_context(psycopg.connect(server.dsn(), autocommit=True))
+        bridges = stack.enter_context(
+            SeveralBridges.running(tmp_path, etcd, server.dsn(), loopbacks=loopbacks)
+        )
+        bridges.active()
+        with Load(server.dsn(), pause=0.02):
+            bridges.goes_on(connection)
+            first, term = bridges.settled(), bridges.log.replica_status().term
+            cut = loopbacks.between(first, [1 - first, 2])
+            if also_etcd:
+                cut += loopbacks.links[first, None][: len(ports)]
+            for each in cut:
+                each.cut_off()
+            assert bridges.active(1 - first, within=150) == 1 - first
+            bridges.goes_on(connection)
+            assert bridges.log.replica_status().term > term
+            for each in cut:
+                each.heal()
+            assert bridges.settled() == 1 - first
             bridges.goes_on(connection)
         found = check_equal(bridges.log, server.dsn())
         assert len(found.ends) > 50

@@ -221,6 +221,42 @@ def test_a_leader_renews_its_leadership_and_never_binds_it_to_an_older_lease(
     another.resign()
 
 
+def test_25_a_hindered_leader_gives_way_to_who_could_work_and_to_nobody_else(
+    settings: EtcdSettings,
+) -> None:
+    """It ends by itself, before the other one leads; until somebody asks for it, it goes on."""
+    leader = lead(settings)
+
+    def look(number: int, *, able: bool) -> Leader | str:
+        return try_to_lead(settings, f"127.0.0.1:{number}", able=lambda: able)
+
+    assert look(2, able=True) == "127.0.0.1:1"
+    leader._renew()
+    leader.hindered = True
+    for _ in range(2):
+        leader._renew()
+        assert look(2, able=False) == "127.0.0.1:1"
+    assert not leader.lost.is_set(), "nobody would replace it"
+    assert look(3, able=True) == look(2, able=True) == "127.0.0.1:1"
+    leader.hindered = False
+    leader._renew()
+    assert not leader.lost.is_set(), "it works again"
+    leader.hindered = True
+    leader._renew()
+    assert leader.lost.is_set()
+    assert look(3, able=True) == "127.0.0.1:1", "it has not ended"
+    leader.resign()
+    assert look(2, able=True) == look(1, able=False) == "127.0.0.1:3", "which asked first"
+    successor = look(3, able=True)
+    assert isinstance(successor, Leader)
+    assert successor.fence > leader.fence
+    # Its own request is no other one's.
+    successor.hindered = True
+    successor._renew()
+    assert not successor.lost.is_set()
+    successor.resign()
+
+
 @pytest.mark.parametrize(
     ("key", "change", "error"),
     [

@@ -15,9 +15,9 @@ from walsender_bridge.quorum.protocol.messages import Message
 class Relay:
     """Listens on `port`, and passes on what comes to `to`. `connections`: how many were made so far."""
 
-    def __init__(self, to: int) -> None:
+    def __init__(self, to: int, listen: int = 0) -> None:
         self._to = to
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", listen))
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         self._pairs: dict[socket.socket, socket.socket] = {}
@@ -74,7 +74,7 @@ class Relay:
     def _take(self, selector: selectors.BaseSelector) -> None:
         near, _ = self._listener.accept()
         try:
-            far = socket.create_connection(("127.0.0.1", self._to), timeout=5)
+            far = self._connect()
         except OSError:
             near.close()
             return
@@ -82,6 +82,9 @@ class Relay:
         self._pairs |= {near: far, far: near}
         for end in (near, far):
             selector.register(end, selectors.EVENT_READ)
+
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._to), timeout=5)
 
     def _pass_on(self, selector: selectors.BaseSelector, end: socket.socket) -> None:
         try:

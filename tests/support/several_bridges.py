@@ -13,6 +13,7 @@ import psycopg
 
 from tests.support.capture_stack import STREAM, ChangeLog
 from tests.support.etcd import EtcdCluster
+from tests.support.loopbacks import Loopbacks
 from tests.support.machines import Machine
 from tests.support.waiting import wait_for
 from walsender_bridge.capture.status_record import CaptureStatus
@@ -30,7 +31,7 @@ class SeveralBridges:
     """See the module; what it runs ends with the block.
 
     `more`: further sections of the third machine, whose parts are `third`. `endpoints`: where each of the two reaches
-    etcd, if not at its own addresses.
+    etcd, if not at its own addresses. `loopbacks`: of the three, to which everything is published; None: they share this one's.
     """
 
     def __init__(
@@ -42,10 +43,17 @@ class SeveralBridges:
         third: str = "",
         more: str = "",
         endpoints: Sequence[list[str]] = (),
+        loopbacks: Loopbacks | None = None,
     ) -> None:
         endpoints = endpoints or [etcd.endpoints] * 2
         listens = [f"127.0.0.1:{free_port()}" for _ in range(3)]
         repositories = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        inside: list[list[str]] = [[]] * 3
+        if loopbacks is not None:
+            inside = [loopbacks.inside(number) for number in range(3)]
+            for services in (listens, repositories):
+                for number, listen in enumerate(services):
+                    loopbacks.publish(int(listen.rpartition(":")[2]), number)
         source = f'[[source]]\nname = "{STREAM}"\ndsn = "{dsn}"\ntables = ["public.orders", "public.audit"]\n'
         named = f"repositories = {repositories}\n".replace("'", '"')
         #: For `check_equal`: what it asks of the log.
@@ -61,11 +69,12 @@ class SeveralBridges:
                 f'[log]\ndata_dir = "log"\nlisten = "{listen}"\nstore = "etcd"\n{named}replica_timeout = 2\n'
                 f'[etcd]\nendpoints = {endpoints[number]}\nprefix = "/{folder.name}/"\nlease = 4\n{servers}{source}'
             )
-            self.machines.append(Machine(folder / f"m{number}", text.replace("'", '"')))
+            text = text.replace("'", '"')
+            self.machines.append(Machine(folder / f"m{number}", text, inside[number]))
         text = f'[machine]\ndata_dir = "state"\nparts = ["log-server"{third}]\n{_log_server(listens[2], own=True)}'
         if more:
             text += f"[log]\n{named}{source}{more}"
-        self.third = Machine(folder / "m2", text)
+        self.third = Machine(folder / "m2", text, inside[2])
 
     @classmethod
     @contextmanager
@@ -90,7 +99,7 @@ class SeveralBridges:
         seen = bridge_view.observe(load_config(self.machines[number].config))
         return None if seen is None else seen.state
 
-    def active(self, *numbers: int) -> int:
+    def active(self, *numbers: int, within: float = 60) -> int:
         """The number of the active one among these, or of both, once its capture streams."""
 
         def found() -> list[int]:
@@ -100,7 +109,7 @@ class SeveralBridges:
                 if self.state(number) == ACTIVE and self._streams(number)
             ]
 
-        (number,) = wait_for(found, 60, "a bridge is active")
+        (number,) = wait_for(found, within, "a bridge is active")
         return int(number)
 
     def leader(self) -> int:

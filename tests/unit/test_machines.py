@@ -10,6 +10,7 @@ from walsender_bridge.capture import stream_record
 from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.cli import children, parts
 from walsender_bridge.cli.bridge_election import BridgeElection
+from walsender_bridge.cli.bridge_reach import LogReach
 from walsender_bridge.cli.options import need_here
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
@@ -224,7 +225,8 @@ def test_a_bridge_without_etcd_stands_by_until_it_has_been_elected(tmp_path):
     """And one that was active goes on with its proposer alone."""
     changes: list[None] = []
     cluster = EtcdSettings((f"127.0.0.1:{free_port()}",), lease=2.0)
-    election = BridgeElection(cluster, "here", tmp_path, lambda: changes.append(None))
+    reach = LogReach(loaded(tmp_path, machine("bridge")), 1.0)
+    election = BridgeElection(cluster, "here", tmp_path, lambda: changes.append(None), reach)
 
     def status() -> BridgeStatus | None:
         return status_file.read(bridge_view.status_path(tmp_path), BridgeStatus)

@@ -10,6 +10,8 @@ elected last. But they would displace each other, so COMMIT and the log would ha
 - `unsure`: it was active, and etcd has not confirmed that for the time of a lease. The captures end, so that whoever is
   active now finds the slots unused; they could commit nothing, since the repositories need etcd too. The proposer goes on, since COMMIT
   may wait for it: one that is active elsewhere displaces it.
+- It also ends being active if its captures do not reach the log for some time, and a bridge that stands by does
+  (`bridge_reach.py`, `leadership.py`); not if none does.
 - `standing by`: another bridge is active, or none is known to be. Neither runs. Also from the start on while etcd does not answer.
 """
 
@@ -22,6 +24,7 @@ from typing import Final
 
 from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.change_log.repository.leader_lease import Leader, bridge_key, try_to_lead
+from walsender_bridge.cli.bridge_reach import LogReach
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.observability.bridge_view import (
     ACTIVE,
@@ -45,9 +48,15 @@ class BridgeElection:
     """See the module. `name`: what others call this bridge. `changed` is called, by a thread, after each change of `state`."""
 
     def __init__(
-        self, cluster: EtcdSettings, name: str, run_dir: Path, changed: Callable[[], object]
+        self,
+        cluster: EtcdSettings,
+        name: str,
+        run_dir: Path,
+        changed: Callable[[], object],
+        reach: LogReach,
     ) -> None:
         self._cluster = cluster
+        self._reach = reach
         self._name = name
         self._status = status_path(run_dir)
         self._changed = changed
@@ -70,7 +79,8 @@ class BridgeElection:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                found = try_to_lead(self._cluster, self._name, bridge_key(self._cluster))
+                key = bridge_key(self._cluster)
+                found = try_to_lead(self._cluster, self._name, key, self._reach.reaches)
                 if isinstance(found, Leader):
                     self._lead(found)
                     continue
@@ -84,8 +94,9 @@ class BridgeElection:
 
     def _lead(self, leader: Leader) -> None:
         self._become(ACTIVE, self._name)
+        self._reach.begin()
         while not self._stopping.is_set() and not leader.lost.wait(0.1):
-            pass
+            leader.hindered = self._reach.is_cut_off()
         if leader.lost.is_set():
             self._become(UNSURE)
         leader.resign()
@@ -114,11 +125,12 @@ async def run_elected(
     run_dir: Path,
     stop: asyncio.Event,
     ended: Callable[[], object],
+    reach: LogReach,
 ) -> None:
     """Run the children of the state that the bridge is in, until `stop`. `ended` is called while none of them runs."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
     election = BridgeElection(
-        cluster, name, run_dir, lambda: loop.call_soon_threadsafe(changed.set)
+        cluster, name, run_dir, lambda: loop.call_soon_threadsafe(changed.set), reach
     )
     election.start()
     try:

@@ -166,6 +166,7 @@ async def _elected(settings: Config, stop: asyncio.Event) -> None:
     """Run captures and proposer while this bridge is the active one of several (`bridge_election`)."""
     from walsender_bridge.change_log.repository.etcd import EtcdSettings
     from walsender_bridge.cli.bridge_election import run_elected
+    from walsender_bridge.cli.bridge_reach import LogReach
     from walsender_bridge.observability.bridge_view import ACTIVE, STANDING_BY, UNSURE, BridgeState
 
     assert settings.etcd is not None, "load_config has checked it"
@@ -177,7 +178,10 @@ async def _elected(settings: Config, stop: asyncio.Event) -> None:
     }
     own = settings.log.listen if "repository" in settings.parts else socket.gethostname()
     cluster, run_dir = EtcdSettings.of(settings.etcd), settings.run_dir
-    await run_elected(cluster, own, runs, run_dir, stop, partial(_clear_proposer, settings))
+    # By then another repository may lead, and a stream has been sealed without the log servers that are away.
+    reach = LogReach(settings, 2 * cluster.lease + settings.log.replica_timeout)
+    ended = partial(_clear_proposer, settings)
+    await run_elected(cluster, own, runs, run_dir, stop, ended, reach)
 
 
 def refuse_quorum_of_one(settings: Config) -> None:

@@ -38,7 +38,10 @@ _log = logs.logger()
 
 
 class RepositoryCandidate:
-    """See the module. `serve`: creates the repository over a store, listening on `listen` once it is started."""
+    """See the module. `serve`: creates the repository over a store, listening on `listen` once it is started.
+
+    `reaches`: whether enough log servers answer here; a leader for which too few do gives way to this one then.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,10 @@ class RepositoryCandidate:
         listen: str,
         serve: Callable[[RecordStore], RepositoryServer],
         tls: TlsFiles | None = None,
+        reaches: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = settings
+        self._reaches = reaches
         self._listen = listen
         self._serve = serve
         self._tls = tls
@@ -91,7 +96,7 @@ class RepositoryCandidate:
         while not self._stopping.is_set():
             wait = pause
             try:
-                found = try_to_lead(self._settings, self._listen)
+                found = try_to_lead(self._settings, self._listen, able=self._reaches)
                 if isinstance(found, Leader):
                     self._lead(found)
                     self._reason = "none is known to lead"
@@ -133,7 +138,7 @@ class RepositoryCandidate:
             self._said = ""
             self.serving.set()
             while not self._stopping.is_set() and not leader.lost.wait(0.1):
-                pass
+                leader.hindered = server.is_cut_off()
             if leader.lost.is_set():
                 _log.warning("this repository leads no longer", address=self.address)
         finally:

@@ -220,3 +220,13 @@ class LogServers:
         self._pool.shutdown()
         for link in self._links:
             link.close()
+
+
+def reaches(addresses: Sequence[str], least: int, tls: TlsFiles | None) -> bool:
+    """Whether at least so many of these log servers answer."""
+    servers = LogServers(addresses, tls)
+    try:
+        servers.ask(within=_ANSWER)
+        return len(servers.answering()) >= least
+    finally:
+        servers.close()

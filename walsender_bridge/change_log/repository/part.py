@@ -133,11 +133,17 @@ class RepositoryPart:
         """One of the repositories whose records are in etcd."""
         from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
         from walsender_bridge.change_log.repository.etcd import EtcdSettings
+        from walsender_bridge.change_log.repository.log_server_link import reaches
 
         settings, its = self._settings, self._settings.etcd
         assert its is not None
+        listens = [log_server.listen for log_server in settings.log_server]
         return RepositoryCandidate(
-            EtcdSettings.of(its), settings.log.listen, self._serve, settings.tls_files
+            EtcdSettings.of(its),
+            settings.log.listen,
+            self._serve,
+            settings.tls_files,
+            lambda: reaches(listens, settings.min_replicas, settings.tls_files),
         )
 
 

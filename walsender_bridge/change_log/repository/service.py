@@ -123,6 +123,8 @@ class RepositoryServer:
         self._noted = StreamFaults(1 if replication is None else replication.min_replicas)
         self._faults: dict[str, TusklineError] = {}
         self._trim_at = 0.0
+        #: When enough log servers answered for a stream last.
+        self._reached_at = time.monotonic()
         #: What the last step failed with; empty: it succeeded.
         self._failure = ""
         self._store: RecordStore = store or RepositoryStore(data_dir / "repository.sqlite")
@@ -233,8 +235,14 @@ class RepositoryServer:
         with self._changed, contextlib.suppress(UnavailableError):
             self._faults = dict.fromkeys(self._state.streams, error)
 
+    def is_cut_off(self) -> bool:
+        """Whether fewer log servers than a stream needs have answered, for as long as one may be silent."""
+        return time.monotonic() - self._reached_at > self._replication.policy.silence
+
     def _step(self) -> None:
         reports = self._log_servers.ask(within=max(self._tick, 1.0))
+        if len(self._log_servers.answering()) >= self._replication.policy.min_replicas:
+            self._reached_at = time.monotonic()
         with self._changed:
             self._met()
             barriers = self.barriers.unforced()
