@@ -8,6 +8,7 @@ import random
 import secrets
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -25,6 +26,7 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import MAJORS_IN_TURN, MakeServer, majors
 from tests.support.waiting import wait_for
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.demo.local_server import LocalServer
 
 
@@ -167,6 +169,37 @@ def test_33_what_the_repository_has_not_committed_is_not_confirmed(
         log.start_repository()
         wait_for(lambda: slot_lsn(connection) >= before.last_end_lsn, 30, "now it is confirmed")
     check_equal(log, server.dsn())
+
+
+def test_33_what_a_seal_removes_before_its_commit_is_sent_again(
+    tmp_path: Path, server: LocalServer
+) -> None:
+    """It was durable on both log servers, and the stream goes on with one of them, from its last commit."""
+    with (
+        ChangeLog(tmp_path, ReplicationPolicy(2, 1, 1.0)) as log,
+        CaptureProcess(tmp_path, log, server.dsn(), "public.orders", "public.audit") as capture,
+        psycopg.connect(server.dsn(), autocommit=True) as connection,
+    ):
+        wait_for(capture.streams, 30, "capture streams")
+        connection.execute("INSERT INTO orders VALUES (1, 'committed')")
+        first = wait_for(log.committed_lsn, 30, "the first transaction")
+        wait_for(lambda: slot_lsn(connection) >= first, 30, "the slot")
+        log.stop_repository()
+        connection.execute("INSERT INTO orders VALUES (2, 'durable only')")
+        wait_for(lambda: log.replica_status().last_end_lsn > first, 30, "it is durable")
+        before = log.replica_status()
+        capture.kill()
+        log.kill_log_server(1)
+        log.start_repository()
+        wait_for(lambda: log.replica_status().term > before.term, 30, "the stream is sealed")
+        after = log.replica_status()
+        assert after.end_offset == after.committed_end == before.committed_end < before.end_offset
+        assert slot_lsn(connection) < before.last_end_lsn
+        # The repository, which is new, issues no version until it has heard both.
+        log.start_log_server(1)
+        capture.start()
+        wait_for(lambda: slot_lsn(connection) >= before.last_end_lsn, 60, "now it is confirmed")
+        assert sorted(check_equal(log, server.dsn()).keys["orders"]) == [1, 2]
 
 
 @pytest.mark.parametrize("server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
