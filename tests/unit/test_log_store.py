@@ -111,6 +111,33 @@ def test_what_is_read_is_what_was_written_over_segments_and_restarts(log: Log) -
     assert log.host.status().last_crc == previous
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_21_what_a_seal_rejects_is_on_no_disk_and_never_returns(log: Log, *, behind: bool) -> None:
+    """Through restarts, below another writer's entries; also if the last commit arrives behind the seal."""
+    log.fill(2, size=100)
+    log.append(log.make.whole(size=100))
+    log.append(log.make.whole(size=77))
+    log.version = 3
+    last = CommitContext(3, 3, 3, 1)
+    if not behind:
+        log.host.commit([last], 1)
+    log.host.seal(4, 9)
+    if behind:
+        log.host.commit([last], 1)
+    log.restart()
+    report, status = log.host.report("k"), log.host.status()
+    assert report is not None
+    assert (status.state, status.end_offset, report.length) == ("sealed", 4, 0)
+    with pytest.raises(CorruptError, match="entry 4 is missing"):
+        list(log.host._store.scan(4, 5))
+    log.take_over()
+    log.append(log.make.whole(size=78))
+    log.commit()
+    log.restart()
+    assert log.read(1, 5) == log.written
+    assert log.host.status().end_offset == 5
+
+
 def test_a_roll_takes_the_uncommitted_tail_along(log: Log) -> None:
     log.fill(3)
     log.append(log.make.whole(size=900_000))
