@@ -99,6 +99,17 @@ def test_recovery_judges_what_it_finds(picture: str, expected: RecoveryOutcome) 
     assert bool(reason) == (expected == RecoveryOutcome.INVALID)
 
 
+@pytest.mark.parametrize(
+    ("picture", "expected"), [("CC]U", RecoveryOutcome.INVALID), ("xx]UU", RecoveryOutcome.VALID)]
+)
+def test_22_commits_without_an_index_are_lost_unless_they_were_trimmed(
+    picture: str, expected: RecoveryOutcome
+) -> None:
+    outcome, reason = evaluate(replace(found_in(picture), indexed_end=None))
+    assert outcome == expected
+    assert reason == ("the index of the commits up to 3 is lost" if "C" in picture else "")
+
+
 def test_what_the_store_found_damaged_is_invalid_whatever_the_rest_says() -> None:
     found = replace(found_in("CCC]"), damage="segment-7 was damaged")
     assert evaluate(found) == (RecoveryOutcome.INVALID, "segment-7 was damaged")
