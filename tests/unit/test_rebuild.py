@@ -94,6 +94,13 @@ def test_31_a_replica_that_is_not_valid_is_no_member_and_its_version_counts() ->
     assert found.fence == 20 + REBUILD_GAP
 
 
+def test_31_a_replica_that_missed_an_earlier_rebuild_is_no_member_however_far_it_reaches() -> None:
+    """Its last commits may be ones that were dropped then."""
+    later = 6 + REBUILD_GAP
+    (its,) = plan(offer("k", 6), *(empty(offer(each, 4), later) for each in "lm")).streams
+    assert (its.end, its.members, its.behind, its.learning) == (5, ("l", "m"), (), ("k",))
+
+
 def test_31_a_replica_that_lacks_much_is_left_to_be_synchronized_later() -> None:
     far = replace(offer("k", 2), bytes_total=0)
     ends = [replace(offer(each, 4), bytes_total=rebuild.LITTLE + 1) for each in "lm"]
