@@ -237,14 +237,25 @@ class Replication:
                 return status
             if time.monotonic() > deadline:
                 raise UnavailableError("commits are missing", where=link.address)
-            missed = self._missed(name, status.version)
+            missed = self._missed(name, replica, status.version)
             answer = link.call(m.COMMIT, m.CommitRequest({name: missed}, self._now()))
             if refused := answer.refused.get(name):
                 raise refused.error()
 
-    def _missed(self, name: str, version: int) -> tuple[CommitContext, ...]:
+    def _missed(self, name: str, replica: str, version: int) -> tuple[CommitContext, ...]:
+        """The commits that a member lacks.
+
+        Raises `InvalidReplicaError` if it had reported some of them: it was put back to an older state, and its tail may be
+        that of an earlier writer, which a seal has removed since.
+        """
         with self._lock:
-            return tuple(self._state().streams[name].missed(version)[:_MOST_COMMITS])
+            stream = self._state().streams[name]
+            if version < (reported := stream.applied.get(replica, 0)):
+                raise InvalidReplicaError(
+                    f"its replica was put back to version {version}, after it had reported {reported}",
+                    where=f"stream {name}, log server {replica}",
+                )
+            return tuple(stream.missed(version)[:_MOST_COMMITS])
 
     def _link(self, log_server_id: str) -> LogServerLink:
         for link in self._log_servers.with_own_id():
