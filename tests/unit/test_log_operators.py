@@ -540,6 +540,19 @@ def test_trim_removes_what_no_lease_holds_and_says_what_it_freed(log: Log) -> No
     assert [row["low_offset"] for row in log.summary()["streams"][0]["replicas"]] == [5, 5]
 
 
+def test_trim_names_a_log_server_that_does_not_answer_with_a_hint(log: Log) -> None:
+    log.fill(1)
+    log.stop(log.servers[1])
+    with log.operator() as operator:
+        wait_for(
+            lambda: not all(p.answers for p in operator.describe().streams[0].replicas), 20, "away"
+        )
+        first, second = operator.trim_stream(STREAM, None, None).replicas
+    assert first.error is None
+    assert second.error is not None
+    assert "check that `tuskline log-server run` is running" in second.error.repair
+
+
 def test_trim_refuses_by_name_what_a_lease_holds_and_trims_nothing(log: Log) -> None:
     with log.operator() as operator:
         operator.register_consumer("new", None, 600)

@@ -22,6 +22,7 @@ from walsender_bridge.runtime.error_record import ErrorRecord
 _FOREVER: Final = 2**62
 #: Seconds: a hundred years.
 _LONGEST: Final = 100 * 365 * 86_400.0
+_START_IT: Final = "check that `tuskline log-server run` is running there, and its log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +116,15 @@ def perform(
         raise UnavailableError(
             "no log server with a replica of the stream answers",
             where=f"stream {order.stream}",
-            repair="check that `tuskline log-server run` is running there, and its log",
+            repair=_START_IT,
         )
     replicas = []
     for replica, address in order.replicas.items():
         try:
             if replica not in links:
-                raise UnavailableError("log server does not answer", where=address)
+                raise UnavailableError(
+                    "log server does not answer", where=address, repair=_START_IT
+                )
             replicas.append(_trimmed(order, decided, replica, links[replica]))
         except TusklineError as error:
             record = ErrorRecord.of(error)
