@@ -3,7 +3,8 @@
 All read the same WAL, each from a copy of one slot. The clock runs from the moment the server says that
 the slot is in use to the moment the load's last transaction is there: in the log server's durable log, or at
 the end of pg_recvlogical, which writes to /dev/null. CPU seconds are those of the readers' own processes:
-log server, bridge and capture together; the walsender's are reported separately.
+log server, bridge and capture together, and of each process; the walsender's are reported separately. Each round begins with
+another side.
 
 With `--log-servers 3`, also to three log servers, until the load is durable on each of them, without and with TLS. `three_replicas_vs_one` has TLS
 on, and the one log server has not.
@@ -15,7 +16,9 @@ import argparse
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,18 +26,20 @@ from pathlib import Path
 import psycopg
 
 from benchmarks import debezium, log_reader, recvlogical, workload
-from benchmarks.processes import cpu_seconds, tree_cpu_seconds, wait_cpu_seconds
+from benchmarks.processes import child_name, cpu_seconds, tree, wait_cpu_seconds
 from benchmarks.report import Report, Round, load
 from benchmarks.workload import SLOT, STREAM, Workload
 from tests.support.stack import Stack
 from tests.support.tls import Authority
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
-from walsender_bridge.errors import TusklineError
-from walsender_bridge.runtime.tls_files import TlsFiles
+from walsender_bridge.errors import TusklineError, UnavailableError, UnknownStreamError
+from walsender_bridge.runtime.tls_files import TlsFiles, with_files
 
 NAME = "capture"
 #: Seconds between two polls of a reader's progress: each costs the log server a call.
 _POLL = 0.02
+#: How the figures of one process end.
+_CPU = "_cpu"
 #: Seconds within which a load must have been captured.
 _PATIENCE = 600.0
 
@@ -84,21 +89,33 @@ def _rounds(
         place = folder / str(number)
         place.mkdir()
         written = place / "written" if number == 0 else None
-        turns = [_own(work, place, written, report), _peer(work)]
+        turns = [partial(_own, work, place, written, report), partial(_peer, work)]
         if with_debezium:
-            turns.append(debezium.turn(work, place))
+            turns.append(partial(debezium.turn, work, place))
         if tls is not None:
             for side, files in (("replicated", None), ("replicated_tls", tls)):
                 (place / side).mkdir()
                 sides = _Own(side, options.log_servers, files)
-                turns.append(_own(work, place / side, None, report, sides))
-        for turn in turns:
+                turns.append(partial(_own, work, place / side, None, report, sides))
+        first = number % len(turns)
+        for take in turns[first:] + turns[:first]:
+            turn = take()
             report.add(turn)
             say(
                 f"{work.name} {number + 1}/{options.rounds} {turn.side}: {turn.rows / turn.wall:,.0f} rows/s, "
-                f"{turn.cpu:.2f} CPU s, load {turn.load}"
+                f"{turn.cpu:.2f} CPU s{_by_process(turn)}, load {turn.load}"
             )
     _ratios(report, work.name)
+
+
+def _by_process(turn: Round) -> str:
+    """The CPU seconds of each process, for the progress."""
+    found = [
+        f"{name.removesuffix(_CPU).replace('_', ' ')} {seconds:.2f}"
+        for name, seconds in turn.more.items()
+        if name.endswith(_CPU)
+    ]
+    return f" ({', '.join(found)})"
 
 
 def _certificate(folder: Path) -> TlsFiles:
@@ -114,12 +131,18 @@ def _ratios(report: Report, work: str) -> None:
     report.ratio(f"three_replicas_vs_one_{work}", tls, one)
     report.ratio(f"tls_vs_plain_{work}", tls, plain)
     for side in ("own", "pg_recvlogical", "debezium", "replicated", "replicated_tls"):
-        for name in ("rows_s", "wall", "cpu", "rows_cpu_s", "walsender_cpu"):
+        for name in ("rows_s", "wall", "cpu", "rows_cpu_s", *_processes(report, side, work)):
             report.median(side, work, name)
     own, peer = (report.median(side, work, "rows_s") for side in ("own", "pg_recvlogical"))
     report.ratio(f"wall_rate_vs_pg_recvlogical_{work}", own, peer)
     own, peer = (report.median(side, work, "rows_cpu_s") for side in ("own", "debezium"))
     report.ratio(f"rows_per_cpu_vs_debezium_{work}", own, peer)
+
+
+def _processes(report: Report, side: str, work: str) -> list[str]:
+    """The names of the CPU seconds of each process, as in the rounds of a side."""
+    turns = [turn for turn in report.rounds if (turn.side, turn.work) == (side, work)]
+    return [name for turn in turns[:1] for name in turn.more if name.endswith(_CPU)]
 
 
 class _Watch:
@@ -196,19 +219,19 @@ def _own(
     """Log servers and a bridge as users run them; with `written`, the log is compared with the peer's output."""
     busy = load()
     made = Stack(folder, {STREAM: work.dsn}, log_servers=how.log_servers, tls=how.tls)
-    with made as stack, work.slot(SLOT):
-        stack.start("log-server", "bridge")
-        pids = [stack.pid("log-server"), stack.pid("bridge")]
-
-        def spent() -> float:
-            return sum(map(tree_cpu_seconds, pids))
-
+    with ExitStack() as opened:
+        stack = opened.enter_context(made)
+        opened.enter_context(work.slot(SLOT))
+        stack.start("log-server")
+        replicas = _connected(stack, opened, how.tls)
+        stack.start("bridge")
         watch = _Watch(work, SLOT)
         watch.wait_active(lambda: True)
-        before = spent()
-        _wait_durable(stack, work, watch)
-        ended, cpu = time.monotonic(), spent() - before
+        before = _spent(stack)
+        _wait_durable(stack, replicas, work, watch)
+        ended, after = time.monotonic(), _spent(stack)
         watch.poll()
+        _check_replicated(stack)
         wait_committed(stack, work)
         found = log_reader.content(stack.log_address, STREAM)
         report.same_bytes(work.name, found.digest)
@@ -216,14 +239,27 @@ def _own(
             _compare(work, stack, written, report)
             written.unlink()
         stack.stop("bridge")
+    cpu = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
     more = {
+        **{name + _CPU: seconds for name, seconds in cpu.items()},
         "walsender_cpu": watch.cpu,
         "messages": found.messages,
         "raw_mb": found.raw_bytes / 2**20,
         "stored_mb": found.stored_bytes / 2**20,
     }
     wall = ended - watch.began
-    return Round(how.side, work.name, work.rows, wall, cpu, found.rows, busy, more)
+    return Round(how.side, work.name, work.rows, wall, sum(cpu.values()), found.rows, busy, more)
+
+
+def _spent(stack: Stack) -> dict[str, float]:
+    """The CPU seconds of each process so far: of log servers, capture and the bridge, which has the repository."""
+    log_servers, bridge = stack.pid("log-server"), stack.pid("bridge")
+    roles = {log_servers: "supervisor", bridge: "repository"}
+    found: defaultdict[str, float] = defaultdict(float)
+    for pid in (*tree(log_servers), *tree(bridge)):
+        name = roles.get(pid) or child_name(pid).replace("-", "_")
+        found[name] += cpu_seconds(pid)
+    return dict(found)
 
 
 def start(stack: Stack) -> None:
@@ -238,20 +274,41 @@ def start(stack: Stack) -> None:
             time.sleep(_POLL)
 
 
-def _wait_durable(stack: Stack, work: Workload, watch: _Watch) -> None:
+def _connected(stack: Stack, opened: ExitStack, tls: TlsFiles | None) -> list[ReplicaClient]:
+    """A client of each log server, once it answers: a handshake within the measured time would count for TLS alone."""
+    found = []
+    for listen in stack.listens:
+        address = with_files(f"grpc://{listen}", tls)
+        replica = opened.enter_context(ReplicaClient(address))
+        found.append(replica)
+        while True:
+            try:
+                replica.stream_status(STREAM)
+            except UnavailableError:
+                time.sleep(_POLL)
+            except UnknownStreamError:
+                break
+    return found
+
+
+def _wait_durable(
+    stack: Stack, replicas: Sequence[ReplicaClient], work: Workload, watch: _Watch
+) -> None:
     """Until the whole load is on the disk of each log server."""
+    deadline = time.monotonic() + _PATIENCE
+    for replica in replicas:
+        while not _has_all(replica, work):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"capture did not get to the end:\n{stack.logs()}")
+            watch.poll()
+            time.sleep(_POLL)
+
+
+def _check_replicated(stack: Stack) -> None:
     with LogClient(stack.log_address) as log:
         addresses = log.status().streams[STREAM].addresses
     if len(addresses) < len(stack.listens):
         raise RuntimeError(f"the stream is on {addresses} only")
-    deadline = time.monotonic() + _PATIENCE
-    for address in addresses:
-        with ReplicaClient(address) as replica:
-            while not _has_all(replica, work):
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"capture did not get to the end:\n{stack.logs()}")
-                watch.poll()
-                time.sleep(_POLL)
 
 
 def _has_all(replica: ReplicaClient, work: Workload) -> bool:

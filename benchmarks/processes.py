@@ -16,6 +16,14 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
+def child_name(pid: int) -> str:
+    """The name of a part's child process (`walsender_bridge.runtime.child_process`), its only argument."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").rpartition("\0")[2]
+    except OSError:
+        return ""
+
+
 def tree(pid: int) -> list[int]:
     """A process and its descendants."""
     found, at = [pid], 0

@@ -40,6 +40,8 @@ def test_capture_prints_its_ratios():
     assert record["ratios"].keys() == keys
     # Not CPU seconds: at this size they may be less than the kernel's tick of 10 ms, so 0.
     assert record["absolute"]["own_rows_s_wide"] > 0
+    processes = {f"own_{name}_cpu_wide" for name in ("replicas", "repository", "capture_bench")}
+    assert record["absolute"].keys() > processes | {"own_walsender_cpu_wide"}
 
 
 @pytest.mark.long
