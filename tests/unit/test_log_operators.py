@@ -235,7 +235,7 @@ def test_status_shows_a_replica_that_lags_one_that_is_sealed_and_one_that_is_lea
     (fault,) = shown["faults"]
     assert fault["code"] == "INVALID_REPLICA"
     assert f"stream {STREAM}, log server {log.servers[1].address}" in fault["where"]
-    assert "synchronize the replica" in fault["repair"]
+    assert "a replica in sync replaces what is damaged" in fault["repair"]
 
 
 def test_status_says_of_a_replica_being_synchronized_from_where(log: Log) -> None:
