@@ -60,7 +60,7 @@ class RebuiltWorld(World):
     def read(self, repository: Repository) -> None:
         """A reader asks for the newest version, and where it ends the stream."""
         version = repository.published
-        at = repository.cut(STREAM, version)
+        at = repository.streams[STREAM].at(version)
         assert at is not None
         known = self.ends.setdefault(version, at.context.end)
         if known != at.context.end:
@@ -70,7 +70,7 @@ class RebuiltWorld(World):
     def check(self) -> None:
         super().check()
         its = self.repository
-        at = its.cut(STREAM, its.published)
+        at = its.streams[STREAM].at(its.published)
         assert at is not None
         if its.published < self.seen or at.context.end < self.seen_end:
             raise Violation(

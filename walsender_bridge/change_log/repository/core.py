@@ -23,7 +23,7 @@ A stream that has never had more than one replica is not sealed for a new writer
 entries.
 
 `published` is the newest version of which every member has every commit durably, up to which readers may read.
-History is kept for lagging members and for every live consumer (I10).
+History is kept for lagging members; for the leases of consumers (I10), a few commits of what lies behind it (`past_commits.py`).
 
 The end of a lease is a time of the log's `SteadyClock`, so the next repository, whose machine may have another time, has to
 continue from a time that is recorded: a tick that comes an hour after the last recorded time is kept for its time alone, and
@@ -46,6 +46,8 @@ from walsender_bridge.change_log.protocol import (
     Position,
     ReplicaReport,
 )
+from walsender_bridge.change_log.repository import past_commits
+from walsender_bridge.change_log.repository.past_commits import PastCommit
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import json_model
 
@@ -170,7 +172,7 @@ class StreamCommit:
 
 @dataclass(slots=True)
 class StreamState:
-    """One stream. `history` starts with the newest commit that is no longer needed.
+    """One stream. `history` starts with the newest commit that no replica needs; `past`: of those behind it, for consumers.
 
     `replicas`: the log servers that it is assigned; `members`: those of them whose replicas are in sync.
     """
@@ -184,6 +186,7 @@ class StreamState:
     history: list[StreamCommit] = field(
         default_factory=lambda: [StreamCommit(CommitContext(0, 1, 1, 0), START)]
     )
+    past: list[PastCommit] = field(default_factory=list)
     #: The context of the newest version, empty or not.
     latest: CommitContext = field(default_factory=lambda: CommitContext(0, 1, 1, 0))
     #: The highest version that each member has durably, as far as recorded.
@@ -214,6 +217,30 @@ class StreamState:
         place = bisect_right(self.history, version, key=lambda c: c.context.version)
         return self.history[place - 1] if place else None
 
+    def needed_from(self, version: int | None) -> PastCommit | None:
+        """Behind which commit a consumer that has published `version` needs the stream; None: it needs everything.
+
+        Further back than the history, it is an earlier one than that of the version, if need be: see `past_commits.py`.
+        """
+        if not version:
+            return None
+        exact = self.at(version)
+        return past_commits.at(self.past, version) if exact is None else _past(exact)
+
+    def forget(self, floor: int, wanted: int | None) -> None:
+        """Drop what neither the replicas need, from `floor` on, nor the leases of consumers, from `wanted` on; None: no lease."""
+        place = bisect_right(self.history, floor, key=lambda c: c.context.version)
+        # The newest commit at or below the floor is the one in effect at the floor's version.
+        gone = max(place - 1, 0)
+        if wanted is None or wanted >= self.history[gone].context.version:
+            self.past = []
+        else:
+            self.past += map(_past, self.history[:gone])
+            self.past = past_commits.needed_from(self.past, wanted)
+            if len(self.past) >= past_commits.MOST:
+                self.past = past_commits.thinned(self.past, self.history[gone].context.version)
+        del self.history[:gone]
+
     def missed(self, version: int) -> list[CommitContext]:
         """The commits to send to a replica at that version, in order."""
         place = bisect_right(self.history, version, key=lambda c: c.context.version)
@@ -221,6 +248,10 @@ class StreamState:
         if self.latest.version > max(version, self.last.context.version):
             contexts.append(self.latest)
         return contexts
+
+
+def _past(commit: StreamCommit) -> PastCommit:
+    return PastCommit(commit.context.version, commit.context.end, commit.position.bytes_total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,13 +476,10 @@ class Repository:
     def _forget(self, now: float) -> None:
         """Drop history that no member and no live consumer needs, and leases that have ended."""
         self.consumers = {n: c for n, c in self.consumers.items() if c.until > now}
-        wanted = [c.version or 0 for c in self.consumers.values()]
+        wanted = min((c.version or 0 for c in self.consumers.values()), default=None)
         for stream in self.streams.values():
             applied = [stream.applied.get(replica, 0) for replica in stream.members]
-            floor = min([self.published, *applied, *wanted])
-            place = bisect_right(stream.history, floor, key=lambda c: c.context.version)
-            # The newest commit at or below the floor is the one in effect at the floor's version.
-            del stream.history[: max(place - 1, 0)]
+            stream.forget(min([self.published, *applied]), wanted)
 
     # -- queries ------------------------------------------------------------------------------------
 
@@ -486,19 +514,11 @@ class Repository:
         """Whether all positions of the barrier are committed."""
         return self._forced([barrier], {})
 
-    def cut(self, stream: str, version: int) -> StreamCommit | None:
-        """Where a version cuts a stream; None if that history has been dropped."""
-        return self.streams[stream].at(version)
-
     def trim_limit(self, stream: str, now: float) -> int:
         """The local offset up to which no live consumer needs the stream any more."""
-        end = self.streams[stream].at(self.published)
-        limits = [end.context.end if end else 1]
-        for consumer in self.consumers.values():
-            if consumer.until > now:
-                at = self.streams[stream].at(consumer.version or 0) if consumer.version else None
-                limits.append(at.context.end if at else 1)
-        return min(limits)
+        leases = [c.version for c in self.consumers.values() if c.until > now]
+        needed = map(self.streams[stream].needed_from, [self.published, *leases])
+        return min(1 if each is None else each.end for each in needed)
 
     # -- checkpoints --------------------------------------------------------------------------------
 
@@ -514,6 +534,7 @@ class Repository:
                 members=stream.members,
                 sealed=stream.sealed,
                 was_sealed=stream.was_sealed,
+                past=tuple(map(_fields, stream.past)),
             )
             for name, stream in self.streams.items()
         }
@@ -529,7 +550,7 @@ class Repository:
             consumers={n: (c.version, c.until) for n, c in self.consumers.items()},
         )
         record = json_model.plain(stored)
-        # As lists already: while a consumer lags, a history has very many commits, and an append waits for a checkpoint.
+        # As lists already: while a replica lags, a history has very many commits, and an append waits for a checkpoint.
         for name, stream in self.streams.items():
             record["streams"][name]["history"] = [
                 [[*_fields(c.context)], [*_fields(c.position)]] for c in stream.history
@@ -555,6 +576,7 @@ class Repository:
                 stream.sealed,
                 stream.was_sealed,
                 history,
+                [PastCommit(*each) for each in stream.past],
                 latest,
                 dict(stream.applied),
             )
@@ -576,6 +598,7 @@ class _StoredStream:
     members: tuple[str, ...] | None = None
     sealed: bool = False
     was_sealed: bool = False
+    past: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -594,7 +617,7 @@ class _StoredState:
     consumers: Mapping[str, tuple[int | None, float]]
 
 
-def _fields(value: CommitContext | Position) -> tuple[int, ...]:
+def _fields(value: CommitContext | Position | PastCommit) -> tuple[int, ...]:
     return tuple(getattr(value, name) for name in type(value).__slots__)
 
 

@@ -13,7 +13,7 @@ from walsender_bridge.change_log import log_server_messages as of_log_server
 from walsender_bridge.change_log import repository_messages as m
 from walsender_bridge.change_log.actions import Empty
 from walsender_bridge.change_log.repository import status
-from walsender_bridge.change_log.repository.core import Repository
+from walsender_bridge.change_log.repository.core import Repository, StreamCommit
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 from walsender_bridge.errors import TusklineError, UnavailableError, UsageError
 from walsender_bridge.runtime.error_record import ErrorRecord
@@ -56,7 +56,7 @@ def decide(state: Repository, request: m.TrimStreamRequest, now: float) -> TrimO
             where=f"stream {name}",
         )
     at = stream.at(state.published if version is None else version)
-    held_by = _holders(state, name, None if at is None else at.context.end, now)
+    held_by = _holders(state, name, at or version, now)
     if version is not None and held_by:
         raise _held(name, version, held_by)
     limit = state.trim_limit(name, now)
@@ -75,16 +75,21 @@ def decide(state: Repository, request: m.TrimStreamRequest, now: float) -> TrimO
     )
 
 
-def _holders(state: Repository, name: str, end: int | None, now: float) -> tuple[m.Holder, ...]:
-    """The consumers that need entries below `end`, the one that needs the most first.
+def _holders(
+    state: Repository, name: str, upto: StreamCommit | int | None, now: float
+) -> tuple[m.Holder, ...]:
+    """The consumers that need entries of a commit or before it, the one that needs the most first.
 
-    `end` None: of a version below the history, which only those need that need everything.
+    `upto`: the commit, or of one further back than the history, a version at which it was in effect.
     """
     stream = state.streams[name]
     found = []
     for consumer, lease in state.consumers.items():
         offset = status.needed(stream, lease).offset
-        needs = offset == 1 if end is None else offset < end
+        if isinstance(upto, StreamCommit):
+            needs = offset < upto.context.end
+        else:
+            needs = (lease.version or 0) < (upto or 0)
         if lease.until > now and needs:
             found.append(m.Holder(consumer, lease.version, offset, lease.until - now))
     return tuple(sorted(found, key=lambda each: (each.offset, each.consumer)))

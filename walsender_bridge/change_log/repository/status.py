@@ -50,7 +50,7 @@ def _stream(state: Repository, name: str, answering: set[str], now: float) -> m.
         published_end=published.context.end,
         published_bytes=published.position.bytes_total,
         trim_limit=state.trim_limit(name, now),
-        history=len(stream.history),
+        history=len(stream.past) + len(stream.history),
         replicas=tuple(
             m.ReplicaPlace(
                 log_server=each,
@@ -66,11 +66,11 @@ def _stream(state: Repository, name: str, answering: set[str], now: float) -> m.
 
 def needed(stream: StreamState, consumer: Consumer) -> m.NeededFrom:
     """Where a consumer still needs a stream from, as `Repository.trim_limit` has it."""
-    at = stream.at(consumer.version) if consumer.version else None
-    if at is None:
-        # It has published nothing, or longer ago than the history reaches: everything is needed.
+    commit = stream.needed_from(consumer.version)
+    if commit is None:
+        # It has published nothing, or longer ago than the repository knows: everything is needed.
         return m.NeededFrom(1, None)
-    return m.NeededFrom(at.context.end, at.position.bytes_total)
+    return m.NeededFrom(commit.end, commit.bytes_total)
 
 
 def _consumer(
