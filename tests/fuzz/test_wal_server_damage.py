@@ -20,8 +20,8 @@ from walsender_bridge.postgres.protocol.frontend import (
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.positions import Positions
 from walsender_bridge.quorum.wal_server.login import LoginExchange, LoginStep
+from walsender_bridge.quorum.wal_server.scram import ScramExchange, Verifier
 from walsender_bridge.quorum.wal_server.stream import ReaderStream
-from walsender_bridge.quorum.wal_server.users import ScramExchange, Verifier
 
 ROUNDS = 6000
 COMMANDS = [

@@ -30,6 +30,7 @@ from walsender_bridge.postgres.protocol.replication_command import (
 )
 from walsender_bridge.quorum.protocol.positions import Positions
 from walsender_bridge.quorum.wal_server.login import LoginExchange, Then
+from walsender_bridge.quorum.wal_server.scram import SCRAM, Verifier, parse_verifier
 from walsender_bridge.quorum.wal_server.stream import (
     Finish,
     ReaderStream,
@@ -37,7 +38,7 @@ from walsender_bridge.quorum.wal_server.stream import (
     WaitForPositions,
     Write,
 )
-from walsender_bridge.quorum.wal_server.users import SCRAM, Users, Verifier, parse_verifier
+from walsender_bridge.quorum.wal_server.users import Users
 
 MIB = 1 << 20
 

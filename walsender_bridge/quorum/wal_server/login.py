@@ -26,7 +26,7 @@ from walsender_bridge.postgres.protocol.frontend import (
     Packet,
     Startup,
 )
-from walsender_bridge.quorum.wal_server.users import ScramExchange, Verifier
+from walsender_bridge.quorum.wal_server.scram import ScramExchange, Verifier
 
 _NO: Final = b"N"
 YES: Final = b"S"
