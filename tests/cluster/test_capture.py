@@ -181,6 +181,7 @@ def test_33_what_a_seal_removes_before_its_commit_is_sent_again(
         psycopg.connect(server.dsn(), autocommit=True) as connection,
     ):
         wait_for(capture.streams, 30, "capture streams")
+        wait_for(lambda: log.members() == [0, 1], 60, "both log servers are in sync")
         connection.execute("INSERT INTO orders VALUES (1, 'committed')")
         first = wait_for(log.committed_lsn, 30, "the first transaction")
         wait_for(lambda: slot_lsn(connection) >= first, 30, "the slot")

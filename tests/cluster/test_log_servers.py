@@ -40,16 +40,6 @@ def log(tmp_path: Path) -> Iterator[ChangeLog]:
         yield log
 
 
-def members(log: ChangeLog) -> list[int]:
-    """The numbers of the log servers that are in sync."""
-    assert log.repository is not None
-    state = log.repository._state
-    stream = state.streams.get(STREAM)
-    if stream is None or stream.sealed:
-        return []
-    return sorted(log.listens.index(state.log_servers[each][7:]) for each in stream.members)
-
-
 def entries(log: ChangeLog, number: int) -> list[tuple[int, int, int, bytes]]:
     with ReplicaClient(log.listens[number]) as replica:
         status = replica.stream_status(STREAM)
@@ -59,7 +49,7 @@ def entries(log: ChangeLog, number: int) -> list[tuple[int, int, int, bytes]]:
 
 def check_whole(log: ChangeLog, server: LocalServer) -> None:
     """Nothing is lost or doubled, and all three hold the same, byte for byte."""
-    wait_for(lambda: members(log) == [0, 1, 2], 60, "all log servers are in sync")
+    wait_for(lambda: log.members() == [0, 1, 2], 60, "all log servers are in sync")
     check_equal(log, server.dsn())
     first = entries(log, 0)
     assert first
@@ -95,21 +85,21 @@ def test_23_each_log_server_fails_under_load_and_comes_back_equal(
         killed, stopped, wiped = order
         log.kill_log_server(killed)
         grows(log, connection)
-        assert killed not in members(log)
+        assert killed not in log.members()
         log.start_log_server(killed)
-        wait_for(lambda: members(log) == [0, 1, 2], 60, "the killed one is in sync")
+        wait_for(lambda: log.members() == [0, 1, 2], 60, "the killed one is in sync")
         log.signal_log_server(signal.SIGSTOP, stopped)
         try:
             grows(log, connection)
-            assert stopped not in members(log)
+            assert stopped not in log.members()
         finally:
             log.signal_log_server(signal.SIGCONT, stopped)
-        wait_for(lambda: members(log) == [0, 1, 2], 60, "the stopped one is in sync")
+        wait_for(lambda: log.members() == [0, 1, 2], 60, "the stopped one is in sync")
         log.kill_log_server(wiped)
         shutil.rmtree(log.place(wiped))
         grows(log, connection)
         log.start_log_server(wiped)
-        wait_for(lambda: members(log) == [0, 1, 2], 60, "the wiped one is in sync")
+        wait_for(lambda: log.members() == [0, 1, 2], 60, "the wiped one is in sync")
         log.stop_repository()
         log.start_repository()
         grows(log, connection)

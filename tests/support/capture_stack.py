@@ -114,6 +114,15 @@ class ChangeLog:
             cut = log.status().streams.get(STREAM)
         return 0 if cut is None else cut.last_end_lsn
 
+    def members(self) -> list[int]:
+        """The numbers of the log servers that are in sync."""
+        assert self.repository is not None
+        state = self.repository._state
+        stream = state.streams.get(STREAM)
+        if stream is None or stream.sealed:
+            return []
+        return sorted(self.listens.index(state.log_servers[each][7:]) for each in stream.members)
+
     def messages(self) -> list[bytes]:
         """Every message of every entry that is readable."""
         with LogClient(self.address) as log:
