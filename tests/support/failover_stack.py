@@ -39,7 +39,7 @@ FailoverRun(settings_of(dsn, upstream, [int(port) for port in ports])).run()
 
 
 def settings_of(dsn: str, upstream: str, ports: list[int]) -> FailoverSettings:
-    return FailoverSettings(proposer_settings(dsn, ports), upstream, seconds=30)
+    return FailoverSettings(proposer_settings(dsn, ports), upstream)
 
 
 def proposer_settings(dsn: str, ports: list[int]) -> ProposerSettings:
