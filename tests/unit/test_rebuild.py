@@ -114,6 +114,39 @@ def test_31_a_stream_that_never_committed_begins_at_its_start() -> None:
     assert (its.end, found.version, found.next_global) == (1, 0, 1 + REBUILD_GAP)
 
 
+# -- a rebuild that was interrupted -----------------------------------------------------------------
+
+
+def fenced(its: Offer) -> Offer:
+    return empty(its, REBUILD_GAP + 9)
+
+
+def test_31_a_rebuild_is_repeated_that_ended_between_the_fences_of_two_replicas() -> None:
+    (its,) = plan(fenced(offer("k", 4)), offer("l", 4), offer("m", 3)).streams
+    assert (its.end, its.members, its.learning) == (5, ("k", "l"), ("m",))
+    found = plan(fenced(offer("k", 4)), offer("l", 4), servers=(*SERVERS[:2], GIVEN_UP))
+    assert found.streams[0].members == ("k", "l")
+    (its,) = plan(fenced(offer("k", 4)), offer("l", 3), offer("m", 3)).streams
+    assert (its.members, its.learning) == (("k",), ("l", "m"))
+
+
+def test_31_a_rebuild_is_repeated_that_ended_between_two_streams() -> None:
+    other = [offer(each, 2, stream="b") for each in "klm"]
+    found = plan(*(fenced(offer(each, 4)) for each in "klm"), *other)
+    assert [its.members for its in found.streams] == [("k", "l", "m")] * 2
+    with pytest.raises(InvalidReplicaError, match="missed an earlier rebuild"):
+        # The other two may have gone on behind the gap.
+        plan(*(fenced(offer(each, 4)) for each in "klm"), other[0])
+
+
+def test_31_replicas_that_missed_a_rebuild_do_not_stand_for_members_that_are_lost() -> None:
+    servers = (*SERVERS, AskedLogServer("at-n", "n"))
+    with pytest.raises(InvalidReplicaError, match="missed an earlier rebuild"):
+        plan(fenced(offer("k", 4)), offer("l", 3), servers=servers)
+    (its,) = plan(fenced(offer("k", 4)), offer("l", 5), offer("m", 3)).streams
+    assert (its.end, its.members) == (5, ("k",)), "a commit that the rebuild has dropped"
+
+
 # -- refusals ---------------------------------------------------------------------------------------
 
 SILENT = replace(SERVERS[2], log_server="")

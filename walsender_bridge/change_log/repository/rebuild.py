@@ -35,9 +35,11 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
    clients, which are in the gap.
 6. *A replica that was given up may come back with a commit that nobody else has* (3). It is at a version in front of the gap,
    so it is never in sync, also if its end fits; a synchronization wipes it first (`synchronization.negotiate`), and until then,
-   another rebuild does not count it.
+   another rebuild does not count it, except for this: it is no member since.
 7. *A crash of this in the middle* leaves replicas that are sealed, and some that know the fence. The next attempt begins
-   behind that one.
+   behind that one. Replicas in front of its gap count if it cannot have been completed, or if they lack nothing but the fence: of a
+   stream of which no replica knows it, when fewer than `min_replicas` are left that may; else those that end with the same commit
+   as one that knows it.
 8. *Consumers are not known*, until they renew their leases. A lease of its own (`HOLD`), which has published nothing, keeps
    the log from trimming for as long as any lease can last that was held before. It also keeps the history, by which
    the versions of consumers that come back are found.
@@ -81,6 +83,8 @@ HOLD: Final = "log rebuild"
 TERM_GAP: Final = 1_000_000
 #: Bytes that a replica may lack to be brought in sync at once. One that lacks more is copied from its start later (6).
 LITTLE: Final = 64 << 20
+#: Why a replica is not valid that has commits, and knows no version behind the gap of an earlier rebuild.
+MISSED: Final = "it missed an earlier rebuild"
 _STOP_ONE: Final = (
     "compare their files with `tuskline log verify --offline`; stop the log server that is wrong, and continue with --without and"
     " its address"
@@ -178,7 +182,7 @@ def plan(
     """
     _check_servers(servers, policy)
     version = max((each.version for each in offers), default=0)
-    offers = [_evaluated(each, version) for each in offers]
+    offers = _evaluated(servers, offers, policy)
     valid = [each for each in offers if not each.reason]
     if not valid:
         raise ConfigError(
@@ -198,10 +202,42 @@ def plan(
     )
 
 
-def _evaluated(offer: Offer, newest: int) -> Offer:
-    """The offer, which is not valid if its replica has commits and missed an earlier rebuild (6)."""
-    missed = offer.context is not None and is_from_before_a_rebuild(offer.version, newest)
-    return replace(offer, reason="it missed an earlier rebuild") if missed else offer
+def _evaluated(
+    servers: Sequence[AskedLogServer], offers: Sequence[Offer], policy: ReplicationPolicy
+) -> list[Offer]:
+    """The offers, of which those are not valid whose replicas have commits and missed an earlier rebuild (6, 7)."""
+    newest = max((each.version for each in offers), default=0)
+    found = []
+    for name in sorted({each.stream for each in offers}):
+        its = [each for each in offers if each.stream == name]
+        old = [each for each in its if each.context and _is_old(each, newest)]
+        present = [each for each in its if each not in old and not each.reason and each.context]
+        kept = [each for each in old if _has_all(each, present)]
+        if (
+            not present
+            and len(servers) - sum(not each.reason for each in old) < policy.min_replicas
+        ):
+            kept = old
+        found += [
+            replace(each, reason=each.reason or MISSED)
+            if each in old and each not in kept
+            else each
+            for each in its
+        ]
+    return found
+
+
+def _is_old(offer: Offer, newest: int) -> bool:
+    return is_from_before_a_rebuild(offer.version, newest)
+
+
+def _has_all(offer: Offer, present: Sequence[Offer]) -> bool:
+    """Whether the replica ends with the last commit of those that know the fence, so that it lacks nothing but that."""
+    end = max((each.committed_end for each in present), default=0)
+    lasts = [each.last for each in present if each.committed_end == end]
+    return offer.committed_end == end and (
+        end == 1 or (offer.last is not None and offer.last in lasts)
+    )
 
 
 def _check_servers(servers: Sequence[AskedLogServer], policy: ReplicationPolicy) -> None:
@@ -306,10 +342,14 @@ def _check_known(
     its: Sequence[Offer],
     policy: ReplicationPolicy,
 ) -> None:
-    """Raise `InvalidReplicaError` unless any `min_replicas` of the stream's replicas include a valid one."""
+    """Raise `InvalidReplicaError` unless any `min_replicas` of the stream's replicas include a valid one.
+
+    Those that missed a rebuild are no members since; all others may be.
+    """
     valid = sum(not each.reason for each in its)
     away = min(len(servers), max(policy.replicas, valid)) - valid
-    if valid and away < policy.min_replicas:
+    unread = len(servers) - valid - sum(each.reason == MISSED for each in its)
+    if valid and min(away, unread) < policy.min_replicas:
         return
     reasons = [f"log server {each.log_server}: {each.reason}" for each in its if each.reason]
     raise InvalidReplicaError(
