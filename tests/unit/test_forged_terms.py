@@ -9,10 +9,16 @@ from tests.support.log_entries import append_to
 from tests.support.waiting import wait_for
 from tests.unit.test_replication import STREAM, Machines
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
-from walsender_bridge.change_log.log_server_messages import SEAL, SealRequest
-from walsender_bridge.change_log.protocol import TERMS_AHEAD
+from walsender_bridge.change_log.log_server_messages import (
+    COMMIT,
+    SEAL,
+    CommitRequest,
+    SealRequest,
+)
+from walsender_bridge.change_log.protocol import REBUILD_GAP, TERMS_AHEAD, CommitContext
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
-from walsender_bridge.errors import InvalidReplicaError
+from walsender_bridge.errors import DivergedError, InvalidReplicaError
 
 
 @pytest.fixture
@@ -46,6 +52,22 @@ def test_38_once_sealed_a_replica_takes_no_higher_term(here: Machines) -> None:
     with here.open_writer() as writer:
         here.write(writer, 3)
     here.all_equal()
+
+
+def test_31_a_repository_that_a_replica_is_ahead_of_seals_no_stream(here: Machines) -> None:
+    """The log was rebuilt without it: what it sealed would stop the writer of the new one."""
+    here.write_on(3)
+    link = LogServerLink(here.listens[0])
+    try:
+        end, term = here.end(), here.repository._state.streams[STREAM].term
+        fence = CommitContext(REBUILD_GAP, end, REBUILD_GAP, 0)
+        link.call(COMMIT, CommitRequest({STREAM: (fence,)}, 0))
+        wait_for(lambda: "a" if here.repository._noted.diverged else "", 20, "its report")
+        with pytest.raises(DivergedError):
+            here.log.open_writer(STREAM)
+        assert here.repository._state.streams[STREAM].term == term
+    finally:
+        link.close()
 
 
 def test_38_a_replica_that_a_stranger_writes_to_is_taken_back(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Replication:
         self._now = now
         #: The streams and log servers whose last report was valid.
         self._reports = reports
-        #: A term for a stream, above every one that is known.
+        #: A term for a seal of a stream, above every one that is known; it raises what forbids a seal.
         self._next_term = next_term
         self._membership = Membership(policy)
         self._sealing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)

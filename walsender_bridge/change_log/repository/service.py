@@ -140,7 +140,7 @@ class RepositoryServer:
             self._record,
             lambda: int(self._clock.now() * 1e6),
             self._reporting,
-            self._next_term,
+            self._next_seal,
         )
         self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
         self._listener: Listener | None = None
@@ -448,6 +448,12 @@ class RepositoryServer:
 
     def _next_term(self, name: str) -> int:
         return self._state.next_term(name, self._shown.values())
+
+    def _next_seal(self, name: str) -> int:
+        """The term of the next seal. Raises `DivergedError` if a replica is ahead: its streams may belong to another repository."""
+        if older := self._noted.older():
+            raise older
+        return self._next_term(name)
 
     def _writer_term(self, term: int, members: Sequence[str]) -> m.WriterTermAnswer:
         known = self._state.log_servers

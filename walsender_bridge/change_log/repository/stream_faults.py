@@ -79,14 +79,21 @@ class StreamFaults:
             (evaluation for evaluation in self._evaluations.values() if evaluation.ahead), None
         )
 
+    def older(self) -> DivergedError | None:
+        """Why this repository may neither issue a version nor seal: a replica is ahead of it. None: none is."""
+        ahead = self._ahead()
+        if ahead is None:
+            return None
+        stream = ahead.report.stream
+        waits = f"stream {stream} has diverged, and no version is issued until it is repaired"
+        return DivergedError(waits, where=f"stream {stream}", repair=_OLDER)
+
     def refusal(
         self, streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
     ) -> TusklineError | None:
         """Why no version may be issued for any stream; None if versions may be issued."""
-        if ahead := self._ahead():
-            stream = ahead.report.stream
-            waits = f"stream {stream} has diverged, and no version is issued until it is repaired"
-            return DivergedError(waits, where=f"stream {stream}", repair=_OLDER)
+        if older := self.older():
+            return older
         known = list(log_servers)
         if copies := duplicate_ids(known):
             return _duplicate_id_fault(copies, "the log's log servers")
