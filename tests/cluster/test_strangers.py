@@ -55,7 +55,7 @@ REQUESTS: dict[str, tuple[Action[Any, Any], Any]] = {
         (m.CREATE, m.CreateRequest("new", "some log")),
         (m.LEARN, m.CreateRequest("new", "some log")),
         (m.CUT_TAIL, m.CutTailRequest("shop", 1, 1)),
-        (m.SEAL, m.SealRequest("shop", 2, 1 << 30)),
+        (m.SEAL, m.SealRequest("shop", 2, 1 << 30, 2)),
         (m.SYNCHRONIZE, m.SynchronizeRequest("shop", "grpc://127.0.0.1:1", throttled=False)),
         (m.TRIM, m.TrimRequest("shop", 1 << 40, 1 << 60, 1 << 60)),
         (m.STREAM_STATUS, m.StreamRequest("shop")),

@@ -1,12 +1,13 @@
 """A replicated stream whose repository is lost, and built again from the replicas, among all other faults (31, I1 to I14)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tests.support.log_rebuilt import RebuiltWorld
 from tests.support.log_runs import check_found, check_replays, search, search_chunk
-from walsender_bridge.change_log.replica import synchronization
+from walsender_bridge.change_log.replica import core, synchronization
 from walsender_bridge.change_log.repository import rebuild
 
 
@@ -41,6 +42,8 @@ def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
 def _any_replica(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebuild, "_check_servers", lambda *_: None)
     patch.setattr(rebuild, "_check_known", lambda *_: None)
+    really = rebuild.plan
+    patch.setattr(rebuild, "plan", lambda *given: replace(really(*given), least=1))
 
 
 def _no_gap(patch: pytest.MonkeyPatch) -> None:
@@ -55,11 +58,16 @@ def _returns_as_it_was(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(synchronization, "is_from_before_a_rebuild", lambda *_: False)
 
 
+def _seals_of_any_repository(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(core, "is_from_before_a_rebuild", lambda *_: False)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "any replica is enough": _any_replica,
     "no gap in versions and global offsets": _no_gap,
     "the next term": _next_term,
     "a replica that missed it keeps what it has": _returns_as_it_was,
+    "a member takes seals of the old repository": _seals_of_any_repository,
 }
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from tests.support.etcd_model import EtcdModel
 from tests.support.log_world import LEAST, LOG, STREAM, Machine, Violation, World
-from walsender_bridge.change_log.protocol import is_from_before_a_rebuild
+from walsender_bridge.change_log.protocol import ReplicaReport, is_from_before_a_rebuild
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.repository import invariants as of_repository
@@ -28,7 +28,7 @@ from walsender_bridge.change_log.repository.rebuild import (
     StreamHistory,
     StreamPlan,
 )
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import TusklineError, UnavailableError
 
 
 class RebuiltWorld(World):
@@ -43,6 +43,11 @@ class RebuiltWorld(World):
         self.base: Repository | None = None
         #: The repository that was taken for lost, while it goes on.
         self.away: Repository | None = None
+        #: What is reported to that one, and the last report of each machine.
+        self.reports_away: list[ReplicaReport] = []
+        self.shown_away: dict[str, ReplicaReport] = {}
+        #: The last term that it could give out.
+        self.given_away: int | None = None
         #: What readers have seen: the end of the stream by version; the newest version; the greatest end.
         self.ends: dict[int, int] = {}
         self.seen = self.seen_end = 0
@@ -50,6 +55,11 @@ class RebuiltWorld(World):
 
     def first_state(self) -> Repository:
         return Repository() if self.base is None else copy.deepcopy(self.base)
+
+    def restart_repository(self) -> None:
+        """What was reported to the process that has ended reaches no other one."""
+        super().restart_repository()
+        self.reports.clear()
 
     # -- readers ------------------------------------------------------------------------------------
 
@@ -89,17 +99,28 @@ class RebuiltWorld(World):
 
     # -- the lost repository, elsewhere -------------------------------------------------------------
 
+    def hear(self, name: str, found: ReplicaReport) -> None:
+        """Each repository asks for reports of its own."""
+        super().hear(name, found)
+        if self.away is not None:
+            self.shown_away[name] = found
+            self.reports_away.append(found)
+
     def elsewhere(self) -> None:
         """It goes on by what it knows, until it hears of a version that it never issued."""
         its = self.away
         if its is None:
             return
-        reports = tuple(self.choose.sample(self.reports, min(len(self.reports), 6)))
+        reports = tuple(self.choose.sample(self.reports_away, min(len(self.reports_away), 6)))
         if any(each.ahead for each in its.evaluate(reports)):
             self.away = None
             self.happened["the old repository stops"] += 1
             return
-        if self.choose.random() < 0.2:
+        if self.choose.random() < 0.8:
+            self.reports_away.clear()
+        if self.given_away is not None and self._is_rebuilt_since(its):
+            self._write_elsewhere(its, self.given_away)
+        if self.choose.random() < 0.4:
             self._seal_elsewhere(its)
             return
         its.apply(RepositoryTick(0.0, reports, ({},) if self.choose.random() < 0.3 else ()))
@@ -111,17 +132,39 @@ class RebuiltWorld(World):
 
     def _seal_elsewhere(self, its: Repository) -> None:
         stream = its.streams[STREAM]
-        end, term = stream.last.context.end, stream.term + 1
+        end, term = stream.last.context.end, its.next_term(STREAM, self.shown_away.values())
         its.apply(StreamSealed(STREAM, term))
+        calls = {
+            name: partial(self.seal_late, name, end, term, its.version) for name in stream.members
+        }
+        if self.choose.random() < 0.5:
+            for call in calls.values():
+                self.send(call)
+            return
         sealed = [
             name
-            for name in stream.members
-            if name in self.machines
-            and self.machines[name].up
-            and self.attempt(partial(self.seal_late, name, end, term))
+            for name, call in calls.items()
+            if name in self.machines and self.machines[name].up and self.attempt(call)
         ]
-        if self.base is not None and len(sealed) >= LEAST and self._is_rebuilt_since(its):
+        if len(sealed) < LEAST:
+            return
+        self.given_away = term
+        if self.base is not None and self._is_rebuilt_since(its):
             raise Violation("the old repository can give the stream to another writer")
+
+    def _write_elsewhere(self, its: Repository, term: int) -> None:
+        """A writer with a term that it gave out before comes late. What is in front of the fence is wiped before it is a member."""
+        present = [name for name, machine in self.machines.items() if self.serves(machine)]
+        opened = [
+            name
+            for name in its.streams[STREAM].members
+            if name in present
+            and self.attempt(
+                partial(self.machines[name].do, partial(Replica.open_writer, term=term))
+            )
+        ]
+        if opened:
+            raise Violation(f"a writer of the old repository opens {opened} behind the rebuild")
 
     def _is_rebuilt_since(self, its: Repository) -> bool:
         return is_from_before_a_rebuild(its.version, self.repository.version)
@@ -133,8 +176,14 @@ class RebuiltWorld(World):
         self.faults += 1
         self.seal = self.given = None
         self.syncs = {}
-        self.away = copy.deepcopy(self.repository) if self.choose.random() < 0.5 else None
-        for _ in range(self.ATTEMPTS):
+        former = copy.deepcopy(self.repository) if self.choose.random() < 0.5 else None
+        self.away, self.given_away = former, None
+        self.reports_away, self.shown_away = [*self.reports], {**self.shown}
+        self.reports.clear()
+        self.shown = {}
+        attempts, end = 0, self.stream.last.context.end
+        while attempts < self.ATTEMPTS or (attempts < 30 and self._is_spoilt(former, end)):
+            attempts += 1
             try:
                 self._rebuild()
             except TusklineError:
@@ -144,23 +193,43 @@ class RebuiltWorld(World):
             else:
                 self.happened["rebuilt"] += 1
                 return
-        if self.away is None:
+        self.happened["given up"] += 1
+        self.away = None
+        if former is None:
             self.restart_repository()
         else:
-            self.base, self.away = self.away, None
+            self.base = former
             self._begin()
 
+    def _is_spoilt(self, former: Repository | None, end: int) -> bool:
+        """Whether the stream cannot go on under the former repository, so that the operator has to complete the rebuild.
+
+        Some machine knows a fence; or a commit was recorded, also meanwhile, that a seal of the rebuild may have removed.
+        """
+        known = self.repository if former is None else former
+        stream = known.streams[STREAM]
+        cores = [core for each in self.machines.values() if (core := each.core) is not None]
+        fenced = any(is_from_before_a_rebuild(known.version, c.current.version) for c in cores)
+        members = [m for n in stream.members if (m := self.machines.get(n)) is not None]
+        ends = [m.core.current.committed_end for m in members if m.core is not None]
+        return fenced or stream.last.context.end > min([end, *ends])
+
     def _meanwhile(self) -> None:
-        """Late messages arrive, and the old repository goes on."""
-        for _ in range(self.choose.randrange(5)):
+        """Late messages arrive, and the old repository goes on by what it hears."""
+        for _ in range(self.choose.randrange(6)):
             self.deliver()
-            if self.choose.random() < 0.4:
+            if self.choose.random() < 0.5:
+                self.report()
+            if self.choose.random() < 0.6:
                 self.elsewhere()
 
     def _rebuild(self) -> None:
         names = sorted(self.machines)
         # Two are too many: that has to be refused.
         given_up = self.choose.sample(names, self.choose.choice((0, 0, 1, 1, 1, 2)))
+        if len(given_up) == 1 and self.choose.random() < 0.5:
+            # Often the one that alone has applied the last commit.
+            given_up = [max(names, key=self._committed_end)]
         asked = [name for name in names if self.machines[name].up and name not in given_up]
         servers = [AskedLogServer(n, n if n in asked else "", n in given_up) for n in names]
         offers = [offer for name in asked if (offer := self._offer_of(name)) is not None]
@@ -170,16 +239,20 @@ class RebuiltWorld(World):
         rebuild.check_history(STREAM, [o for o in offers if o.log_server in stream.behind], rows)
         for name in (*stream.members, *stream.behind):
             self._meanwhile()
-            self._seal_for(stream, name)
-        members = self._members(stream)
+            self._seal_for(stream, name, plan.fence)
+        members = self._members(plan, stream)
         for name in members:
             self._meanwhile()
             fence = plan.fence_of(stream)
             self.machines[name].do(partial(Replica.commit, context=fence))
-            self._seal_for(stream, name)
+            self._seal_for(stream, name, plan.fence)
         cores = [core for name in members if (core := self.machines[name].core) is not None]
         rebuild.check_sealed(plan, stream, [core.status() for core in cores])
         self._begin_with(plan, StreamHistory(members, rows, cores[0].current.position), asked)
+
+    def _committed_end(self, name: str) -> int:
+        core = self.machines[name].core
+        return 0 if core is None else core.current.committed_end
 
     def _offer_of(self, name: str) -> Offer | None:
         machine = self.machines[name]
@@ -205,15 +278,15 @@ class RebuiltWorld(World):
         rows = self.machines[stream.source].disk.rows
         return [row for row in rows if stream.low_offset < row.context.end <= stream.end]
 
-    def _seal_for(self, stream: StreamPlan, name: str) -> None:
+    def _seal_for(self, stream: StreamPlan, name: str, version: int) -> None:
         machine = self.machines[name]
-        machine.do(partial(Replica.seal, end=stream.end, term=stream.term))
+        machine.do(partial(Replica.seal, end=stream.end, term=stream.term, version=version))
         machine.session += 1
 
-    def _members(self, stream: StreamPlan) -> tuple[str, ...]:
+    def _members(self, plan: RebuildPlan, stream: StreamPlan) -> tuple[str, ...]:
         members = [*stream.members]
         for name in stream.to_synchronize:
-            if name in stream.near or len(members) < LEAST:
+            if name in stream.near or len(members) < plan.least:
                 self._meanwhile()
                 source, machine = self.machines[stream.source], self.machines[name]
                 label, batches = self.sync_init(source, machine) or ("", [])
@@ -225,6 +298,8 @@ class RebuiltWorld(World):
                 ]
                 if done and all(done):
                     members.append(name)
+        if len(members) < plan.least:
+            raise UnavailableError("too few replicas are in sync")
         return tuple(members)
 
     def _begin_with(self, plan: RebuildPlan, history: StreamHistory, asked: Sequence[str]) -> None:

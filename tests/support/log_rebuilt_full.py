@@ -16,8 +16,3 @@ class FullRebuiltWorld(RebuiltWorld, DiskWorld):
         *(each for each in DiskWorld.EVENTS[len(World.EVENTS) :] if each[0] != "damage_disk"),
     )
     ATTEMPTS = 2
-
-    def restart_repository(self) -> None:
-        """What was reported to the process that has ended reaches no other one."""
-        super().restart_repository()
-        self.reports.clear()

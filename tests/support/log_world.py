@@ -215,6 +215,7 @@ class Seal:
 
     term: int
     end: int
+    version: int
     members: tuple[str, ...]
     sealed: set[str] = field(default_factory=set)
 
@@ -332,7 +333,7 @@ class World:
                 self.send(partial(self.commit, name, missed))
             case 1:
                 if stream.sealed:
-                    self.send(partial(self.seal_late, name, end, term))
+                    self.send(partial(self.seal_late, name, end, term, stream.latest.version))
             case 2:
                 self.begin_sync(stream)
             case _:
@@ -341,9 +342,9 @@ class World:
                 )
                 self.send(partial(self.write_late, old, record))
 
-    def seal_late(self, name: str, end: int, term: int) -> None:
+    def seal_late(self, name: str, end: int, term: int, version: int) -> None:
         machine = self.machines[name]
-        machine.do(lambda core: core.seal(end, term))
+        machine.do(lambda core: core.seal(end, term, version))
         machine.session += 1
 
     def write_late(self, old: OldLeader, record: Record) -> None:
@@ -391,14 +392,15 @@ class World:
         term = self.repository.next_term(STREAM, self.shown.values())
         self.record(StreamSealed(STREAM, term))
         self.given = None
-        self.seal = Seal(term, stream.last.context.end, stream.members)
+        end = stream.last.context.end
+        self.seal = Seal(term, end, self.repository.version, stream.members)
         for name in stream.members:
             for _ in range(self.choose.choice((1, 1, 2))):
                 self.send(partial(self.seal_one, name, self.seal))
 
     def seal_one(self, name: str, seal: Seal) -> None:
         machine = self.machines[name]
-        machine.do(lambda core: core.seal(seal.end, seal.term))
+        machine.do(lambda core: core.seal(seal.end, seal.term, seal.version))
         machine.session += 1
         assert machine.core is not None
         if machine.core.state == ReplicaState.SEALED:
@@ -449,10 +451,10 @@ class World:
         to, source = self.choose.choice(outside), self.machines[self.choose.choice(members)]
         machine = self.machines[to]
         if machine.core is not None and machine.core.state != ReplicaState.LEARNING:
-            end, term = stream.last.context.end, stream.term
-            if is_from_before_a_rebuild(machine.core.current.version, stream.latest.version):
+            end, term, version = stream.last.context.end, stream.term, stream.latest.version
+            if is_from_before_a_rebuild(machine.core.current.version, version):
                 end = MAX_COUNT
-            if self.attempt(lambda: machine.do(lambda core: core.seal(end, term))):
+            if self.attempt(lambda: machine.do(lambda core: core.seal(end, term, version))):
                 machine.session += 1
         core = source.core
         if core is None or core.state == ReplicaState.LEARNING:
@@ -535,7 +537,8 @@ class World:
             machine = self.machines.get(name)
             if machine is None or not machine.up or machine.core is None:
                 continue
-            self.attempt(partial(machine.do, partial(Replica.seal, end=seal.end, term=seal.term)))
+            its = partial(Replica.seal, end=seal.end, term=seal.term, version=seal.version)
+            self.attempt(partial(machine.do, its))
             core = machine.core
             if is_from_before_a_rebuild(core.current.version, self.repository.version):
                 continue
@@ -650,8 +653,12 @@ class World:
                     continue
                 found = machine.core.report(name)
                 if found is not None:
-                    self.shown[name] = found
-                    self.reports.append(found)
+                    self.hear(name, found)
+
+    def hear(self, name: str, found: ReplicaReport) -> None:
+        """A report is on its way to the process that asks."""
+        self.shown[name] = found
+        self.reports.append(found)
 
     def crash(self) -> None:
         machine = self.choose.choice([*self.machines.values()])

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import stored_log
 from tests.support.log_entries import SCHEMAS, EntryMaker, batches
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -250,7 +250,7 @@ def test_a_damaged_segment_is_replaced_from_another_replica(
     replica = server().replica("shop")
     with pytest.raises(CorruptError, match="renamed"):
         append(replica, [60] * 20)
-    source.seal(source.status().committed_end, source.status().term + 1)
+    source.seal(source.status().committed_end, source.status().term + 1, MAX_COUNT)
     offer = source.sync_offer("a")
     lacking = replica.sync_init(offer, "log")
     for batch in source.sync_batches(offer, lacking):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import stored_log
 from tests.support.log_entries import batches
+from walsender_bridge.change_log.protocol import MAX_COUNT
 from walsender_bridge.change_log.replica import identity, replica_ids
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -114,7 +115,7 @@ def test_a_segment_of_another_replica_is_kept_aside_and_replaced(
     check_kept_aside(server, own, "shop", "it is a segment of another replica")
     source = HostedReplica(tmp_path / "source" / "shop")
     source.recover()
-    source.seal(source.status().committed_end, source.status().term + 1)
+    source.seal(source.status().committed_end, source.status().term + 1, MAX_COUNT)
     offer = source.sync_offer("a")
     replica = server.replica("shop")
     for batch in source.sync_batches(offer, replica.sync_init(offer, "log")):

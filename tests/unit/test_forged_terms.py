@@ -84,7 +84,7 @@ def test_38_a_replica_that_a_stranger_writes_to_is_taken_back(tmp_path: Path) ->
         term = here.repository._state.streams[STREAM].term
         with ReplicaClient(here.listens[2]) as replica:
             end = replica.stream_status(STREAM).committed_end
-            replica._call(SEAL, SealRequest(STREAM, end, term))
+            replica._call(SEAL, SealRequest(STREAM, end, term, 0))
         claim(here, 2, 0)
         here.start_repository()
         here.log = LogClient(here.repository.address)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker, batches
 from tests.support.small_disk import fill, mounted
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.errors import UnavailableError
@@ -103,7 +103,7 @@ def test_a_synchronization_onto_a_full_disk_says_so_and_is_resumed(
         log.append(20_000)
         log.commit()
     source = log.replica
-    source.seal(source.status().committed_end, source.status().term + 1)
+    source.seal(source.status().committed_end, source.status().term + 1, MAX_COUNT)
     to = HostedReplica(disk / "s", segment_bytes=SEGMENT_BYTES)
     to.learn("log")
     ballast = disk / "ballast"

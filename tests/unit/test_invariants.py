@@ -346,12 +346,12 @@ def test_a_replica_with_a_fault_stops_and_writes_nothing(tmp_path, monkeypatch):
     right = hosted.status()
     before = files(tmp_path)
 
-    def faulty(core: Replica, end: int, term: int) -> list[object]:
+    def faulty(core: Replica, end: int, term: int, version: int) -> list[object]:
         core.current = replace(core.current, low_offset=end + 1)
         return [PutDurable(core.current)]
 
     monkeypatch.setattr(Replica, "seal", faulty)
-    for ask in (lambda: hosted.seal(3, 9), hosted.status, lambda: hosted.trim(2, 9)):
+    for ask in (lambda: hosted.seal(3, 9, 9), hosted.status, lambda: hosted.trim(2, 9)):
         with pytest.raises(InvariantError, match="trimmed_within_committed"):
             ask()
     assert hosted.report("k") is None

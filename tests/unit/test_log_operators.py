@@ -222,7 +222,7 @@ def test_status_shows_a_replica_that_lags_one_that_is_sealed_and_one_that_is_lea
 ) -> None:
     log.fill(2)
     second = log.servers[1].replica(STREAM)
-    second.seal(3, 99)
+    second.seal(3, 99, 99)
     shown = log.summary()
     assert [row["state"] for row in shown["streams"][0]["replicas"]] == ["appendable", "sealed"]
     assert shown["faults"] == []

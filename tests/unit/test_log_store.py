@@ -15,7 +15,7 @@ import pytest
 from tests.support import pgoutput_messages as pm
 from tests.support.log_entries import AUDIT, SCHEMAS, EntryMaker, batches
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.storage.records import FORMAT
@@ -121,7 +121,7 @@ def test_21_what_a_seal_rejects_is_on_no_disk_and_never_returns(log: Log, *, beh
     last = CommitContext(3, 3, 3, 1)
     if not behind:
         log.host.commit([last], 1)
-    log.host.seal(4, 9)
+    log.host.seal(4, 9, MAX_COUNT)
     if behind:
         log.host.commit([last], 1)
     log.restart()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.log_entries import ACCOUNTS, AUDIT, HASHES, SCHEMAS, EntryMaker
-from walsender_bridge.change_log.protocol import START, CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, REBUILD_GAP, START, CommitContext
 from walsender_bridge.change_log.replica.core import TRANSITIONS, Event, Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import (
     DropFrom,
@@ -126,7 +126,7 @@ def test_an_invalid_replica_is_silent_and_refuses_everything() -> None:
         lambda: replica.append([EntryMaker().whole()]),
         lambda: replica.trim(3),
         replica.check_readable,
-        lambda: replica.seal(5, 9),
+        lambda: replica.seal(5, 9, MAX_COUNT),
     ]
     for event in refused:
         with pytest.raises(InvalidReplicaError, match="learning"):
@@ -303,10 +303,10 @@ def test_trimming_is_durable_and_only_of_what_is_committed() -> None:
 
 def test_a_new_replica_is_sealed_at_once_and_again_with_the_same_answer() -> None:
     replica = new_replica()
-    replica.seal(1, 9)
+    replica.seal(1, 9, MAX_COUNT)
     assert replica.state == ReplicaState.SEALED
     before = replica.durable
-    assert replica.seal(1, 9) == []
+    assert replica.seal(1, 9, MAX_COUNT) == []
     assert replica.durable == before
 
 
@@ -330,7 +330,7 @@ def test_sealing(picture: str, end: int, state: ReplicaState, left: int, restart
         append(replica, *entries[:committed])
         commit_all(replica, 1)
     append(replica, *entries[committed:])
-    effects = replica.seal(end, 9)
+    effects = replica.seal(end, 9, MAX_COUNT)
     if restarted:
         kept = entries[: replica.tail.end_offset - 1]
         first, last = (1, len(kept)) if kept else (None, None)
@@ -359,7 +359,7 @@ def test_sealing(picture: str, end: int, state: ReplicaState, left: int, restart
     replica.open_writer(9)
     assert replica.state == ReplicaState.APPENDABLE
     with pytest.raises(FencedError, match="not newer"):
-        replica.seal(end, 9)  # a request that is late
+        replica.seal(end, 9, MAX_COUNT)  # a request that is late
     make.follow(replica.status())
     append(replica, make.whole())
 
@@ -389,10 +389,10 @@ def test_2_sealing_after_a_restart(low: int, empty: bool, tail: int, end: int) -
     before = again.status()
     if end < 4:
         with pytest.raises(InvalidReplicaError, match="committed up to 4"):
-            again.seal(end, 9)
+            again.seal(end, 9, MAX_COUNT)
         assert again.status() == before
         return
-    effects = again.seal(end, 9)
+    effects = again.seal(end, 9, MAX_COUNT)
     report = again.report("k")
     assert report is not None
     # I8: sealed only at the last commit. Nothing is offered, and the context stays as it is.
@@ -408,7 +408,7 @@ def test_2_sealing_after_a_restart(low: int, empty: bool, tail: int, end: int) -
     stored = StoredReplica(again.durable, first, first and last, 4 if low < 4 else None)
     twice = Replica(stored, kept, HASHES.values())
     assert (twice.state, twice.status()) == (again.state, again.status())
-    assert again.seal(end, 9) == []
+    assert again.seal(end, 9, MAX_COUNT) == []
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -416,7 +416,7 @@ def test_38_no_writer_raises_the_term_of_a_replica_that_was_sealed(again: bool) 
     """It would fence the true writer, and every seal up to its own term."""
     replica = new_replica()
     replica.open_writer(1 << 40)  # never sealed: nothing else gives a term
-    replica.seal(1, (1 << 40) + 1)
+    replica.seal(1, (1 << 40) + 1, MAX_COUNT)
     if again:
         replica = Replica(StoredReplica(replica.durable, None, None, None), (), ())
     replica.open_writer((1 << 40) + 1)
@@ -424,7 +424,26 @@ def test_38_no_writer_raises_the_term_of_a_replica_that_was_sealed(again: bool) 
     with pytest.raises(InvalidReplicaError, match="is not that of the last seal"):
         replica.open_writer((1 << 40) + 2)
     assert (replica.status(), replica.state) == (before, ReplicaState.APPENDABLE)
-    replica.seal(1, (1 << 40) + 2)
+    replica.seal(1, (1 << 40) + 2, MAX_COUNT)
+
+
+@pytest.mark.parametrize("term", [9, 1 << 60])
+def test_31_a_replica_behind_the_fence_refuses_the_seal_of_the_old_repository(term: int) -> None:
+    """Whatever its term: it would remove entries that the new repository has recorded, and not published yet."""
+    make, replica = EntryMaker(), new_replica()
+    append(replica, make.whole())
+    commit_all(replica, 7)
+    replica.seal(2, 5, 7 + REBUILD_GAP)
+    replica.commit(CommitContext(7 + REBUILD_GAP, 2, 2 + REBUILD_GAP, 0))
+    replica.seal(2, 5, 7 + REBUILD_GAP)
+    replica.open_writer(5)
+    append(replica, make.whole())
+    before = replica.status()
+    with pytest.raises(FencedError, match="the repository has been built again"):
+        replica.seal(2, term, 1000)
+    assert (replica.status(), replica.state) == (before, ReplicaState.APPENDABLE)
+    # A version that was issued while the call was on its way says nothing.
+    replica.seal(2, term, 5 + REBUILD_GAP)
 
 
 @pytest.mark.parametrize("term", [1, 9])
@@ -433,7 +452,7 @@ def test_a_replica_that_is_not_valid_is_no_newer_one(term: int) -> None:
     replica = new_replica(5)
     replica.damage("a flipped bit")
     with pytest.raises(InvalidReplicaError, match="a flipped bit"):
-        replica.seal(1, term)
+        replica.seal(1, term, MAX_COUNT)
 
 
 def test_a_replica_with_more_commits_than_the_seal_is_not_cut() -> None:
@@ -441,7 +460,7 @@ def test_a_replica_with_more_commits_than_the_seal_is_not_cut() -> None:
     append(replica, make.whole())
     commit_all(replica, 1)
     with pytest.raises(InvalidReplicaError, match="committed up to 2"):
-        replica.seal(1, 9)
+        replica.seal(1, 9, MAX_COUNT)
 
 
 @pytest.mark.parametrize("picture", ["", "UU", "CC", "CCUU"])

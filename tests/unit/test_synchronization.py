@@ -12,7 +12,7 @@ import pytest
 from tests.support import pgoutput_messages as pg
 from tests.support.log_entries import ACCOUNTS, SCHEMAS, EntryMaker, batches
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext
 from walsender_bridge.change_log.replica.core import ReplicaState
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -157,7 +157,7 @@ def assert_same(source: Replica, to: Replica) -> None:
 
 
 def sealed_behind(replica: Replica, end: int) -> None:
-    replica.seal(end, replica.status().term + 1)
+    replica.seal(end, replica.status().term + 1, MAX_COUNT)
     assert replica.state() == ReplicaState.SEALING
 
 
@@ -299,7 +299,7 @@ def test_8_only_a_replica_that_is_behind_synchronizes(
     source.commit_next(3)
     to = copied(source, tmp_path / "to")
     if state == "sealed":
-        to.seal(4, 2)
+        to.seal(4, 2, MAX_COUNT)
     offer = source.sync_offer("k1")
     if state == "closed":
         to._core.close()

@@ -104,6 +104,7 @@ class SealRequest:
     stream: str
     end: int
     term: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

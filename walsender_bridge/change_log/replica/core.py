@@ -41,6 +41,7 @@ from walsender_bridge.change_log.protocol import (
     Position,
     ReplicaReport,
     ReplicaStatus,
+    is_from_before_a_rebuild,
 )
 from walsender_bridge.change_log.replica.disk import (
     BeforeRestart,
@@ -462,16 +463,24 @@ class Replica:
         """Write an empty commit or a gate position that is still pending."""
         return [] if self.state == ReplicaState.LEARNING else self._write([])
 
-    def seal(self, end: int, term: int) -> list[Effect]:
+    def seal(self, end: int, term: int, version: int) -> list[Effect]:
         """Accept no more entries, and remove those at or above `end`, the end of the last commit.
 
-        `term`: of the seal, which fences the writers before it. The state is SEALING while commits below `end` are missing.
-        Raises `FencedError` if the replica has a newer term, or if this term's writer has unsealed it: then the request is
-        late, and would remove entries that were reported. Raises `InvalidReplicaError` if the replica has committed more
-        than the repository knows.
+        `term`: of the seal, which fences the writers before it. `version`: the newest one that the repository has issued.
+        The state is SEALING while commits below `end` are missing.
+        Raises `FencedError` if the repository has been built again since, whatever its terms are; if the replica has a newer
+        term; or if this term's writer has unsealed it: then the request is late, and would remove entries that were reported.
+        Raises `InvalidReplicaError` if the replica has committed more than the repository knows.
         """
         if Event.SEAL not in TRANSITIONS[self.state]:
             self._move(Event.SEAL)
+        if is_from_before_a_rebuild(version, self.current.version):
+            raise FencedError(
+                f"the seal is of a repository that has issued version {version}, and the replica knows {self.current.version}:"
+                " the repository has been built again",
+                where=f"stream {self.durable.stream}",
+                repair="stop the old repository",
+            )
         unsealed = self.state == ReplicaState.APPENDABLE and term == self.current.term
         if term < self.current.term or unsealed:
             raise FencedError(

@@ -299,10 +299,10 @@ class HostedReplica:
             for context in contexts:
                 self._do(_commit(context, now))
 
-    def seal(self, end: int, term: int) -> ReplicaStatus:
+    def seal(self, end: int, term: int, version: int) -> ReplicaStatus:
         """See `Replica.seal`. It ends the session of the writer."""
         with self._lock:
-            self._do(lambda core: core.seal(end, term))
+            self._do(lambda core: core.seal(end, term, version))
             self._ended = sealed_error(self.folder.name)
             self._session += 1
             return self._core.status()

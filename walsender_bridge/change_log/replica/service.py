@@ -266,7 +266,7 @@ class ReplicaServer:
             raise MalformedMessageError(
                 f"no seal has term {request.term}", where=f"stream {request.stream}"
             )
-        return replica.seal(request.end, request.term)
+        return replica.seal(request.end, request.term, request.version)
 
     def synchronize(self, request: m.SynchronizeRequest) -> ReplicaStatus:
         """Synchronize the replica of another log server with this one, and return its status."""

@@ -26,13 +26,16 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
    that was committed when it was issued is kept (1), so a greater version with the same ends, or later ones, follows
    it in every reader's eyes. A repository issues at most a hundred versions a second: the gap would last for four months in
    which no replica learns any. What a lake has seen it also raises by itself when it starts.
-5. *The old repository may be alive elsewhere.* Every replica is sealed with a term far beyond the known ones, so neither
-   the old repository's seals nor the terms that it gives out are accepted any more; and any `min_replicas` of the assigned
-   ones include a sealed one, so it cannot go on with the others. The seal names the stream's end: a replica to which a late
-   commit came before refuses it, and all is read again. Then the members learn the *fence*, the empty commit of the
-   first version behind the gap. Their reports show it from then on, a version that the old repository never issued, at which
-   that stops (`stream_faults.py`). What it could still do while it hears none of them is to force empty versions for its own
-   clients, which are in the gap.
+5. *The old repository may be alive elsewhere.* Every replica is sealed with a term far beyond the known ones, and any
+   `min_replicas` of the assigned ones include a sealed one, so the terms that were given out are not accepted any more. The seal
+   names the stream's end: a replica to which a late commit came before refuses it, and all is read again. Then the members
+   learn the *fence*, the empty commit of the first version behind the gap, and are sealed again, which makes it durable. Until
+   then the old repository may see the new terms, and seal above them: that second seal is refused, and all is read again.
+   From then on, a member refuses whatever seal names a version from before the gap (`Replica.seal`), also one that the old repository
+   had sent before and that arrives late, which would remove entries that the new one has recorded and not published. And the
+   members' reports show a version that the old repository never issued, at which that stops to commit and to seal
+   (`stream_faults.py`). What it could still do while it hears none of them is to force empty versions for its own clients,
+   which are in the gap.
 6. *A replica that was given up may come back with a commit that nobody else has* (3). It is at a version in front of the gap,
    so it is never in sync, also if its end fits; a synchronization wipes it first (`synchronization.negotiate`), and until then,
    another rebuild does not count it, except for this: it is no member since.

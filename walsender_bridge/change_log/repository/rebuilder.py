@@ -155,7 +155,7 @@ class Rebuilder:
         ]
         rebuild.check_history(stream.stream, behind, rows)
         for each in (*stream.members, *stream.behind):
-            self._seal(stream, each)
+            self._seal(plan, stream, each)
         members = self._members(plan, stream)
         statuses = [self._fence(plan, stream, each) for each in members]
         rebuild.check_sealed(plan, stream, statuses)
@@ -173,8 +173,8 @@ class Rebuilder:
             yield from (row for row in rows if row.context.end <= stream.end)
             after = rows[-1].context.end
 
-    def _seal(self, stream: StreamPlan, log_server: str) -> ReplicaStatus:
-        request = m.SealRequest(stream.stream, stream.end, stream.term)
+    def _seal(self, plan: RebuildPlan, stream: StreamPlan, log_server: str) -> ReplicaStatus:
+        request = m.SealRequest(stream.stream, stream.end, stream.term, plan.fence)
         return self._link(log_server).call(m.SEAL, request, within=_ANSWER)
 
     def _members(self, plan: RebuildPlan, stream: StreamPlan) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ class Rebuilder:
         answer = link.call(m.COMMIT, m.CommitRequest(fence, 0), within=_ANSWER)
         if refused := answer.refused.get(stream.stream):
             raise refused.error()
-        return self._seal(stream, log_server)
+        return self._seal(plan, stream, log_server)
 
     def _report(self, stream: StreamPlan) -> ReplicaReport:
         answer = self._link(stream.source).call(m.REPORT, Empty(), within=_ANSWER)

@@ -232,7 +232,7 @@ class Replication:
         """Seal a member, and send it the commits that it lacks."""
         link, deadline = self._link(replica), time.monotonic() + _SEALING
         while True:
-            status = link.call(m.SEAL, m.SealRequest(name, end, term))
+            status = self._seal_at(link, name, end, term)
             if status.state == "sealed":
                 return status
             if time.monotonic() > deadline:
@@ -241,6 +241,11 @@ class Replication:
             answer = link.call(m.COMMIT, m.CommitRequest({name: missed}, self._now()))
             if refused := answer.refused.get(name):
                 raise refused.error()
+
+    def _seal_at(self, link: LogServerLink, name: str, end: int, term: int) -> ReplicaStatus:
+        with self._lock:
+            newest = self._state().version
+        return link.call(m.SEAL, m.SealRequest(name, end, term, newest))
 
     def _missed(self, name: str, replica: str, version: int) -> tuple[CommitContext, ...]:
         """The commits that a member lacks.
@@ -358,10 +363,10 @@ class Replication:
         with self._lock:
             newest = self._state().version
         with suppress(InvalidReplicaError):
-            status = link.call(m.SEAL, m.SealRequest(name, end, term))
+            status = self._seal_at(link, name, end, term)
             if not is_from_before_a_rebuild(status.version, newest):
                 return status if status.state == "sealed" else None
-        link.call(m.SEAL, m.SealRequest(name, MAX_COUNT, term))
+        self._seal_at(link, name, MAX_COUNT, term)
         return None
 
     # -- decisions ----------------------------------------------------------------------------------
