@@ -18,6 +18,7 @@ from walsender_bridge.change_log.log_server_messages import (
 from walsender_bridge.change_log.protocol import REBUILD_GAP, TERMS_AHEAD, CommitContext
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+from walsender_bridge.change_log.repository.replication import Replication
 from walsender_bridge.errors import DivergedError, InvalidReplicaError
 
 
@@ -91,5 +92,32 @@ def test_38_a_replica_that_a_stranger_writes_to_is_taken_back(tmp_path: Path) ->
         wait_for(lambda: here.members() == [0, 1, 2], 30, "all replicas are in sync")
         here.write_on(3)
         here.all_equal()
+    finally:
+        here.close()
+
+
+def test_38_a_silent_replica_with_a_high_term_is_taken_back_at_the_first_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its synchronization was interrupted, so it shows its term to nobody, and no seal below that makes it a member."""
+    failures = []
+    monkeypatch.setattr(Replication, "_not_taken_back", lambda *found: failures.append(found))
+    here = Machines(tmp_path, ReplicationPolicy(3, 2, 60.0))
+    try:
+        here.log.create_stream(STREAM)
+        here.write_on(3)
+        here.stop(2)
+        here.write_on(3)
+        here.repository.stop()
+        here.start(2)
+        source, replica = (here.server(each).replica(STREAM) for each in (0, 2))
+        status = replica.status()
+        replica.seal(status.committed_end + 1, status.term + 1000, status.version)
+        replica.sync_init(source.sync_offer("interrupted"), status.log_id)
+        # No report comes between its synchronization and the seal.
+        here.start_repository(tick=5.0)
+        here.log = LogClient(here.repository.address)
+        wait_for(lambda: here.members() == [0, 1, 2], 30, "all replicas are in sync")
+        assert not failures
     finally:
         here.close()

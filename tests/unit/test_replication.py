@@ -47,12 +47,12 @@ class Machines:
         self.make = EntryMaker()
         self.committed_end = 1
 
-    def start_repository(self) -> None:
+    def start_repository(self, tick: float = 0.02) -> None:
         self.repository = RepositoryServer(
             self.folder / "repository",
             "127.0.0.1:0",
             log_servers=self.listens,
-            tick=0.02,
+            tick=tick,
             replication=self.policy,
         )
         self.repository.start()
@@ -60,6 +60,12 @@ class Machines:
     def start(self, number: int) -> None:
         place = self.folder / f"log-server-{number}"
         self.servers[number] = ReplicaServer(place, self.listens[number], segment_bytes=1 << 16)
+
+    def server(self, number: int) -> ReplicaServer:
+        """One that runs."""
+        found = self.servers[number]
+        assert found is not None
+        return found
 
     def stop(self, number: int) -> None:
         server, self.servers[number] = self.servers[number], None

@@ -662,6 +662,8 @@ def test_38_the_next_term_is_above_what_any_replica_of_the_stream_shows() -> Non
     assert repository.next_term("a", [shows("k", 3), shows("l", 8)]) == 9
     # One that is not in sync cannot be taken back with a seal below its term.
     assert repository.next_term("a", [shows("m", 1 << 40)]) == (1 << 40) + 1
+    # One that was synchronized has sent no report with its term yet. No term that was made up counts.
+    assert repository.next_term("a", [shows("l", 8)], [12, 1 << 50]) == 13
     # Others say nothing about this stream.
     others = [shows("x", 77), shows("k", 77, log_id="other"), shows("k", 77, stream="b")]
     assert repository.next_term("a", others) == 4

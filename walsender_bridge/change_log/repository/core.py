@@ -492,8 +492,12 @@ class Repository:
         ends = [each.until for each in self.consumers.values()]
         return self.clock or max(0.0, max(ends, default=0.0) - LONGEST_LEASE)
 
-    def next_term(self, name: str, shown: Iterable[ReplicaReport]) -> int:
+    def next_term(
+        self, name: str, shown: Iterable[ReplicaReport], synchronized: Iterable[int] = ()
+    ) -> int:
         """A term above each that was given, and above those that replicas of the stream have, whoever gave them.
+
+        `synchronized`: the terms of replicas that have just been synchronized, and have sent no report since.
 
         A replica that is not in sync counts, too: no seal below its term takes it back. What is too far beyond was made up by
         its log server, and does not count. Nor does a replica that is ahead: after a rebuild, the old repository must not get
@@ -505,10 +509,10 @@ class Repository:
             for report in shown
             if (report.stream, report.log_id) == (name, self.log_id)
             and report.replica in stream.replicas
-            and report.term <= stream.term + TERMS_SHOWN_AHEAD
             and not self._is_ahead(report)
         ]
-        return 1 + max([stream.term, *terms])
+        highest = stream.term + TERMS_SHOWN_AHEAD
+        return 1 + max([stream.term, *(t for t in (*terms, *synchronized) if t <= highest)])
 
     def satisfied(self, barrier: Mapping[str, Lsn]) -> bool:
         """Whether all positions of the barrier are committed."""

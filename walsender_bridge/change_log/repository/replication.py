@@ -85,7 +85,7 @@ class Replication:
         record: Callable[[Record], bool],
         now: Callable[[], int],
         reports: Callable[[], Collection[tuple[str, str]]],
-        next_term: Callable[[str], int],
+        next_term: Callable[[str, Sequence[int]], int],
     ) -> None:
         self.policy = policy
         self._log_servers = log_servers
@@ -140,12 +140,19 @@ class Replication:
             return self._seal(name, without)
 
     def _seal(
-        self, name: str, without: Collection[str] = (), joining: Collection[str] = ()
+        self,
+        name: str,
+        without: Collection[str] = (),
+        joining: Collection[str] = (),
+        synchronized: Sequence[int] = (),
     ) -> tuple[int, tuple[str, ...]]:
-        """Seal the stream, and unseal it with those members that could be sealed, and with `joining`; its lock is held."""
+        """Seal the stream, and unseal it with those members that could be sealed, and with `joining`; its lock is held.
+
+        `synchronized`: see `Repository.next_term`.
+        """
         with self._lock:
             stream = self._state().streams[name]
-            term = self._next_term(name)
+            term = self._next_term(name, synchronized)
             self._record(StreamSealed(name, term))
             end, members, least = stream.last.context.end, stream.members, self.policy.least(stream)
         sealed = self._seal_all(name, [each for each in members if each not in without], end, term)
@@ -278,6 +285,8 @@ class Replication:
 
     def _take_back(self, name: str, replica: str) -> None:
         """Synchronize a replica while the stream goes on, then the rest while it is sealed."""
+        fenced = False
+        synchronized: tuple[int, ...] = ()
         for attempt in count():
             with self._lock:
                 stream = self._state().streams[name]
@@ -296,18 +305,25 @@ class Replication:
                     throttled=throttled,
                 )
             except FencedError:
-                if attempt:
+                if fenced:
                     raise
+                fenced = True
                 # A writer that was not sent there has opened it: only a later seal gets past that one's term.
                 with self._sealing[name]:
-                    self._unused[name], _ = self._seal(name, without=(replica,))
+                    self._unused[name], _ = self._seal(
+                        name, without=(replica,), synchronized=synchronized
+                    )
                 continue
+            # It may have a term that it showed nobody, as it was not valid.
+            synchronized = (status.term,)
             with self._lock:
                 ahead = self._state().streams[name].last.position.bytes_total
             if ahead - status.bytes_total <= _LITTLE:
                 break
         with self._sealing[name]:
-            term, _ = self._seal(name, without=(replica,), joining=(replica,))
+            term, _ = self._seal(
+                name, without=(replica,), joining=(replica,), synchronized=synchronized
+            )
             self._unused[name] = term
 
     def _synchronize(

@@ -446,14 +446,14 @@ class RepositoryServer:
                 return self._writer_term(term, members)
         return self._writer_term(*self._replication.writer_term(name, request.failed))
 
-    def _next_term(self, name: str) -> int:
-        return self._state.next_term(name, self._shown.values())
+    def _next_term(self, name: str, synchronized: Sequence[int] = ()) -> int:
+        return self._state.next_term(name, self._shown.values(), synchronized)
 
-    def _next_seal(self, name: str) -> int:
+    def _next_seal(self, name: str, synchronized: Sequence[int]) -> int:
         """The term of the next seal. Raises `DivergedError` if a replica is ahead: its streams may belong to another repository."""
         if older := self._noted.older():
             raise older
-        return self._next_term(name)
+        return self._next_term(name, synchronized)
 
     def _writer_term(self, term: int, members: Sequence[str]) -> m.WriterTermAnswer:
         known = self._state.log_servers
