@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
     REBUILD_GAP,
     START,
     CommitContext,
@@ -148,6 +149,23 @@ def test_31_replicas_that_missed_a_rebuild_do_not_stand_for_members_that_are_los
 
 
 # -- refusals ---------------------------------------------------------------------------------------
+
+
+def test_31_counts_that_leave_no_room_behind_the_gap_are_refused_by_name() -> None:
+    """No replica would take what the rebuilt repository issues next."""
+    its = offer("k", 4)
+    assert its.context is not None
+    assert its.last is not None
+    far = MAX_COUNT - 5
+    rows = replace(its.last, context=replace(its.last.context, global_offset=far))
+    for made_up in (
+        replace(its, context=replace(its.context, version=far)),
+        replace(its, context=replace(its.context, global_offset=far), last=rows),
+        replace(its, term=far),
+    ):
+        with pytest.raises(InvalidReplicaError, match=r"log server k offers .* no repository"):
+            plan(made_up, offer("l", 4), offer("m", 4))
+
 
 SILENT = replace(SERVERS[2], log_server="")
 GIVEN_UP = replace(SILENT, given_up=True)

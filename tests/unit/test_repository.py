@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from walsender_bridge.change_log.protocol import CommitContext, Position, ReplicaReport
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext, Position, ReplicaReport
 from walsender_bridge.change_log.repository.core import (
     LONGEST_LEASE,
     ConsumerDropped,
@@ -643,6 +643,23 @@ def test_38_a_report_of_more_than_there_can_be_does_not_count(
     assert why in found.reason
     assert not repository.apply(RepositoryTick(1.0, (made_up,))) or repository.version == 0
     assert repository.next_term("a", [made_up]) < 1 << 48
+
+
+def test_38_a_log_that_has_used_up_its_global_offsets_says_so() -> None:
+    """No replica takes a commit beyond the last count: the stream would be blocked, and nobody would know why."""
+    repository = Repository()
+    for record in (Created("log"), StreamCreated("a", ("k",))):
+        repository.apply(record)
+    repository.next_global = MAX_COUNT - (1 << 40) + 1
+    for length, why in ((0, ""), (1, "used up its global offsets")):
+        found = report("a", 0, 1, length)
+        [evaluation] = repository.evaluate([found])
+        assert evaluation.reason.startswith(why and "the log has " + why)
+        repository.apply(RepositoryTick(1.0, (found,)))
+    assert repository.version == 0
+    repository.next_global -= 1
+    repository.apply(RepositoryTick(1.0, (report("a", 0, 1, 1),)))
+    assert repository.version == 1
 
 
 def test_38_the_next_term_is_above_what_any_replica_of_the_stream_shows() -> None:

@@ -40,6 +40,7 @@ from typing import Any, Final, get_args
 
 from walsender_bridge.change_log.protocol import (
     ENTRIES_AHEAD,
+    MAX_COUNT,
     START,
     TERMS_SHOWN_AHEAD,
     CommitContext,
@@ -397,6 +398,9 @@ class Repository:
             return "the position is not the end of the entries"
         if not 0 <= report.length <= ENTRIES_AHEAD:
             return f"it shows {report.length} entries that are not committed"
+        if report.length and self.next_global > MAX_COUNT - len(self.streams) * ENTRIES_AHEAD:
+            # Each stream of one version may take so many. No replica takes a commit beyond the last one.
+            return f"the log has used up its global offsets: the next one is {self.next_global}"
         if report.term > stream.term + TERMS_SHOWN_AHEAD:
             return f"its term {report.term} is too far beyond the last one, {stream.term}"
         if report.version > self.version:

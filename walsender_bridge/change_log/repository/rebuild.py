@@ -56,6 +56,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
     REBUILD_GAP,
     START,
     CommitContext,
@@ -194,6 +195,7 @@ def plan(
             repair="check [[log_server]] data_dir there; if all is lost, start a new log: docs/log-lost.md",
         )
     _check_one_log(valid)
+    _check_counts(offers)
     streams = sorted({each.stream for each in offers})
     return RebuildPlan(
         log_id=valid[0].log_id,
@@ -282,6 +284,23 @@ def _check_one_log(valid: Sequence[Offer]) -> None:
                 where=f"stream {other.stream}",
                 repair="remove the data_dir that belongs to another log, or configure the log servers of one log",
             )
+
+
+def _check_counts(offers: Sequence[Offer]) -> None:
+    """Raise `InvalidReplicaError` if behind the gap there would be no room for versions, terms or global offsets."""
+    for each in offers:
+        counts = {
+            "version": each.version,
+            "term": each.term,
+            "global offset": 0 if each.reason else _global_end(each),
+        }
+        for name, value in counts.items():
+            if value > MAX_COUNT // 2:
+                raise InvalidReplicaError(
+                    f"log server {each.log_server} offers {name} {value}, which no repository has counted up to",
+                    where=f"stream {each.stream}",
+                    repair=_STOP_ONE,
+                )
 
 
 def _global_end(offer: Offer) -> int:
