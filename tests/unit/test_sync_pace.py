@@ -1,6 +1,8 @@
 """How long a synchronization rests: appends that meet a batch may be slow, one in a hundred of all."""
 
 import random
+import threading
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -84,8 +86,11 @@ def test_36_a_rest_is_as_long_as_its_batch_at_least_and_ends(batch: float, besid
     assert LEAST <= pace.share <= MOST
 
 
-def test_36_all_synchronizations_of_a_log_server_share_its_rests() -> None:
+def test_36_all_synchronizations_of_a_log_server_share_its_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A batch of any waits for the rest of every other, and a destination that hangs keeps none of them waiting."""
+    monkeypatch.setattr(sync_throttle, "TURN", 0.05)
     throttle = Throttle()
     throttle.pace.share = LEAST
     first, second = throttle.paced(iter("ab")), throttle.paced(iter("xy"))
@@ -95,6 +100,50 @@ def test_36_all_synchronizations_of_a_log_server_share_its_rests() -> None:
     assert throttle._free_at == pytest.approx(0.5 + 2.5, abs=1e-6)
     throttle._sent(0.1, 0.6)
     assert throttle._free_at == pytest.approx(3.0 + 2.5, abs=1e-6)
+
+
+def test_36_synchronizations_that_wait_for_the_same_rest_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once, an append would meet the batches of all of them."""
+    monkeypatch.setattr(sync_throttle, "TURN", 600.0)
+    throttle, sent = Throttle(), []
+    throttle._free_at = time.monotonic() + 0.3
+
+    def synchronize() -> None:
+        for _ in throttle.paced(iter(range(3))):
+            began = time.monotonic()
+            time.sleep(0.02)
+            sent.append((began, time.monotonic()))
+
+    threads = [threading.Thread(target=synchronize) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(sent) == 12
+    for (_, ended), (began, _) in pairwise(sorted(sent)):
+        assert ended <= began
+
+
+def test_36_a_synchronization_that_fails_ends_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_throttle, "TURN", 600.0)
+    throttle = Throttle()
+    failed = throttle.paced(iter("ab"))
+    assert next(failed) == "a"
+    failed.close()
+    assert [*throttle.paced(iter("x"))] == ["x"]
+
+
+def test_36_no_append_is_a_usual_one_that_met_a_batch_which_still_goes_on() -> None:
+    """Slow batches that overlap would make slow appends usual ones, and take half of the time beside them."""
+    pace = SyncPace()
+    for number in range(200):
+        now = number * 10.0
+        alone, beside = [(now, now + 0.002)] * 3, [(now + 2, now + 2.05)] * 3
+        pace.rest(now + 3, now + 4, alone + beside, now + 1)
+        pace.rest(now + 1, now + 5, [(now + 4, now + 4.05)] * 3)
+    assert pace.share == LEAST
 
 
 class SharedDisk:

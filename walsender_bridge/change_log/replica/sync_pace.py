@@ -39,15 +39,23 @@ class SyncPace:
         #: Whether each of the last appends was slow.
         self._slow: deque[bool] = deque(maxlen=_KEPT)
 
-    def rest(self, began: float, ended: float, appends: Iterable[tuple[float, float]]) -> float:
+    def rest(
+        self,
+        began: float,
+        ended: float,
+        appends: Iterable[tuple[float, float]],
+        sending: float | None = None,
+    ) -> float:
         """The seconds to rest after a batch.
 
-        `appends`: beginning and end of each append that ended since the batch before; all times in monotonic seconds.
+        `appends`: beginning and end of each append that ended since the batch before. `sending`: when the first batch began of
+        those that are still being sent, if any. All times are monotonic seconds.
         """
+        first = began if sending is None else min(began, sending)
         usual = self._percentile()
         for start, end in appends:
-            # It may have begun during the batch before, and ended in the rest behind it.
-            if self._before <= start and end <= began:
+            # It may have begun during the batch before, and ended in the rest behind it; or during one that still goes on.
+            if self._before <= start and end <= first:
                 self._usual.append(end - start)
             if usual is not None:
                 self._slow.append(end - start > SLOW * usual)
