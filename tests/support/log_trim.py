@@ -7,7 +7,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.change_log import actions
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.log_server_messages import TRIM, TrimRequest
-from walsender_bridge.change_log.replica.host import FOREVER
+from walsender_bridge.change_log.protocol import MAX_COUNT
 
 
 def trim(log: ChangeLog, stream: str, low: int | None = None) -> int:
@@ -16,7 +16,7 @@ def trim(log: ChangeLog, stream: str, low: int | None = None) -> int:
         cut = client.status().streams[stream]
         low = cut.end_offset if low is None else low
         log_server = flight.FlightClient(cut.addresses[0])
-        request = TrimRequest(stream, low, before_time=FOREVER, now=FOREVER)
+        request = TrimRequest(stream, low, MAX_COUNT)
         actions.call(log_server, cut.addresses[0], TRIM, request, 10.0)
         log_server.close()
         wait_for(lambda: client.status().streams[stream].low_offset == low, 30, "the trim")

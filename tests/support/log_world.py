@@ -347,6 +347,10 @@ class World:
         machine.do(lambda core: core.seal(end, term, version))
         machine.session += 1
 
+    def now(self) -> float:
+        """The repository's clock. Here, no lease has an end."""
+        return 0.0
+
     def write_late(self, old: OldLeader, record: Record) -> None:
         if self.write_record(old.etcd, old.fence, old.number + 1, record):
             raise Violation("W1: an old leader has written")
@@ -354,7 +358,7 @@ class World:
     def tick(self) -> None:
         reports = tuple(self.choose.sample(self.reports, min(len(self.reports), 6)))
         known = self.stream.last
-        self.record(RepositoryTick(0.0, reports))
+        self.record(RepositoryTick(self.now(), reports))
         if self.stream.last is not known:
             self._check_issued(self.stream.last.context)
         for report in reports:
@@ -723,11 +727,15 @@ class World:
             if len(ends) > 3:
                 at = ends[-3]
                 self.truth.low = max(self.truth.low, at)
-                if self.attempt(partial(machine.do, partial(Replica.trim, offset=at))):
-                    low = machine.core.durable.low_offset
-                    kept = {o: d for o, d in machine.disk.entries.items() if o >= low}
-                    machine.disk.entries = kept
-                    machine.disk.rows = [r for r in machine.disk.rows if r.context.end >= low]
+                self.attempt(partial(self.trim_one, name, at, self.repository.version))
+
+    def trim_one(self, name: str, offset: int, version: int) -> None:
+        machine = self.machines[name]
+        machine.do(partial(Replica.trim, offset=offset, version=version))
+        assert machine.core is not None
+        low = machine.core.durable.low_offset
+        machine.disk.entries = {o: d for o, d in machine.disk.entries.items() if o >= low}
+        machine.disk.rows = [r for r in machine.disk.rows if r.context.end >= low]
 
     EVENTS: tuple[tuple[str, float], ...] = (
         ("write", 14),

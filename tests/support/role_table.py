@@ -15,6 +15,7 @@ TABLE = {
     "cut_tail": "w    o",
     "seal": " c    ",
     "trim": " c    ",
+    "trim_point": " c    ",
     "stream_status": "w rlmo",
     "schema": "  rl o",
     "relations": "  rl o",

@@ -55,7 +55,9 @@ def test_38_once_sealed_a_replica_takes_no_higher_term(here: Machines) -> None:
     here.all_equal()
 
 
-def test_31_a_repository_that_a_replica_is_ahead_of_seals_no_stream(here: Machines) -> None:
+def test_31_a_repository_that_a_replica_is_ahead_of_seals_and_trims_no_stream(
+    here: Machines,
+) -> None:
     """The log was rebuilt without it: what it sealed would stop the writer of the new one."""
     here.write_on(3)
     link = LogServerLink(here.listens[0])
@@ -66,6 +68,8 @@ def test_31_a_repository_that_a_replica_is_ahead_of_seals_no_stream(here: Machin
         wait_for(lambda: "a" if here.repository._noted.diverged else "", 20, "its report")
         with pytest.raises(DivergedError):
             here.log.open_writer(STREAM)
+        with pytest.raises(DivergedError):
+            here.repository._decided(STREAM, end)
         assert here.repository._state.streams[STREAM].term == term
     finally:
         link.close()

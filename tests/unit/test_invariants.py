@@ -401,6 +401,7 @@ REPOSITORY: dict[str, Callable[[Repository], object]] = {
     "global_ranges_leave_no_gap": _sets(next_global=6),
     "members_are_assigned": lambda state: setattr(state.streams["a"], "members", ("x",)),
     "members_change_while_sealed": _with_another_member,
+    "trimmed_never_goes_back": lambda state: setattr(state.streams["a"], "trimmed", 99),
     "applied_within_version": lambda state: state.streams["a"].applied.update(k=3),
     "history_reaches_published": lambda state: state.streams["a"].history.__setitem__(
         slice(None), [replace(state.streams["a"].last, context=CommitContext(3, 3, 5, 0))]

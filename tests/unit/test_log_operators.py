@@ -636,6 +636,29 @@ def test_26_each_replica_is_trimmed_by_leases_and_leader_of_that_moment(
     assert sorted(between.low()) == [1, 4]
 
 
+def test_26_a_lease_covers_what_the_cut_shows_whatever_trim_is_on_its_way(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network may hold a trim that was sent before the lease was granted."""
+    log.fill(3)
+    server, really = log.repository, LogServerLink.call
+    shown: list[int] = []
+    with server._changed:
+        # No step of its own comes between.
+        server._trim_at = time.monotonic() + 3600
+
+    def held(link: LogServerLink, action: Any, request: Any, **options: Any) -> Any:
+        if action is TRIM and not shown:
+            server.register_consumer(RegisterConsumerRequest("late", None, 60.0))
+            shown.append(server.status().streams[STREAM].low_offset)
+        return really(link, action, request, **options)
+
+    monkeypatch.setattr(LogServerLink, "call", held)
+    server.trim_stream(repository_messages.TrimStreamRequest(STREAM, None, None))
+    lows = sorted(each.replica(STREAM).status().low_offset for each in log.servers)
+    assert (lows, shown) == ([1, 4], [4])
+
+
 def test_trim_by_age_keeps_what_is_younger(log: Log) -> None:
     log.fill(2)
     with log.operator() as operator:

@@ -185,6 +185,11 @@ def test_all_trimmed_is_valid_and_goes_on_where_it_was(log: Log) -> None:
     assert log.read(9, 10) == {9: log.written[9]}
 
 
+def trim(log: Log, up_to: int, before_time: int, now: int = FOREVER) -> int:
+    """What is older than that time."""
+    return log.host.trim(log.host.trim_point(up_to, before_time, now), FOREVER)
+
+
 def test_trimming_stops_at_the_end_of_a_commit_and_at_the_time(log: Log) -> None:
     log.append(log.make.start(), log.make.middle(), log.make.end())
     log.commit()
@@ -192,9 +197,9 @@ def test_trimming_stops_at_the_end_of_a_commit_and_at_the_time(log: Log) -> None
     log.commit()
     taken = [row.taken_at for row in log.host._store.commits_behind(1)]
     assert taken == sorted(taken)
-    assert log.host.trim(5, taken[0]) == 1
+    assert trim(log, 5, taken[0]) == 1
     assert log.host.trim(3, FOREVER) == 1
-    assert log.host.trim(5, taken[0] + 1) == 4
+    assert trim(log, 5, taken[0] + 1) == 4
     assert log.host.trim(5, FOREVER) == 5
 
 
@@ -212,15 +217,15 @@ def test_commits_of_a_clock_that_was_ahead_go_with_those_behind_them(log: Log) -
         return log.host.status().committed_end
 
     end = take(100, 110, *[ahead] * 6)
-    assert log.host.trim(end, 90, 140) == 1
-    assert log.host.trim(end, 105, 140) == 2
+    assert trim(log, end, 90, 140) == 1
+    assert trim(log, end, 105, 140) == 2
     # Nothing is behind those of the clock that was ahead: they may be of this moment.
-    assert log.host.trim(end, 200, 300) == 3
+    assert trim(log, end, 200, 300) == 3
     end = take(310, 320)
-    assert log.host.trim(end, 305, 330) == 3
+    assert trim(log, end, 305, 330) == 3
     # They are older than 310, whatever they say.
-    assert log.host.trim(end, 315, 330) == 10
-    assert log.host.trim(end, 325, 330) == 11
+    assert trim(log, end, 315, 330) == 10
+    assert trim(log, end, 325, 330) == 11
 
 
 def test_a_reader_in_the_middle_of_a_trimmed_segment_holds_nothing(log: Log) -> None:

@@ -124,7 +124,7 @@ def test_an_invalid_replica_is_silent_and_refuses_everything() -> None:
         lambda: replica.commit(CommitContext(10, 5, 5, 0)),
         lambda: replica.open_writer(9),
         lambda: replica.append([EntryMaker().whole()]),
-        lambda: replica.trim(3),
+        lambda: replica.trim(3, MAX_COUNT),
         replica.check_readable,
         lambda: replica.seal(5, 9, MAX_COUNT),
     ]
@@ -292,9 +292,9 @@ def test_trimming_is_durable_and_only_of_what_is_committed() -> None:
     commit_all(replica, 1)
     append(replica, make.whole())
     with pytest.raises(InvalidReplicaError, match="only 3 is committed"):
-        replica.trim(4)
-    assert replica.trim(3) == [PutDurable(replica.durable)]
-    assert replica.trim(2) == []
+        replica.trim(4, MAX_COUNT)
+    assert replica.trim(3, MAX_COUNT) == [PutDurable(replica.durable)]
+    assert replica.trim(2, MAX_COUNT) == []
     assert replica.durable.low_offset == 3
 
 
@@ -380,7 +380,7 @@ def test_2_sealing_after_a_restart(low: int, empty: bool, tail: int, end: int) -
     if empty:
         replica.commit(CommitContext(7, 4, 9, 0))
         replica.persist()
-    replica.trim(low)
+    replica.trim(low, MAX_COUNT)
     uncommitted = [make.whole() for _ in range(tail)]
     append(replica, *uncommitted)
     first = low if low < 4 + tail else None
@@ -428,7 +428,9 @@ def test_38_no_writer_raises_the_term_of_a_replica_that_was_sealed(again: bool) 
 
 
 @pytest.mark.parametrize("term", [9, 1 << 60])
-def test_31_a_replica_behind_the_fence_refuses_the_seal_of_the_old_repository(term: int) -> None:
+def test_31_a_replica_behind_the_fence_refuses_seals_and_trims_of_the_old_repository(
+    term: int,
+) -> None:
     """Whatever its term: it would remove entries that the new repository has recorded, and not published yet."""
     make, replica = EntryMaker(), new_replica()
     append(replica, make.whole())
@@ -441,6 +443,8 @@ def test_31_a_replica_behind_the_fence_refuses_the_seal_of_the_old_repository(te
     before = replica.status()
     with pytest.raises(FencedError, match="the repository has been built again"):
         replica.seal(2, term, 1000)
+    with pytest.raises(FencedError, match="the repository has been built again"):
+        replica.trim(2, 1000)
     assert (replica.status(), replica.state) == (before, ReplicaState.APPENDABLE)
     # A version that was issued while the call was on its way says nothing.
     replica.seal(2, term, 5 + REBUILD_GAP)
@@ -591,7 +595,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         ends = [row.end for row in self.rows if row.end > self.durable.low_offset]
         if ends:
             low = ends[int(part * (len(ends) - 1))]
-            self._do(self.replica.trim(low))
+            self._do(self.replica.trim(low, MAX_COUNT))
             self.entries = {o: d for o, d in self.entries.items() if o >= low}
             self.rows = [row for row in self.rows if row.end > low]
 

@@ -19,6 +19,7 @@ from walsender_bridge.change_log.repository.core import (
     RepositoryTick,
     StreamCreated,
     TermGiven,
+    TrimDecided,
     VersionRaised,
     record_from_json,
 )
@@ -223,11 +224,11 @@ RECORDS: list[tuple[Record, str]] = [
 CHECKPOINT = (
     '{"log_id": "log", "version": 3, "forced_version": 1, "published": 0, "next_global": 5, "clock": 1.5, "log_servers":'
     ' {"k": "h:1"}, "streams": {"s": {"replicas": ["k"], "term": 2, "latest": [3, 5, 5, 0], "applied": {"k": 0},'
-    ' "members": ["k"], "sealed": false, "was_sealed": false, "past": []}}, "consumers": {"lake": [null, 9.5]}}'
+    ' "members": ["k"], "sealed": false, "was_sealed": false, "trimmed": 1, "past": []}}, "consumers": {"lake": [null, 9.5]}}'
 )
 #: Before streams had several replicas.
 EARLIER = CHECKPOINT.replace(
-    ', "members": ["k"], "sealed": false, "was_sealed": false, "past": []', ""
+    ', "members": ["k"], "sealed": false, "was_sealed": false, "trimmed": 1, "past": []', ""
 )
 COMMITS = [
     ("[0, 1, 1, 0]", "[1, 0, 0, 0, 0, 0, 0, 1]"),
@@ -259,6 +260,22 @@ def test_records_and_a_checkpoint_of_an_earlier_release_are_read_and_written_byt
         store = RepositoryStore(path)
         assert store.state.to_record() == state
         store.close()
+
+
+def test_a_trim_that_was_decided_is_known_after_a_restart_and_in_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    store = RepositoryStore(tmp_path / "r")
+    fill(store, 5)
+    published = store.state.trim_limit("a", 0.0)
+    assert store.append(TrimDecided("a", published, 0.0))
+    assert not store.append(TrimDecided("a", published, 0.0)), "it is known"
+    for _ in range(2):
+        store.close()
+        store = RepositoryStore(tmp_path / "r")
+        assert store.state.streams["a"].trimmed == published > 1
+        store.checkpoint()
+    store.close()
 
 
 @pytest.mark.parametrize(

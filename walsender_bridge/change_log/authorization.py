@@ -60,6 +60,7 @@ ALLOWED: Final[dict[Role, frozenset[str]]] = {
             "learn",
             "seal",
             "trim",
+            "trim_point",
             "synchronize",
             "replicas",
             "commits",

@@ -117,13 +117,29 @@ class SynchronizeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TrimRequest:
-    """See `HostedReplica.trim`."""
+class TrimPointRequest:
+    """See `HostedReplica.trim_point`."""
 
     stream: str
     up_to: int
     before_time: int
     now: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimPointAnswer:
+    """`up_to`: the end of a commit; 1: there is none to trim."""
+
+    up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimRequest:
+    """See `HostedReplica.trim`. `version`: see `Replica.trim`."""
+
+    stream: str
+    up_to: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +293,7 @@ SEAL: Final = Action("seal", SealRequest, ReplicaStatus)
 #: Host a replica that has everything to learn, unless there is one: no other log server can have one made.
 LEARN: Final = Action("learn", CreateRequest, Empty)
 SYNCHRONIZE: Final = Action("synchronize", SynchronizeRequest, ReplicaStatus)
+TRIM_POINT: Final = Action("trim_point", TrimPointRequest, TrimPointAnswer)
 TRIM: Final = Action("trim", TrimRequest, TrimAnswer)
 STREAM_STATUS: Final = Action("stream_status", StreamRequest, ReplicaStatus)
 SCHEMA: Final = Action("schema", SchemaRequest, SchemaAnswer)

@@ -194,7 +194,7 @@ class StreamCut:
     """Where a version cuts one stream: everything below `end_offset` (local, exclusive) is in it.
 
     `addresses`: of the replicas to read from, in the order to try; each has everything below the cut. `last_end_lsn`, `last_commit_time` (microseconds), `timeline`:
-    of the last transaction below the cut. `low_offset`: the first one retained. `history_start`: the first
+    of the last transaction below the cut. `low_offset`: the first one retained, on all replicas and whatever trim is on its way. `history_start`: the first
     since the source was last reattached (1: never); nothing read below it continues above it.
     """
 

@@ -474,13 +474,7 @@ class Replica:
         """
         if Event.SEAL not in TRANSITIONS[self.state]:
             self._move(Event.SEAL)
-        if is_from_before_a_rebuild(version, self.current.version):
-            raise FencedError(
-                f"the seal is of a repository that has issued version {version}, and the replica knows {self.current.version}:"
-                " the repository has been built again",
-                where=f"stream {self.durable.stream}",
-                repair="stop the old repository",
-            )
+        self._check_repository("seal", version)
         unsealed = self.state == ReplicaState.APPENDABLE and term == self.current.term
         if term < self.current.term or unsealed:
             raise FencedError(
@@ -500,6 +494,15 @@ class Replica:
         self.current = replace(self.current, sealed_at=end, term=term, was_sealed=True)
         return self._write(effects)
 
+    def _check_repository(self, what: str, version: int) -> None:
+        if is_from_before_a_rebuild(version, self.current.version):
+            raise FencedError(
+                f"the {what} is of a repository that has issued version {version}, and the replica knows {self.current.version}:"
+                " the repository has been built again",
+                where=f"stream {self.durable.stream}",
+                repair="stop the old repository",
+            )
+
     def _sealed(self) -> list[Effect]:
         self._move(Event.SEAL)
         end = self.current.committed_end
@@ -510,8 +513,13 @@ class Replica:
         self.current = self.current.without_restart()
         return [DropFrom(end)] if rejected else []
 
-    def trim(self, offset: int) -> list[Effect]:
-        """Remove the entries below `offset`, the end of a commit; the watermark never decreases."""
+    def trim(self, offset: int, version: int) -> list[Effect]:
+        """Remove the entries below `offset`, the end of a commit; the watermark never decreases.
+
+        `version`: the newest one that the repository has issued. Raises `FencedError` if the repository has been built again since:
+        the old one knows nothing of the leases of the new one.
+        """
+        self._check_repository("trim", version)
         self._move(Event.TRIM)
         if offset > self.current.committed_end:
             raise InvalidReplicaError(

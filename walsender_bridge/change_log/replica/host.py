@@ -307,12 +307,11 @@ class HostedReplica:
             self._session += 1
             return self._core.status()
 
-    def trim(self, up_to: int, before_time: int, now: int = FOREVER) -> int:
-        """Trim commits that end at or below `up_to` and were applied before that time.
+    def trim_point(self, up_to: int, before_time: int, now: int = FOREVER) -> int:
+        """The end of the last commit that ends at or below `up_to` and was applied before that time; 1: there is none.
 
         A commit with a time after `now` was applied when the clock was ahead. It is older than the commits behind
-        it, so it is trimmed with the first of these that is old enough. Returns the low watermark; segments that are trimmed
-        completely are deleted.
+        it, so it is trimmed with the first of these that is old enough.
         """
         self._readable_at_all()
         with self._reading():
@@ -323,10 +322,18 @@ class HostedReplica:
                 row = self._store.last_commit_where(
                     lambda r: r.context.end <= up_to and r.taken_at < before_time
                 )
+        return 1 if row is None else row.context.end
+
+    def trim(self, up_to: int, version: int) -> int:
+        """Trim the commits that end at or below `up_to`. Returns the low watermark; segments that are trimmed completely are deleted.
+
+        `version`: see `Replica.trim`.
+        """
+        end = self.trim_point(up_to, FOREVER)
         with self._lock:
             self._healthy()
-            if row is not None and row.context.end > self._core.current.low_offset:
-                self._do(lambda core: core.trim(row.context.end))
+            if end > self._core.current.low_offset:
+                self._do(lambda core: core.trim(end, version))
                 self._store.drop_below(self._core.durable.low_offset)
             return self._core.durable.low_offset
 

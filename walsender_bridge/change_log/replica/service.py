@@ -292,8 +292,13 @@ class ReplicaServer:
 
     def trim(self, request: m.TrimRequest) -> m.TrimAnswer:
         """See `HostedReplica.trim`."""
+        return m.TrimAnswer(self.replica(request.stream).trim(request.up_to, request.version))
+
+    def trim_point(self, request: m.TrimPointRequest) -> m.TrimPointAnswer:
+        """See `HostedReplica.trim_point`."""
         replica = self.replica(request.stream)
-        return m.TrimAnswer(replica.trim(request.up_to, request.before_time, request.now))
+        found = replica.trim_point(request.up_to, request.before_time, request.now)
+        return m.TrimPointAnswer(found)
 
     def stream_status(self, request: m.StreamRequest) -> ReplicaStatus:
         """The status of a replica that takes part. Raises what prevents that."""
@@ -359,6 +364,7 @@ class ReplicaServer:
             m.SEAL.handled_by(self.seal),
             m.LEARN.handled_by(self.learn),
             m.SYNCHRONIZE.handled_by(self.synchronize),
+            m.TRIM_POINT.handled_by(self.trim_point),
             m.TRIM.handled_by(self.trim),
             m.STREAM_STATUS.handled_by(self.stream_status),
             m.SCHEMA.handled_by(self.schemas),

@@ -25,6 +25,11 @@ entries.
 `published` is the newest version of which every member has every commit durably, up to which readers may read.
 History is kept for lagging members; for the leases of consumers (I10), a few commits of what lies behind it (`past_commits.py`).
 
+A lease is a promise: from it on, no entry is removed that its consumer needs and that lies at `trimmed` or above. A trim
+is recorded before the first replica is asked for it, and the record is refused if some lease that was recorded before
+needs the entries. So whatever trim is on its way while a lease is granted, or was sent by the leader before, stays below
+`trimmed`, which the cut of the stream shows as its `low_offset`, also where no replica has trimmed so far yet.
+
 The end of a lease is a time of the log's `SteadyClock`, so the next repository, whose machine may have another time, has to
 continue from a time that is recorded: a tick that comes an hour after the last recorded time is kept for its time alone, and
 the first one always is. There is a tick before each lease that is granted or renewed. The clock that continues from there
@@ -128,6 +133,15 @@ class ConsumerDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimDecided:
+    """Entries below `up_to` may be removed from now on: no lease that has not ended at `now` needs them (see the module)."""
+
+    stream: str
+    up_to: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class VersionRaised:
     """Versions up to this one are skipped: a reader has seen them in another history of this log."""
 
@@ -155,7 +169,9 @@ class RepositoryTick:
     issue: bool = True
 
 
-_OfStreams = StreamCreated | TermGiven | StreamSealed | StreamUnsealed | ReplicasAssigned
+_OfStreams = (
+    StreamCreated | TermGiven | StreamSealed | StreamUnsealed | ReplicasAssigned | TrimDecided
+)
 _OfConsumers = ConsumerSeen | ConsumerDropped
 Record = Created | LogServerSeen | _OfStreams | _OfConsumers | VersionRaised | RepositoryTick
 
@@ -188,6 +204,8 @@ class StreamState:
         default_factory=lambda: [StreamCommit(CommitContext(0, 1, 1, 0), START)]
     )
     past: list[PastCommit] = field(default_factory=list)
+    #: Below which no entry is promised to anybody: it may have been trimmed.
+    trimmed: int = 1
     #: The context of the newest version, empty or not.
     latest: CommitContext = field(default_factory=lambda: CommitContext(0, 1, 1, 0))
     #: The highest version that each member has durably, as far as recorded.
@@ -217,6 +235,10 @@ class StreamState:
         """The commit in effect at that version; None if that history has been dropped."""
         place = bisect_right(self.history, version, key=lambda c: c.context.version)
         return self.history[place - 1] if place else None
+
+    def low_offset(self, reports: Iterable[ReplicaReport]) -> int:
+        """From which offset on the stream is promised to consumers, and present. `reports`: the last ones of its members."""
+        return max([self.trimmed, *(report.low_offset for report in reports)])
 
     def needed_from(self, version: int | None) -> PastCommit | None:
         """Behind which commit a consumer that has published `version` needs the stream; None: it needs everything.
@@ -317,6 +339,11 @@ class Repository:
                 return self._unseal(record)
             case ReplicasAssigned(stream, replicas):
                 self.streams[stream].replicas = replicas
+            case TrimDecided(stream, up_to, now):
+                known = self.streams[stream].trimmed
+                if not known < up_to <= self.trim_limit(stream, now):
+                    return False
+                self.streams[stream].trimmed = up_to
             case ConsumerSeen(name, version, until):
                 self.consumers[name] = Consumer(version, until)
             case ConsumerDropped(name):
@@ -542,6 +569,7 @@ class Repository:
                 members=stream.members,
                 sealed=stream.sealed,
                 was_sealed=stream.was_sealed,
+                trimmed=stream.trimmed,
                 past=tuple(map(_fields, stream.past)),
             )
             for name, stream in self.streams.items()
@@ -585,6 +613,7 @@ class Repository:
                 stream.was_sealed,
                 history,
                 [PastCommit(*each) for each in stream.past],
+                stream.trimmed,
                 latest,
                 dict(stream.applied),
             )
@@ -606,6 +635,7 @@ class _StoredStream:
     members: tuple[str, ...] | None = None
     sealed: bool = False
     was_sealed: bool = False
+    trimmed: int = 1
     past: tuple[tuple[int, ...], ...] = ()
 
 

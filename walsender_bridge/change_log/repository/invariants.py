@@ -30,6 +30,7 @@ class CheckedStream(NamedTuple):
     last: StreamCommit
     members: tuple[str, ...]
     sealed: bool
+    trimmed: int
 
 
 class _Step(NamedTuple):
@@ -40,7 +41,7 @@ class _Step(NamedTuple):
 def checked(core: Repository) -> Checked:
     """Capture the core's state before a record, for the check after it."""
     streams = {
-        name: CheckedStream(stream.term, stream.last, stream.members, stream.sealed)
+        name: CheckedStream(stream.term, stream.last, stream.members, stream.sealed, stream.trimmed)
         for name, stream in core.streams.items()
     }
     numbers = core.version, core.published, core.next_global
@@ -126,6 +127,15 @@ def _history_is_kept(step: _Step) -> bool:
     return all(stream.at(step.core.published) for stream in step.core.streams.values())
 
 
+def _trims_follow(step: _Step) -> bool:
+    known = step.before.streams
+    return all(
+        known[name].trimmed <= stream.trimmed <= stream.last.context.end
+        for name, stream in step.core.streams.items()
+        if name in known
+    )
+
+
 def _applied_were_issued(step: _Step) -> bool:
     version = step.core.version
     return all(
@@ -182,5 +192,6 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     Invariant(
         "applied_within_version", "Varlog: a replica has what was issued", _applied_were_issued
     ),
+    Invariant("trimmed_never_goes_back", "what is committed is trimmed, in order", _trims_follow),
     Invariant("history_reaches_published", "history is kept for readers", _history_is_kept),
 )

@@ -1,8 +1,8 @@
 """Trimming on an operator's request: `tuskline log trim`. What a consumer's lease holds is not trimmed.
 
 The decision is pure, and made while the state is locked; the log servers are asked afterwards, one after the other, which may
-take seconds each. So it is made again before each of them is told to trim: a lease may have been granted meanwhile, or another
-repository may lead.
+take seconds each. So it is made again before each of them is told to trim, and recorded: a lease may have been granted meanwhile, or
+another repository may lead.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ _START_IT: Final = "check that `tuskline log-server run` is running there, and i
 class TrimOrder:
     """What may be trimmed. `up_to`: a local offset. `version`: only commits up to this one, which the replicas know better.
 
-    `before_time`, `now`: see `HostedReplica.trim`. `replicas`: their log servers, with their addresses.
+    `before_time`, `now`: see `HostedReplica.trim_point`. `replicas`: their log servers, with their addresses.
     """
 
     stream: str
@@ -109,11 +109,14 @@ def _held(name: str, version: int, held_by: tuple[m.Holder, ...]) -> UsageError:
 
 
 def perform(
-    decided: Callable[[], TrimOrder], log_servers: Iterable[LogServerLink]
+    decided: Callable[[], TrimOrder],
+    recorded: Callable[[str, int], of_log_server.TrimRequest],
+    log_servers: Iterable[LogServerLink],
 ) -> m.TrimStreamAnswer:
     """Have each replica trim. Raises `UnavailableError` if none of its log servers answers.
 
     `decided`: what may be trimmed now; it raises what forbids that, and `NotLeaderError` if another repository may lead.
+    `recorded`: the request for a trim of a stream up to an offset at most, once that is recorded.
     """
     order = decided()
     links = {link.log_server_id: link for link in log_servers}
@@ -130,7 +133,7 @@ def perform(
                 raise UnavailableError(
                     "log server does not answer", where=address, repair=_START_IT
                 )
-            replicas.append(_trimmed(order, decided, replica, links[replica]))
+            replicas.append(_trimmed(order, decided, recorded, replica, links[replica]))
         except TusklineError as error:
             record = ErrorRecord.of(error)
             replicas.append(m.TrimmedReplica(replica, address, 0, 0, 0, 0, record))
@@ -138,7 +141,11 @@ def perform(
 
 
 def _trimmed(
-    order: TrimOrder, decided: Callable[[], TrimOrder], replica: str, link: LogServerLink
+    order: TrimOrder,
+    decided: Callable[[], TrimOrder],
+    recorded: Callable[[str, int], of_log_server.TrimRequest],
+    replica: str,
+    link: LogServerLink,
 ) -> m.TrimmedReplica:
     before = _described(order.stream, link)
     up_to = order.up_to
@@ -147,10 +154,9 @@ def _trimmed(
         cut = link.call(of_log_server.CUT_BEFORE, request).cut
         up_to = min(up_to, 1 if cut is None else cut.end_offset)
     up_to = min(up_to, decided().up_to)
-    link.call(
-        of_log_server.TRIM,
-        of_log_server.TrimRequest(order.stream, up_to, order.before_time, order.now),
-    )
+    asked = of_log_server.TrimPointRequest(order.stream, up_to, order.before_time, order.now)
+    point = link.call(of_log_server.TRIM_POINT, asked).up_to
+    link.call(of_log_server.TRIM, recorded(order.stream, point))
     after = _described(order.stream, link)
     low = after.status.low_offset if after.status else 0
     entries = low - before.status.low_offset if before.status and after.status else 0

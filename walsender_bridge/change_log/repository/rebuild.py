@@ -43,7 +43,7 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
    behind that one. Replicas in front of its gap count if it cannot have been completed, or if they lack nothing but the fence: of a
    stream of which no replica knows it, when fewer than `min_replicas` are left that may; else those that end with the same commit
    as one that knows it.
-8. *Consumers are not known*, until they renew their leases. A lease of its own (`HOLD`), which has published nothing, keeps
+8. *Consumers are not known*, until they renew their leases. A trim that the old repository sends is refused as its seals are (5). A lease of its own (`HOLD`), which has published nothing, keeps
    the log from trimming for as long as any lease can last that was held before. It also keeps the history, by which
    the versions of consumers that come back are found.
 
@@ -493,6 +493,7 @@ def rebuilt(
             members=its.members,
             term=stream.term,
             was_sealed=True,
+            trimmed=stream.low_offset,
             history=_history(stream, its),
             latest=plan.fence_of(stream),
             applied=dict.fromkeys(its.members, plan.fence),

@@ -48,6 +48,7 @@ from walsender_bridge.change_log.repository.core import (
     StreamCreated,
     StreamState,
     TermGiven,
+    TrimDecided,
     VersionRaised,
 )
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink, LogServers
@@ -314,16 +315,29 @@ class RepositoryServer:
             # The call before this one may have taken seconds, in which a lease was granted.
             now = self._clock.now()
             limit = self._state.trim_limit(name, now)
-        # Behind a limit of an old leader there may be what a consumer still needs.
-        self.confirm()
         before_time = int((now - self._retention) * 1e6)
         if limit <= 1 or before_time <= 0:
             return
-        request = log_server_messages.TrimRequest(name, limit, before_time, int(now * 1e6))
         try:
-            log_server.call(log_server_messages.TRIM, request)
+            asked = log_server_messages.TrimPointRequest(name, limit, before_time, int(now * 1e6))
+            point = log_server.call(log_server_messages.TRIM_POINT, asked).up_to
+            log_server.call(log_server_messages.TRIM, self._decided(name, point))
+        except NotLeaderError:
+            raise
         except TusklineError as error:
             _log.warning("trim failed", stream=name, error=error.what)
+
+    def _decided(self, name: str, up_to: int) -> log_server_messages.TrimRequest:
+        """The trim that may be sent, at most up to there, since it is recorded. Raises `DivergedError` if a replica is ahead."""
+        with self._changed:
+            if older := self._noted.older():
+                raise older
+            now = self._clock.now()
+            up_to = min(up_to, self._state.trim_limit(name, now))
+            self._record(TrimDecided(name, up_to, now))
+            version = self._state.version
+        self.confirm()
+        return log_server_messages.TrimRequest(name, up_to, version)
 
     # -- actions ------------------------------------------------------------------------------------
 
@@ -350,7 +364,7 @@ class RepositoryServer:
             last_end_lsn=commit.position.end_lsn,
             last_commit_time=commit.position.commit_time,
             timeline=commit.position.timeline,
-            low_offset=max((report.low_offset for report in reports if report), default=1),
+            low_offset=stream.low_offset(each for each in reports if each is not None),
             bytes_total=commit.position.bytes_total,
             history_start=commit.position.history_start,
         )
@@ -389,7 +403,7 @@ class RepositoryServer:
             self.confirm()
             return order
 
-        return operator_trim.perform(decided, self._log_servers.answering())
+        return operator_trim.perform(decided, self._decided, self._log_servers.answering())
 
     def create_stream(self, request: m.CreateStreamRequest) -> StreamCut:
         """Create a stream on the log server that has the fewest, unless it exists."""
