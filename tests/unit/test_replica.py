@@ -161,10 +161,25 @@ def test_an_append_is_its_schemas_its_entries_and_what_the_writer_knows() -> Non
 
 def test_a_heartbeat_that_says_nothing_new_writes_nothing() -> None:
     replica = new_replica()
-    assert replica.append([], [], WalPosition(1, 50)) != []
-    assert replica.append([], [], WalPosition(1, 50)) == []
+    assert replica.append([], [], WalPosition(1, 50), 5) != []
+    assert replica.append([], [], WalPosition(1, 50), 5) == []
+    assert replica.append([], [], WalPosition(1, 50), 6) == []
     assert replica.append([], [], WalPosition(1, 40), 5) == []  # confirmed_to never goes back
     assert replica.status().confirmed_to == (1, 50)
+
+
+def test_a_gate_that_was_lowered_stays_so_over_a_crash() -> None:
+    """Else what capture is about to cut off would be offered again."""
+    make, replica = EntryMaker(), new_replica()
+    tail = [make.whole(), make.whole()]
+    replica.append(tail, list(SCHEMAS.values()), gate_lsn=make.end_lsn)
+    replica.append([], [], gate_lsn=0)
+    again = Replica(StoredReplica(replica.durable, 1, 2, None), tail, HASHES.values())
+    report = again.report("k")
+    assert report is not None
+    assert report.length == 0
+    # One that is raised is sent again by the next heartbeat.
+    assert replica.append([], [], gate_lsn=make.end_lsn) == []
 
 
 def test_the_first_cluster_that_a_writer_names_stays() -> None:

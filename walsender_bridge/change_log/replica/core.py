@@ -352,6 +352,7 @@ class Replica:
         if confirm_to is not None and (restarts or confirmed is None or confirm_to > confirmed):
             confirmed = confirm_to
         sent = (confirmed, system_id)
+        lowers = gate_lsn < self.durable.gate_lsn
         idle = not effects and sent == (self.current.confirmed_to, self.current.system_id)
         self.current = replace(
             self.current,
@@ -360,8 +361,8 @@ class Replica:
             system_id=system_id,
             before_restart=before,
         )
-        # A change of the gate alone needs no write: the next heartbeat sends it again.
-        return [] if idle else self._write(effects)
+        # A gate that is raised needs no write: the next heartbeat sends it again.
+        return [] if idle and not lowers else self._write(effects)
 
     def _schemas_of(self, records: Sequence[bytes]) -> tuple[list[Effect], set[bytes]]:
         effects: list[Effect] = []
