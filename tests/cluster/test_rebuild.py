@@ -163,11 +163,13 @@ def rebuild(log: ChangeLog, *given_up: str, hold: float = 3600.0) -> int:
 
 
 def in_sync(log: ChangeLog) -> int:
+    """Replicas in sync of the stream that has the fewest of them."""
     try:
         with OperatorLog(log.address) as client:
-            return sum(each.in_sync for each in client.describe().streams[0].replicas)
-    except (UnavailableError, IndexError):
+            streams = client.describe().streams
+    except UnavailableError:
         return 0
+    return min((sum(each.in_sync for each in its.replicas) for its in streams), default=0)
 
 
 def verified(log: ChangeLog) -> None:
@@ -213,6 +215,33 @@ def test_31_a_lost_repository_is_rebuilt_and_versions_never_go_back(log: ChangeL
         stream.commit()
         stream.check()
         verified(log)
+
+
+def test_31_a_stream_that_the_lost_repository_creates_meanwhile_is_not_forgotten(
+    log: ChangeLog,
+) -> None:
+    """It is alive elsewhere, and may commit to that stream until it hears of the fence."""
+    with closing(Stream(log)) as stream:
+        wait_for(lambda: in_sync(log) == 3, 30, "all replicas are in sync")
+        stream.commit()
+        lose(log)
+        file = log.folder / "repository" / "repository.sqlite"
+        with (
+            closing(Rebuilder(log.listens, log.policy)) as rebuilder,
+            empty_store.opened(file, None),
+        ):
+            plan = rebuilder.look()
+            for listen in log.listens:
+                with OperatorReplica(listen) as replica:
+                    replica._call(m.CREATE, m.CreateRequest("born", plan.log_id))
+            with pytest.raises(UnavailableError, match="born"):
+                rebuilder.rebuild(plan, hold=3600.0)
+        rebuild(log)
+        log.start_repository()
+        assert {*stream.client.status().streams} == {STREAM, "born"}
+        stream.sealed()
+        stream.commit()
+        stream.check()
 
 
 def commit_on(log: ChangeLog, number: int) -> None:

@@ -34,7 +34,8 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
    From then on, a member refuses whatever seal names a version from before the gap (`Replica.seal`), also one that the old repository
    had sent before and that arrives late, which would remove entries that the new one has recorded and not published. And the
    members' reports show a version that the old repository never issued, at which that stops to commit and to seal
-   (`stream_faults.py`). What it could still do while it hears none of them is to force empty versions for its own clients,
+   (`stream_faults.py`). A stream that it created since the replicas were read is looked for after that: it is not sealed, and
+   the rebuild is refused. What it could still do while it hears none of them is to force empty versions for its own clients,
    which are in the gap.
 6. *A replica that was given up may come back with a commit that nobody else has* (3). It is at a version in front of the gap,
    so it is never in sync, also if its end fits; a synchronization wipes it first (`synchronization.negotiate`), and until then,

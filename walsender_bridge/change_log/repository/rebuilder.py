@@ -129,10 +129,11 @@ class Rebuilder:
     def rebuild(self, plan: RebuildPlan, *, hold: float) -> Repository:
         """Seal the replicas, bring further ones in sync, fence them, and return the state of the new store.
 
-        Raises `UnavailableError` if a replica has changed since `look`, or too few can be brought in sync; and the errors of the
-        log servers.
+        Raises `UnavailableError` if a replica has changed since `look`, too few can be brought in sync, or there is another
+        stream; and the errors of the log servers.
         """
         histories = {each.stream: self._stream(plan, each) for each in plan.streams}
+        self._check_streams(plan)
         return rebuild.rebuilt(
             plan,
             histories,
@@ -160,6 +161,21 @@ class Rebuilder:
         statuses = [self._fence(plan, stream, each) for each in members]
         rebuild.check_sealed(plan, stream, statuses)
         return StreamHistory(members, rows, self._report(stream).position)
+
+    def _check_streams(self, plan: RebuildPlan) -> None:
+        """Raise `UnavailableError` if there is a stream that `look` did not find: it is not sealed, and may have commits.
+
+        Behind the fence, an old repository that hears of it commits to no stream, whenever it was created.
+        """
+        known = {each.stream for each in plan.streams}
+        for link in (each for each in self._links.values() if each.log_server_id):
+            found = link.call(m.REPLICAS, Empty(), within=_ANSWER).replicas
+            if new := sorted({each.stream for each in found} - known):
+                raise UnavailableError(
+                    "a stream was created while the repository was built again",
+                    where=f"stream {new[0]}, {link.address}",
+                    repair="stop whatever else uses the log servers; then try again",
+                )
 
     def _rows(self, stream: StreamPlan) -> Iterator[IndexRow]:
         """The commits that the source has, which do not change up to the stream's end."""
