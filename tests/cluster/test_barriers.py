@@ -78,6 +78,18 @@ def test_a_barrier_that_waits_long_hurries_nobody() -> None:
     assert [each.positions for each in waiting.unforced()] == [{STREAM: 8}]
 
 
+def test_one_that_settles_waits_for_answers_that_were_asked_for_before_it() -> None:
+    """They may show what its client is about to remove. Those that are asked for later cannot hold it up."""
+    clock = 100.0
+    waiting = barriers.Barriers(lambda: clock)
+    settles, positions = waiting.add({}), waiting.add({STREAM: 7})
+    assert waiting.due(None) == [settles, positions]
+    assert waiting.due(99.0) == waiting.due(100.0) == [positions]
+    assert waiting.due(100.1) == [settles, positions]
+    settles.version = 1
+    assert waiting.due(None) == [positions]
+
+
 def _stream(client: LogClient) -> str | None:
     try:
         return client.create_stream(STREAM).addresses[0]

@@ -21,6 +21,7 @@ from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import ReplicaReport
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.repository.barriers import Barriers
 from walsender_bridge.change_log.repository.core import (
     Created,
     Record,
@@ -69,6 +70,9 @@ class Simulation:
         self.faults = StreamFaults(clock=lambda: self.now)
         self.log_server = LogServer("k")
         self.rolled_back = self.silent = False
+        self.barriers = Barriers(clock=lambda: self.now)
+        #: The answer of the log server that has not arrived yet, and when it was asked; None: it is not.
+        self.awaited: tuple[float, list[ReplicaReport]] | None = None
         for stream in STREAMS:
             self.hosts[stream] = self._host(stream)
             self.hosts[stream].create(stream, "log")
@@ -96,6 +100,7 @@ class Simulation:
 
     def restart_log_server(self) -> None:
         """After a SIGKILL: nothing of the process is left but its files."""
+        self.awaited = None
         for stream, host in self.hosts.items():
             host._store.close()
             self.hosts[stream] = self._host(stream)
@@ -123,32 +128,69 @@ class Simulation:
         for record in self.records:
             again.apply(record)
         assert again.to_record() == self.repository.to_record(), "I11"
-        self.repository = again
+        self.repository, self.awaited = again, None
 
     def roll_back_repository(self) -> None:
         """Put it back from an older copy."""
         del self.records[self.choose.randint(1 + len(STREAMS), len(self.records)) :]
         self.rolled_back = True
         self.log_server = LogServer("k", heard=False)
+        self.awaited = None
         self.repository = Repository()
         for record in self.records:
             self.repository.apply(record)
 
-    def tick(self) -> None:
-        self.now += 0.1
+    def ask(self) -> list[ReplicaReport]:
+        """The reports that arrive now. Some are held up: then nothing else is asked until they arrive."""
+        if self.awaited is not None:
+            if self.choose.random() < 0.6:
+                return []
+            (_, arrived), self.awaited = self.awaited, None
+            return arrived
+        reports = self.shown()
+        if reports and not self.rolled_back and self.choose.random() < 0.1:
+            self.hold_up(reports)
+            return []
+        return reports
+
+    def hold_up(self, reports: list[ReplicaReport]) -> None:
+        """This answer of the log server arrives later."""
+        self.awaited = self.now, reports
+
+    def shown(self) -> list[ReplicaReport]:
+        """The reports of replicas as they are now."""
         reports: list[ReplicaReport] = []
         for stream in STREAMS:
             report = None if self.silent else self.hosts[stream].report("k")
             if report is not None and (self.rolled_back or self.choose.random() < 0.9):
                 self.versions[stream] = max(self.versions[stream], report.version)
                 reports.append(report)
-        wanted = self.silent or self.choose.random() < 0.1
-        barriers: tuple[dict[str, int], ...] = ({},) if wanted else ()
+        return reports
+
+    def settle(self) -> None:
+        """As `session_setup.settle`, by the writer that has lowered the gate."""
+        barrier = self.barriers.add({})
+        for _ in range(200):
+            self.tick()
+            if 0 < barrier.version <= self.repository.published:
+                return
+        raise AssertionError("the barrier is never reached")
+
+    def tick(self) -> None:
+        self.now += 0.1
+        late = self.awaited is not None
+        reports = self.ask()
+        if self.silent or self.choose.random() < 0.1:
+            self.barriers.add({})
         counted = self.faults.note(self.repository.evaluate(reports))
-        assert counted == reports or self.rolled_back
+        assert counted == reports or self.rolled_back or late
         self.log_server.heard |= bool(reports)
         issue = self.faults.refusal(self.repository.streams, [self.log_server]) is None
-        self._record(RepositoryTick(self.now, tuple(reports), barriers, issue))
+        known = {stream: its.last for stream, its in self.repository.streams.items()}
+        self.issue(reports, issue=issue)
+        for stream, its in self.repository.streams.items():
+            held = self.hosts[stream]._core.uncommitted_ends
+            assert its.last is known[stream] or its.last.position in held or self.rolled_back, "I6"
         for report in counted:
             if self.choose.random() < 0.9:
                 missed = self.repository.streams[report.stream].missed(report.version)
@@ -159,6 +201,17 @@ class Simulation:
                     self._record(RepositoryTick(self.now, (taken,), issue=False))
         if not self.rolled_back:
             self.check_readable()
+
+    def issue(self, reports: list[ReplicaReport], *, issue: bool) -> None:
+        """As `RepositoryServer._step`."""
+        due = self.barriers.due(None if self.awaited is None else self.awaited[0])
+        forced = self.repository.forced_version
+        positions = tuple(each.positions for each in due)
+        self._record(RepositoryTick(self.now, tuple(reports), positions, issue))
+        if self.repository.forced_version > forced:
+            for barrier in due:
+                barrier.version = self.repository.forced_version
+                self.barriers.remove(barrier)
 
     def check_readable(self) -> None:
         """What is published can be read, and is for ever what it was."""
@@ -189,7 +242,7 @@ class Simulation:
                     self.writers[self.choose.choice(STREAMS)].act()
                 elif action < 0.9:
                     self.tick()
-                elif action < 0.94:
+                elif action < 0.93:
                     self.trim()
                 elif action < 0.95:
                     self.writers[self.choose.choice(STREAMS)].reattach()
@@ -254,20 +307,25 @@ class Writer:
 
     def reattach(self) -> None:
         """As `provisioning.reattach`: what is not committed is removed, then comes the RESTART entry."""
+        if self.simulation.awaited is None and self.choose.random() < 0.5:
+            # The log server has just been asked.
+            self.act()
+            self.simulation.hold_up(self.simulation.shown())
         self._take_over()
-        host = self.simulation.hosts[self.stream]
         # No more may be committed, and what is on its way has to have arrived.
-        host.append(self.session, [], [], None, 0)
-        report = host.report("k")
-        assert report is not None
-        missed = self.simulation.repository.streams[self.stream].missed(report.version)
-        host.commit(missed, int(self.simulation.now * 1e6))
+        self.simulation.hosts[self.stream].append(self.session, [], [], None, 0)
+        self.simulation.settle()
+        host = self.simulation.hosts[self.stream]
         end = host.status().committed_end
         if host._core.tail.whole.history_start > end:
             # Not committed yet: it is never cut off.
             with pytest.raises(InvalidReplicaError, match="RESTART"):
                 host.cut_tail(self.term, end)
             return
+        if self.choose.random() < 0.3:
+            self.simulation.restart_log_server()
+            self.simulation.tick()
+            host = self.simulation.hosts[self.stream]
         self.acknowledged = {o: data for o, data in self.acknowledged.items() if o < end}
         host.cut_tail(self.term, end)
         self._take_over()

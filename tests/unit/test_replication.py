@@ -12,10 +12,11 @@ import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.waiting import wait_for
+from walsender_bridge.capture.session_setup import settle
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
-from walsender_bridge.change_log.log_server_messages import CREATE
+from walsender_bridge.change_log.log_server_messages import CREATE, ReportAnswer
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository import membership, replication
@@ -359,6 +360,42 @@ def test_a_stream_of_one_log_server_gets_others_while_it_is_written(machines) ->
     here.write_on(3)
     here.all_equal()
     assert here.end() > 8
+
+
+def test_a_report_that_arrives_late_commits_nothing_that_was_cut_off(machines, monkeypatch) -> None:
+    """It was asked for before capture settled the stream, and its answer was held up, as by another stream's slow disk."""
+    here = machines(replicas=1)
+    really = ReplicaServer.report
+    held, later = threading.Event(), list[ReportAnswer]()
+
+    def report(self: ReplicaServer) -> ReportAnswer:
+        answer = really(self)
+        if not held.is_set() and any(each.length for each in answer.reports):
+            held.set()
+            time.sleep(2)
+        elif held.is_set() and answer.reports:
+            later.append(answer)
+        return answer
+
+    with here.open_writer() as writer:
+        here.write(writer, 2)
+        here.committed()
+        monkeypatch.setattr(ReplicaServer, "report", report)
+        here.write(writer)
+        assert held.wait(10)
+    # As capture does on a server that lacks the last transaction.
+    with here.open_writer() as writer, ReplicaClient(writer.address) as replica:
+        settle(writer, here.log, 10)
+        end = replica.stream_status(STREAM).committed_end
+        replica.cut_tail(STREAM, writer.term, end)
+    # Its log server is asked again when the answer has come.
+    wait_for(lambda: len(later) > 2, 10, "the late report has arrived")
+    assert here.end() == end
+    with here.open_writer() as writer:
+        here.make.lsn += 0x5000
+        here.write(writer)
+        here.log.barrier({STREAM: here.make.end_lsn}, 10)
+    assert here.end() == end + 1
 
 
 def test_a_replica_that_was_out_learns_what_the_slot_was_confirmed_to(machines) -> None:

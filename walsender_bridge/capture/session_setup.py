@@ -6,7 +6,8 @@ failed server. *Committed* transactions are never cut: if the server lacks some 
 has diverged and is left as it is.
 
 Cutting is safe because nothing can commit the tail in the meantime. The new writer has fenced the previous one; it sends
-the replica a gate position of 0, so no report offers the tail; and a barrier returns once every commit issued earlier has
+the replica a gate position of 0, so no report offers the tail, also after a crash of the log server; and a barrier returns
+once every report that was asked for earlier has been answered, and every commit that was issued for it or before has
 arrived. The replica then removes the tail from its disk in one durable step. The slot was confirmed to no more than was
 committed, so the server sends again those transactions that it has.
 """

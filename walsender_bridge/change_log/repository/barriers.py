@@ -3,6 +3,12 @@
 Each occupies a thread of the server and makes the repository tick faster. Both are limited: a disconnected
 client is detected within `POLL_SECONDS`, there are at most `MOST_BARRIERS`, and a barrier that waits
 longer than `URGENT_SECONDS` no longer shortens the tick.
+
+A barrier without positions settles the streams: once it has returned, nothing is committed that replicas reported before it.
+Capture waits for one before it removes entries that they may have reported (`capture.session_setup`). So it waits for each
+log server that was asked for its reports before the barrier arrived and has not answered yet, or failed to, which takes
+seconds at most: what such an answer shows is committed first. It holds up nothing but itself, so a client that asks for
+barriers all the time does not keep others' entries from being committed.
 """
 
 import threading
@@ -69,6 +75,14 @@ class Barriers:
     def unforced(self) -> list[Barrier]:
         """The barriers whose positions are not committed yet."""
         return [barrier for barrier in self.waiting if not barrier.version]
+
+    def due(self, asked: float | None) -> list[Barrier]:
+        """Those of them that may be forced now. `asked`: since when an answer of a log server is awaited; None: there is none."""
+        return [
+            each
+            for each in self.unforced()
+            if each.positions or asked is None or each.since < asked
+        ]
 
     def is_urgent(self) -> bool:
         """Whether the next tick is due early."""

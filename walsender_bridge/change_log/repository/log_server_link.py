@@ -55,6 +55,8 @@ class LogServerLink:
         self.late = False
         #: The pending request for a report.
         self.asked: Future[list[ReplicaReport]] | None = None
+        #: When it was sent last, in seconds of `time.monotonic`.
+        self.asked_at = 0.0
         #: By stream: why its replica refused the commits sent last.
         self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the log server last failed to answer.
@@ -141,6 +143,7 @@ class LogServers:
         """Return the reports that arrive in time; a request that is still pending is not sent again."""
         for link in self._links:
             if link.asked is None:
+                link.asked_at = time.monotonic()
                 link.asked = self._pool.submit(link.report)
         wait([link.asked for link in self._links if link.asked and not link.late], timeout=within)
         arrived: list[tuple[LogServerLink, list[ReplicaReport]]] = []
@@ -164,6 +167,10 @@ class LogServers:
                 link.heard = True
                 reports += its
         return reports
+
+    def asked_since(self) -> float | None:
+        """When the oldest request for reports was sent that is still pending; None: there is none."""
+        return min((link.asked_at for link in self._links if link.asked), default=None)
 
     def due(
         self, reports: Sequence[ReplicaReport], streams: Mapping[str, StreamState]

@@ -246,7 +246,7 @@ class RepositoryServer:
             self._reached_at = time.monotonic()
         with self._changed:
             self._met()
-            barriers = self.barriers.unforced()
+            barriers = self.barriers.due(self._log_servers.asked_since())
             positions = tuple(barrier.positions for barrier in barriers)
             forced = self._state.forced_version
             counted = self._note(reports)
