@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.log_confirmed import ConfirmedWorld
 from tests.support.log_disks import DiskWorld
 from tests.support.log_runs import FAULTS, check_found, check_replays, run, search, search_chunk
 from tests.support.log_world import World
@@ -15,7 +16,7 @@ from walsender_bridge.change_log.replica import core, disk
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import DropFrom, Effect, RecoveryOutcome, Wipe
 from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer, SyncRange
-from walsender_bridge.change_log.repository import leadership
+from walsender_bridge.change_log.repository import leadership, membership
 from walsender_bridge.change_log.repository.core import Repository, StreamState
 from walsender_bridge.errors import InvalidReplicaError
 
@@ -37,6 +38,12 @@ def test_disks_that_are_full_or_damaged_lose_and_fork_nothing(seed: int) -> None
     assert min(happened["fill_disk"], happened["damage_disk"]) > 25
 
 
+def test_23_each_member_knows_what_the_slot_was_confirmed_to(seed: int) -> None:
+    first = seed * 1_000_000
+    print(f"seeds from {first}")
+    assert search(ConfirmedWorld, first, 50)["confirm"] > 1500
+
+
 def test_a_seed_replays_exactly() -> None:
     check_replays(World)
     check_replays(DiskWorld)
@@ -48,6 +55,7 @@ def test_a_seed_replays_exactly() -> None:
 def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
     search_chunk(World, seed, chunk)
     search_chunk(DiskWorld, seed, chunk)
+    search_chunk(ConfirmedWorld, seed, chunk)
 
 
 # -- mutants ----------------------------------------------------------------------------------------
@@ -177,6 +185,13 @@ def test_the_simulator_finds_that_a_source_behind_the_seal_is_taken(
     # One in some hundred seeds finds it.
     with pytest.raises(AssertionError, match=r"I12: member \w+ lacks"):
         run(DiskWorld, 152)
+
+
+def test_23_the_simulator_finds_that_a_replica_is_taken_back_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "told", lambda _: (None, None))
+    check_found(ConfirmedWorld, "a replica is taken back as it is", 200)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

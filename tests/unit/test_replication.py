@@ -418,6 +418,23 @@ def test_a_replica_that_was_out_learns_what_the_slot_was_confirmed_to(machines) 
     assert (status.confirmed_to, status.system_id) == (WalPosition(1, 999), 5)
 
 
+def test_23_a_replica_knows_what_the_slot_was_confirmed_to_before_it_is_a_member(machines) -> None:
+    """Nobody writes when it is taken back, and it may be the only one left for the next writer."""
+    here = machines()
+    here.write_on(2)
+    here.stop(2)
+    wait_for(lambda: here.open_writer().close() or here.members() == [0, 1], 20, "it is left out")
+    with here.open_writer() as writer:
+        writer.send([], confirm_to=WalPosition(1, 999), system_id=5)
+        assert writer.next_ack(10) is not None
+    here.start(2)
+    wait_for(lambda: here.members() == [0, 1, 2], 20, "it is in sync")
+    with ReplicaClient(here.listens[2]) as replica:
+        status = replica.stream_status(STREAM)
+    assert (status.confirmed_to, status.system_id) == (WalPosition(1, 999), 5)
+    here.all_equal()
+
+
 def test_a_stream_that_stays_sealed_under_a_living_writer_goes_on(machines, monkeypatch) -> None:
     monkeypatch.setattr(membership, "SEALED_SECONDS", 1.0)
     here = machines()

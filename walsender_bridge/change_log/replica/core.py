@@ -543,7 +543,7 @@ class Replica:
         """
         lacking, wipe = negotiate(self.outcome, self.current, offer)
         end = self.current.sealed_at
-        # At `MAX_COUNT` it is one from before a rebuild, and no commit that it knows of ends there.
+        # At `MAX_COUNT` it is one from before a rebuild, or has all entries, and no commit that it knows of ends there.
         if self.state == ReplicaState.SEALING and end is not None and end < MAX_COUNT:
             check_source(offer, min(end, self.tail.end_offset))
         self._move(Event.SYNC_INIT)

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from walsender_bridge.change_log.protocol import ReplicaStatus
 from walsender_bridge.change_log.repository.core import StreamState
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 #: Seconds before a replica that could not be taken back is tried again: at first, and at most.
 FIRST_RETRY: Final = 1.0
@@ -82,6 +84,15 @@ class SealAgain:
 
 
 Decision = Assign | LeaveOut | TakeBack | SealAgain
+
+
+def told(status: ReplicaStatus) -> tuple[WalPosition | None, int | None]:
+    """What a writer has told a replica beside entries: what it confirms to the slot, and of which cluster.
+
+    A replica that takes part again has to know it as well as the members do: each may be the only one that is left for the
+    next writer.
+    """
+    return status.confirmed_to, status.system_id
 
 
 @dataclass(slots=True)

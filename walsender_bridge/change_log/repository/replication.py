@@ -41,6 +41,7 @@ from walsender_bridge.change_log.repository.membership import (
     ReplicationPolicy,
     SealAgain,
     TakeBack,
+    told,
 )
 from walsender_bridge.errors import (
     DivergedError,
@@ -49,6 +50,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime import logs
 
 #: Seconds between two decisions.
@@ -181,8 +183,12 @@ class Replication:
         self, name: str, replica: str, sealed: dict[str, ReplicaStatus], end: int, term: int
     ) -> None:
         """Add a replica to those that are sealed; if that fails, the stream goes on without it."""
+        most = max(sealed.values(), key=lambda each: each.confirmed_to or WalPosition(0, 0))
+        sources = [each for each in sealed if told(sealed[each]) == told(most)]
         try:
-            status = self._synchronize(name, replica, [*sealed], end, term, _REST, throttled=False)
+            status = self._synchronize(
+                name, replica, sources, end, term, _REST, throttled=False, like=most
+            )
             if (status.state, status.committed_end) != ("sealed", end):
                 raise UnavailableError(
                     f"the replica is {status.state} at {status.committed_end}, not sealed at {end}",
@@ -336,11 +342,15 @@ class Replication:
         within: float,
         *,
         throttled: bool,
+        like: ReplicaStatus | None = None,
     ) -> ReplicaStatus:
-        """Have a member send a replica what it lacks, unless that is nothing; the replica's status then."""
+        """Have a member send a replica what it lacks, unless that is nothing; the replica's status then.
+
+        `like`: of a member; the slot may have been confirmed to what that one was told, so that may not be lacking either.
+        """
         link = self._link(replica)
         try:
-            if status := self._in_sync(link, name, end, term):
+            if status := self._in_sync(link, name, end, term, like):
                 return status
         except FencedError:
             raise
@@ -370,7 +380,9 @@ class Replication:
                 if self._stopping.is_set() or each not in there:
                     raise UnavailableError("log server does not answer", where=each.address)
 
-    def _in_sync(self, link: LogServerLink, name: str, end: int, term: int) -> ReplicaStatus | None:
+    def _in_sync(
+        self, link: LogServerLink, name: str, end: int, term: int, like: ReplicaStatus | None
+    ) -> ReplicaStatus | None:
         """The status of a replica that is sealed where the stream ends; None: it can be synchronized now.
 
         The last commit of a replica from before a rebuild may be one that was dropped then, also if its end fits, or lies
@@ -381,7 +393,10 @@ class Replication:
         with suppress(InvalidReplicaError):
             status = self._seal_at(link, name, end, term)
             if not is_from_before_a_rebuild(status.version, newest):
-                return status if status.state == "sealed" else None
+                if status.state != "sealed":
+                    return None
+                if like is None or told(status) == told(like):
+                    return status
         self._seal_at(link, name, MAX_COUNT, term)
         return None
 
