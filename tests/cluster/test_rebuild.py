@@ -22,12 +22,13 @@ from tests.support.capture_stack import (
     server_with_tables,
 )
 from tests.support.child import ROOT
-from tests.support.log_entries import SCHEMAS, EntryMaker
+from tests.support.log_entries import SCHEMAS, EntryMaker, append_to
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.client import (
     LogClient,
+    ReplicaClient,
     StreamWriter,
     read_payload,
     split_messages,
@@ -51,6 +52,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.observability import log_verify
 from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.runtime.output import Output
 
 POLICY = ReplicationPolicy(replicas=3, min_replicas=2, silence=2.0)
@@ -242,6 +244,30 @@ def test_31_a_stream_that_the_lost_repository_creates_meanwhile_is_not_forgotten
         stream.sealed()
         stream.commit()
         stream.check()
+
+
+def test_31_a_replica_of_the_end_that_lacks_what_the_slot_was_confirmed_to_takes_it_first(
+    log: ChangeLog,
+) -> None:
+    """It was not in sync when the slot was confirmed, and nothing was written since."""
+    with closing(Stream(log)) as stream:
+        wait_for(lambda: in_sync(log) == 3, 30, "all replicas are in sync")
+        stream.commit()
+    lose(log)
+    confirmed = WalPosition(1, 1 << 40)
+    for listen in log.listens[:2]:
+        with ReplicaClient(listen) as replica:
+            term = replica.stream_status(STREAM).term
+            with append_to(replica, STREAM, term) as writer:
+                writer.send([], confirm_to=confirmed, system_id=5)
+                assert writer.next_ack(20) is not None
+    rebuild(log)
+    for listen in log.listens:
+        with ReplicaClient(listen) as replica:
+            status = replica.stream_status(STREAM)
+        assert (status.confirmed_to, status.system_id, status.state) == (confirmed, 5, "sealed")
+    log.start_repository()
+    assert in_sync(log) == 3
 
 
 def commit_on(log: ChangeLog, number: int) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.log_confirmed import RebuiltConfirmedWorld
 from tests.support.log_rebuilt import RebuiltWorld
 from tests.support.log_runs import check_found, check_replays, search, search_chunk
 from walsender_bridge.change_log.replica import core, synchronization
@@ -25,6 +26,12 @@ def test_31_a_rebuilt_repository_loses_nothing_and_gives_no_version_two_meanings
     assert happened["the old repository stops"] > 20
 
 
+def test_31_members_behind_a_rebuild_know_what_the_slot_was_confirmed_to(seed: int) -> None:
+    first = seed * 1_000_000
+    print(f"seeds from {first}")
+    assert search(RebuiltConfirmedWorld, first, 30)["confirm"] > 900
+
+
 def test_a_seed_replays_exactly() -> None:
     check_replays(RebuiltWorld)
 
@@ -34,6 +41,7 @@ def test_a_seed_replays_exactly() -> None:
 @pytest.mark.parametrize("chunk", range(20))
 def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
     search_chunk(RebuiltWorld, seed, chunk)
+    search_chunk(RebuiltConfirmedWorld, seed, chunk)
 
 
 # -- mutants ----------------------------------------------------------------------------------------
@@ -75,3 +83,10 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def test_31_the_simulator_finds_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
     check_found(RebuiltWorld, name, 300)
+
+
+def test_31_the_simulator_finds_a_member_that_does_not_know_what_was_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rebuild, "with_told", lambda stream, _: stream)
+    check_found(RebuiltConfirmedWorld, "a member that does not know what was confirmed", 300)

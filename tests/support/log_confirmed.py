@@ -4,7 +4,7 @@ The slot is confirmed once all machines of the writer have that durably. From th
 be the only one that is left for the next writer, which compares it with the slot.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tests.support.log_rebuilt import RebuiltWorld
@@ -12,8 +12,9 @@ from tests.support.log_world import LEAST, Machine, Violation, World, Writer
 from walsender_bridge.change_log.protocol import MAX_COUNT
 from walsender_bridge.change_log.replica.core import ReplicaState
 from walsender_bridge.change_log.replica.synchronization import SyncBatch
-from walsender_bridge.change_log.repository import membership
+from walsender_bridge.change_log.repository import membership, rebuild
 from walsender_bridge.change_log.repository.core import StreamState
+from walsender_bridge.change_log.repository.rebuild import RebuildPlan, StreamPlan
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 NOTHING = WalPosition(0, 0)
@@ -36,7 +37,7 @@ class ConfirmedWorld(World):
         #: How far a writer has gone, and what a slot was confirmed to.
         self.reached, self.confirmed = 0, NOTHING
         #: Of the repository that has a replica synchronized, which may be an old leader.
-        self.sync_term = 0
+        self.sync_term = self.sync_version = 0
         super().__init__(seed, names)
 
     def confirm(self) -> None:
@@ -77,15 +78,20 @@ class ConfirmedWorld(World):
         return (core and membership.told(core.status())[0]) or NOTHING
 
     def begin_sync(self, known: StreamState | None = None) -> None:
-        self.sync_term = (known or self.stream).term
+        stream = known or self.stream
+        self.sync_term, self.sync_version = stream.term, stream.latest.version
         super().begin_sync(known)
 
     def sync_init(self, source: Machine, machine: Machine) -> tuple[str, list[SyncBatch]] | None:
         """As `Replication._in_sync`: one that has all entries is synchronized, too."""
-        core, its = machine.core, source.core
-        complete = core is not None and core.state == ReplicaState.SEALED
-        if complete and its and membership.told(core.status()) != membership.told(its.status()):
-            self.attempt(lambda: machine.do(lambda core: core.seal(MAX_COUNT, self.sync_term)))
+        core = machine.core
+        if (
+            core is not None
+            and core.state == ReplicaState.SEALED
+            and self._told(machine.name) != self._told(source.name)
+        ):
+            term, version = self.sync_term, self.sync_version
+            self.attempt(lambda: machine.do(lambda core: core.seal(MAX_COUNT, term, version)))
         return super().sync_init(source, machine)
 
     def check(self) -> None:
@@ -105,3 +111,13 @@ class RebuiltConfirmedWorld(ConfirmedWorld, RebuiltWorld):
     """See the module."""
 
     EVENTS = (*RebuiltWorld.EVENTS, ("confirm", 10))
+
+    def _members(self, plan: RebuildPlan, stream: StreamPlan) -> tuple[str, ...]:
+        """As `Rebuilder._stream`."""
+        cores = {name: self.machines[name].core for name in stream.members}
+        known = rebuild.with_told(
+            stream, {name: core.status() for name, core in cores.items() if core is not None}
+        )
+        for name in {*stream.members} - {*known.members}:
+            self._seal_for(replace(stream, end=MAX_COUNT), name, plan.fence)
+        return super()._members(plan, known)

@@ -33,6 +33,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UsageError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 POLICY = ReplicationPolicy(replicas=3, min_replicas=2)
 SERVERS = tuple(AskedLogServer(f"at-{each}", each) for each in "klm")
@@ -265,6 +266,19 @@ def test_31_a_replica_that_changed_while_it_was_sealed_is_refused() -> None:
         rebuild.check_sealed(found, its, [status, replace(status, state="sealing")])
     with pytest.raises(DivergedError, match="different entries"):
         rebuild.check_sealed(found, its, [status, replace(status, last_crc=8)])
+
+
+def test_31_members_know_how_far_the_slot_was_confirmed_and_others_take_it_from_one() -> None:
+    (its,) = plan(*WHOLE).streams
+    status = ReplicaStatus(
+        "a", "log", "sealed", its.term, 1, 5, 5, 4, 500, 7, 1, 5, 500, WalPosition(1, 8), 40, 3
+    )
+    earlier = replace(status, confirmed_to=WalPosition(1, 7))
+    nothing = replace(status, confirmed_to=None, system_id=None)
+    found = rebuild.with_told(its, {"k": earlier, "l": status, "m": nothing})
+    assert (found.members, found.behind, found.near) == (("l",), ("k", "m"), ("k", "m"))
+    assert (its.source, found.source) == ("k", "l")
+    assert rebuild.with_told(its, dict.fromkeys("klm", status)) == its
 
 
 # -- the new state ----------------------------------------------------------------------------------

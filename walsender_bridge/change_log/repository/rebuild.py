@@ -72,7 +72,7 @@ from walsender_bridge.change_log.repository.core import (
     StreamCommit,
     StreamState,
 )
-from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+from walsender_bridge.change_log.repository.membership import ReplicationPolicy, told
 from walsender_bridge.errors import (
     ConfigError,
     CorruptError,
@@ -81,6 +81,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UsageError,
 )
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 #: The consumer that keeps the log from trimming until the others have renewed their leases.
 HOLD: Final = "log rebuild"
@@ -449,6 +450,24 @@ def check_sealed(plan: RebuildPlan, stream: StreamPlan, statuses: Iterable[Repli
             where=f"stream {stream.stream}",
             repair=_STOP_ONE,
         )
+
+
+def with_told(stream: StreamPlan, sealed: Mapping[str, ReplicaStatus]) -> StreamPlan:
+    """The plan with those members alone that know as well as any how far the slot was confirmed. `sealed`: their status.
+
+    A replica that was not in sync may have every commit, and lack that. It takes it from a member first, as others take commits.
+    """
+    its = {each: sealed[each] for each in stream.members}
+    most = max(its.values(), key=lambda each: each.confirmed_to or WalPosition(0, 0))
+    members = tuple(each for each in stream.members if told(its[each]) == told(most))
+    others = tuple(each for each in stream.members if each not in members)
+    return replace(
+        stream,
+        members=members,
+        behind=(*others, *stream.behind),
+        near=(*others, *stream.near),
+        source=stream.source if stream.source in members else members[0],
+    )
 
 
 # -- the new state ----------------------------------------------------------------------------------

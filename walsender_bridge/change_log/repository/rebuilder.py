@@ -7,13 +7,14 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Empty
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.log_server_messages import ReplicaDescription
-from walsender_bridge.change_log.protocol import ReplicaReport, ReplicaStatus
+from walsender_bridge.change_log.protocol import MAX_COUNT, ReplicaReport, ReplicaStatus
 from walsender_bridge.change_log.replica import commit_rows
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.repository import rebuild
@@ -155,12 +156,17 @@ class Rebuilder:
             if each.stream == stream.stream and each.log_server in stream.behind
         ]
         rebuild.check_history(stream.stream, behind, rows)
-        for each in (*stream.members, *stream.behind):
-            self._seal(plan, stream, each)
-        members = self._members(plan, stream)
+        sealed = {
+            each: self._seal(plan, stream, each) for each in (*stream.members, *stream.behind)
+        }
+        known = rebuild.with_told(stream, sealed)
+        for each in {*stream.members} - {*known.members}:
+            # It has all commits, and would not take part in a synchronization otherwise.
+            self._seal(plan, replace(stream, end=MAX_COUNT), each)
+        members = self._members(plan, known)
         statuses = [self._fence(plan, stream, each) for each in members]
         rebuild.check_sealed(plan, stream, statuses)
-        return StreamHistory(members, rows, self._report(stream).position)
+        return StreamHistory(members, rows, self._report(known).position)
 
     def _check_streams(self, plan: RebuildPlan) -> None:
         """Raise `UnavailableError` if there is a stream that `look` did not find: it is not sealed, and may have commits.
