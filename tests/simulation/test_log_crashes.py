@@ -10,8 +10,10 @@ replica knows.
 
 import random
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,8 @@ from tests.support import pgoutput_messages as pg
 from tests.support.log_entries import ACCOUNTS, HASHES, SCHEMAS, batches
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import ReplicaReport
-from walsender_bridge.change_log.replica.disk import RecoveryOutcome
+from walsender_bridge.change_log.replica.core import Replica
+from walsender_bridge.change_log.replica.disk import Effect, PutDurable, RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.repository.barriers import Barriers
 from walsender_bridge.change_log.repository.core import (
@@ -403,11 +406,13 @@ class Writer:
 def run(folder: Path, seed: int, actions: int) -> dict[str, int]:
     print(f"seed {seed}")
     simulation = Simulation(folder, seed)
-    simulation.run(actions)
-    simulation.finish()
-    for host in simulation.hosts.values():
-        host.close()
-    shutil.rmtree(folder)
+    try:
+        simulation.run(actions)
+        simulation.finish()
+    finally:
+        for host in simulation.hosts.values():
+            host.close()
+        shutil.rmtree(folder)
     return simulation.crashes
 
 
@@ -450,3 +455,47 @@ def test_crashes_between_any_two_steps_for_long(tmp_path: Path, seed: int) -> No
         *("log-roll-copied", "log-roll-durable", "log-roll-renamed"),
         *("log-trim-durable", "log-trim-dropped"),
     }
+
+
+# -- mutants ----------------------------------------------------------------------------------------
+
+
+def _awaited_reports_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Barriers, "due", lambda self, _: self.unforced())
+
+
+def _gates_are_not_durable(patch: pytest.MonkeyPatch) -> None:
+    really = Replica.append
+
+    def append(self: Replica, *arguments: Any) -> list[Effect]:
+        before = self.durable
+        effects = really(self, *arguments)
+        if effects != [PutDurable(replace(before, gate_lsn=self.durable.gate_lsn))]:
+            return effects
+        self.durable = before
+        return []
+
+    patch.setattr(Replica, "append", append)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a barrier does not wait for reports that were asked for before it": _awaited_reports_are_forgotten,
+    "a gate that is lowered is not durable": _gates_are_not_durable,
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_simulator_finds_the_mutant(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About one seed in ten does."""
+    MUTANTS[name](monkeypatch)
+    for number in range(150):
+        try:
+            run(tmp_path / "sim", number, 250)
+        except (AssertionError, TusklineError) as error:
+            print(f"{name}: {error!r}")
+            return
+    pytest.fail(f"{name}: nothing was noticed")
