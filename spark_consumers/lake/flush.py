@@ -5,6 +5,9 @@ one-row table `tuskline.flush` is written. Every earlier commit of the caller en
 row's own commit ends above L. When the log has committed a position beyond L, everything up to L is in it
 (transactions enter the log in commit order), and a barrier forced then is a version that holds it all. It is readable when
 an epoch of that version is published, and every published table is in it.
+
+L is compared with the log's position only once that is on the server's timeline. The log may reach farther on one that the
+server has left: it has diverged then, or is about to find out. The row that was written is on the server's timeline.
 """
 
 import time
@@ -20,7 +23,7 @@ from spark_consumers.lake.tables.sources import Source, read_publication
 from spark_consumers.lake.tables.states import is_undecided, unreadable
 from spark_consumers.lake.writer import adopt
 from spark_consumers.snapshot import flush_mark
-from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import (
     ConfigError,
     ConnectionFailedError,
@@ -32,7 +35,7 @@ from walsender_bridge.errors import (
     UnknownStreamError,
 )
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
-from walsender_bridge.postgres.protocol.lsn import Lsn
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.refusals import connection_error
 from walsender_bridge.runtime.sql import load
 
@@ -86,15 +89,18 @@ class _Patience:
         if error := self._parts.hopeless():
             raise error
 
-    def barrier(self, log: str, positions: Mapping[str, Lsn]) -> int:
+    def barrier(self, log: str, written: Mapping[str, WalPosition]) -> int:
         """The version that holds the positions."""
+        positions = {stream: position.lsn for stream, position in written.items()}
         while True:
             try:
                 with LogClient(log) as client:
+                    _check_timelines(client.status(), written)
                     return client.barrier(positions, timeout=max(0.0, min(self.left, _ASK_AGAIN)))
             except DeadlineError:
                 if self.left <= 0:
                     raise
+                time.sleep(_POLL_SECONDS)
             except (UnknownStreamError, UnavailableError):
                 if self._parts is None or self.left <= 0 or not self._parts.starting():
                     raise
@@ -246,12 +252,24 @@ def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineEr
     )
 
 
-def _written(sources: Mapping[str, str]) -> dict[str, Lsn]:
+def _check_timelines(status: LogStatus, written: Mapping[str, WalPosition]) -> None:
+    """Raise `DeadlineError` if the log is not on the timeline of a source."""
+    for stream, position in written.items():
+        cut = status.streams.get(stream)
+        if cut is not None and cut.timeline != position.timeline:
+            raise DeadlineError(
+                f"the source writes timeline {position.timeline}, and the log ends with timeline {cut.timeline}",
+                where=stream,
+                repair="check that capture follows the source (`tuskline status`), or wait longer with --timeout",
+            )
+
+
+def _written(sources: Mapping[str, str]) -> dict[str, WalPosition]:
     """Where the WAL of each source was before a row was written to it."""
     return {stream: _write(stream, dsn) for stream, dsn in sources.items()}
 
 
-def _write(stream: str, dsn: str) -> Lsn:
+def _write(stream: str, dsn: str) -> WalPosition:
     try:
         with BoundedConnection.open(dsn) as connection:
             row = connection.execute(load("flush/position")).fetchone()
@@ -274,4 +292,4 @@ def _write(stream: str, dsn: str) -> Lsn:
         ) from None
     if row is None:
         raise ConnectionFailedError("the server returned no position", where=stream)
-    return int(row[0])
+    return WalPosition(timeline=int(row[1]), lsn=int(row[0]))

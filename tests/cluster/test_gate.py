@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from spark_consumers.lake.flush import _Patience
 from tests.support.attached import Attached
 from tests.support.capture_stack import (
     STREAM,
@@ -38,10 +39,11 @@ from tests.support.wal_server import promote
 from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.capture.gate.record import decisions
 from walsender_bridge.demo.local_server import LocalServer
-from walsender_bridge.errors import Cause
+from walsender_bridge.errors import Cause, DeadlineError
 from walsender_bridge.postgres.protocol import pgoutput
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, WalPosition
 from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
+from walsender_bridge.runtime.sql import load
 
 #: Seconds in which a gate that lets something pass would have done so many times over.
 QUIET = 0.7
@@ -65,6 +67,13 @@ def _slot(dsn: str, name: str = CANDIDATE) -> dict[str, Any]:
         ).fetchone()
     assert row is not None
     return {"active": row[0], "lsn": row[1]}
+
+
+def _position(dsn: str) -> WalPosition:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row = connection.execute(load("flush/position").encode()).fetchone()
+    assert row is not None
+    return WalPosition(timeline=row[1], lsn=row[0])
 
 
 def _wait_slot(dsn: str, lsn: int) -> None:
@@ -294,7 +303,10 @@ def test_what_consumers_have_and_a_promoted_server_lacks_is_a_divergence_and_not
             # Without its gate: the operator takes the risk, and it comes true.
             capture.settings = replace(capture.settings, gate=Rule())
             capture.start()
-            insert(primary.dsn(), 1, 2)
+            insert(primary.dsn(), *range(1, 200))
+            here = _position(primary.dsn())
+            insert(primary.dsn(), 200)
+            assert _Patience(60.0, None).barrier(log.address, {STREAM: here}) > 0
             check_equal(log, primary.dsn())
             before = log.replica_status()
             primary.stop("immediate")
@@ -307,6 +319,13 @@ def test_what_consumers_have_and_a_promoted_server_lacks_is_a_divergence_and_not
                 before.committed_end,
             )
             assert "has diverged" in capture.output.read_text()
+        # The log is past all that was written there, and holds none of it: `flush` is not to take it for the same.
+        there = _position(standby.dsn())
+        assert (there.timeline, there.lsn < before.committed_end_lsn) == (2, True)
+        with pytest.raises(
+            DeadlineError, match="writes timeline 2, and the log ends with timeline 1"
+        ):
+            _Patience(1.0, None).barrier(log.address, {STREAM: there})
     finally:
         standby.destroy()
 

@@ -2,6 +2,7 @@
 
 import itertools
 from types import SimpleNamespace
+from typing import ClassVar, Self
 from unittest.mock import Mock
 
 import pytest
@@ -12,6 +13,7 @@ from spark_consumers.lake.manifest.chain import Manifest, StreamPosition
 from spark_consumers.lake.tables.shape import Publication
 from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.errors import ConnectionFailedError, DeadlineError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 GONE = "shop.public.gone"
 
@@ -51,3 +53,37 @@ def test_a_table_that_is_dropped_while_flush_waits_for_it_is_waited_for_no_more(
 def test_a_table_that_stays_published_is_waited_for_to_the_end_of_the_time(monkeypatch):
     with pytest.raises(DeadlineError, match=f"without {GONE}"):
         flushed(monkeypatch, [["public.gone"], ["public.gone", "public.later"]])
+
+
+class Log:
+    """The client of a log whose stream is on a timeline, and has committed to a later LSN than any of another timeline."""
+
+    timelines: ClassVar[list[int]] = []
+
+    def __init__(self, _: str) -> None:
+        self.timeline = self.timelines.pop(0) if len(self.timelines) > 1 else self.timelines[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(streams={"shop": SimpleNamespace(timeline=self.timeline)})
+
+    def barrier(self, positions: dict[str, int], timeout: float) -> int:
+        del timeout
+        assert positions == {"shop": 500}
+        return 41
+
+
+def test_a_log_that_reaches_farther_on_another_timeline_does_not_hold_the_position(monkeypatch):
+    """After a failover to a standby that lacked its last transactions, it is past each LSN that is written there."""
+    monkeypatch.setattr(module, "LogClient", Log)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(Log, "timelines", [1])
+    with pytest.raises(DeadlineError, match="writes timeline 2, and the log ends with timeline 1"):
+        module._Patience(0.05, None).barrier("log", {"shop": WalPosition(2, 500)})
+    monkeypatch.setattr(Log, "timelines", [1, 1, 2])
+    assert module._Patience(30.0, None).barrier("log", {"shop": WalPosition(2, 500)}) == 41
