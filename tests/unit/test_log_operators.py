@@ -357,7 +357,7 @@ def test_leases_that_have_ended_hold_nothing() -> None:
         StreamCommit(CommitContext(3, 1, 1, 4), replace(START, end_offset=5, bytes_total=40))
     )
     state.version = state.published = 3
-    shown = status.describe(state, {}, [], 20.0, 1.0)
+    shown = status.describe(state, {}, {}, [], 20.0, 1.0)
     assert [(each.name, each.lease_seconds) for each in shown.consumers] == [("live", 10.0)]
     assert [place.answers for place in shown.streams[0].replicas] == [False]
     request = repository_messages.TrimStreamRequest(STREAM, None, None)

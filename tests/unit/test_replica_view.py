@@ -17,6 +17,7 @@ from walsender_bridge.observability import metrics, quorum_metrics
 from walsender_bridge.observability.observation import Observation, Process
 from walsender_bridge.observability.quorum_view import QuorumView
 from walsender_bridge.observability.replica_view import StreamReplicas, of_streams
+from walsender_bridge.runtime.error_record import ErrorRecord
 
 
 def place(number: int, *, in_sync: bool = True, answers: bool = True) -> ReplicaPlace:
@@ -76,6 +77,15 @@ def test_a_replica_that_is_synchronized_is_waited_for():
         "log: the replica of stream shop at grpc://10.0.0.2:7401 is not in sync; "
     )
     assert "tuskline log status shows its lag" in out
+
+
+def test_a_replica_that_could_not_be_synchronized_is_named_with_the_cause():
+    full = ErrorRecord("DISK_FULL", "the disk is full", "", "free disk space there")
+    replicas = of_streams([stream(place(1), replace(place(2, in_sync=False), failure=full))], 2)
+    (_, out) = observed(*replicas).degraded
+    assert out.endswith(
+        " is not in sync, and could not be synchronized: the disk is full; free disk space there; it is tried again"
+    )
 
 
 def test_a_stream_on_too_few_log_servers_needs_another_one():

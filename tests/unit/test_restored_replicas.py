@@ -1,10 +1,13 @@
-"""A log server whose data_dir is put back to an older state, as with its virtual machine."""
+"""A log server whose data_dir is put back to an older state, as with its virtual machine, or is that of another log."""
 
 import shutil
 
 from tests.support.log_entries import SCHEMAS
 from tests.support.waiting import wait_for
-from tests.unit.test_replication import machines
+from tests.unit.test_replication import STREAM, machines
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.client import ReplicaClient
+from walsender_bridge.observability import log_view
 
 __all__ = ["machines"]
 
@@ -29,3 +32,24 @@ def test_21_an_older_copy_of_a_member_takes_no_commit_for_a_removed_tail(machine
         assert here.members() == [0, 1]
     here.write_on()
     here.all_equal()
+
+
+def test_a_replica_of_another_log_is_shown_with_the_reason_until_it_is_removed(machines) -> None:
+    here = machines(silence=1.0)
+    here.write_on()
+    here.wipe(2)
+    here.start(2)
+    with ReplicaClient(here.listens[2]) as other:
+        other._call(m.CREATE, m.CreateRequest(STREAM, "another log"))
+
+    def reason() -> str:
+        (stream,) = log_view.summary(log_view.observe(here.repository.address))["streams"]
+        shown = {each["address"]: each["reason"] for each in stream["replicas"]}
+        return shown.get(f"grpc://{here.listens[2]}") or ""
+
+    wait_for(lambda: "not of log another log" in reason(), 30, "the reason")
+    here.wipe(2)
+    here.start(2)
+    here.write_on()
+    here.all_equal()
+    assert reason() == ""

@@ -84,13 +84,17 @@ class RaiseVersionRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """A replica as the repository knows it. `version`: the highest one that it has durably. `in_sync`: commits need it."""
+    """A replica as the repository knows it. `version`: the highest one that it has durably. `in_sync`: commits need it.
+
+    `failure`: why the last attempt to bring it in sync failed; None: none has since it was.
+    """
 
     log_server: str
     address: str
     answers: bool
     version: int
     in_sync: bool
+    failure: ErrorRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

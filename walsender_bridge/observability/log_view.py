@@ -135,8 +135,14 @@ def _replica(seen: LogView, stream: StreamDescription, place: ReplicaPlace) -> d
         "disk_bytes": found.disk_bytes,
         "lag_entries": status and max(stream.end_offset - status.committed_end, 0),
         "lag_bytes": None if known is None else max(stream.bytes_total - known, 0),
-        "reason": found.reason or None,
+        "reason": _reason(found, place),
     }
+
+
+def _reason(found: ReplicaDescription, place: ReplicaPlace) -> str | None:
+    if place.failure is not None and not place.in_sync:
+        return f"could not be synchronized: {place.failure.what}"
+    return found.reason or None
 
 
 def _consumer(consumer: ConsumerDescription) -> dict[str, Any]:

@@ -50,8 +50,15 @@ class StreamReplicas:
         for place in self.places:
             if not place.in_sync:
                 where = f"log: the replica of stream {self.stream} at {place.address or place.log_server}"
-                why = "" if place.answers else ", and its log server does not answer"
-                yield f"{where} is not in sync{why}; {_WAIT if place.answers else _START}"
+                yield f"{where} is not in sync{_cause(place)}"
+
+
+def _cause(place: ReplicaPlace) -> str:
+    if not place.answers:
+        return f", and its log server does not answer; {_START}"
+    if place.failure is not None:
+        return f", and could not be synchronized: {place.failure.sentence}; it is tried again"
+    return f"; {_WAIT}"
 
 
 def of_streams(

@@ -105,6 +105,8 @@ class Replication:
         self._unused: dict[str, int] = {}
         #: By stream and log server: why it could not be sealed, as logged last.
         self._told: dict[tuple[str, str], str] = {}
+        #: By stream and log server: why its replica could not be taken back the last time; for `describe`.
+        self.failures: dict[tuple[str, str], TusklineError] = {}
         #: What is being carried out: streams, or streams and replicas.
         self._running: set[object] = set()
         self._copies = threading.Semaphore(_COPIES)
@@ -201,6 +203,7 @@ class Replication:
             sealed[replica] = status
 
     def _not_taken_back(self, name: str, replica: str, error: TusklineError) -> None:
+        self.failures[name, replica] = error
         self._membership.failed(time.monotonic(), name, replica)
         _log.warning(
             "could not take a replica back",
@@ -217,6 +220,7 @@ class Replication:
                 self._membership.failed(now, name, each)
                 _log.warning("replica left out", stream=name, log_server=each, left=len(after))
         for each in after:
+            self.failures.pop((name, each), None)
             if each not in before:
                 self._membership.taken_back(now, name, each)
                 _log.info("replica in sync", stream=name, log_server=each, replicas=len(after))

@@ -390,8 +390,14 @@ class RepositoryServer:
     def describe(self) -> m.DescribeAnswer:
         """See `OperatorLog.describe`."""
         with self._changed:
-            faults, now = self._faults, self._clock.now()
-            return status.describe(self._state, faults, self._log_servers, now, self._retention)
+            return status.describe(
+                self._state,
+                self._faults,
+                self._replication.failures,
+                self._log_servers,
+                self._clock.now(),
+                self._retention,
+            )
 
     def trim_stream(self, request: m.TrimStreamRequest) -> m.TrimStreamAnswer:
         """See `OperatorLog.trim_stream`."""

@@ -12,11 +12,12 @@ from walsender_bridge.runtime.error_record import ErrorRecord
 def describe(
     state: Repository,
     faults: Mapping[str, TusklineError],
+    failures: Mapping[tuple[str, str], TusklineError],
     log_servers: Iterable[LogServer],
     now: float,
     retention: float,
 ) -> m.DescribeAnswer:
-    """See `DescribeAnswer`. `now`: of the log's steady clock."""
+    """See `DescribeAnswer`. `failures`: see `Replication`. `now`: of the log's steady clock."""
     answering = {each.log_server_id for each in log_servers if each.answers}
     return m.DescribeAnswer(
         log_id=state.log_id,
@@ -25,7 +26,9 @@ def describe(
         forced_version=min(state.forced_version, state.published),
         next_global=state.next_global,
         retention=retention,
-        streams=tuple(_stream(state, name, answering, now) for name in sorted(state.streams)),
+        streams=tuple(
+            _stream(state, name, failures, answering, now) for name in sorted(state.streams)
+        ),
         consumers=tuple(
             _consumer(state, name, consumer, now)
             for name, consumer in sorted(state.consumers.items())
@@ -35,7 +38,13 @@ def describe(
     )
 
 
-def _stream(state: Repository, name: str, answering: set[str], now: float) -> m.StreamDescription:
+def _stream(
+    state: Repository,
+    name: str,
+    failures: Mapping[tuple[str, str], TusklineError],
+    answering: set[str],
+    now: float,
+) -> m.StreamDescription:
     stream = state.streams[name]
     last, published = stream.last, stream.at(state.published)
     assert published is not None, "history reaches down to what is published"
@@ -58,6 +67,7 @@ def _stream(state: Repository, name: str, answering: set[str], now: float) -> m.
                 answers=each in answering,
                 version=stream.applied.get(each, 0),
                 in_sync=each in stream.members,
+                failure=ErrorRecord.of(failed) if (failed := failures.get((name, each))) else None,
             )
             for each in stream.replicas
         ),
