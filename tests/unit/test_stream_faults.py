@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.unit.test_repository import log_of, report, tick
 from walsender_bridge.change_log.repository.core import (
+    LogServerSeen,
     Repository,
     StreamSealed,
     StreamState,
@@ -38,7 +39,8 @@ class Case:
         self.faults = StreamFaults(clock=lambda: self.now)
 
     def found(self, *log_servers: LogServer) -> dict[str, TusklineError]:
-        return self.faults.faults(self.state.streams, log_servers or (LogServer(),))
+        state = self.state
+        return self.faults.faults(state.streams, log_servers or (LogServer(),), state.log_servers)
 
 
 def test_a_log_that_is_well_has_no_faults() -> None:
@@ -124,9 +126,9 @@ def test_no_version_is_issued_before_all_that_have_replicas_were_heard() -> None
     # A log server that lost its identity is known to have: it is that stream's fault alone.
     assert case.faults.refusal({**streams, **other}, [LogServer(), LogServer("new")]) is None
     # A log server that is only restarted is no fault yet.
-    assert case.faults.faults({**streams, **other}, [LogServer(), away]) == {}
+    assert case.faults.faults({**streams, **other}, [LogServer(), away], {}) == {}
     case.now += AWAY_SECONDS
-    found = case.faults.faults({**streams, **other}, [LogServer(), away])
+    found = case.faults.faults({**streams, **other}, [LogServer(), away], {})
     assert "has not answered since the repository started" in found["a"].what
 
 
@@ -182,9 +184,14 @@ def test_a_replica_that_is_away_is_not_taken_for_the_one_that_answers() -> None:
     """Nobody is told to give a log server the identity of another."""
     case = Case()
     case.state = log_of("a", log_servers=("k", "l"))
+    case.state.apply(LogServerSeen("l", "grpc://there:1"))
     case.faults.note(case.state.evaluate([report("a", 0, 1, 0)]))
     away = LogServer("l", "grpc://there:1", answers=False)
     assert case.found(LogServer(), away) == {}
     case.now += AWAY_SECONDS
     (fault,) = case.found(LogServer(), away).values()
-    assert fault.what == "log server l does not answer"
+    assert fault.what == "its log server does not answer"
+    assert fault.where == "stream a, log server grpc://there:1"
+    # The repository was restarted, and nobody has told it yet who is at that address.
+    (again,) = case.found(LogServer(), replace(away, log_server_id="")).values()
+    assert again.where == fault.where

@@ -263,7 +263,8 @@ class RepositoryServer:
             if taken:
                 self._record(RepositoryTick(self._clock.now(), tuple(taken), issue=False))
                 self._note(taken)
-            self._faults = self._noted.faults(self._state.streams, self._log_servers)
+            state = self._state
+            self._faults = self._noted.faults(state.streams, self._log_servers, state.log_servers)
             self.barriers.published(self._state.published)
         self._trim()
 

@@ -126,15 +126,18 @@ class StreamFaults:
         return evaluation is not None and not evaluation.reason
 
     def faults(
-        self, streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
+        self,
+        streams: Mapping[str, StreamState],
+        log_servers: Iterable[LogServer],
+        addresses: Mapping[str, str],
     ) -> dict[str, TusklineError]:
-        """The faults, by stream."""
+        """The faults, by stream. `addresses`: of log servers by id, as recorded when they answered last."""
         known = list(log_servers)
         found = {
             name: fault
             for name, stream in streams.items()
             for replica in stream.members
-            if (fault := self._fault(name, stream, replica, known))
+            if (fault := self._fault(name, stream, replica, known, addresses))
         }
         found = {**self._sealed_faults(streams), **found}
         waits = self.refusal(streams, known)
@@ -159,11 +162,17 @@ class StreamFaults:
         }
 
     def _fault(
-        self, stream: str, state: StreamState, replica: str, log_servers: list[LogServer]
+        self,
+        stream: str,
+        state: StreamState,
+        replica: str,
+        log_servers: list[LogServer],
+        addresses: Mapping[str, str],
     ) -> TusklineError | None:
         found = [k for k in log_servers if k.log_server_id == replica and k.answers]
         if not found:
-            return self._away_fault(stream, state, replica, log_servers)
+            address = addresses.get(replica, replica)
+            return self._away_fault(stream, state, replica, log_servers, address)
         self._away.pop(replica, None)
         if len(found) > 1:
             return _duplicate_id_fault(found, f"stream {stream}")
@@ -178,7 +187,12 @@ class StreamFaults:
         return log_server.refused.get(stream)
 
     def _away_fault(
-        self, stream: str, state: StreamState, replica: str, log_servers: list[LogServer]
+        self,
+        stream: str,
+        state: StreamState,
+        replica: str,
+        log_servers: list[LogServer],
+        address: str,
     ) -> TusklineError | None:
         others = [
             k
@@ -204,8 +218,8 @@ class StreamFaults:
         if self._clock() - self._away.setdefault(replica, self._clock()) < AWAY_SECONDS:
             return None
         return UnavailableError(
-            f"log server {replica} does not answer",
-            where=f"stream {stream}",
+            "its log server does not answer",
+            where=f"stream {stream}, log server {address}",
             repair="check that `tuskline log-server run` is running there, and its log",
         )
 
