@@ -479,6 +479,15 @@ def test_a_replica_that_lacks_a_commit_of_the_repository_is_named(
     monkeypatch.setattr(log_view, "observe", lambda _: seen)
     violations = log.verify().violations
     assert [(each.invariant, each.offset) for each in violations] == [("I6", 3)] * 2
+    # One was left out while it did not answer: it answers again, and nobody has sealed it yet.
+    first, second = stream.replicas
+    left_out = replace(stream, end_offset=5, replicas=(first, replace(second, in_sync=False)))
+    seen = replace(real, log=replace(real.log, streams=(left_out,)))
+    report = log.verify()
+    assert [each.replica for each in report.violations] == [first.address]
+    assert report.notes == [
+        f"stream {STREAM}, replica {second.address}: it is not in sync, and ends at 3; the stream ends at 5"
+    ]
 
 
 def test_a_gap_between_the_streams_of_a_running_log_is_named(log: Log) -> None:

@@ -539,15 +539,18 @@ def test_versions_that_one_replica_does_not_know_yet_are_not_compared() -> None:
 
 
 def test_a_replica_that_lacks_what_was_committed_is_named() -> None:
-    assert against_repository(stated(), 9, 9) is None
-    lacking = against_repository(stated(), 10, 9)
+    assert against_repository(stated(), 9, 9, in_sync=True) is None
+    lacking = against_repository(stated(), 10, 9, in_sync=True)
     assert lacking is not None
     assert (lacking.invariant, lacking.offset, lacking.cause) == ("I6", 9, Cause.DIVERGED)
     # It is no longer of the set.
-    assert against_repository(stated(state="sealed"), 10, 9) is None
-    ahead = against_repository(stated(), 9, 8)
-    assert ahead is not None
-    assert ahead.invariant == "I5"
+    assert against_repository(stated(state="sealed"), 10, 9, in_sync=True) is None
+    # It was left out while it did not answer, and nobody has sealed it since.
+    assert against_repository(stated(), 10, 9, in_sync=False) is None
+    for in_sync in (True, False):
+        ahead = against_repository(stated(), 9, 8, in_sync=in_sync)
+        assert ahead is not None
+        assert ahead.invariant == "I5"
 
 
 def test_what_a_replica_states_and_serves_agrees_with_its_index() -> None:

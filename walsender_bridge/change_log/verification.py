@@ -301,14 +301,17 @@ def check_recovery(stated: StatedReplica, reason: str) -> Violation:
     return Violation("I13", reason, stated.stream, stated.replica, None)
 
 
-def against_repository(stated: StatedReplica, committed_end: int, version: int) -> Violation | None:
-    """Check a replica of the set against the repository.
+def against_repository(
+    stated: StatedReplica, committed_end: int, version: int, *, in_sync: bool
+) -> Violation | None:
+    """Check a replica against the repository.
 
-    `committed_end`: of the stream, as the repository had it before the replica was asked; `version`: the newest one issued,
-    as it had it afterwards.
+    `committed_end`: of the stream, as the repository had it before the replica was asked; `in_sync`: whether the replica was of
+    the set then: one that was left out while it did not answer is appendable until it is sealed and synchronized.
+    `version`: the newest one issued, as the repository had it afterwards.
     """
     place = (stated.stream, stated.replica)
-    if stated.state == "appendable" and stated.end_offset < committed_end:
+    if in_sync and stated.state == "appendable" and stated.end_offset < committed_end:
         what = f"the repository has committed up to {committed_end}, the replica ends at {stated.end_offset}"
         return Violation("I6", what, *place, stated.end_offset, Cause.DIVERGED)
     if stated.version > version:

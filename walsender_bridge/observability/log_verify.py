@@ -12,7 +12,11 @@ from walsender_bridge.change_log.operator_client import OperatorLog, OperatorRep
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica.core import ReplicaState
 from walsender_bridge.change_log.replica.disk import IndexRow, RecoveryOutcome, evaluate
-from walsender_bridge.change_log.repository_messages import DescribeAnswer, StreamDescription
+from walsender_bridge.change_log.repository_messages import (
+    DescribeAnswer,
+    ReplicaPlace,
+    StreamDescription,
+)
 from walsender_bridge.change_log.stored_replica import DataDirectoryLock, StoredReplicaFiles
 from walsender_bridge.change_log.verification import EntryRow, StatedReplica, Violation
 from walsender_bridge.errors import (
@@ -121,7 +125,7 @@ def verify_running(address: str, streams: Sequence[str], output: Output) -> Veri
             sources[stream.stream] = []
             for place in stream.replicas:
                 found = seen.replica(stream.stream, place)
-                if not _takes_part(found, stream, place.address, after, report):
+                if not _takes_part(found, stream, place, after, report):
                     continue
                 assert isinstance(found, ReplicaDescription)
                 assert found.status is not None
@@ -153,11 +157,12 @@ def _chosen(log: DescribeAnswer, names: Sequence[str]) -> list[StreamDescription
 def _takes_part(
     found: ReplicaDescription | TusklineError,
     stream: StreamDescription,
-    address: str,
+    place: ReplicaPlace,
     after: DescribeAnswer,
     report: VerifyReport,
 ) -> bool:
     """Whether a replica can be verified; if not, the report says why."""
+    address = place.address
     if isinstance(found, TusklineError):
         what = f"could not be verified: {found.what}"
         report.violations.append(Violation("", what, stream.stream, address, None, found.cause))
@@ -171,10 +176,13 @@ def _takes_part(
             report.violations.append(Violation("I13", what, stream.stream, address, None, cause))
         return False
     violation = verification.against_repository(
-        stated(found, address), stream.end_offset, after.version
+        stated(found, address), stream.end_offset, after.version, in_sync=place.in_sync
     )
     if violation is not None:
         report.violations.append(violation)
+    elif not place.in_sync:
+        what = f"it is not in sync, and ends at {found.status.end_offset}; the stream ends at {stream.end_offset}"
+        report.notes.append(f"stream {stream.stream}, replica {address}: {what}")
     return True
 
 
