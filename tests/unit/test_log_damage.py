@@ -122,6 +122,23 @@ def test_a_folder_that_is_away_for_now_is_no_damage(tmp_path):
     replica.close()
 
 
+def test_a_folder_that_is_gone_is_named_until_it_is_back(tmp_path: Path) -> None:
+    """It said to check for a full disk and for exhausted file descriptors."""
+    place, away = tmp_path / "s", tmp_path / "away"
+    replica = HostedReplica(place, segment_bytes=1)
+    replica.create("s", "log")
+    written = write(replica, EntryMaker(), commits=3)
+    place.rename(away)
+    with pytest.raises(UnavailableError, match="No such file"):
+        replica.open_writer(2)
+    with pytest.raises(UnavailableError) as found:
+        replica.status()
+    assert "put the folder back, or mount its disk" in found.value.repair
+    away.rename(place)
+    assert everything(replica, len(written) + 1)[0] == written
+    replica.close()
+
+
 def test_33_a_damaged_replica_id_is_damage_and_no_failure(tmp_path: Path) -> None:
     source = tmp_path / "source"
     replica = HostedReplica(source)

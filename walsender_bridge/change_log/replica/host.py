@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import Final
 
 from walsender_bridge.change_log.entry import (
     EntryHeader,
@@ -71,6 +72,12 @@ from walsender_bridge.runtime import fail_point, logs
 LAZY_SECONDS = 1.0
 #: A time later than that of any commit (microseconds).
 FOREVER = 2**62
+#: The repairs of a disk that could not be accessed.
+_BUSY: Final = "check for a full disk and for exhausted file descriptors"
+_GONE: Final = (
+    "put the folder back, or mount its disk; if it is lost, restart the log server:"
+    " the replica is then synchronized from another one"
+)
 
 _log = logs.logger()
 
@@ -176,7 +183,7 @@ class HostedReplica:
         return UnavailableError(
             f"could not access the replica's disk: {error}",
             where=str(self.folder),
-            repair="check for a full disk and for exhausted file descriptors",
+            repair=_GONE if isinstance(error, FileNotFoundError) else _BUSY,
         )
 
     def close(self) -> None:
