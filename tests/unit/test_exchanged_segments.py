@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import stored_log
 from tests.support.log_entries import batches
+from walsender_bridge.change_log.log_server_messages import CreateRequest
 from walsender_bridge.change_log.protocol import MAX_COUNT
 from walsender_bridge.change_log.replica import identity, replica_ids
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
@@ -91,6 +92,17 @@ def test_an_older_segment_in_the_place_of_the_newest_never_becomes_the_state(
     check_kept_aside(start(tmp_path), tmp_path, "shop", "its first entry is 1: it is another one")
 
 
+def synchronize(folder: Path, replica: HostedReplica) -> None:
+    """From the replica in that folder."""
+    source = HostedReplica(folder)
+    source.recover()
+    source.seal(source.status().committed_end, source.status().term + 1, MAX_COUNT)
+    offer = source.sync_offer("a")
+    for batch in source.sync_batches(offer, replica.sync_init(offer, "log")):
+        replica.sync_replicate("a", batch)
+    source.close()
+
+
 @pytest.fixture(params=["log", "another log"])
 def two(request: pytest.FixtureRequest, tmp_path: Path, start: Servers) -> tuple[Path, Path]:
     """The data directories of two log servers, of one log or two, with a stream of the same name; each has run."""
@@ -113,17 +125,25 @@ def test_a_segment_of_another_replica_is_kept_aside_and_replaced(
     shutil.copytree(segments(other)[-1], own / "streams" / "shop" / segments(other)[-1].name)
     server = start(own)
     check_kept_aside(server, own, "shop", "it is a segment of another replica")
-    source = HostedReplica(tmp_path / "source" / "shop")
-    source.recover()
-    source.seal(source.status().committed_end, source.status().term + 1, MAX_COUNT)
-    offer = source.sync_offer("a")
-    replica = server.replica("shop")
-    for batch in source.sync_batches(offer, replica.sync_init(offer, "log")):
-        replica.sync_replicate("a", batch)
-    source.close()
+    synchronize(tmp_path / "source" / "shop", server.replica("shop"))
     server = start(own)
     assert server.replica("shop").outcome[0] == RecoveryOutcome.VALID
     assert server.replica("shop").status().version == 9
+
+
+def test_the_segments_of_a_replica_that_was_synchronized_are_known_at_once(
+    two: tuple[Path, Path], start: Servers, tmp_path: Path
+) -> None:
+    own, other = two
+    server = start(tmp_path / "new")
+    server.learn(CreateRequest("shop", "log"))
+    synchronize(own / "streams" / "shop", server.replica("shop"))
+    start.stop()
+    shutil.rmtree(segments(tmp_path / "new")[-1])
+    foreign = segments(other)[-1]
+    shutil.copytree(foreign, tmp_path / "new" / "streams" / "shop" / foreign.name)
+    server = start(tmp_path / "new")
+    check_kept_aside(server, tmp_path / "new", "shop", "it is a segment of another replica")
 
 
 def test_ids_that_are_lost_or_of_another_log_server_accuse_no_segment(

@@ -9,6 +9,7 @@ answers with that error until its process is restarted. Readers need the lock on
 import contextlib
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
@@ -358,6 +359,8 @@ class HostedReplica:
     def learn(self, log_id: str) -> None:
         """Create a replica that has lost everything, or never had anything: it is LEARNING until it is synchronized."""
         self._learns = log_id
+        # Drawn before it has a segment, so that the log server can keep it.
+        self.replica_id = self.replica_id or str(uuid.uuid4())
         self._store = self._new_store()
         self._core = self._lost(log_id, "it has no data yet")
         self._broken = None

@@ -287,6 +287,7 @@ class ReplicaServer:
             if stream not in self._replicas:
                 replica = self._host(stream)
                 replica.learn(request.log_id)
+                self._directory.replica_ids.know({stream: replica.replica_id})
                 self._replicas[stream] = replica
         return Empty()
 
