@@ -246,6 +246,21 @@ def test_31_a_stream_that_the_lost_repository_creates_meanwhile_is_not_forgotten
         stream.check()
 
 
+def test_31_a_rebuild_beside_a_repository_that_still_commits_names_it(log: ChangeLog) -> None:
+    with (
+        closing(Stream(log)) as stream,
+        closing(Rebuilder(log.listens, log.policy)) as rebuilder,
+    ):
+        stream.commit()
+        plan = rebuilder.look()
+        stream.commit()
+        with pytest.raises(UnavailableError, match="the replica has committed up to") as refused:
+            rebuilder.rebuild(plan, hold=1.0)
+        assert "stop the repository that still commits" in refused.value.repair
+        stream.commit()
+        stream.check()
+
+
 def test_31_a_replica_of_the_end_that_lacks_what_the_slot_was_confirmed_to_takes_it_first(
     log: ChangeLog,
 ) -> None:

@@ -430,6 +430,15 @@ def check_history(stream: str, behind: Sequence[Offer], rows: Sequence[IndexRow]
             )
 
 
+def changed(stream: str, what: str) -> UnavailableError:
+    """The error if a replica is not as it was read."""
+    return UnavailableError(
+        what,
+        where=f"stream {stream}",
+        repair="stop the repository that still commits to the log servers, then try again",
+    )
+
+
 def check_sealed(plan: RebuildPlan, stream: StreamPlan, statuses: Iterable[ReplicaStatus]) -> None:
     """Raise unless these replicas are sealed at the stream's end, behind the fence, with the same entry at the end.
 
@@ -439,10 +448,9 @@ def check_sealed(plan: RebuildPlan, stream: StreamPlan, statuses: Iterable[Repli
     for status in found:
         state = status.state, status.committed_end, status.version
         if state != ("sealed", stream.end, plan.fence):
-            raise UnavailableError(
+            raise changed(
+                stream.stream,
                 f"a replica is {status.state} at {status.committed_end} in version {status.version}, and was at {stream.end}",
-                where=f"stream {stream.stream}",
-                repair="stop the repository that still commits to the log servers, then try again",
             )
     if len({status.last_crc for status in found}) > 1:
         raise DivergedError(

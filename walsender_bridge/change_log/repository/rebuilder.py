@@ -29,6 +29,8 @@ from walsender_bridge.change_log.repository.rebuild import (
     StreamPlan,
 )
 from walsender_bridge.errors import (
+    FencedError,
+    InvalidReplicaError,
     NotLeaderError,
     RunningError,
     TrimmedError,
@@ -197,7 +199,11 @@ class Rebuilder:
 
     def _seal(self, plan: RebuildPlan, stream: StreamPlan, log_server: str) -> ReplicaStatus:
         request = m.SealRequest(stream.stream, stream.end, stream.term, plan.fence)
-        return self._link(log_server).call(m.SEAL, request, within=_ANSWER)
+        try:
+            return self._link(log_server).call(m.SEAL, request, within=_ANSWER)
+        except (FencedError, InvalidReplicaError) as error:
+            # It has a newer term, or has committed more, than when it was read.
+            raise rebuild.changed(stream.stream, error.what) from error
 
     def _members(self, plan: RebuildPlan, stream: StreamPlan) -> tuple[str, ...]:
         """The members, with those that lack little, and as many more as each stream needs."""
