@@ -87,3 +87,16 @@ def test_29_what_does_not_continue_the_log_is_refused(
     assert isinstance(fork, Fork)
     assert (fork.timeline, fork.lsn) == fork_at
     assert word in fork.reason
+
+
+def test_29_a_former_primary_that_came_back_is_to_be_stopped_before_anything_is_given_up() -> None:
+    """The hint was to start over from it, which would drop what the new primary has committed."""
+    log = LogPosition(3, 900, WalPosition(3, 800))
+    former = evaluate(log, 700, replace(IDENTITY, timeline=2), ServerTimelines(2))
+    assert former is not None
+    assert former.repair("run this").startswith("stop this former primary, or correct the DSN")
+    # A failover that lost the end of the log: the server is the newer one.
+    left = ServerTimelines(4, (WalPosition(3, 850),))
+    newer = evaluate(log, 700, replace(IDENTITY, timeline=4), left)
+    assert newer is not None
+    assert newer.repair("run this") == "run this"

@@ -86,11 +86,21 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Why a slot does not continue a log, and the point of the log after which the histories differ."""
+    """Why a slot does not continue a log, and the point of the log after which the histories differ.
+
+    `former`: the server is on an older timeline than the log, as a former primary is that has come back.
+    """
 
     reason: str
     timeline: int
     lsn: Lsn
+    former: bool = False
+
+    def repair(self, restart: str) -> str:
+        """What to do. `restart`: to continue from this server."""
+        if self.former:
+            return f"stop this former primary, or correct the DSN, and capture continues; otherwise {restart}"
+        return restart
 
 
 def evaluate(
@@ -113,6 +123,7 @@ def evaluate(
                 + (f"left at {format_lsn(end)}" if end else "was never on"),
                 own_timeline,
                 end,
+                former=own_timeline > identity.timeline,
             )
     reached = max(confirmed, log.last_end_lsn)
     if identity.flush_lsn < reached:

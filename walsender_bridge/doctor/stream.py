@@ -43,13 +43,15 @@ def evaluate(
         yield _diverged(CLUSTER, where, error.what, error.repair)
         return
     slot = own_slot(facts, source)
-    why = gone(known.log) if slot is None else ""
+    why, repair = gone(known.log) if slot is None else "", reattach(source)
     if server is not None:
         found_fork = fork(known.log, _confirmed(slot, known), server.identity, server.history)
         why = found_fork.reason if found_fork else ""
+        if found_fork is not None and found_fork.former:
+            repair = found_fork.repair(f"run {repair}")
     if why:
         what = f"stream {source.name} has diverged: {why}"
-        yield _diverged(CHECK, where, what, reattach(source))
+        yield _diverged(CHECK, where, what, repair)
 
 
 def _confirmed(slot: Facts | None, known: KnownPosition) -> Lsn | None:
