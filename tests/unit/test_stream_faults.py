@@ -80,6 +80,8 @@ def test_a_replica_of_a_stream_that_the_repository_has_lost_stops_the_versions()
     case = Case()
     case.faults.note(case.state.evaluate([replace(report("a", 9, 3, 1), log_id="another")]))
     assert not case.faults.diverged
+    # Such are all of them once an empty repository was started after a loss.
+    assert "`tuskline log rebuild`" in case.found()["a"].repair
 
 
 def test_a_replica_ahead_of_the_repository_stops_every_stream_by_name() -> None:

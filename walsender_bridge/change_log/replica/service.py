@@ -233,7 +233,8 @@ class ReplicaServer:
             raise ConfigError(
                 f"stream {stream} on this log server belongs to log {status.log_id}, not {log_id}",
                 where=self.address,
-                repair="give each log its own log servers",
+                repair="give each log its own log servers; if this log's repository was lost, and another one was started in"
+                " its place, stop that one, remove it, and run `tuskline log rebuild`: docs/log-lost.md",
             )
         return status
 

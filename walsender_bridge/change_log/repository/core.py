@@ -291,12 +291,14 @@ class ReportEvaluation:
 
     `ahead`: a replica of this log knows a version that was never issued, so records have been lost here,
     possibly including the one that created its stream. `outside`: the replica is no member, so its report does not count.
+    `foreign`: the replica is of another log.
     """
 
     report: ReplicaReport
     reason: str = ""
     ahead: bool = False
     outside: bool = False
+    foreign: bool = False
 
 
 class Repository:
@@ -400,7 +402,13 @@ class Repository:
     def evaluate(self, reports: Iterable[ReplicaReport]) -> list[ReportEvaluation]:
         """Evaluate which reports are accepted, and why the others are not. Does not change the state."""
         return [
-            ReportEvaluation(r, self._fault(r), self._is_ahead(r), self._is_outside(r))
+            ReportEvaluation(
+                r,
+                self._fault(r),
+                ahead=self._is_ahead(r),
+                outside=self._is_outside(r),
+                foreign=r.log_id != self.log_id,
+            )
             for r in reports
         ]
 

@@ -34,6 +34,12 @@ _OLDER: Final = (
     " `tuskline log rebuild`: docs/log-lost.md"
 )
 
+#: The repair when the replica is of another log, as every one is if an empty repository was started after a loss.
+_FOREIGN: Final = (
+    "stop Tuskline and put back that log's repository ([log] data_dir, or etcd); if it is lost, remove this one, and run"
+    " `tuskline log rebuild`; give each log its own log servers: docs/log-lost.md"
+)
+
 _log = logs.logger()
 
 
@@ -182,7 +188,7 @@ class StreamFaults:
             return DivergedError(
                 f"its replica does not match the repository: {evaluation.reason}",
                 where=f"stream {stream}, log server {log_server.address}",
-                repair=_OLDER if evaluation.ahead else REPAIR,
+                repair=_repair(evaluation),
             )
         return log_server.refused.get(stream)
 
@@ -222,6 +228,12 @@ class StreamFaults:
             where=f"stream {stream}, log server {address}",
             repair="check that `tuskline log-server run` is running there, and its log",
         )
+
+
+def _repair(evaluation: ReportEvaluation) -> str:
+    if evaluation.ahead:
+        return _OLDER
+    return _FOREIGN if evaluation.foreign else REPAIR
 
 
 def duplicate_ids(log_servers: Iterable[_K]) -> list[_K]:
