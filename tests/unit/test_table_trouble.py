@@ -1,5 +1,7 @@
 """What does not follow, or does not run, is named with its cause: in `status`, `/readyz` and their exit code."""
 
+from dataclasses import replace
+
 import pytest
 
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
@@ -89,5 +91,14 @@ def test_a_capture_that_does_not_stream_says_why() -> None:
     assert "capture of shop is waiting: connection refused; start it" in seen.problems
     assert (
         "capture of shop is starting: the previous process ended with: connection refused; start it"
+        in seen.problems
+    )
+    # A list of lines is not shown as one line with escapes in it.
+    diverged = replace(
+        error, what="it has diverged\n  transactions of the log after that point:\n  none"
+    )
+    seen = replace(seen, sources=[replace(view, capture=replace(capture, error=diverged))])
+    assert (
+        "capture of shop is waiting: it has diverged; transactions of the log after that point: none; start it"
         in seen.problems
     )

@@ -26,5 +26,8 @@ class ErrorRecord:
 
     @property
     def sentence(self) -> str:
-        """The message and the hint, if it has one."""
-        return f"{self.what}; {self.repair}" if self.repair else self.what
+        """The message and the hint, if it has one, on one line."""
+        lines = [line.strip() for line in self.what.splitlines()]
+        # Behind a colon begins a list.
+        what = "; ".join(lines).replace(":; ", ": ")
+        return f"{what}; {self.repair}" if self.repair else what
