@@ -37,7 +37,15 @@ from slot_sync.resolver.transitions import (
     Transition,
 )
 from tests.support.slots.decoder import File, Position
-from tests.support.slots.world import Held, World, advanced, file_at, has_own_file, replayed
+from tests.support.slots.world import (
+    Held,
+    Physical,
+    World,
+    advanced,
+    file_at,
+    has_own_file,
+    replayed,
+)
 
 NAME, PHYSICAL = "kept", "standby"
 UNPROVEN = temporary_name(NAME, 0)
@@ -46,6 +54,7 @@ DATABASE = 5
 #: Where `memory_of` has the row of the slot's database.
 _SETTLED = 12
 IDLE_TIMEOUT = 1000
+_UNSEEN = Position(0, 0, 0)
 PLUGINS = ("pgoutput", "test_decoding")
 
 
@@ -315,7 +324,7 @@ def _said_alone(seen: World) -> bool:
 
 def silent(world: World) -> bool:
     """Whether the copy is called ready when the primary does not answer."""
-    return bool(world.memory) and _said_alone(_seen(world))
+    return bool(world.memory) and _said_alone(_standby_alone(world))
 
 
 def poll_under_way(world: World) -> World | None:
@@ -371,6 +380,20 @@ def _seen(world: World) -> World:
         waiting=world.waiting[:1],
         created=0,
         unpolled=False,
+    )
+
+
+def _standby_alone(world: World) -> World:
+    """Without what the standby does not show: many worlds are one then."""
+    return _seen(world)._replace(
+        end=0,
+        slot=_UNSEEN,
+        saved_slot=_UNSEEN,
+        kind=0,
+        physical=Physical(sender=world.physical.sender),
+        row=0,
+        moving=False,
+        slot_incarnation_id=0,
     )
 
 

@@ -74,10 +74,11 @@ def _without_primary(world: World, event: str = "poll") -> World:
     Two things nobody can see then: a connection that came and went, and what was done to the slot and its database on the
     primary since the last poll.
     """
-    if (world.reconnected and not world.connected) or world.unpolled or not silent(world):
+    if (world.reconnected and not world.connected) or world.unpolled:
         return world
+    # `silent` asks the resolver, and takes longer.
     lost = broken(world)
-    if lost is not None and lost != OTHER_PLUGIN:
+    if lost is not None and lost != OTHER_PLUGIN and silent(world):
         raise LossError(f"{event}; the primary is silent, and it is ready, but {lost}\n{world}")
     return world
 
