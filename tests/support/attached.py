@@ -72,16 +72,8 @@ class Attached:
         self, *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 90.0
     ) -> subprocess.CompletedProcess[str]:
         """Run `tuskline ARGUMENTS --config ...`."""
-        if env is None:
-            return run_tuskline([*arguments, "--config", str(self.config)], seconds=seconds)
-        return subprocess.run(
-            [*CLI, *arguments, "--config", str(self.config)],
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            env={**os.environ, **env},
-        )
+        told = [*arguments, "--config", str(self.config)]
+        return run_tuskline(told, env=env or {}, seconds=seconds)
 
     def json(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> Any:
         """The result of `tuskline ARGUMENTS --json`, which must end with `code`."""

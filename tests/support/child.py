@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,9 @@ def start_child(
 
 
 def run_tuskline(
-    arguments: Sequence[str], *, seconds: float = 120
+    arguments: Sequence[str], *, env: Mapping[str, str] = {}, seconds: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run `tuskline ARGUMENTS`, by a fork, and return what it said."""
+    """Run `tuskline ARGUMENTS`, by a fork, with `env` added to the environment, and return what it said."""
     with (
         open(os.devnull, "rb") as nothing,
         tempfile.TemporaryFile("w+") as stdout,
@@ -58,6 +58,7 @@ def run_tuskline(
             stdin=nothing.fileno(),
             stdout=stdout.fileno(),
             stderr=stderr.fileno(),
+            environment={**os.environ, **env},
         )
         try:
             code = process.wait(seconds)

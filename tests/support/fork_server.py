@@ -30,20 +30,30 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 COMMAND: Final = "walsender_bridge.cli.app"
 _RUNTIME: Final = "walsender_bridge.runtime"
+_SUBCOMMANDS: Final = (
+    *("attach", "certs", "doctor", "epochs", "flush", "lake_verify", "log_backup"),
+    *("log_rebuild", "log_status", "log_tail", "log_trim", "log_verify", "members"),
+    *("quarantine", "quorum", "reattach", "safekeeper", "slots", "status", "table", "up", "wait"),
+)
 #: By module: what its processes import first. Not what reads its settings as it is loaded, as Arrow does in a log server, and not
 #: the module itself, which `runpy` loads anew.
 PRELOADED: Final = {
     COMMAND: (
-        "walsender_bridge.cli.attach",
-        "walsender_bridge.cli.doctor",
-        "walsender_bridge.cli.status",
+        # What the module itself imports: its subcommands.
+        *(f"walsender_bridge.cli.{name}" for name in _SUBCOMMANDS),
+        "walsender_bridge.config",
+        "walsender_bridge.doctor.etcd",
+        "walsender_bridge.doctor.log",
+        "walsender_bridge.doctor.machine",
+        "walsender_bridge.doctor.parts",
         "walsender_bridge.doctor.server",
+        "walsender_bridge.observability.observation",
         "walsender_bridge.observability.quorum_view",
         "walsender_bridge.provisioning.init",
         "walsender_bridge.provisioning.detach",
@@ -125,14 +135,14 @@ class ForkedProcess(subprocess.Popen[bytes]):
         return self.returncode
 
 
-def _early() -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith(_READ_EARLY)))
+def _early(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((k, v) for k, v in environment.items() if k.startswith(_READ_EARLY)))
 
 
 @functools.cache
 def _server(module: str, owner: int, early: tuple[tuple[str, str], ...]) -> socket.socket:
     """The connection to a module's server, which is started by the first call in the process `owner`."""
-    del owner, early
+    del owner
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     name = "tests.support.fork_server"
     with there:
@@ -142,7 +152,7 @@ def _server(module: str, owner: int, early: tuple[tuple[str, str], ...]) -> sock
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
             # Where numpy's library starts no threads, the server has one.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, **dict(early), "OPENBLAS_NUM_THREADS": "1"},
         )
 
     def end() -> None:
@@ -161,11 +171,13 @@ def start(
     stdout: int,
     stderr: int,
     cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> ForkedProcess:
-    """Start `python -m MODULE ARGUMENTS`, in the environment of this process, and in its folder unless one is given."""
+    """Start `python -m MODULE ARGUMENTS`, in the environment and the folder of this process unless others are given."""
+    environment = dict(os.environ) if environment is None else dict(environment)
     argv = [sys.executable, "-m", module, *arguments]
     request = {
-        "env": dict(os.environ),
+        "env": environment,
         "cwd": str(cwd or Path.cwd()),
         "argv": argv,
         "umask": _umask(),
@@ -173,7 +185,7 @@ def start(
     receiver, sender = os.pipe()
     try:
         with _LOCK:
-            server = _server(module, os.getpid(), _early())
+            server = _server(module, os.getpid(), _early(environment))
             message = json.dumps(request).encode()
             socket.send_fds(server, [message], [stdin, stdout, stderr, sender])
             pid = int(server.recv(32))
