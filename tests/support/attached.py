@@ -1,7 +1,6 @@
 """`tuskline` on somebody's own server, as a user runs it: a configuration, commands, `up` as a process."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any, Self
 
 import psycopg
 
-from tests.support.child import run_tuskline
+from tests.support.child import run_tuskline, start_tuskline
 from tests.support.servers import DEFAULT
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import by_major, free_port
@@ -95,14 +94,8 @@ class Attached:
 
     def up(self, env: Mapping[str, str] | None = None) -> None:
         """Start `tuskline up` in the foreground of a process of its own."""
-        with self.output.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*CLI, "up", "--config", str(self.config)],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **(env or {})},
-            )
+        told = ["up", "--config", str(self.config)]
+        self.process = start_tuskline(told, log=self.output, env=env)
         started = self.process
 
         def is_up() -> bool:

@@ -43,6 +43,26 @@ def start_child(
     return process
 
 
+def start_tuskline(
+    arguments: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `tuskline ARGUMENTS`, with its output appended to `log`; by a fork, unless it has an environment of its own."""
+    with open(os.devnull, "rb") as nothing, log.open("ab") as output:
+        if env:
+            # Mostly a point of failure, for which alone a fork server would be started.
+            return subprocess.Popen(
+                [sys.executable, "-m", fork_server.COMMAND, *arguments],
+                env={**os.environ, **env},
+                stdin=nothing,
+                stdout=output,
+                stderr=output,
+            )
+        said = output.fileno()
+        return fork_server.start(
+            fork_server.COMMAND, arguments, stdin=nothing.fileno(), stdout=said, stderr=said
+        )
+
+
 def run_tuskline(
     arguments: Sequence[str], *, env: Mapping[str, str] = {}, seconds: float = 120
 ) -> subprocess.CompletedProcess[str]:

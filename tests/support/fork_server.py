@@ -7,7 +7,8 @@ as `python -m` does. The server has one thread, opens no connection, and ends wi
 What differs from an `exec` and can be seen is set in the child (`_become`), or makes another server (`_READ_EARLY`). Two
 differences remain: the children of one server share the seed of `hash()`, and their parent is the server.
 
-Tests that start each of these as users do, by `exec`: commands in `tests/unit/test_cli.py`; safekeeper, proposer and WAL server,
+Tests that start each of these as users do, by `exec`: commands in `tests/unit/test_cli.py`; `up` in
+`tests/cluster/test_machines_up.py`; its parts, as its children, in `tests/cluster/test_up.py`; safekeeper, proposer and WAL server,
 as children of their supervisor, in `tests/cluster/test_quorum_up.py`; capture and log server in `tests/cluster/test_port_scan.py`.
 """
 
