@@ -1,15 +1,14 @@
 """The parts of Tuskline as processes, as a user runs them, for tests from end to end."""
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.child import run_tuskline, start_tuskline
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.runtime.tls_files import TlsFiles, with_files
 
@@ -64,22 +63,9 @@ class Stack:
     def start(self, *parts: str, env: Mapping[str, str] | None = None) -> None:
         """Start parts by name (`PARTS`), with `env` added to their environment."""
         for part in parts:
-            with (self.directory / f"{part}.log").open("ab") as log:
-                self._running[part] = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "walsender_bridge.cli.app",
-                        part,
-                        "run",
-                        "-c",
-                        str(self.config),
-                    ],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, **(env or {})},
-                )
+            told = [part, "run", "--config", str(self.config)]
+            log = self.directory / f"{part}.log"
+            self._running[part] = start_tuskline(told, log=log, env=env)
 
     def pid(self, part: str) -> int:
         """The pid of a started part."""
@@ -105,20 +91,7 @@ class Stack:
 
     def cli(self, *arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run `tuskline ARGUMENTS --config ...`."""
-        return subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "walsender_bridge.cli.app",
-                *arguments,
-                "--config",
-                str(self.config),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+        return run_tuskline([*arguments, "--config", str(self.config)], seconds=seconds)
 
     def logs(self, lines: int = 30) -> str:
         """The ends of the parts' logs, for a failure's message."""
