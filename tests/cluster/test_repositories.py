@@ -4,8 +4,10 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -81,20 +83,19 @@ def test_a_leader_that_was_stopped_neither_answers_nor_writes_when_it_goes_on(
             repositories.signal(old, signal.SIGCONT)
         # Unreachable: for the moment in which it stops to serve, and listens as one that does not lead.
         assert {each.result() for each in asked} <= {NotLeaderError, UnreachableError}
-        with LogClient(old, timeout=4) as log:
-            wait_for(lambda: ask(old) is NotLeaderError, 30, "it knows that it does not lead")
-            with pytest.raises(NotLeaderError):
-                log.writer_term(STREAM)
+        wait_for(lambda: ask(old) is NotLeaderError, 30, "it knows that it does not lead")
+        write = partial(LogClient.writer_term, stream=STREAM)
+        wait_for(lambda: ask(old, write) is NotLeaderError, 30, "it refuses to write, too")
         assert repositories.leader() == new
         with LogClient(new, timeout=4) as log:
             assert log.writer_term(STREAM).term == term + 1
 
 
-def ask(address: str) -> type:
-    """The error of a question, whose answer would be of the state that the repository had."""
+def ask(address: str, call: Callable[[LogClient], object] = LogClient.status) -> type:
+    """The error of a call, whose answer would be of the state that the repository had."""
     with LogClient(address, timeout=20) as log:
         try:
-            return type(log.status())
+            return type(call(log))
         except UnavailableError as error:
             return type(error)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from walsender_bridge.change_log.connection_limits import (
+    ALL_HEAD_BYTES,
     ALL_PENDING_BYTES,
     GROWN_BYTES,
     GROWN_THREADS,
@@ -114,3 +115,12 @@ def test_calls_that_are_only_begun_end_their_connection_when_the_process_grows(
     # What has grown for other reasons is what it is from then on.
     assert not limits.step(0.6, [small], calls, grown)
     assert not limits.step(0.8, found, calls, grown)
+
+
+def test_a_crowd_begins_no_more_calls_than_a_few_connections_may() -> None:
+    limits, grown = ConnectionLimits(), ProcessSize(GROWN_BYTES + 1, 1)
+    crowd = [connection(number, HEAD_BYTES) for number in range(100)]
+    assert not limits.step(0.0, [], {})
+    assert not limits.step(0.2, crowd, {})
+    ended = limits.step(0.4, crowd, {}, grown)
+    assert len(crowd) - len(ended) == ALL_HEAD_BYTES // HEAD_BYTES

@@ -32,6 +32,8 @@ ALL_PENDING_BYTES: Final = 256 << 20
 _CALL_BYTES: Final = 4 << 10
 #: Bytes of a connection that no call has taken, and that may be the heads of calls: some thousand of them, of 16 bytes each.
 HEAD_BYTES: Final = 32 << 10
+#: Such bytes of all connections: a crowd sends as many heads as one that sends more.
+ALL_HEAD_BYTES: Final = 256 << 10
 #: What the process may grow by while there are such connections: bytes, and threads.
 GROWN_BYTES: Final = 64 << 20
 GROWN_THREADS: Final = 512
@@ -51,7 +53,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSize:
-    """The process's own memory, in bytes, and its threads."""
+    """The memory that the process uses, in bytes, and its threads, not later than the connections' bytes."""
 
     memory: int = 0
     threads: int = 0
@@ -129,13 +131,16 @@ class ConnectionLimits:
                 ended[each.inode] = "it sends more than a request has"
             elif not its.appends:
                 pending[each.inode] = waiting
-        ended |= _largest(pending) | self._begin_calls(pending, size)
+        beyond = _largest(pending, ALL_PENDING_BYTES)
+        ended |= dict.fromkeys(beyond, "all connections together send more than requests have")
+        ended |= self._begin_calls(pending, size)
         ended |= self._crowded([each for each in found if each.inode not in ended], calls)
         return ended
 
     def _begin_calls(self, pending: Mapping[int, int], size: ProcessSize) -> dict[int, str]:
         """The connections whose bytes may be those of calls that never send a request, if the process has grown by them."""
-        suspects = [inode for inode, waiting in pending.items() if waiting > HEAD_BYTES]
+        few = {inode: waiting for inode, waiting in pending.items() if waiting <= HEAD_BYTES}
+        suspects = [*(pending.keys() - few.keys()), *_largest(few, ALL_HEAD_BYTES)]
         if not suspects:
             self._size = size
         elif size.has_grown_since(self._size):
@@ -175,12 +180,12 @@ def _count(known: _Known, seen: Connection, its: PeerCalls) -> int:
     return known.pending
 
 
-def _largest(pending: Mapping[int, int]) -> dict[int, str]:
-    """The connections that wait with the most bytes, until the others have no more than all may have."""
-    total, ended = sum(pending.values()), {}
+def _largest(pending: Mapping[int, int], most: int) -> list[int]:
+    """The connections that wait with the most bytes, until the others have no more than `most` of them."""
+    total, found = sum(pending.values()), []
     for inode in sorted(pending, key=lambda each: pending[each], reverse=True):
-        if total <= ALL_PENDING_BYTES:
+        if total <= most:
             break
         total -= pending[inode]
-        ended[inode] = "all connections together send more than requests have"
-    return ended
+        found.append(inode)
+    return found

@@ -62,6 +62,8 @@ class ConnectionWatch:
                 _log.exception("could not look at the connections", error=str(error))
 
     def _look(self) -> None:
+        # Before the bytes: what has grown the process by then is no part of its usual size unless its bytes are seen, too.
+        size = ProcessSize(*processes.own_size())
         found = tcp_connections.accepted(self._port)
         for each in found:
             if each.inode not in self._kept_alive:
@@ -72,7 +74,6 @@ class ConnectionWatch:
         self._kept_alive = {each.inode for each in found}
         self._calls.forget({each.peer for each in found})
         seen = [Connection(each.inode, each.peer, each.received, each.sent) for each in found]
-        size = ProcessSize(*processes.own_size())
         ended = self._limits.step(time.monotonic(), seen, self._calls.by_peer(), size)
         ended |= dict.fromkeys(foreign, "it is of another account, and there is no [tls]")
         for each in found:

@@ -4,6 +4,7 @@ Uses `/proc` where it exists, otherwise `ps` and signals.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,9 +12,32 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Final
 
 _DEADLINE = 30.0
 _HAS_PROC = Path("/proc/self/stat").exists()
+
+
+class _Mallinfo2(ctypes.Structure):
+    """See mallinfo(3): `uordblks` and `hblkhd` are the bytes that are handed out, from arenas and as mappings of their own."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+#: None: without glibc, or before its version 2.33.
+_mallinfo2: Final = getattr(ctypes.CDLL(None), "mallinfo2", None)
+if _mallinfo2 is not None:
+    _mallinfo2.restype = _Mallinfo2
+
+
+def _handed_out(info: Any) -> int:
+    return int(info.uordblks + info.hblkhd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +72,18 @@ def stat(pid: int) -> Stat | None:
 
 
 def own_size() -> tuple[int, int]:
-    """Bytes of this process's own memory, without files that are mapped into it, and its threads; zeros where there is no `/proc`."""
+    """Bytes that this process uses, and its threads; zeros where there is no `/proc`.
+
+    What glibc has handed out, since memory that it keeps for later takes what is new without the process growing. Elsewhere, memory
+    without the files that are mapped into it.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0, 0
     found = dict(line.split(":", 1) for line in lines if ":" in line)
     memory, threads = (int(found.get(name, "0").split()[0]) for name in ("RssAnon", "Threads"))
-    return memory << 10, threads
+    return (memory << 10 if _mallinfo2 is None else _handed_out(_mallinfo2())), threads
 
 
 def stats() -> dict[int, Stat]:
