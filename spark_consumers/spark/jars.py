@@ -64,6 +64,9 @@ SHA256 = {
     ),
 }
 
+#: Lines of the resolver that are shown when it fails.
+_LAST = 15
+
 Progress = Callable[[str], None]
 
 
@@ -85,8 +88,8 @@ def kept() -> list[Path]:
 def paths(progress: Progress = print_progress) -> list[Path]:
     """The jar files, fetched first if they are not in the cache yet (about 70 MB).
 
-    Raises `UnavailableError` with the resolver's last lines when they cannot be fetched, `CorruptError` for
-    another jar than the pinned one.
+    Raises `UnavailableError` when they cannot be fetched, after `progress` has had the resolver's last lines, and
+    `CorruptError` for another jar than the pinned one.
     """
     target = _target()
     if not target.is_dir():
@@ -109,11 +112,13 @@ def _fetch(target: Path, progress: Progress) -> None:
                 progress(f"  {found[1]}")
         jars = sorted((ivy / "jars").glob("*.jar"))
         if not all(any(_artifact(each) in jar.name for jar in jars) for each in COORDINATES):
+            for line in log[-_LAST:]:
+                progress(f"  {line}")
             raise UnavailableError(
-                "Spark's jars could not be fetched:\n    " + "\n    ".join(log[-15:]),
+                "could not fetch Spark's jars",
                 where=", ".join(COORDINATES),
-                repair="check the network or Spark's repository settings, then: "
-                f"{Path(sys.executable).name} -m spark_consumers.spark.jars",
+                repair="check the network and Spark's repository settings; "
+                f"`{Path(sys.executable).name} -m spark_consumers.spark.jars` tries again, and prints the resolver's lines",
             )
         # Spark's own class path comes first, so what it ships already would only be copied about.
         shipped = {_name(each.name) for each in (_spark_home() / "jars").glob("*.jar")}
