@@ -89,8 +89,9 @@ def test_2_two_standbys_of_one_name_beside_the_quorum_are_red(tmp_path, stack, r
     error = tuskline.error("quorum", "require", "--beside-standbys", code=Cause.SERVER_SETTING)
     assert "2 walsenders" in error["what"]
     with psycopg.connect(stack.server.dsn(), autocommit=True) as connection:
-        words = QuorumServer(load_config(tuskline.config)).problems(connection)
-    assert any("commits may return without a quorum" in each for each in words)
+        shown = QuorumServer(load_config(tuskline.config)).observe(connection)
+    assert shown.required
+    assert any("commits may return without a quorum" in each for each in shown.problems)
     # While the proposer is attached they do not answer in its place.
     for name in stack.names[:2]:
         stack.pause(name)

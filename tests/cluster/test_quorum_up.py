@@ -100,7 +100,7 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
         wait_for(lambda: _lost(tuskline), 30, "it says so")
         lost = quorum(tuskline)
         assert waiting.is_alive()
-        assert lost["problems"][0].startswith("the quorum is lost, commits hang")
+        assert lost["problems"][0].startswith("the quorum is lost, commits that wait for it hang")
         # First of all, for people too.
         said = tuskline.run("status")
         assert said.returncode == Cause.UNAVAILABLE

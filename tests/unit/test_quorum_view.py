@@ -10,7 +10,8 @@ import pytest
 from tests.support import statuses
 from walsender_bridge.capture.status_record import CaptureStatus
 from walsender_bridge.cli.members import unserved_wal
-from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
+from walsender_bridge.observability.quorum_view import STARTING, QuorumView, SafekeeperView
+from walsender_bridge.quorum.proposer.core import Phase
 from walsender_bridge.quorum.proposer.status import without_session
 from walsender_bridge.quorum.proposer.status_record import ENDED
 from walsender_bridge.quorum.safekeeper.status import WriteTimes
@@ -41,7 +42,7 @@ def safekeeper(number, shown="streaming", *, own=OWN, hosted=True, **told):
 
 def view(*safekeepers, **proposer):
     told = statuses.session(**proposer)
-    return QuorumView(told, proposer_here=True, safekeepers=safekeepers)
+    return QuorumView(told, proposer_here=True, safekeepers=safekeepers, required=True)
 
 
 def test_all_is_well():
@@ -57,6 +58,24 @@ def test_a_lost_quorum_is_said_first():
         "safekeeper 127.0.0.1:3 is away",
     ]
     assert seen.lag_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("required", "commits"),
+    [(True, ", commits hang"), (None, ", commits that wait for it hang"), (False, "")],
+)
+def test_commits_are_said_to_hang_only_where_they_wait_for_the_quorum(required, commits):
+    seen = replace(view(quorum=False), required=required)
+    said = "no quorum follows the proposer" if required is False else "the quorum is lost"
+    assert seen.problems == [f"{said}{commits}: 0 of 0 safekeepers follow the proposer"]
+    begins = replace(view(quorum=False, phase="greeting"), required=required)
+    assert begins.problems == [
+        f"no quorum follows the proposer yet{commits}: it waits for a majority of the safekeepers to answer"
+    ]
+
+
+def test_each_phase_before_a_proposer_leads_is_described():
+    assert {*STARTING} == {*Phase} - {Phase.LEADING, Phase.STOPPED}
 
 
 def test_40_a_disk_without_room_is_said_before_it_refuses_wal():

@@ -6,7 +6,7 @@ does not answer yields an error in its place; an observation takes seconds at wo
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ from walsender_bridge.observability import (
 from walsender_bridge.observability.bridge_view import BridgeStatus
 from walsender_bridge.observability.certificate_view import CertificateView
 from walsender_bridge.observability.etcd_view import EtcdView
-from walsender_bridge.observability.quorum_server import QuorumServer
+from walsender_bridge.observability.quorum_server import QuorumServer, ServerQuorum
 from walsender_bridge.observability.quorum_view import QuorumView
 from walsender_bridge.observability.slots_view import SlotsView
 from walsender_bridge.postgres.client.replication_connection import describe, pinned_conninfo
@@ -115,8 +115,8 @@ class SourceView:
     error: TusklineError | None
     #: Published tables without a replica identity: the server refuses their UPDATEs and DELETEs.
     unidentified: tuple[str, ...] = ()
-    #: Problems of the quorum that the server shows.
-    quorum: tuple[str, ...] = ()
+    #: The quorum as the server shows it; None: it is another source's, or the server was not asked.
+    quorum: ServerQuorum | None = None
     #: What a role with more privileges has to do (`provisioning.table_notes`).
     notes: tuple[str, ...] = ()
 
@@ -232,7 +232,11 @@ class Observation:
     def problems(self) -> list[str]:
         """The problems of all parts, as sentences; empty if there are none."""
         found = self.quorum.problems if self.quorum is not None else []
-        found += [problem for source in self.sources for problem in source.quorum]
+        found += [
+            problem
+            for source in self.sources
+            for problem in (source.quorum.problems if source.quorum is not None else ())
+        ]
         found += self.slots.problems if self.slots is not None else []
         found += [problem for process in self.processes for problem in process.problems(self.at)]
         found += self._certificate(over=True)
@@ -339,16 +343,17 @@ class Observer(Closing):
         up = pid_file.owner(settings.run_dir)
         running = seen_processes(settings.run_dir, up)
         by_name = {process.name: process for process in running}
+        sources = self._sources(by_name) if "bridge" in settings.parts else []
         return Observation(
             at=time.time(),
             up=up,
             processes=running,
-            sources=self._sources(by_name) if "bridge" in settings.parts else [],
+            sources=sources,
             log=status,
             lake=manifest,
             errors=errors,
             copying=copying,
-            quorum=quorum_view.observe(settings),
+            quorum=_with_required(quorum_view.observe(settings), sources),
             slots=slots_view.observe(settings),
             certificate=certificate_view.observe(settings),
             lake_configured="lake" in settings.parts,
@@ -373,20 +378,20 @@ class Observer(Closing):
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:
         capture = status_file.read(self._settings.capture_status(section), CaptureStatus)
         server, failure = None, None
-        quorum: list[str] = []
+        quorum: ServerQuorum | None = None
         try:
             with self._connection(section) as connection:
                 names = {"slot": section.slot_name}
                 server = connection.execute(load("observability/source").encode(), names).fetchone()
                 self._poll_tables(section, connection)
                 if section is self._settings.quorum_source:
-                    quorum = self._quorum.problems(connection)
+                    quorum = self._quorum.observe(connection)
         except TusklineError as error:
             failure = error
         _, unidentified, notes = self._tables.get(section.name, (0.0, (), ()))
         return SourceView(
             *(section.name, section.slot_name, process, capture, server, failure, unidentified),
-            tuple(quorum),
+            quorum,
             notes,
         )
 
@@ -434,6 +439,12 @@ class Observer(Closing):
         connection, _ = self._connections.pop(section.name, (None, 0.0))
         if connection is not None:
             connection.close()
+
+
+def _with_required(seen: QuorumView | None, sources: Sequence[SourceView]) -> QuorumView | None:
+    """The quorum, with whether commits wait for it, as its source shows."""
+    shown = next((source.quorum for source in sources if source.quorum is not None), None)
+    return seen if seen is None or shown is None else replace(seen, required=shown.required)
 
 
 def seen_processes(run_dir: Path, up: int | None) -> list[Process]:

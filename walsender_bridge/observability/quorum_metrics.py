@@ -23,7 +23,8 @@ def families(seen: QuorumView | None) -> Iterator[Metric]:
 
 def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
     quorum = gauge(
-        "quorum_up", "1 while a majority of the safekeepers follows the proposer; 0: commits hang."
+        "quorum_up",
+        "1 while a majority of the safekeepers follows the proposer; 0: commits that wait for the quorum hang.",
     )
     term = gauge("quorum_term", "Term of the proposer.")
     epoch = gauge("quorum_election_epoch", "Election epoch that the proposer writes.")

@@ -44,6 +44,12 @@ _UNLIKE: Final = (
     " tuskline safekeeper add|remove|replace"
 )
 _FOLLOWING: Final = ("streaming", "catching up")
+#: What a proposer that does not lead yet is doing, by its phase (`core.Phase`).
+STARTING: Final = {
+    "greeting": "it waits for a majority of the safekeepers to answer",
+    "voting": "it waits for the votes of a majority of the safekeepers",
+    "comparing": "it compares the server's WAL with that of the safekeepers",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,8 @@ class QuorumView:
     memory_full: str = ""
     #: Whether the proposer belongs to this machine; otherwise safekeepers here may wait for it.
     bridge_here: bool = True
+    #: Whether commits wait for the quorum, according to `synchronous_standby_names`; None: the server was not asked.
+    required: bool | None = None
 
     @property
     def phase(self) -> str:
@@ -218,7 +226,7 @@ class QuorumView:
 
     @property
     def quorum(self) -> bool:
-        """Whether a majority follows the proposer; otherwise commits wait."""
+        """Whether a majority follows the proposer; otherwise commits hang if they wait for the quorum."""
         return self.phase == "leading" and self.session is not None and self.session.quorum
 
     @property
@@ -238,7 +246,7 @@ class QuorumView:
         if self.memory_full and self.phase == "unknown":
             found.append("it is unknown whether a quorum follows the proposer")
         elif self.proposer_here and not self.quorum:
-            found.append(f"the quorum is lost, commits hang: {self._why()}")
+            found.append(f"{self._lost()}: {self._why()}")
         if self.proposer is not None and (fault := self.proposer.commit_page_fault):
             found.append(
                 f"commit gates that wait for the quorum stay closed: {fault}; free space there, or give the folder to the bridge's user"
@@ -303,13 +311,22 @@ class QuorumView:
         heard = {each.reported.safekeeper for each in self.safekeepers if each.reported}
         return bool(members) and members <= heard
 
+    def _lost(self) -> str:
+        """That no quorum follows the proposer, and what that means for commits."""
+        error = self.proposer and self.proposer.error
+        yet = self.phase in STARTING and error is None
+        if self.required is False:
+            return "no quorum follows the proposer" + (" yet" if yet else "")
+        lost = "no quorum follows the proposer yet" if yet else "the quorum is lost"
+        return f"{lost}, {'commits' if self.required else 'commits that wait for it'} hang"
+
     def _why(self) -> str:
         if self.proposer is not None and self.proposer.error is not None:
             return self.proposer.error.sentence
         if self.phase == "unknown":
             return "the proposer does not report: it is not running, or it hangs"
         if self.phase != "leading":
-            return f"the proposer is {self.phase}"
+            return STARTING.get(self.phase, f"the proposer is {self.phase}")
         following = sum(each.state in _FOLLOWING for each in self.safekeepers)
         return f"{following} of {len(self.safekeepers)} safekeepers follow the proposer"
 
