@@ -258,7 +258,7 @@ def _check_timelines(status: LogStatus, written: Mapping[str, WalPosition]) -> N
         cut = status.streams.get(stream)
         if cut is not None and cut.timeline != position.timeline:
             raise DeadlineError(
-                f"the source writes timeline {position.timeline}, and the log ends with timeline {cut.timeline}",
+                f"the source is on timeline {position.timeline}, but the log ends on timeline {cut.timeline}",
                 where=stream,
                 repair="check that capture follows the source (`tuskline status`), or wait longer with --timeout",
             )

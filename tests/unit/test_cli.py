@@ -39,7 +39,7 @@ def test_no_configuration_is_its_own_exit_code(tmp_path, command):
     done = _run(*command, cwd=tmp_path)
     assert done.returncode == Cause.CONFIG
     assert "tuskline.toml" in done.stderr
-    assert "\nHINT:  name it with --config" in done.stderr
+    assert "\nHINT:  name the file with --config" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -111,7 +111,7 @@ def test_calls_that_are_only_begun_end_their_connection_when_the_process_grows(
     found = [small, connection(2, HEAD_BYTES + 1), connection(3, 1 << 30)]
     assert not limits.step(0.2, found, calls, before)
     ended = limits.step(0.4, found, calls, grown)
-    assert ended == {2: "it begins calls and does not make them"}
+    assert ended == {2: "it begins calls and sends no requests"}
     # What has grown for other reasons is what it is from then on.
     assert not limits.step(0.6, [small], calls, grown)
     assert not limits.step(0.8, found, calls, grown)

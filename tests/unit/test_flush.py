@@ -83,7 +83,7 @@ def test_a_log_that_reaches_farther_on_another_timeline_does_not_hold_the_positi
     monkeypatch.setattr(module, "LogClient", Log)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(Log, "timelines", [1])
-    with pytest.raises(DeadlineError, match="writes timeline 2, and the log ends with timeline 1"):
+    with pytest.raises(DeadlineError, match="is on timeline 2, but the log ends on timeline 1"):
         module._Patience(0.05, None).barrier("log", {"shop": WalPosition(2, 500)})
     monkeypatch.setattr(Log, "timelines", [1, 1, 2])
     assert module._Patience(30.0, None).barrier("log", {"shop": WalPosition(2, 500)}) == 41

@@ -456,9 +456,9 @@ def test_31_a_replica_behind_the_fence_refuses_seals_and_trims_of_the_old_reposi
     replica.open_writer(5)
     append(replica, make.whole())
     before = replica.status()
-    with pytest.raises(FencedError, match="the repository has been built again"):
+    with pytest.raises(FencedError, match="the repository has been rebuilt since"):
         replica.seal(2, term, 1000)
-    with pytest.raises(FencedError, match="the repository has been built again"):
+    with pytest.raises(FencedError, match="the repository has been rebuilt since"):
         replica.trim(2, 1000)
     assert (replica.status(), replica.state) == (before, ReplicaState.APPENDABLE)
     # A version that was issued while the call was on its way says nothing.

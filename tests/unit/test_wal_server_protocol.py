@@ -254,7 +254,7 @@ def test_21_a_file_of_users_of_another_account_is_refused(tmp_path) -> None:
     path = tmp_path / "users"
     path.touch(mode=0o600)
     os.chown(path, 65534, 65534)
-    with pytest.raises(ConfigError, match="readable by others"):
+    with pytest.raises(ConfigError, match="belongs to another account"):
         Users(path)
 
 

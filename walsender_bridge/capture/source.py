@@ -88,7 +88,7 @@ class LogPosition:
 class Fork:
     """Why a slot does not continue a log, and the point of the log after which the histories differ.
 
-    `former`: the server is on an older timeline than the log, as a former primary is that has come back.
+    `former`: the server is on an older timeline than the log, like a former primary that has come back.
     """
 
     reason: str
@@ -99,7 +99,10 @@ class Fork:
     def repair(self, restart: str) -> str:
         """What to do. `restart`: to continue from this server."""
         if self.former:
-            return f"stop this former primary, or correct the DSN, and capture continues; otherwise {restart}"
+            return (
+                "stop this former primary, or correct the DSN, and capture continues from the new primary;"
+                f" to give up that one's changes, {restart}"
+            )
         return restart
 
 

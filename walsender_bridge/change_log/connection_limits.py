@@ -144,7 +144,7 @@ class ConnectionLimits:
         if not suspects:
             self._size = size
         elif size.has_grown_since(self._size):
-            return dict.fromkeys(suspects, "it begins calls and does not make them")
+            return dict.fromkeys(suspects, "it begins calls and sends no requests")
         return {}
 
     def _crowded(

@@ -266,7 +266,9 @@ class Listener:
         for each in left:
             tcp_connections.shut_down(each)
         if left:
-            _log.info("ended connections", count=len(left), reason="their authority was dropped")
+            _log.info(
+                "ended connections", count=len(left), reason="an authority was removed from ca.pem"
+            )
 
 
 def _end(service: Service) -> threading.Thread:

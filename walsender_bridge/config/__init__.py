@@ -531,7 +531,7 @@ def load_config(path: Path) -> Config:
         raise ConfigError(
             f"could not read the configuration: {error.strerror}",
             where=where,
-            repair="name it with --config",
+            repair="name the file with --config",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not TOML: {error}", where=where, repair="correct that line") from None

@@ -498,8 +498,8 @@ class Replica:
     def _check_repository(self, what: str, version: int) -> None:
         if is_from_before_a_rebuild(version, self.current.version):
             raise FencedError(
-                f"the {what} is of a repository that has issued version {version}, and the replica knows {self.current.version}:"
-                " the repository has been built again",
+                f"the {what} comes from a repository that has issued version {version}, and the replica has version"
+                f" {self.current.version}: the repository has been rebuilt since",
                 where=f"stream {self.durable.stream}",
                 repair="stop the old repository",
             )

@@ -22,7 +22,7 @@ from walsender_bridge.runtime.error_record import ErrorRecord
 _FOREVER: Final = 2**62
 #: Seconds: a hundred years.
 _LONGEST: Final = 100 * 365 * 86_400.0
-_START_IT: Final = "check that `tuskline log-server run` is running there, and its log"
+_START_IT: Final = "check that `tuskline log-server run` is running there, and see its output"
 
 
 @dataclass(frozen=True, slots=True)

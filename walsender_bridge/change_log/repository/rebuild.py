@@ -91,10 +91,7 @@ TERM_GAP: Final = 1_000_000
 LITTLE: Final = 64 << 20
 #: Why a replica is not valid that has commits, and knows no version behind the gap of an earlier rebuild.
 MISSED: Final = "it missed an earlier rebuild"
-_STOP_ONE: Final = (
-    "compare their files with `tuskline log verify --offline`; stop the log server that is wrong, and continue with --without and"
-    " its address"
-)
+_STOP_ONE: Final = "compare their files with `tuskline log verify --offline`; then stop the log server that is wrong, and name it with --without"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +256,7 @@ def _check_servers(servers: Sequence[AskedLogServer], policy: ReplicationPolicy)
         raise UnavailableError(
             "log server does not answer, and may have the newest commit",
             where=", ".join(missing),
-            repair="start it; if it is lost for good, continue with --without and its address",
+            repair="start it; if it is lost for good, name it with --without",
         )
     if len(silent) >= policy.min_replicas:
         raise UnavailableError(
@@ -299,7 +296,7 @@ def _check_counts(offers: Sequence[Offer]) -> None:
         for name, value in counts.items():
             if value > MAX_COUNT // 2:
                 raise InvalidReplicaError(
-                    f"log server {each.log_server} offers {name} {value}, which no repository has counted up to",
+                    f"log server {each.log_server} offers {name} {value}, which is higher than any that a repository issues",
                     where=f"stream {each.stream}",
                     repair=_STOP_ONE,
                 )

@@ -180,9 +180,9 @@ class Rebuilder:
             found = link.call(m.REPLICAS, Empty(), within=_ANSWER).replicas
             if new := sorted({each.stream for each in found} - known):
                 raise UnavailableError(
-                    "a stream was created while the repository was built again",
+                    "a stream was created while the repository was rebuilt",
                     where=f"stream {new[0]}, {link.address}",
-                    repair="stop whatever else uses the log servers; then try again",
+                    repair="stop the repository that created it, then try again",
                 )
 
     def _rows(self, stream: StreamPlan) -> Iterator[IndexRow]:

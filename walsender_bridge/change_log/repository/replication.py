@@ -274,7 +274,7 @@ class Replication:
             stream = self._state().streams[name]
             if version < (reported := stream.applied.get(replica, 0)):
                 raise InvalidReplicaError(
-                    f"its replica was put back to version {version}, after it had reported {reported}",
+                    f"the replica was put back to version {version} after it had reported version {reported}",
                     where=f"stream {name}, log server {replica}",
                 )
             return tuple(stream.missed(version)[:_MOST_COMMITS])

@@ -107,7 +107,7 @@ class StreamFaults:
             return UnavailableError(
                 "log server has not answered since the repository started, and no version is issued before it does",
                 where=", ".join(log_server.address for log_server in silent),
-                repair="check that `tuskline log-server run` is running there, and its log",
+                repair="check that `tuskline log-server run` is running there, and see its output",
             )
         return None
 
@@ -226,7 +226,7 @@ class StreamFaults:
         return UnavailableError(
             "its log server does not answer",
             where=f"stream {stream}, log server {address}",
-            repair="check that `tuskline log-server run` is running there, and its log",
+            repair="check that `tuskline log-server run` is running there, and see its output",
         )
 
 

@@ -79,7 +79,7 @@ _ENDS_CONNECTION = (
 )
 
 #: Why a connection ends that broke no rule.
-_DROPPED: Final = "an authority of certificates was dropped"
+_DROPPED: Final = "an authority was removed from ca.pem"
 
 _log = logs.logger()
 

@@ -43,11 +43,17 @@ class Users:
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
             if stamp == self._stamp:
                 return
-            if found.st_mode & 0o077 or found.st_uid not in {0, os.geteuid()}:
+            if found.st_uid not in {0, os.geteuid()}:
+                raise ConfigError(
+                    "the file of users belongs to another account",
+                    where=str(self._path),
+                    repair=f"run chown {os.geteuid()} {self._path} as root",
+                )
+            if found.st_mode & 0o077:
                 raise ConfigError(
                     "the file of users is readable by others",
                     where=str(self._path),
-                    repair=f"chmod 600 {self._path}, and have it belong to the account that runs the safekeeper",
+                    repair=f"run chmod 600 {self._path}",
                 )
             lines = self._path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
