@@ -77,7 +77,7 @@ ALLOWED: Final[dict[Role, frozenset[str]]] = {
 
 
 def has_all_leases(holder: Identity) -> bool:
-    """Whether it may hold and end the leases of all consumers, which hold every stream."""
+    """Whether it may hold and end the leases of all consumers: a lease holds every stream."""
     return holder.has(ALL_STREAMS) and any(
         "drop_consumer" in ALLOWED[role] for role in holder.roles
     )
@@ -94,9 +94,9 @@ def check_role(holder: Identity, action: str) -> None:
 
 
 def check_consumer(holder: Identity, consumer: str) -> None:
-    """Raise `PrivilegeError` unless the holder may hold this lease: a reader one of its own name alone.
+    """Raise `PrivilegeError` unless the holder may hold this lease: without `has_all_leases`, only one of its own name.
 
-    Who moves another's lease ahead has the log trimmed that the other still needs. Those who may end leases have no limit.
+    Moving another consumer's lease ahead would trim entries that the consumer still needs.
     """
     if has_all_leases(holder):
         return

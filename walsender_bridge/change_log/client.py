@@ -228,8 +228,8 @@ class LogClient(_Client):
         """Prevent trimming above the version that this consumer has published, until the lease ends.
 
         `version`: the last one published; None: none yet, so everything is retained. A further call
-        before the lease ends renews it. What lies below the `low_offset` that the cut of a stream shows after the first call
-        is not covered: it may have been trimmed before.
+        before the lease ends renews it. Entries below the `low_offset` that a stream's cut shows after the first call are not
+        covered: they may have been trimmed.
         """
         request = of_repository.RegisterConsumerRequest(name, version, lease_seconds)
         self._call(of_repository.REGISTER_CONSUMER, request)

@@ -47,7 +47,7 @@ def quiet() -> None:
 
 
 def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
-    """A client of the service at this address, without paths in it; with `tls`, never one without, whatever the scheme.
+    """A client of the service at this address, which contains no paths. With `tls`, it uses TLS whatever the scheme is.
 
     Raises `ConfigError`, Flight's errors, and `PrivilegeError` if another account listens there without TLS.
     """
@@ -55,7 +55,7 @@ def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
     channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
     if tls is not None:
         quiet()
-        # The address may be another's word: that of an order to synchronize, for instance.
+        # Another process may have chosen the address, as in an order to synchronize.
         address = tls_files.with_scheme(address)
         channel += protocol.REMOTE_CHANNEL_OPTIONS
         own = _load(tls)

@@ -8,9 +8,9 @@ connection has received are compared with what its calls have taken (`Connection
 - Beyond the greatest number of connections, the oldest idle one of the holder that has the most is ended. Connections that
   never made a call are one holder's: a stranger's thousand connections end each other, and a reader's its own.
 - A client reads its answer in time.
-- A call that has begun and sends nothing takes the process's memory for a few bytes of its client's, and a thread when it ends: a
-  thousand times what was sent. Flight shows none of them. So when the process grows, the connections end whose bytes would
-  be the heads of very many calls.
+- A call that is begun and sends no request costs its client a few bytes, and the process a thousand times as much memory, and a
+  thread when the call ends. Flight does not report such calls. So when the process grows, the connections are ended whose bytes
+  may be the headers of very many calls.
 
 A client whose connection was ended makes another one with its next call.
 """
@@ -30,7 +30,7 @@ PENDING_BYTES: Final = 16 << 20
 ALL_PENDING_BYTES: Final = 256 << 20
 #: Bytes of a call beside its request, and of a connection before its first call: headers and handshake.
 _CALL_BYTES: Final = 4 << 10
-#: Bytes of a connection that no call has taken, and that may be the heads of calls: some thousand of them, of 16 bytes each.
+#: Bytes of a connection that no call has taken, and that may be headers of calls: of two thousand, with 16 bytes each.
 HEAD_BYTES: Final = 32 << 10
 #: Such bytes of all connections: a crowd sends as many heads as one that sends more.
 ALL_HEAD_BYTES: Final = 256 << 10
@@ -59,7 +59,7 @@ class ProcessSize:
     threads: int = 0
 
     def has_grown_since(self, earlier: "ProcessSize") -> bool:
-        """Whether it has grown by more than few calls take."""
+        """Whether it has grown by more than a few calls take."""
         memory, threads = self.memory - earlier.memory, self.threads - earlier.threads
         return memory > GROWN_BYTES or threads > GROWN_THREADS
 

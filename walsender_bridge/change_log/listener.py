@@ -6,8 +6,8 @@ is on loopback, and only clients of the service's own account and of root are an
 
 Certificates are replaced without a restart. Flight takes its certificates when it begins to listen, and two servers cannot
 listen on one port. So the one with the earlier certificates stops to listen, which is immediate, the next one takes the port,
-and calls in progress end where they began (docs/decisions/tls.md). If an authority is dropped, they have a few seconds: an append
-would last as long as its writer, whose certificate may be the reason.
+and calls in progress end where they began (docs/decisions/tls.md). If an authority has been removed, they are ended after a few seconds:
+an append lasts as long as its writer stays connected, and the writer's certificate may be the reason for the removal.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 POLL: Final = 5.0
 #: Seconds between two attempts to listen, at first and at most; and until that is an error in the log.
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONG = 0.001, 1.0, 5.0
-#: Seconds that calls in progress have when an authority is dropped.
+#: Seconds for which calls in progress may go on when an authority has been removed.
 _LAST_CALLS: Final = 2.0
 
 _log = logs.logger()
@@ -238,7 +238,7 @@ class Listener:
     def _replace(self, new: TlsBytes, *, drops: bool) -> None:
         """Listen with the new certificates, as soon as the service with the earlier ones has left the port.
 
-        `drops`: an authority is dropped.
+        `drops`: an authority has been removed.
         """
         _end(self._service)
         began, pause, said = time.monotonic(), _FIRST_PAUSE, False

@@ -193,9 +193,10 @@ class Ack:
 class StreamCut:
     """Where a version cuts one stream: everything below `end_offset` (local, exclusive) is in it.
 
-    `addresses`: of the replicas to read from, in the order to try; each has everything below the cut. `last_end_lsn`, `last_commit_time` (microseconds), `timeline`:
-    of the last transaction below the cut. `low_offset`: the first one retained, on all replicas and whatever trim is on its way. `history_start`: the first
-    since the source was last reattached (1: never); nothing read below it continues above it.
+    `addresses`: of the replicas to read from, in the order to try; each has everything below the cut. `last_end_lsn`,
+    `last_commit_time` (microseconds), `timeline`: of the last transaction below the cut. `low_offset`: the first offset that all
+    replicas retain, also after trims that are on their way. `history_start`: the first since the source was last reattached
+    (1: never); nothing read below it continues above it.
     """
 
     stream: str

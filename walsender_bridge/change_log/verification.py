@@ -306,8 +306,8 @@ def against_repository(
 ) -> Violation | None:
     """Check a replica against the repository.
 
-    `committed_end`: of the stream, as the repository had it before the replica was asked; `in_sync`: whether the replica was of
-    the set then: one that was left out while it did not answer is appendable until it is sealed and synchronized.
+    `committed_end`: of the stream, as the repository had it before the replica was asked. `in_sync`: whether the replica was in
+    sync then; one that was left out because it did not answer stays appendable until it is sealed and synchronized.
     `version`: the newest one issued, as the repository had it afterwards.
     """
     place = (stated.stream, stated.replica)

@@ -10,9 +10,10 @@ elected last. But they would displace each other, so COMMIT and the log would ha
 - `unsure`: it was active, and etcd has not confirmed that for the time of a lease. The captures end, so that whoever is
   active now finds the slots unused; they could commit nothing, since the repositories need etcd too. The proposer goes on, since COMMIT
   may wait for it: one that is active elsewhere displaces it.
-- It also ends being active if its captures do not reach the log for some time, and a bridge that stands by does
-  (`bridge_reach.py`, `leadership.py`); not if none does.
 - `standing by`: another bridge is active, or none is known to be. Neither runs. Also from the start on while etcd does not answer.
+
+An active bridge also gives way if its captures have not reached the log for some time, and a bridge that stands by does reach it
+(`bridge_reach.py`, `leadership.py`).
 """
 
 import asyncio

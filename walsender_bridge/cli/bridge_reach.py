@@ -1,7 +1,7 @@
-"""Whether a bridge reaches the log: by its captures while it is active, and by asking while it stands by.
+"""Whether a bridge reaches the log. The captures of an active one show that; one that stands by asks the log.
 
-An active bridge that has etcd, and not the log, gives way to one that has both (`leadership.py`). One whose sources do not answer
-does not: its captures and those of another bridge would wait for the same servers.
+An active bridge that reaches etcd, but not the log, gives way to one that reaches both (`leadership.py`). A bridge whose sources do not
+answer stays active: the captures of another bridge would wait for the same servers.
 """
 
 import time

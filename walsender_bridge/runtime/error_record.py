@@ -28,6 +28,6 @@ class ErrorRecord:
     def sentence(self) -> str:
         """The message and the hint, if it has one, on one line."""
         lines = [line.strip() for line in self.what.splitlines()]
-        # Behind a colon begins a list.
+        # After a colon, the lines are a list.
         what = "; ".join(lines).replace(":; ", ": ")
         return f"{what}; {self.repair}" if self.repair else what

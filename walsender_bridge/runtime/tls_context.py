@@ -66,7 +66,7 @@ class Reloaded(Generic[Loaded]):
 class TlsContext(Reloaded[ssl.SSLContext]):
     """The context for the next connection of our own sockets.
 
-    `dropped`: how often an authority was dropped. A connection from before that is not to go on.
+    `dropped`: how often an authority was removed from the files. Connections that began before are to be ended.
     """
 
     def __init__(self, files: TlsFiles, *, server: bool = False) -> None:

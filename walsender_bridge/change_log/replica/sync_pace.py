@@ -4,8 +4,8 @@ A batch reads the source's disk and takes its processor, so appends that meet on
 on batches is found by measuring: appends that met no batch say what is usual, and of all appends, one in a hundred may take more
 than `SLOW` times the 99th percentile of these. While more of them do, the share of the batches is halved; while fewer do, it grows.
 
-Two bounds hold whatever is measured. A rest is never shorter than its batch, so at least half of the disk is left to others also
-if nothing is appended, or the disk is slow. And it is never longer than the batch and `LONGEST` seconds: a replica that is being
+Two bounds hold whatever is measured. A rest is never shorter than its batch, so at least half of the disk's time is left to others,
+also if nothing is appended, or the disk is slow. And it is never longer than the batch and `LONGEST` seconds: a replica that is being
 synchronized comes closer also beside a writer that never pauses.
 """
 

@@ -40,7 +40,7 @@ _log = logs.logger()
 class RepositoryCandidate:
     """See the module. `serve`: creates the repository over a store, listening on `listen` once it is started.
 
-    `reaches`: whether enough log servers answer here; a leader for which too few do gives way to this one then.
+    `reaches`: whether enough log servers answer here. If they do, a hindered leader gives way to this one.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class Leader:
     ) -> None:
         self.key = key
         self._address = address
-        #: Whether it cannot work, though it leads: it gives way to a candidate that could.
+        #: Whether it leads and cannot work (`leadership.py`): it gives way to a candidate that can.
         self.hindered = False
         self._client = client
         self._seconds = seconds
@@ -103,7 +103,7 @@ class Leader:
             self._changed = found.changed
 
     def _give_way(self, successor: KeyValue | None) -> None:
-        """Lead no longer, if it is of no use here, and another candidate has asked for the lead."""
+        """Resign if this leader is hindered, and another candidate has asked for the lead."""
         if self.hindered and successor is not None:
             to = _address(successor.value)
             if to != self._address:
@@ -140,7 +140,7 @@ def try_to_lead(
         found = client.get(key, within=settings.lease)
         if found is not None and _is_hindered(found.value) and able():
             _ask_to_give_way(client, settings, key, value)
-        # Nobody leads, and the one for whom the last leader has ended goes before.
+        # While nobody leads, the candidate for which the last leader resigned comes first.
         next_one = found or client.get(successor_key(key), within=settings.lease)
         if found is None and (next_one is None or next_one.value == value):
             lease = _grant(client, settings.lease, settings.lease)
@@ -165,7 +165,7 @@ def try_to_lead(
 
 
 def _ask_to_give_way(client: Etcd, settings: EtcdSettings, key: str, value: bytes) -> None:
-    """Ask the leader for the lead, unless somebody has."""
+    """Ask the leader for the lead, unless another candidate has asked."""
     wanted = successor_key(key)
     lease = _grant(client, settings.lease, settings.lease)
     asked = {

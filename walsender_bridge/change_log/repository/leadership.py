@@ -29,10 +29,10 @@ than a TTL after it granted the lease, which it did after the leader asked for i
 - A3. Nothing is trimmed unless the clock has been looked at after the limit was computed: the limit depends on leases of
   consumers, which only a newer leader could have renewed.
 
-**Giving way.** A leader may have etcd, and not reach what it needs for its work. It then says in its key that it is *hindered*. A
+**Giving way.** A leader may reach etcd, but not what it needs for its work. It then records in its key that it is *hindered*. A
 candidate that does reach it asks for the lead by a second key, the *successor's*, which is bound to a lease as well. The leader
-sees that when it renews, and resigns if it is still hindered, so nobody leads before it has ended: W1 to A3 remain as they are.
-While there is a successor, no other candidate creates the leader's key. A hindered leader that nobody would replace goes on.
+sees that key when it renews its own, and resigns if it is still hindered. So nobody leads before it has ended, and W1 to A3 are not
+affected. While there is a successor, no other candidate creates the leader's key. Without one, a hindered leader goes on.
 
 A virtual machine whose clock stands still while it is paused violates A1 until the next renewal, but neither W1 nor W2: it
 could answer a question with an old state, and cannot issue a version, a term or a lease.

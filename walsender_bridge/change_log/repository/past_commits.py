@@ -6,8 +6,8 @@ need, only some are kept: the distance between two of them is at most an eighth 
 version between two, the older one counts. That is never behind what the consumer needs, so nothing is trimmed too early (I10); what it
 holds back beyond its need is at most an eighth of its lag.
 
-The number of commits kept grows with the logarithm of the lag: some two hundred for a billion versions. They are thinned out whenever they have become
-`MOST`, so that each costs little, and the result depends on the commits alone (I11).
+The number of commits kept grows with the logarithm of the lag: some two hundred for a billion versions. They are thinned out only
+when there are `MOST`, so that each commit costs little, and the result depends on the commits alone (I11).
 """
 
 from bisect import bisect_right

@@ -59,7 +59,7 @@ class TlsWireEnd(WireEnd):
 
     @property
     def is_outdated(self) -> bool:
-        """Whether an authority was dropped since the handshake: it may be that of the peer's certificate."""
+        """Whether an authority was removed since the handshake: it may be that of the peer's certificate."""
         self._context.current()
         return self._context.dropped != self._dropped
 

@@ -78,7 +78,7 @@ _ENDS_CONNECTION = (
     NotSupportedError,
 )
 
-#: Why a connection ends that broke no rule.
+#: The reason for ending the connection of a peer that has broken no rule.
 _DROPPED: Final = "an authority was removed from ca.pem"
 
 _log = logs.logger()

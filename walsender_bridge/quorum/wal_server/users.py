@@ -5,9 +5,9 @@ that PostgreSQL itself keeps in `pg_authid.rolpassword`. A verifier does not rev
 impersonate this server, so the file must be readable by its owner only. Plain passwords and MD5 are refused with the
 user's name. The file is reloaded when it has changed.
 
-Invariant: a name that is not in the file leads to the same exchange, with a salt that stays the same, and to the same
-error, so that existing users cannot be enumerated: not by another safekeeper with the same file either, nor after a restart,
-as that salt is drawn from the first user's secret. Nothing that a client sends here is ever logged.
+Invariant: a name that is not in the file leads to the same exchange and the same error, with a salt that stays the same, so that
+existing users cannot be enumerated. The salt is derived from the secret of the file's first user, so other safekeepers with the
+same file show the same salt, also after a restart. Nothing that a client sends here is ever logged.
 
 The exchange itself: `scram.py`.
 """
@@ -32,7 +32,7 @@ class Users:
         self._path = path
         self._stamp: tuple[int, int, int] = (0, 0, 0)
         self._users: dict[str, Verifier] = {}
-        #: What unknown names are shown is drawn from it.
+        #: The salts of unknown names are derived from it.
         self._pattern = verifier_of_nobody()
         self.refresh()
 
