@@ -90,7 +90,7 @@ def test_25_a_bridge_that_is_cut_off_from_etcd_alone_gives_up_its_slot(
 def test_25_a_bridge_that_is_cut_off_from_the_log_gives_way_to_another(
     etcd: EtcdCluster, make_server: MakeServer, tmp_path: Path, *, also_etcd: bool
 ) -> None:
-    """Its machine reaches its own log server and the server only. Once that is over, it stands by."""
+    """Its machine reaches only its own log server and PostgreSQL. Once it reaches the others again, it stands by."""
     server = server_with_tables(make_server, 15, fsync="off", wal_sender_timeout="0")
     with ExitStack() as stack:
         loopbacks = stack.enter_context(Loopbacks(3))

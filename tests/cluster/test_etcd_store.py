@@ -226,7 +226,7 @@ def test_a_leader_renews_its_leadership_and_never_binds_it_to_an_older_lease(
 def test_25_a_hindered_leader_gives_way_to_who_could_work_and_to_nobody_else(
     settings: EtcdSettings,
 ) -> None:
-    """It ends by itself, before the other one leads; until somebody asks for it, it goes on."""
+    """It resigns before the other one leads; until a candidate asks for the lead, it goes on."""
     leader = lead(settings)
 
     def look(number: int, *, able: bool) -> Leader | str:

@@ -159,7 +159,7 @@ def test_39_clients_that_do_not_read_leave_room_for_others(log_server: LogServer
 
 
 def begun_calls(number: int) -> bytes:
-    """The heads of as many calls, which never send a request: the first as names and values, each other of six bytes that repeat it."""
+    """The headers of so many calls, which never send a request: the first in full, each of the others as six bytes that repeat it."""
     names = ((b"content-type", b"application/grpc"), (b"te", b"trailers"))
     path = b"/arrow.flight.protocol.FlightService/DoAction"
     head = b"\x83\x87\x44" + bytes([len(path)]) + path + b"\x41\x09localhost"
@@ -174,7 +174,7 @@ def begun_calls(number: int) -> bytes:
 
 
 def test_39_calls_that_are_only_begun_end_with_their_connection(log_server: LogServer) -> None:
-    """450 KB of them took some hundred MB, and a thread each when they ended; ten times as many, all of both."""
+    """450 KB of them took some hundred MB of memory, and a thread each when they ended; ten times as many exhausted both."""
     reader = log_server.authority.issue("reader", streams=("other",))
     with in_tls(log_server.address, reader) as connection:
         connection.sendall(begun_calls(30_000))

@@ -1,6 +1,6 @@
-"""Machines with a loopback of their own each: network namespaces, joined by relays that a test can cut.
+"""Machines, each with its own loopback: network namespaces, joined by relays that a test can cut.
 
-A port is the same on all of them, so every machine has the same addresses of all services, on loopback, without certificates.
+Each service has the same port on all machines, so every machine reaches it on loopback, without certificates.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from tests.support.relay import Relay
 
 _CLONE_NEWNET: Final = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
-#: Where namespaces are that have a name, and the one in which this process is.
+#: The folder of the named namespaces, and the namespace of this thread.
 _NAMED: Final = Path("/run/netns")
 _OWN: Final = Path("/proc/thread-self/ns/net")
 
 
 @contextlib.contextmanager
 def entered(name: str) -> Iterator[None]:
-    """Sockets that this thread makes in the block are in this network namespace; empty: in its own."""
+    """Within the block, sockets that this thread opens are in this network namespace; empty: in its own."""
     if not name:
         yield
         return
@@ -43,7 +43,7 @@ def _enter(descriptor: int) -> None:
 
 
 class Link(Relay):
-    """Has in one namespace what listens on the port in another; while it is `down`, connections are refused."""
+    """Makes a port of namespace `far` reachable in namespace `near`; while it is `down`, it accepts no connection."""
 
     def __init__(self, port: int, near: str, far: str) -> None:
         self._near, self._far = near, far
@@ -63,17 +63,17 @@ class Link(Relay):
         near.close()
 
     def cut_off(self) -> None:
-        """End its connections, and make none until `heal`."""
+        """End the connections, and accept none until `heal`."""
         self.down = True
         self.cut()
 
     def heal(self) -> None:
-        """Make connections again."""
+        """Accept connections again."""
         self.down = False
 
 
 class Loopbacks:
-    """`count` machines. What ends with the block: `with`."""
+    """`count` machines, which exist within a `with` block."""
 
     def __init__(self, count: int) -> None:
         self.names = [f"tkl{os.getpid()}-{number}" for number in range(count)]
@@ -92,11 +92,11 @@ class Loopbacks:
         self._ends.close()
 
     def inside(self, number: int) -> list[str]:
-        """The command that runs another one on this machine."""
+        """The beginning of a command line, to run a command on this machine."""
         return ["ip", "netns", "exec", self.names[number]]
 
     def publish(self, port: int, at: int | None) -> None:
-        """Have what listens on the port of machine `at` (None: of this one) on all the others, too."""
+        """Make the port of machine `at` (None: of this one) reachable on all the others, too."""
         for each in (None, *range(len(self.names))):
             if each != at:
                 link = Link(port, self._name(each), self._name(at))

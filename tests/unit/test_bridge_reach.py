@@ -36,7 +36,7 @@ def configured(folder: Path, more: str = "") -> Config:
 
 
 class Captures:
-    """Two, whose status files say what a test has them say, on a clock of its own."""
+    """Two captures, whose status files are written by the test, on the test's clock."""
 
     def __init__(self, folder: Path) -> None:
         self.now = 0.0

@@ -90,7 +90,7 @@ def test_29_what_does_not_continue_the_log_is_refused(
 
 
 def test_35_a_former_primary_that_came_back_is_to_be_stopped_before_anything_is_given_up() -> None:
-    """The hint was to start over from it, which would drop what the new primary has committed."""
+    """The hint used to be to start over from it, which would give up what the new primary has committed."""
     log = LogPosition(3, 900, WalPosition(3, 800))
     former = evaluate(log, 700, replace(IDENTITY, timeline=2), ServerTimelines(2))
     assert former is not None

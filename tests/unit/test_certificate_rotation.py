@@ -196,7 +196,7 @@ def test_42_a_new_authority_ends_the_certificates_of_the_former_one(
 def test_42_an_append_ends_with_the_authority_of_its_certificate(
     log: TlsLog, tmp_path: Path
 ) -> None:
-    """Nothing else ends a stolen one: it would go on writing for as long as its connection lasts."""
+    """Nothing else ends a writer with a stolen certificate: it would write for as long as its connection lasts."""
     maker = log.makers["shop"]
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other")

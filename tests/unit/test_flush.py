@@ -79,7 +79,7 @@ class Log:
 
 
 def test_a_log_that_reaches_farther_on_another_timeline_does_not_hold_the_position(monkeypatch):
-    """After a failover to a standby that lacked its last transactions, it is past each LSN that is written there."""
+    """After a failover to a standby that lacked the last transactions, the log is beyond every LSN that the new primary writes."""
     monkeypatch.setattr(module, "LogClient", Log)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(Log, "timelines", [1])

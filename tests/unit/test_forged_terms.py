@@ -58,7 +58,7 @@ def test_38_once_sealed_a_replica_takes_no_higher_term(here: Machines) -> None:
 def test_31_a_repository_that_a_replica_is_ahead_of_seals_and_trims_no_stream(
     here: Machines,
 ) -> None:
-    """The log was rebuilt without it: what it sealed would stop the writer of the new one."""
+    """The log was rebuilt without this repository: its seals would stop the writer of the new one."""
     here.write_on(3)
     link = LogServerLink(here.listens[0])
     try:

@@ -189,7 +189,7 @@ class PlainServer(flight.FlightServerBase):  # type: ignore[misc]  # Flight carr
 
 
 def test_37_a_log_server_sends_nothing_without_tls(attacker: Attacker) -> None:
-    """The role `repository` does not read: an address that it makes up leads to no server without a certificate."""
+    """The role `repository` may not read: even an address that its holder invents never leads to a server without a certificate."""
     log_server = attacker.log_server
     with PlainServer() as plain, log_server.client(log_server.repository) as client:
         request = m.SynchronizeRequest("shop", f"grpc://127.0.0.1:{plain.port}", False)

@@ -123,7 +123,7 @@ def test_a_folder_that_is_away_for_now_is_no_damage(tmp_path):
 
 
 def test_a_folder_that_is_gone_is_named_until_it_is_back(tmp_path: Path) -> None:
-    """It said to check for a full disk and for exhausted file descriptors."""
+    """The hint used to name a full disk and exhausted file descriptors."""
     place, away = tmp_path / "s", tmp_path / "away"
     replica = HostedReplica(place, segment_bytes=1)
     replica.create("s", "log")

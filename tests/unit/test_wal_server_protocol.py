@@ -236,7 +236,7 @@ def test_21_only_verifiers_are_read_and_an_error_does_not_show_them(tmp_path) ->
 
 
 def test_21_two_safekeepers_do_not_tell_by_their_salts_who_exists(tmp_path) -> None:
-    """Each has the same file. A salt that only one of them shows would be an unknown user's; so would one after a restart."""
+    """Both have the same file. A salt that differs between them, or after a restart, would reveal an unknown user."""
     path = tmp_path / "users"
     path.touch(mode=0o600)
     path.write_text(f'"first" "{verifier("x")}"\n')
