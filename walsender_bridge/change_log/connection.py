@@ -17,7 +17,7 @@ from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime import peer_account, tls_files
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
-#: While a service takes its new certificate, its port is closed for a few milliseconds, and a call may be cancelled that has
+#: While a service takes its new certificate, its port is closed for a few milliseconds, and a call may be canceled that has
 #: reached it and no handler: it is sent again,
 #: for a second or two. What a service refuses has another status.
 _ATTEMPTS: Final = json.dumps(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Codes of gRPC in etcd's errors.
 _RESOURCE_EXHAUSTED: Final = 8
-#: Those that another member, or a later attempt, may not have: cancelled, unknown, deadline exceeded, unavailable.
+#: Those that another member, or a later attempt, may not have: canceled, unknown, deadline exceeded, unavailable.
 _UNKNOWN: Final = 2
 _PASSING: Final = frozenset({1, _UNKNOWN, 4, 14})
 #: Keys in one answer.

@@ -107,7 +107,7 @@ class ClientConnection(ClientSocket):
         """asyncio: the socket is connected."""
         super().connection_made(transport)
         self._task = asyncio.get_running_loop().create_task(self._run())
-        # Not at the end of the task: one that is cancelled before its first step never gets there.
+        # Not at the end of the task: one that is canceled before its first step never gets there.
         self._task.add_done_callback(self._over)
         if self._unwanted:
             self._task.cancel()
