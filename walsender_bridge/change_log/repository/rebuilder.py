@@ -221,7 +221,7 @@ class Rebuilder:
             raise UnavailableError(
                 f"{len(members)} replicas are in sync, and a stream needs {plan.least}",
                 where=f"stream {stream.stream}",
-                repair="check the log servers' own logs; then try again",
+                repair="see the output of the log servers, then try again",
             )
         return tuple(members)
 

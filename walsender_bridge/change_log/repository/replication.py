@@ -171,7 +171,7 @@ class Replication:
             raise UnavailableError(
                 f"{len(sealed)} of {len(members)} replicas can be written, and {least} are needed",
                 where=f"stream {name}",
-                repair="check that the log servers are running, and their logs",
+                repair="check that the log servers are running, and see their output",
             )
         with self._lock:
             stream = self._state().streams[name]

@@ -161,7 +161,7 @@ class StreamFaults:
             name: UnavailableError(
                 "the stream is sealed, and nothing is committed: too few of its replicas can be written",
                 where=f"stream {name}",
-                repair="check that the log servers are running, and their logs",
+                repair="check that the log servers are running, and see their output",
             )
             for name, since in self._sealed.items()
             if now - since >= AWAY_SECONDS
