@@ -68,7 +68,9 @@ def test_commits_are_said_to_hang_only_where_they_wait_for_the_quorum(required, 
     seen = replace(view(quorum=False), required=required)
     said = "no quorum follows the proposer" if required is False else "the quorum is lost"
     assert seen.problems == [f"{said}{commits}: 0 of 0 safekeepers follow the proposer"]
+    assert not seen.starts
     begins = replace(view(quorum=False, phase="greeting"), required=required)
+    assert begins.starts
     assert begins.problems == [
         f"no quorum follows the proposer yet{commits}: it waits for a majority of the safekeepers to answer"
     ]

@@ -164,7 +164,8 @@ def _quorum_rows(seen: Observation) -> list[tuple[object, ...]]:
         return []
     rows: list[tuple[object, ...]] = []
     if seen.quorum.proposer_here:
-        state = "follows" if seen.quorum.quorum else "LOST"
+        lost = "starting" if seen.quorum.starts else "LOST"
+        state = "follows" if seen.quorum.quorum else lost
         proposer, session = seen.quorum.proposer, seen.quorum.session
         lsns = (
             _known(proposer and proposer.commit_lsn),

@@ -230,6 +230,12 @@ class QuorumView:
         return self.phase == "leading" and self.session is not None and self.session.quorum
 
     @property
+    def starts(self) -> bool:
+        """Whether the proposer has not led yet, and reports no error."""
+        status = self.proposer
+        return status is not None and status.error is None and self.phase in STARTING
+
+    @property
     def lag_bytes(self) -> int | None:
         """Bytes of WAL that the primary has sent and that are not committed yet; None: unknown."""
         session = self.session
@@ -313,11 +319,9 @@ class QuorumView:
 
     def _lost(self) -> str:
         """That no quorum follows the proposer, and what that means for commits."""
-        error = self.proposer and self.proposer.error
-        yet = self.phase in STARTING and error is None
         if self.required is False:
-            return "no quorum follows the proposer" + (" yet" if yet else "")
-        lost = "no quorum follows the proposer yet" if yet else "the quorum is lost"
+            return "no quorum follows the proposer" + (" yet" if self.starts else "")
+        lost = "no quorum follows the proposer yet" if self.starts else "the quorum is lost"
         return f"{lost}, {'commits' if self.required else 'commits that wait for it'} hang"
 
     def _why(self) -> str:
