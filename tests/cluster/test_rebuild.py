@@ -1,4 +1,4 @@
-"""The repository's records are lost, and built again from the replicas: nothing committed is lost, no version has two meanings."""
+"""The repository's records are lost, and rebuilt from the replicas: nothing committed is lost, no version has two meanings."""
 
 import json
 import shutil

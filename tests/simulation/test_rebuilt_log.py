@@ -1,4 +1,4 @@
-"""A replicated stream whose repository is lost, and built again from the replicas, among all other faults (31, I1 to I14)."""
+"""A replicated stream whose repository is lost, and rebuilt from the replicas, among all other faults (31, I1 to I14)."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The world of `log_world.py`, in which the repository's records are lost as well, and built again from the replicas.
+"""The world of `log_world.py`, in which the repository's records are lost as well, and rebuilt from the replicas.
 
 The lost repository may be alive elsewhere: it goes on to issue versions, commit and seal, as far as the machines and their
 reports let it, also between any two steps of the rebuild. A machine may be away meanwhile, and return with a commit that

@@ -31,13 +31,13 @@ VERSIONS_AHEAD = 1 << 40
 ENTRIES_AHEAD = 1 << 40
 #: No count gets there.
 MAX_COUNT = 1 << 62
-#: Versions, and global offsets, that are skipped when a lost repository is built again (`repository/rebuild.py`). Nothing else
+#: Versions, and global offsets, that are skipped when a lost repository is rebuilt (`repository/rebuild.py`). Nothing else
 #: skips so many, but `raise_version` for a lake that has seen such a version.
 REBUILD_GAP = 1_000_000_000
 
 
 def is_from_before_a_rebuild(known: int, version: int) -> bool:
-    """Whether a replica that knows `known` was away when the repository was built again, if `version` is of a present one.
+    """Whether a replica that knows `known` was away when the repository was rebuilt, if `version` is of a present one.
 
     It may know versions that the rebuild did not, so it need not lack the whole gap.
     """

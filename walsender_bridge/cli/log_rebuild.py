@@ -1,4 +1,4 @@
-"""`tuskline log rebuild`: a lost metadata repository, built again from the replicas."""
+"""`tuskline log rebuild`: a lost metadata repository, rebuilt from the replicas."""
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any

@@ -469,7 +469,7 @@ class Replica:
 
         `term`: of the seal, which fences the writers before it. `version`: the newest one that the repository has issued.
         The state is SEALING while commits below `end` are missing.
-        Raises `FencedError` if the repository has been built again since, whatever its terms are; if the replica has a newer
+        Raises `FencedError` if the repository has been rebuilt since, whatever its terms are; if the replica has a newer
         term; or if this term's writer has unsealed it: then the request is late, and would remove entries that were reported.
         Raises `InvalidReplicaError` if the replica has committed more than the repository knows.
         """
@@ -517,7 +517,7 @@ class Replica:
     def trim(self, offset: int, version: int) -> list[Effect]:
         """Remove the entries below `offset`, the end of a commit; the watermark never decreases.
 
-        `version`: the newest one that the repository has issued. Raises `FencedError` if the repository has been built again since:
+        `version`: the newest one that the repository has issued. Raises `FencedError` if the repository has been rebuilt since:
         the old one knows nothing of the leases of the new one.
         """
         self._check_repository("trim", version)

@@ -1,4 +1,4 @@
-"""The store of a repository that is built again: it has to be empty, and nobody else may use it meanwhile."""
+"""The store of a repository that is rebuilt: it has to be empty, and nobody else may use it meanwhile."""
 
 import contextlib
 import time

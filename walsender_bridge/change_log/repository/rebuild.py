@@ -1,4 +1,4 @@
-"""A lost repository is built again from what its replicas hold. Pure: offers of the replicas in, a plan or a refusal out.
+"""A lost repository is rebuilt from what its replicas hold. Pure: offers of the replicas in, a plan or a refusal out.
 
 The repository's records are gone: its disk, or etcd's. Each replica keeps, durably, the log's id, its term, its latest commit
 context, a row for each commit that it has not trimmed, and its low watermark. From these `plan` decides where each stream ends
