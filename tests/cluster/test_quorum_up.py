@@ -115,6 +115,11 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
         assert told["gate"]["position_lsn"] < told["logged_lsn"]
         (row,) = tuskline.json("status", code=Cause.UNAVAILABLE)["gate"]
         assert (row["candidate"], row["lag_bytes"] > 0) == ("safekeepers", True)
+        # Commits that no longer wait for the quorum do not hang.
+        tuskline.json("quorum", "release", "--yes", "--yes-i-may-lose-data")
+        released = tuskline.json("status", code=Cause.UNAVAILABLE)["problems"]
+        assert released[0].startswith("no quorum follows the proposer: 1 of 3 safekeepers")
+        assert not any("commits hang" in each for each in released)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
