@@ -1,15 +1,18 @@
 """A replicated stream whose repository is lost, and rebuilt from the replicas, among all other faults (31, I1 to I14)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support.log_confirmed import RebuiltConfirmedWorld
 from tests.support.log_rebuilt import RebuiltWorld
 from tests.support.log_runs import check_found, check_replays, search, search_chunk
+from walsender_bridge.change_log.protocol import REBUILD_GAP
 from walsender_bridge.change_log.replica import core, synchronization
 from walsender_bridge.change_log.repository import rebuild
+from walsender_bridge.change_log.repository.rebuild import Offer, StreamPlan
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -59,7 +62,13 @@ def _no_gap(patch: pytest.MonkeyPatch) -> None:
 
 
 def _next_term(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rebuild, "TERM_GAP", 1)
+    really = rebuild._stream
+
+    def stream(name: str, servers: Any, offers: Sequence[Offer], *others: Any) -> StreamPlan:
+        term = max(each.term for each in offers) + 1
+        return replace(really(name, servers, offers, *others), term=term)
+
+    patch.setattr(rebuild, "_stream", stream)
 
 
 def _returns_as_it_was(patch: pytest.MonkeyPatch) -> None:
@@ -70,6 +79,19 @@ def _seals_of_any_repository(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(core, "is_from_before_a_rebuild", lambda *_: False)
 
 
+def _fence_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rebuild, "_fence", lambda version, _: version + REBUILD_GAP)
+
+
+def _cut_short_is_lost(patch: pytest.MonkeyPatch) -> None:
+    really = rebuild._check_known
+
+    def check_known(name: str, servers: Any, its: Sequence[Offer], policy: Any) -> None:
+        really(name, servers, [replace(each, source="") for each in its], policy)
+
+    patch.setattr(rebuild, "_check_known", check_known)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "any replica is enough": _any_replica,
     "no gap in versions and global offsets": _no_gap,
@@ -77,6 +99,20 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a replica that missed it keeps what it has": _returns_as_it_was,
     "a member takes seals of the old repository": _seals_of_any_repository,
 }
+
+
+#: One in some hundred seeds finds them.
+RARE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "an attempt's fence is behind those alone that it sees": _fence_of_its_own,
+    "a synchronization that was cut short is a lost member": _cut_short_is_lost,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", RARE)
+def test_31_the_simulator_finds_the_rare_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    RARE[name](monkeypatch)
+    check_found(RebuiltWorld, name, 1500)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -90,3 +126,10 @@ def test_31_the_simulator_finds_a_member_that_does_not_know_what_was_confirmed(
 ) -> None:
     monkeypatch.setattr(rebuild, "with_told", lambda stream, _: stream)
     check_found(RebuiltConfirmedWorld, "a member that does not know what was confirmed", 300)
+
+
+def test_31_the_simulator_finds_that_an_empty_version_stops_a_rebuild(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rebuild, "newest_context", lambda *_: None)
+    check_found(RebuiltConfirmedWorld, "an empty version stops a rebuild", 300)

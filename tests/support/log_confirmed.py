@@ -10,7 +10,7 @@ from functools import partial
 from tests.support.log_rebuilt import RebuiltWorld
 from tests.support.log_world import LEAST, Machine, Violation, World, Writer
 from walsender_bridge.change_log.protocol import MAX_COUNT
-from walsender_bridge.change_log.replica.core import ReplicaState
+from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.synchronization import SyncBatch
 from walsender_bridge.change_log.repository import membership, rebuild
 from walsender_bridge.change_log.repository.core import StreamState
@@ -118,6 +118,12 @@ class RebuiltConfirmedWorld(ConfirmedWorld, RebuiltWorld):
         known = rebuild.with_told(
             stream, {name: core.status() for name, core in cores.items() if core is not None}
         )
+        offers = [each for each in map(self._offer_of, stream.members) if each is not None]
+        newest = rebuild.newest_context(stream, offers)
+        if known != stream and newest is not None:
+            for name in stream.members:
+                self._answers(name).do(partial(Replica.commit, context=newest))
+                self._seal_for(stream, name, plan.fence)
         for name in {*stream.members} - {*known.members}:
             self._seal_for(replace(stream, end=MAX_COUNT), name, plan.fence)
         return super()._members(plan, known)

@@ -4,19 +4,29 @@ The lost repository may be alive elsewhere: it goes on to issue versions, commit
 reports let it, also between any two steps of the rebuild. A machine may be away meanwhile, and return with a commit that
 nobody else has. Barriers force versions, which readers see before any machine knows them.
 
+A rebuild ends in its middle: a machine crashes, a synchronization breaks off, the store cannot be written. The next attempt may
+give up another machine.
+
 What is checked beside the invariants: what a reader has seen. A version has one end; the newest that can be read, and its
-end, never go back.
+end, never go back. What attempts have left keeps no later one from being completed, and no replica is ahead of the repository
+that one has built.
 """
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from tests.support.etcd_model import EtcdModel
 from tests.support.log_world import LEAST, LOG, STREAM, Machine, Violation, World
-from walsender_bridge.change_log.protocol import ReplicaReport, is_from_before_a_rebuild
+from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
+    ReplicaReport,
+    is_from_before_a_rebuild,
+)
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import IndexRow
+from walsender_bridge.change_log.replica.synchronization import source_of
 from walsender_bridge.change_log.repository import invariants as of_repository
 from walsender_bridge.change_log.repository import rebuild
 from walsender_bridge.change_log.repository.core import Repository, RepositoryTick, StreamSealed
@@ -37,6 +47,8 @@ class RebuiltWorld(World):
     EVENTS = (*World.EVENTS, ("force", 2), ("lose_repository", 0.6), ("elsewhere", 5))
     #: Attempts to rebuild, between which machines that are down start again.
     ATTEMPTS = 20
+    #: How often a rebuild ends behind the last fence, since the store cannot be written.
+    NOT_WRITTEN = 0.2
 
     def __init__(self, seed: int, names: str = "klm") -> None:
         #: What the present records begin with; None: nothing.
@@ -51,6 +63,10 @@ class RebuiltWorld(World):
         #: What readers have seen: the end of the stream by version; the newest version; the greatest end.
         self.ends: dict[int, int] = {}
         self.seen = self.seen_end = 0
+        #: Whether nothing disturbs a rebuild.
+        self.calm = False
+        #: Whether the former repository goes on behind a fence that it does not know.
+        self.spoilt = False
         super().__init__(seed, names)
 
     def first_state(self) -> Repository:
@@ -88,6 +104,12 @@ class RebuiltWorld(World):
                 f" {at.context.end}"
             )
         self.read(its)
+        for name, machine in self.machines.items():
+            core = machine.core
+            if core is None or self.spoilt:
+                continue
+            if core.current.version > its.version:
+                raise Violation(f"{name} is ahead of the repository, which issues no version")
 
     def serves(self, machine: Machine) -> bool:
         """One that missed the rebuild is no member, and is wiped before it becomes one."""
@@ -184,22 +206,48 @@ class RebuiltWorld(World):
         attempts, end = 0, self.stream.last.context.end
         while attempts < self.ATTEMPTS or (attempts < 30 and self._is_spoilt(former, end)):
             attempts += 1
+            given_up = self._given_up()
+            possible = self._is_possible(given_up)
             try:
-                self._rebuild()
+                self._rebuild(given_up)
             except TusklineError:
                 self.happened["refused to rebuild"] += 1
+                if possible and self.choose.random() < 0.25:
+                    self._complete(given_up)
+                    return
                 self._meanwhile()
                 self.restart()
             else:
                 self.happened["rebuilt"] += 1
                 return
-        self.happened["given up"] += 1
         self.away = None
+        self.spoilt |= self._is_spoilt(former, end)
+        self.happened["given up"] += 1
         if former is None:
             self.restart_repository()
         else:
             self.base = former
             self._begin()
+
+    def _is_possible(self, given_up: Sequence[str]) -> bool:
+        """Whether it can be rebuilt once all other machines answer."""
+        try:
+            self._plan([name for name in self.machines if name not in given_up], given_up)
+        except TusklineError:
+            return False
+        return True
+
+    def _complete(self, given_up: Sequence[str]) -> None:
+        """The same command again, and nothing disturbs it: what was possible is possible, whatever the attempt before has left."""
+        self.restart()
+        self.calm = True
+        try:
+            self._rebuild(given_up)
+        except TusklineError as error:
+            raise Violation(f"31: a rebuild cannot be repeated: {error}") from error
+        finally:
+            self.calm = False
+        self.happened["rebuilt"] += 1
 
     def _is_spoilt(self, former: Repository | None, end: int) -> bool:
         """Whether the stream cannot go on under the former repository, so that the operator has to complete the rebuild.
@@ -215,7 +263,11 @@ class RebuiltWorld(World):
         return fenced or stream.last.context.end > min([end, *ends])
 
     def _meanwhile(self) -> None:
-        """Late messages arrive, and the old repository goes on by what it hears."""
+        """Late messages arrive, the old repository goes on by what it hears, and a machine may crash."""
+        if self.calm:
+            return
+        if self.choose.random() < 0.02:
+            self.crash()
         for _ in range(self.choose.randrange(6)):
             self.deliver()
             if self.choose.random() < 0.5:
@@ -223,17 +275,9 @@ class RebuiltWorld(World):
             if self.choose.random() < 0.6:
                 self.elsewhere()
 
-    def _rebuild(self) -> None:
-        names = sorted(self.machines)
-        # Two are too many: that has to be refused.
-        given_up = self.choose.sample(names, self.choose.choice((0, 0, 1, 1, 1, 2)))
-        if len(given_up) == 1 and self.choose.random() < 0.5:
-            # Often the one that alone has applied the last commit.
-            given_up = [max(names, key=self._committed_end)]
-        asked = [name for name in names if self.machines[name].up and name not in given_up]
-        servers = [AskedLogServer(n, n if n in asked else "", n in given_up) for n in names]
-        offers = [offer for name in asked if (offer := self._offer_of(name)) is not None]
-        plan = rebuild.plan(servers, offers, ReplicationPolicy(3, LEAST))
+    def _rebuild(self, given_up: Sequence[str]) -> None:
+        asked = [n for n, each in self.machines.items() if each.up and n not in given_up]
+        plan, offers = self._plan(asked, given_up)
         (stream,) = plan.streams
         rows = self._rows(stream)
         rebuild.check_history(STREAM, [o for o in offers if o.log_server in stream.behind], rows)
@@ -243,16 +287,53 @@ class RebuiltWorld(World):
         members = self._members(plan, stream)
         for name in members:
             self._meanwhile()
+            self._may_end(0.1)
             fence = plan.fence_of(stream)
-            self.machines[name].do(partial(Replica.commit, context=fence))
+            self._answers(name).do(partial(Replica.commit, context=fence))
             self._seal_for(stream, name, plan.fence)
         cores = [core for name in members if (core := self.machines[name].core) is not None]
-        rebuild.check_sealed(plan, stream, [core.status() for core in cores])
-        self._begin_with(plan, StreamHistory(members, rows, cores[0].current.position), asked)
+        statuses = [core.status() for core in cores]
+        rebuild.check_sealed(plan, stream, statuses)
+        self._may_end(self.NOT_WRITTEN)
+        history = StreamHistory(members, rows, cores[0].current.position)
+        self._begin_with(plan, history, asked)
+
+    def _given_up(self) -> list[str]:
+        """Two are too many: that has to be refused."""
+        names = sorted(self.machines)
+        given_up = self.choose.sample(names, self.choose.choice((0, 0, 1, 1, 1, 2)))
+        if len(given_up) == 1 and self.choose.random() < 0.6:
+            # Often the one that alone has applied the last commit, or knows a fence.
+            known = self.choose.choice((self._committed_end, self._committed_end, self._version))
+            given_up = [max(names, key=known)]
+        return given_up
+
+    def _may_end(self, chance: float) -> None:
+        """The command may end here, also since the store cannot be written."""
+        if not self.calm and self.choose.random() < chance:
+            raise UnavailableError("the command ends")
+
+    def _plan(
+        self, asked: Sequence[str], given_up: Sequence[str] = ()
+    ) -> tuple[RebuildPlan, list[Offer]]:
+        names = sorted(self.machines)
+        servers = [AskedLogServer(n, n if n in asked else "", n in given_up) for n in names]
+        offers = [offer for n in names if n in asked and (offer := self._offer_of(n)) is not None]
+        return rebuild.plan(servers, offers, ReplicationPolicy(3, LEAST)), offers
+
+    def _answers(self, name: str) -> Machine:
+        machine = self.machines[name]
+        if not machine.up:
+            raise UnavailableError(f"{name} does not answer")
+        return machine
 
     def _committed_end(self, name: str) -> int:
         core = self.machines[name].core
         return 0 if core is None else core.current.committed_end
+
+    def _version(self, name: str) -> int:
+        core = self.machines[name].core
+        return 0 if core is None else core.current.version
 
     def _offer_of(self, name: str) -> Offer | None:
         machine = self.machines[name]
@@ -272,6 +353,7 @@ class RebuiltWorld(World):
             context=now.context,
             bytes_total=now.position.bytes_total,
             last=rows[-1] if rows and now.low_offset < now.committed_end else None,
+            source=source_of(now.syncing_from or ""),
         )
 
     def _rows(self, stream: StreamPlan) -> Sequence[IndexRow]:
@@ -279,7 +361,7 @@ class RebuiltWorld(World):
         return [row for row in rows if stream.low_offset < row.context.end <= stream.end]
 
     def _seal_for(self, stream: StreamPlan, name: str, version: int) -> None:
-        machine = self.machines[name]
+        machine = self._answers(name)
         machine.do(partial(Replica.seal, end=stream.end, term=stream.term, version=version))
         machine.session += 1
 
@@ -288,19 +370,26 @@ class RebuiltWorld(World):
         for name in stream.to_synchronize:
             if name in stream.near or len(members) < plan.least:
                 self._meanwhile()
-                source, machine = self.machines[stream.source], self.machines[name]
-                label, batches = self.sync_init(source, machine) or ("", [])
-                done = [
-                    self.attempt(
-                        partial(machine.do, partial(Replica.sync_replicate, source=label, batch=b))
-                    )
-                    for b in batches
-                ]
-                if done and all(done):
+                if name in stream.learning:
+                    old = replace(stream, end=MAX_COUNT)
+                    self.attempt(partial(self._seal_for, old, name, plan.fence))
+                if self.attempt(partial(self._synchronize, stream.source, name)):
                     members.append(name)
         if len(members) < plan.least:
             raise UnavailableError("too few replicas are in sync")
         return tuple(members)
+
+    def _synchronize(self, source: str, name: str) -> None:
+        """It may break off between any two batches; what has been taken stays."""
+        label, batches = self.sync_init(self._answers(source), self._answers(name)) or ("", [])
+        if not batches:
+            raise UnavailableError("the synchronization is refused")
+        for batch in batches:
+            self._meanwhile()
+            if not self.calm and self.choose.random() < 0.3:
+                raise UnavailableError("the connection broke")
+            its = partial(Replica.sync_replicate, source=label, batch=batch)
+            self._answers(name).do(its)
 
     def _begin_with(self, plan: RebuildPlan, history: StreamHistory, asked: Sequence[str]) -> None:
         """The new store, whose records begin here. What the rebuild dropped is not to be seen again."""
@@ -315,6 +404,7 @@ class RebuiltWorld(World):
         of_repository.check_invariants(state, of_repository.checked(state))
         self.base = Repository.from_record(state.to_record())
         self._begin()
+        self.spoilt = False
         end = self.stream.last.context.end
         kept = {o: entry for o, entry in self.truth.committed.items() if o < end}
         self.truth.committed = kept

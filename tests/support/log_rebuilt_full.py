@@ -3,6 +3,8 @@
 The former repository is found again then, and goes on: its records know nothing of the seals that the attempts have left.
 """
 
+from collections.abc import Sequence
+
 from tests.support.log_disks import DiskWorld
 from tests.support.log_rebuilt import RebuiltWorld
 from tests.support.log_world import World
@@ -16,3 +18,7 @@ class FullRebuiltWorld(RebuiltWorld, DiskWorld):
         *(each for each in DiskWorld.EVENTS[len(World.EVENTS) :] if each[0] != "damage_disk"),
     )
     ATTEMPTS = 2
+
+    def _complete(self, given_up: Sequence[str]) -> None:
+        self.free_disks()
+        super()._complete(given_up)

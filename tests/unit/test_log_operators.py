@@ -315,7 +315,7 @@ def described(
         *(STREAM, "log", "appendable", 1, 1, 9, committed_end, version, 1, 1, 1, 1, 1, None, 50),
         None,
     )
-    replica = ReplicaDescription(STREAM, "appendable", "", False, status, None, None, 0, 100)
+    replica = ReplicaDescription(STREAM, "appendable", "", "", status, None, None, 0, 100)
     answer = repository_messages.DescribeAnswer("log", 7, 4, 0, 9, 1.0, (stream,), (), {})
     return log_view.LogView(answer, {"grpc://k:1": ReplicasAnswer(answers, (replica,))}), stream
 

@@ -12,6 +12,7 @@ from walsender_bridge.change_log.protocol import (
     Position,
     ReplicaReport,
     ReplicaStatus,
+    is_from_before_a_rebuild,
 )
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.repository import rebuild
@@ -139,6 +140,43 @@ def test_31_a_rebuild_is_repeated_that_ended_between_two_streams() -> None:
     with pytest.raises(InvalidReplicaError, match="missed an earlier rebuild"):
         # The other two may have gone on behind the gap.
         plan(*(fenced(offer(each, 4)) for each in "klm"), other[0])
+
+
+def cut_short(its: Offer, source: str) -> Offer:
+    """The same replica, whose synchronization has not ended."""
+    return replace(its, reason="it is being synchronized", source=source)
+
+
+def test_31_a_rebuild_is_repeated_whose_synchronization_was_cut_short() -> None:
+    servers = (*SERVERS[:2], GIVEN_UP)
+    (its,) = plan(offer("k", 4), cut_short(offer("l", 3), "k"), servers=servers).streams
+    assert (its.members, its.learning) == (("k",), ("l",))
+    with pytest.raises(InvalidReplicaError, match="the 2 others may have been all members"):
+        # What it has not taken yet may be known to that source alone.
+        plan(offer("k", 4), cut_short(offer("l", 3), "m"), servers=servers)
+    two = ReplicationPolicy(replicas=2, min_replicas=1)
+    found = rebuild.plan(SERVERS[:2], [offer("k", 4), cut_short(offer("l", 0), "k")], two)
+    assert found.streams[0].members == ("k",)
+    # The first attempt has ended with one stream by then.
+    whole = [fenced(offer(each, 4)) for each in "kl"]
+    other = [offer("k", 2, stream="b"), cut_short(offer("l", 1, stream="b"), "k")]
+    found = plan(*whole, *other, servers=servers)
+    assert [its.members for its in found.streams] == [("k", "l"), ("k",)]
+
+
+def test_31_the_next_fence_is_behind_one_that_nobody_who_answers_knows() -> None:
+    """An attempt ended behind its first fence; that replica is given up, and returns later."""
+    first = plan(empty(offer("m", 4), 9), offer("l", 4), offer("k", 4))
+    assert first.fence_of(first.streams[0]).version == 9 + REBUILD_GAP
+    left = [replace(offer(each, 4), term=first.streams[0].term) for each in "kl"]
+    second = plan(*left, servers=(*SERVERS[:2], GIVEN_UP))
+    assert is_from_before_a_rebuild(first.fence, second.fence)
+    state = built(second)
+    its = ReplicaReport("m", "a", "log", 5, first.fence, 5, 0, row(4).position, 1)
+    assert not state.evaluate([its])[0].ahead
+    # What no attempt has given out leaves room for others.
+    made_up = replace(left[0], term=1 << 48)
+    assert plan(made_up, left[1], servers=(*SERVERS[:2], GIVEN_UP)).fence == second.fence
 
 
 def test_31_replicas_that_missed_a_rebuild_do_not_stand_for_members_that_are_lost() -> None:

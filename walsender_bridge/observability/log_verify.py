@@ -169,7 +169,7 @@ def _takes_part(
         return False
     if found.state == ReplicaState.LEARNING or found.status is None:
         what = f"it is learning: {found.reason.splitlines()[0]}"
-        if found.synchronizes:
+        if found.syncing_from:
             report.notes.append(f"stream {stream.stream}, replica {address}: not verified; {what}")
         else:
             cause = Cause.INVALID_REPLICA

@@ -235,5 +235,5 @@ def learning(replica: ReplicaDescription, address: str) -> TusklineError:
     return InvalidReplicaError(
         f"its replica is learning: {replica.reason.splitlines()[0]}",
         where=f"stream {replica.stream}, log server {address}",
-        repair="wait until it has been synchronized" if replica.synchronizes else REPAIR,
+        repair="wait until it has been synchronized" if replica.syncing_from else REPAIR,
     )

@@ -54,6 +54,7 @@ from walsender_bridge.change_log.replica.synchronization import (
     SyncBatch,
     SyncOffer,
     SyncRange,
+    source_of,
 )
 from walsender_bridge.change_log.storage.store import StoredEntry, StreamStore
 from walsender_bridge.errors import (
@@ -448,15 +449,15 @@ class HostedReplica:
             self._try_again()
             if self._broken is not None:
                 state, why = ReplicaState.LEARNING, str(self._broken)
-                return ReplicaDescription(stream, state, why, False, None, None, None, None, 0)
+                return ReplicaDescription(stream, state, why, "", None, None, None, None, 0)
             core, status, current = self._core, self._core.status(), self._core.current
-            state, why, synchronizes = core.state, core.reason, current.syncing_from is not None
+            state, why = core.state, core.reason
         low_bytes = self._bytes_before(status) if Event.READ in TRANSITIONS[state] else None
         return ReplicaDescription(
             stream=stream,
             state=state,
             reason=why,
-            synchronizes=synchronizes,
+            syncing_from=source_of(current.syncing_from or ""),
             status=status,
             context=current.context,
             sealed_at=current.sealed_at,

@@ -40,7 +40,7 @@ SYNC_BATCH_BYTES: Final = 256 << 10
 class SyncOffer:
     """SyncInit: what a source has committed, from the position `first` on, up to `durable`'s commit context.
 
-    `source`: its log server's id. `durable`: the source's state record.
+    `source`: the name of the call (`call_name`). `durable`: the source's state record.
     """
 
     source: str
@@ -69,6 +69,16 @@ class SyncBatch:
     schemas: Sequence[bytes] = ()
     rows: Sequence[IndexRow] = ()
     done: Durable | None = None
+
+
+def call_name(log_server: str, unique: str) -> str:
+    """The name of one synchronization from this log server."""
+    return f"{log_server}-{unique}"
+
+
+def source_of(name: str) -> str:
+    """The log server of a synchronization with this name; empty for none."""
+    return name.rpartition("-")[0]
 
 
 def negotiate(outcome: RecoveryOutcome, own: Durable, offer: SyncOffer) -> tuple[SyncRange, bool]:

@@ -23,7 +23,12 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log.protocol import Position, ReplicaStatus
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.sync_throttle import Throttle
-from walsender_bridge.change_log.replica.synchronization import SyncBatch, SyncOffer, SyncRange
+from walsender_bridge.change_log.replica.synchronization import (
+    SyncBatch,
+    SyncOffer,
+    SyncRange,
+    call_name,
+)
 from walsender_bridge.change_log.storage.records import (
     pack_row,
     pack_state,
@@ -63,7 +68,7 @@ def synchronize(
 
     `throttle`: the log server's, if appends go before. Raises the errors of both sides.
     """
-    offer = replica.sync_offer(f"{log_server_id}-{secrets.token_hex(4)}")
+    offer = replica.sync_offer(call_name(log_server_id, secrets.token_hex(4)))
     stream = offer.durable.stream
     with actions.at(where), connect() as client:
         path = flight.FlightDescriptor.for_path("sync", stream)

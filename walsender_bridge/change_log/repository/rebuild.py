@@ -40,10 +40,13 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
 6. *A replica that was given up may come back with a commit that nobody else has* (3). It is at a version in front of the gap,
    so it is never in sync, also if its end fits; a synchronization wipes it first (`synchronization.negotiate`), and until then,
    another rebuild does not count it, except for this: it is no member since.
-7. *A crash of this in the middle* leaves replicas that are sealed, and some that know the fence. The next attempt begins
-   behind that one. Replicas in front of its gap count if it cannot have been completed, or if they lack nothing but the fence: of a
+7. *A crash of this in the middle* leaves replicas that are sealed, some that know the fence, and some that are being synchronized.
+   The next attempt begins behind that one. Replicas in front of its gap count if it cannot have been completed, or if they lack nothing but the fence: of a
    stream of which no replica knows it, when fewer than `min_replicas` are left that may; else those that end with the same commit
-   as one that knows it.
+   as one that knows it. What alone knows the fence may be given up by the next attempt, which then finds only replicas that were
+   sealed before: the term of a seal is never below the fence, and the next fence is behind the gap from both. So
+   what returns is in front of the gap (6), and not ahead of the new repository. A replica whose synchronization was cut short had no
+   commit that its source had not, so it stands for no lost member while that source is valid.
 8. *Consumers are not known*, until they renew their leases. A trim that the old repository sends is refused as its seals are (5). A lease of its own (`HOLD`), which has published nothing, keeps
    the log from trimming for as long as any lease can last that was held before. It also keeps the history, by which
    the versions of consumers that come back are found.
@@ -52,7 +55,7 @@ Global ranges (I4) stay disjoint and in the order of versions; they have gaps wh
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -87,6 +90,8 @@ from walsender_bridge.postgres.protocol.lsn import WalPosition
 HOLD: Final = "log rebuild"
 #: Terms that are skipped: an old repository counts its own up from the last one, once for each writer.
 TERM_GAP: Final = 1_000_000
+#: Fences of attempts that were not completed, each behind the one before; terms farther beyond the newest version were made up.
+ATTEMPTS: Final = 100
 #: Bytes that a replica may lack to be brought in sync at once. One that lacks more is copied from its start later (6).
 LITTLE: Final = 64 << 20
 #: Why a replica is not valid that has commits, and knows no version behind the gap of an earlier rebuild.
@@ -107,7 +112,8 @@ class AskedLogServer:
 class Offer:
     """What a replica holds durably. `reason`: why it may not take part; empty: it may.
 
-    `last`: its last commit that is not empty; None: it was trimmed, or there is none. `bytes_total`: up to its end.
+    `last`: its last commit that is not empty; None: it was trimmed, or there is none. `bytes_total`: up to its end. `source`: the
+    log server with which it is being synchronized; empty: with none.
     """
 
     log_server: str
@@ -120,6 +126,7 @@ class Offer:
     context: CommitContext | None
     bytes_total: int = 0
     last: IndexRow | None = None
+    source: str = ""
 
     @property
     def version(self) -> int:
@@ -196,14 +203,21 @@ def plan(
     _check_one_log(valid)
     _check_counts(offers)
     streams = sorted({each.stream for each in offers})
+    fence = _fence(version, offers)
     return RebuildPlan(
         log_id=valid[0].log_id,
         version=version,
-        fence=version + REBUILD_GAP,
+        fence=fence,
         next_global=max(_global_end(each) for each in valid) + REBUILD_GAP,
         least=policy.min_replicas,
-        streams=tuple(_stream(name, servers, offers, policy) for name in streams),
+        streams=tuple(_stream(name, servers, offers, policy, fence) for name in streams),
     )
+
+
+def _fence(version: int, offers: Sequence[Offer]) -> int:
+    """The first version behind the gap, and behind that of each attempt before this one (7), whose terms were not below theirs."""
+    most = version + ATTEMPTS * REBUILD_GAP
+    return max([version, *(each.term for each in offers if each.term <= most)]) + REBUILD_GAP
 
 
 def _evaluated(
@@ -217,10 +231,8 @@ def _evaluated(
         old = [each for each in its if each.context and _is_old(each, newest)]
         present = [each for each in its if each not in old and not each.reason and each.context]
         kept = [each for each in old if _has_all(each, present)]
-        if (
-            not present
-            and len(servers) - sum(not each.reason for each in old) < policy.min_replicas
-        ):
+        valid = {each.log_server for each in old if not each.reason}
+        if not present and len(servers) - _read(its, valid) < policy.min_replicas:
             kept = old
         found += [
             replace(each, reason=each.reason or MISSED)
@@ -229,6 +241,11 @@ def _evaluated(
             for each in its
         ]
     return found
+
+
+def _read(its: Iterable[Offer], valid: Collection[str]) -> int:
+    """Replicas whose commits are known: the valid ones', and those of others that are being synchronized with one of these (7)."""
+    return len(valid) + sum(bool(each.reason) and each.source in valid for each in its)
 
 
 def _is_old(offer: Offer, newest: int) -> bool:
@@ -316,6 +333,7 @@ def _stream(
     servers: Sequence[AskedLogServer],
     offers: Sequence[Offer],
     policy: ReplicationPolicy,
+    fence: int,
 ) -> StreamPlan:
     its = [each for each in offers if each.stream == name]
     valid = [each for each in its if not each.reason]
@@ -333,7 +351,7 @@ def _stream(
         stream=name,
         end=end,
         low_offset=source.low_offset,
-        term=max(each.term for each in its) + TERM_GAP,
+        term=max(fence, max(each.term for each in its) + TERM_GAP),
         members=tuple(sorted(each.log_server for each in newest)),
         behind=tuple(each.log_server for each in behind),
         near=tuple(
@@ -367,14 +385,15 @@ def _check_known(
 
     Those that missed a rebuild are no members since; all others may be.
     """
-    valid = sum(not each.reason for each in its)
-    away = min(len(servers), max(policy.replicas, valid)) - valid
-    unread = len(servers) - valid - sum(each.reason == MISSED for each in its)
+    valid = {each.log_server for each in its if not each.reason}
+    read = _read(its, valid)
+    away = min(len(servers), max(policy.replicas, read)) - read
+    unread = len(servers) - read - sum(each.reason == MISSED for each in its)
     if valid and min(away, unread) < policy.min_replicas:
         return
     reasons = [f"log server {each.log_server}: {each.reason}" for each in its if each.reason]
     raise InvalidReplicaError(
-        f"{valid} valid replicas were found, and the {away} others may have been all members"
+        f"{len(valid)} valid replicas were found, and the {away} others may have been all members"
         + (f" ({'; '.join(reasons)})"[:600] if reasons else ""),
         where=f"stream {name}",
         repair="start the other log servers with their former data_dir; if they are lost, start a new log: docs/log-lost.md",
@@ -473,6 +492,19 @@ def with_told(stream: StreamPlan, sealed: Mapping[str, ReplicaStatus]) -> Stream
         near=(*others, *stream.near),
         source=stream.source if stream.source in members else members[0],
     )
+
+
+def newest_context(stream: StreamPlan, offers: Iterable[Offer]) -> CommitContext | None:
+    """The latest commit context of the replicas at the stream's end: an empty one that not all know, or an earlier attempt's fence.
+
+    What knows it takes nothing from what does not (`synchronization.negotiate`), and is not to be wiped for it. So all learn it first.
+    """
+    its = [
+        each.context
+        for each in offers
+        if each.stream == stream.stream and each.log_server in stream.members and each.context
+    ]
+    return max(its, key=lambda each: each.version, default=None)
 
 
 # -- the new state ----------------------------------------------------------------------------------

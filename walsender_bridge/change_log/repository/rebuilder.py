@@ -14,7 +14,12 @@ from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Empty
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.log_server_messages import ReplicaDescription
-from walsender_bridge.change_log.protocol import MAX_COUNT, ReplicaReport, ReplicaStatus
+from walsender_bridge.change_log.protocol import (
+    MAX_COUNT,
+    CommitContext,
+    ReplicaReport,
+    ReplicaStatus,
+)
 from walsender_bridge.change_log.replica import commit_rows
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.repository import rebuild
@@ -122,6 +127,7 @@ class Rebuilder:
             context=found.context,
             bytes_total=status.bytes_total,
             last=last,
+            source=found.syncing_from,
         )
 
     def _link(self, log_server: str) -> LogServerLink:
@@ -162,6 +168,10 @@ class Rebuilder:
             each: self._seal(plan, stream, each) for each in (*stream.members, *stream.behind)
         }
         known = rebuild.with_told(stream, sealed)
+        context = rebuild.newest_context(stream, self.offers)
+        if known != stream and context is not None:
+            for each in stream.members:
+                self._learn(plan, stream, each, context)
         for each in {*stream.members} - {*known.members}:
             # It has all commits, and would not take part in a synchronization otherwise.
             self._seal(plan, replace(stream, end=MAX_COUNT), each)
@@ -212,6 +222,8 @@ class Rebuilder:
             if each in stream.near or len(members) < plan.least:
                 self._say(f"stream {stream.stream}: synchronizing log server {each}")
                 try:
+                    if each in stream.learning:
+                        self._seal_old(plan, stream, each)
                     self._synchronize(stream, each, plan.log_id)
                 except TusklineError as error:
                     self._say(f"stream {stream.stream}: log server {each}: {error.what}")
@@ -225,6 +237,11 @@ class Rebuilder:
             )
         return tuple(members)
 
+    def _seal_old(self, plan: RebuildPlan, stream: StreamPlan, log_server: str) -> None:
+        """Seal a replica that missed an earlier rebuild, if it is one: it would not take part in a synchronization otherwise."""
+        with contextlib.suppress(TusklineError):
+            self._seal(plan, replace(stream, end=MAX_COUNT), log_server)
+
     def _synchronize(self, stream: StreamPlan, log_server: str, log_id: str) -> None:
         self._link(log_server).learn(stream.stream, log_id)
         request = m.SynchronizeRequest(
@@ -233,10 +250,16 @@ class Rebuilder:
         self._link(stream.source).call(m.SYNCHRONIZE, request, within=_SYNCHRONIZING)
 
     def _fence(self, plan: RebuildPlan, stream: StreamPlan, log_server: str) -> ReplicaStatus:
-        """Have a member learn the fence; the second seal makes it durable."""
-        fence = {stream.stream: (plan.fence_of(stream),)}
+        """Have a member learn the fence."""
+        return self._learn(plan, stream, log_server, plan.fence_of(stream))
+
+    def _learn(
+        self, plan: RebuildPlan, stream: StreamPlan, log_server: str, context: CommitContext
+    ) -> ReplicaStatus:
+        """Have a member that is sealed learn an empty version; the second seal makes it durable."""
+        commits = {stream.stream: (context,)}
         link = self._link(log_server)
-        answer = link.call(m.COMMIT, m.CommitRequest(fence, 0), within=_ANSWER)
+        answer = link.call(m.COMMIT, m.CommitRequest(commits, 0), within=_ANSWER)
         if refused := answer.refused.get(stream.stream):
             raise refused.error()
         return self._seal(plan, stream, log_server)

@@ -1,0 +1,164 @@
+"""A rebuild of the repository that ended in its middle, and is repeated: real log servers, and what the first attempt has left on them."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.support.log_entries import SCHEMAS, append_to
+from tests.unit.test_replication import STREAM, Machines, machines
+from walsender_bridge.change_log import log_server_messages as m
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.operator_client import OperatorReplica
+from walsender_bridge.change_log.protocol import CommitContext, ReplicaStatus
+from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.replica.synchronization import SyncBatch
+from walsender_bridge.change_log.repository import empty_store
+from walsender_bridge.change_log.repository.core import Repository
+from walsender_bridge.change_log.repository.rebuild import RebuildPlan, StreamPlan
+from walsender_bridge.change_log.repository.rebuilder import Rebuilder
+from walsender_bridge.errors import UnavailableError
+from walsender_bridge.postgres.protocol.lsn import WalPosition
+
+__all__ = ["machines"]
+
+Make = Callable[..., Machines]
+
+
+def lose_repository(here: Machines) -> None:
+    here.repository.stop()
+    shutil.rmtree(here.folder / "repository")
+
+
+def attempt(here: Machines, *given_up: int) -> Repository:
+    """All of a rebuild but the writing of the store. A log server that is given up does not run."""
+    addresses = [here.listens[each] for each in given_up]
+    with closing(Rebuilder(here.listens, here.policy, given_up=addresses)) as rebuilder:
+        return rebuilder.rebuild(rebuilder.look(), hold=60.0)
+
+
+def go_on(here: Machines, state: Repository) -> None:
+    """With the rebuilt repository, on all log servers."""
+    with empty_store.opened(here.folder / "repository" / "repository.sqlite", None) as store:
+        store.begin_with(state)
+    for number in range(3):
+        if here.servers[number] is None:
+            here.start(number)
+    here.start_repository()
+    here.log.close()
+    here.log = LogClient(here.repository.address)
+    here.write_on()
+    here.all_equal()
+
+
+def commit_on(here: Machines, number: int, length: int) -> None:
+    """One more version, of so many entries, that this log server alone hears of."""
+    with OperatorReplica(here.listens[number]) as replica:
+        (found,) = replica.replicas().replicas
+        known = found.context
+        assert known is not None
+        own = CommitContext(known.version + 1, known.end, known.global_end, length)
+        assert not replica._call(m.COMMIT, m.CommitRequest({STREAM: (own,)}, 1)).refused
+
+
+def tell(here: Machines, number: int, position: WalPosition) -> None:
+    """What a writer was about to confirm to the slot reaches this log server alone."""
+    with ReplicaClient(here.listens[number]) as replica:
+        term = replica.stream_status(STREAM).term
+        with append_to(replica, STREAM, term) as writer:
+            writer.send([], confirm_to=position, system_id=5)
+            assert writer.next_ack(20) is not None
+
+
+def test_31_a_rebuild_is_repeated_whose_synchronization_broke_off(
+    machines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that are left, one lacks the last commit, and was to take it from the other one."""
+    here = machines()
+    here.write_on(2)
+    with here.open_writer() as writer:
+        lose_repository(here)
+        writer.send([here.make.whole()], schemas=list(SCHEMAS.values()))
+        assert writer.next_ack(20) is not None
+    commit_on(here, 0, 1)
+    here.wipe(2)
+
+    def broken(*_: object) -> Iterator[SyncBatch]:
+        raise UnavailableError("the log server ends")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostedReplica, "sync_batches", broken)
+        with pytest.raises(UnavailableError, match="1 replicas are in sync"):
+            attempt(here, 2)
+    here.committed_end += 1
+    go_on(here, attempt(here, 2))
+
+
+def test_31_what_one_was_told_and_an_empty_version_of_another_do_not_stop_a_rebuild(
+    machines: Make,
+) -> None:
+    """Each of the two has what the other one lacks, and the third is lost."""
+    here = machines()
+    here.write_on(2)
+    lose_repository(here)
+    here.wipe(2)
+    tell(here, 0, WalPosition(1, 1 << 40))
+    commit_on(here, 1, 0)
+    go_on(here, attempt(here, 2))
+
+
+def test_31_a_rebuild_is_repeated_with_a_log_server_that_was_told_more(machines: Make) -> None:
+    """The first attempt went on without it, and fenced the others."""
+    here = machines()
+    here.write_on(2)
+    lose_repository(here)
+    tell(here, 2, WalPosition(1, 1 << 40))
+    here.stop(2)
+    attempt(here, 2)
+    here.start(2)
+    go_on(here, attempt(here))
+
+
+def test_31_a_rebuild_is_repeated_with_a_log_server_that_missed_the_first_attempt(
+    machines: Make,
+) -> None:
+    """It lacks the last commit, and of those that were fenced, one is lost."""
+    here = machines()
+    here.write_on(2)
+    here.stop(2)
+    here.write_on()
+    lose_repository(here)
+    attempt(here, 2)
+    here.wipe(1)
+    here.start(2)
+    go_on(here, attempt(here, 1))
+
+
+def test_31_what_an_attempt_alone_has_fenced_returns_behind_another_one(
+    machines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given up, and knew the newest version."""
+    here = machines()
+    here.write_on(2)
+    lose_repository(here)
+    first = min(range(3), key=lambda each: here.server(each).log_server_id)
+    for _ in range(50):
+        commit_on(here, first, 0)
+    really = Rebuilder._fence
+    fenced: list[str] = []
+
+    def fence(
+        self: Rebuilder, plan: RebuildPlan, stream: StreamPlan, log_server: str
+    ) -> ReplicaStatus:
+        if fenced:
+            raise UnavailableError("the command ends")
+        fenced.append(log_server)
+        return really(self, plan, stream, log_server)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rebuilder, "_fence", fence)
+        with pytest.raises(UnavailableError, match="the command ends"):
+            attempt(here)
+    here.stop(first)
+    go_on(here, attempt(here, first))
