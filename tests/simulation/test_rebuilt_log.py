@@ -1,6 +1,6 @@
 """A replicated stream whose repository is lost, and rebuilt from the replicas, among all other faults (31, I1 to I14)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,13 @@ from tests.support.log_runs import check_found, check_replays, search, search_ch
 from walsender_bridge.change_log.protocol import REBUILD_GAP
 from walsender_bridge.change_log.replica import core, synchronization
 from walsender_bridge.change_log.repository import rebuild
-from walsender_bridge.change_log.repository.rebuild import Offer, StreamPlan
+from walsender_bridge.change_log.repository.core import Repository
+from walsender_bridge.change_log.repository.rebuild import (
+    Offer,
+    RebuildPlan,
+    StreamHistory,
+    StreamPlan,
+)
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -92,12 +98,25 @@ def _cut_short_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebuild, "_check_known", check_known)
 
 
+def _promised_by_the_source(patch: pytest.MonkeyPatch) -> None:
+    really = rebuild.rebuilt
+
+    def rebuilt(
+        plan: RebuildPlan, histories: Mapping[str, StreamHistory], *others: Any, **named: Any
+    ) -> Repository:
+        its = {name: replace(each, low_offset=1) for name, each in histories.items()}
+        return really(plan, its, *others, **named)
+
+    patch.setattr(rebuild, "rebuilt", rebuilt)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "any replica is enough": _any_replica,
     "no gap in versions and global offsets": _no_gap,
     "the next term": _next_term,
     "a replica that missed it keeps what it has": _returns_as_it_was,
     "a member takes seals of the old repository": _seals_of_any_repository,
+    "what the source has is promised": _promised_by_the_source,
 }
 
 

@@ -29,7 +29,12 @@ from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.replica.synchronization import source_of
 from walsender_bridge.change_log.repository import invariants as of_repository
 from walsender_bridge.change_log.repository import rebuild
-from walsender_bridge.change_log.repository.core import Repository, RepositoryTick, StreamSealed
+from walsender_bridge.change_log.repository.core import (
+    Repository,
+    RepositoryTick,
+    StreamSealed,
+    TrimDecided,
+)
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.rebuild import (
     AskedLogServer,
@@ -142,6 +147,8 @@ class RebuiltWorld(World):
             self.reports_away.clear()
         if self.given_away is not None and self._is_rebuilt_since(its):
             self._write_elsewhere(its, self.given_away)
+        if self.choose.random() < 0.1:
+            self._trim_elsewhere(its)
         if self.choose.random() < 0.4:
             self._seal_elsewhere(its)
             return
@@ -173,6 +180,13 @@ class RebuiltWorld(World):
         self.given_away = term
         if self.base is not None and self._is_rebuilt_since(its):
             raise Violation("the old repository can give the stream to another writer")
+
+    def _trim_elsewhere(self, its: Repository) -> None:
+        name = self.choose.choice(its.streams[STREAM].members)
+        if name in self.machines and (at := self.trim_point(its, name)):
+            its.apply(TrimDecided(STREAM, at, 0.0))
+            self.truth.low = max(self.truth.low, at)
+            self.send(partial(self.trim_one, name, at, its.version))
 
     def _write_elsewhere(self, its: Repository, term: int) -> None:
         """A writer with a term that it gave out before comes late. What is in front of the fence is wiped before it is a member."""
@@ -295,7 +309,8 @@ class RebuiltWorld(World):
         statuses = [core.status() for core in cores]
         rebuild.check_sealed(plan, stream, statuses)
         self._may_end(self.NOT_WRITTEN)
-        history = StreamHistory(members, rows, cores[0].current.position)
+        low = max(each.low_offset for each in statuses)
+        history = StreamHistory(members, rows, cores[0].current.position, low)
         self._begin_with(plan, history, asked)
 
     def _given_up(self) -> list[str]:

@@ -53,6 +53,7 @@ from walsender_bridge.change_log.repository.core import (
     StreamSealed,
     StreamState,
     StreamUnsealed,
+    TrimDecided,
 )
 from walsender_bridge.errors import (
     CorruptError,
@@ -718,16 +719,23 @@ class World:
         return bool(valid) and len(valid) == len(others) and len(others) >= min(2, LEAST)
 
     def trim(self) -> None:
-        limit = self.repository.trim_limit(STREAM, 0.0)
+        """As `RepositoryServer._decided`: a trim is recorded, then sent."""
         for name in self.stream.members:
             machine = self.machines.get(name)
             if machine is None or not machine.up or machine.core is None:
                 continue
-            ends = [row.context.end for row in machine.disk.rows if row.context.end <= limit]
-            if len(ends) > 3:
-                at = ends[-3]
+            if at := self.trim_point(self.repository, name):
+                self.record(TrimDecided(STREAM, at, 0.0))
                 self.truth.low = max(self.truth.low, at)
                 self.attempt(partial(self.trim_one, name, at, self.repository.version))
+
+    def trim_point(self, repository: Repository, name: str) -> int:
+        """Where a machine's entries may begin, so that some commits are left; 0: there are too few."""
+        limit = repository.trim_limit(STREAM, 0.0)
+        ends = [
+            row.context.end for row in self.machines[name].disk.rows if row.context.end <= limit
+        ]
+        return ends[-3] if len(ends) > 3 else 0
 
     def trim_one(self, name: str, offset: int, version: int) -> None:
         machine = self.machines[name]
@@ -791,6 +799,10 @@ class World:
             low = core.durable.low_offset
             if low > self.truth.low:
                 raise Violation(f"I12: member {name} begins at {low}, which was not trimmed")
+            if low > (promised := self.stream.trimmed):
+                raise Violation(
+                    f"I10: member {name} begins at {low}, and what lies at {promised} is promised"
+                )
             missing = [o for o in range(low, end) if o not in member.disk.entries]
             if missing:
                 raise Violation(f"I12: member {name} lacks {missing[:3]}, which are committed")

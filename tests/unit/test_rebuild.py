@@ -324,7 +324,7 @@ def test_31_members_know_how_far_the_slot_was_confirmed_and_others_take_it_from_
 
 def built(found: RebuildPlan, low: int = 1, *, hold: float = 100.0) -> Repository:
     rows = [row(version) for version in range(low, 5)]
-    histories = {"a": StreamHistory(("k", "l", "m"), rows, row(4).position)}
+    histories = {"a": StreamHistory(("k", "l", "m"), rows, row(4).position, low)}
     addresses = {each.log_server: each.address for each in SERVERS}
     return rebuild.rebuilt(found, histories, addresses, replicas=3, now=50.0, hold=hold)
 
@@ -355,6 +355,16 @@ def test_31_the_new_state_goes_on_behind_the_gap(low: int) -> None:
     assert [each.end for each in stream.past[:1]] == ([low] if low < 5 else [])
 
 
+def test_31_what_some_member_has_trimmed_is_promised_to_nobody() -> None:
+    """Another one has it still, and may be lost."""
+    found = plan(offer("k", 4), offer("l", 4, low=3), offer("m", 4))
+    rows = [row(version) for version in range(1, 5)]
+    histories = {"a": StreamHistory(("k", "l", "m"), rows, row(4).position, 3)}
+    state = rebuild.rebuilt(found, histories, {}, replicas=3, now=50.0, hold=100.0)
+    check_invariants(state, checked(state))
+    assert state.streams["a"].low_offset([]) == 3
+
+
 def test_31_nothing_is_trimmed_until_the_hold_ends_and_versions_of_consumers_are_found() -> None:
     found = plan(*WHOLE)
     state = built(found)
@@ -373,7 +383,7 @@ def test_31_a_history_with_a_hole_is_refused(missing: int) -> None:
     found = plan(*WHOLE)
     rows = [row(version) for version in range(1, 5)]
     del rows[missing]
-    histories = {"a": StreamHistory(("k", "l"), rows, row(4).position)}
+    histories = {"a": StreamHistory(("k", "l"), rows, row(4).position, 1)}
     with pytest.raises(CorruptError, match=r"missing|the commits end at"):
         rebuild.rebuilt(found, histories, {}, replicas=3, now=0.0, hold=0.0)
 

@@ -95,6 +95,20 @@ def test_31_a_rebuild_is_repeated_whose_synchronization_broke_off(
     go_on(here, attempt(here, 2))
 
 
+def test_31_what_one_log_server_has_trimmed_is_promised_to_nobody(machines: Make) -> None:
+    """The others have it still, and may be lost."""
+    here = machines()
+    for _ in range(3):
+        here.write_on()
+    version = here.repository._state.version
+    lose_repository(here)
+    with OperatorReplica(here.listens[1]) as replica:
+        low = replica._call(m.TRIM, m.TrimRequest(STREAM, 3, version)).low_offset
+    assert low == 3
+    state = attempt(here)
+    assert state.streams[STREAM].low_offset([]) == 3
+
+
 def test_31_what_one_was_told_and_an_empty_version_of_another_do_not_stop_a_rebuild(
     machines: Make,
 ) -> None:

@@ -512,11 +512,15 @@ def newest_context(stream: StreamPlan, offers: Iterable[Offer]) -> CommitContext
 
 @dataclass(frozen=True, slots=True)
 class StreamHistory:
-    """What was read of a stream behind its seal: `rows` of the index from the low watermark to the end; the `position` there."""
+    """What was read of a stream behind its seal: `rows` of the index from the low watermark to the end; the `position` there.
+
+    `low_offset`: from where on each member has the stream. Behind the fence, no trim of the old repository changes that.
+    """
 
     members: tuple[str, ...]
     rows: Sequence[IndexRow]
     position: Position
+    low_offset: int
 
 
 def rebuilt(
@@ -550,7 +554,7 @@ def rebuilt(
             members=its.members,
             term=stream.term,
             was_sealed=True,
-            trimmed=stream.low_offset,
+            trimmed=max(stream.low_offset, its.low_offset),
             history=_history(stream, its),
             latest=plan.fence_of(stream),
             applied=dict.fromkeys(its.members, plan.fence),

@@ -178,7 +178,8 @@ class Rebuilder:
         members = self._members(plan, known)
         statuses = [self._fence(plan, stream, each) for each in members]
         rebuild.check_sealed(plan, stream, statuses)
-        return StreamHistory(members, rows, self._report(known).position)
+        low_offset = max(each.low_offset for each in statuses)
+        return StreamHistory(members, rows, self._report(known).position, low_offset)
 
     def _check_streams(self, plan: RebuildPlan) -> None:
         """Raise `UnavailableError` if there is a stream that `look` did not find: it is not sealed, and may have commits.
