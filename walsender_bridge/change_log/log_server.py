@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Final
 
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.runtime import (
@@ -17,6 +18,9 @@ from walsender_bridge.runtime import (
     supervisor,
     tcp_connections,
 )
+
+#: Seconds after which a signal is seen at the latest.
+_SIGNAL_SECONDS: Final = 0.5
 
 
 def serve(settings: ReplicaServerSettings) -> None:
@@ -36,7 +40,9 @@ def serve(settings: ReplicaServerSettings) -> None:
         after=supervisor.last_signal(),
         tls=settings.tls,
     )
-    stop.wait()
+    # A signal may be given to a thread of gRPC's. Then its handler runs when this thread, Python's main one, wakes up.
+    while not stop.wait(_SIGNAL_SECONDS):
+        pass
     server.stop()
     # Open calls would keep the interpreter running; there is nothing left to do for them.
     os._exit(0)
