@@ -125,6 +125,7 @@ class TlsSafekeeper:
         return control
 
     def wal(self) -> dict[str, bytes]:
-        """Its WAL's files."""
+        """Its WAL's files, without the spare segments, which are zeroed in the background."""
         found = (self.settings.data_dir / "wal").rglob("*")
-        return {each.name: each.read_bytes() for each in found if each.is_file()}
+        files = [each for each in found if each.is_file() and not each.name.startswith("spare-")]
+        return {each.name: each.read_bytes() for each in files}
