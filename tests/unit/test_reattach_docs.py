@@ -31,7 +31,7 @@ def texts() -> list[str]:
 
 
 def test_the_table_has_its_rows() -> None:
-    assert len(_said()) == 8
+    assert len(_said()) == 9
 
 
 @pytest.mark.parametrize("said", _said())

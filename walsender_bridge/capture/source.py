@@ -120,10 +120,11 @@ def evaluate(
     timeline, confirmed = log.confirmed_to
     for own_timeline, lsn in (log.confirmed_to, WalPosition(log.timeline, log.last_end_lsn)):
         if lsn and not history.contains(own_timeline, lsn):
-            end = history.end_of(own_timeline) or 0
+            end, where = history.end_of(own_timeline) or 0, format_lsn(lsn)
             return Fork(
-                f"the log reaches {format_lsn(lsn)} on timeline {own_timeline}, which the server "
-                + (f"left at {format_lsn(end)}" if end else "was never on"),
+                f"the log reaches {where} on timeline {own_timeline}, which the server left at {format_lsn(end)}"
+                if end
+                else f"the log reaches {where} on timeline {own_timeline}, which the server was never on",
                 own_timeline,
                 end,
                 former=own_timeline > identity.timeline,
