@@ -19,7 +19,7 @@ import lmdb
 
 from benchmarks.report import Report, Round, load
 from tests.support.log_entries import SCHEMAS, EntryMaker
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.host import HostedReplica
 
 NAME = "log-recovery"
@@ -79,11 +79,11 @@ def _write(own: Path, peer: Path, entries: int, empty: int) -> None:
             replica.append(session, data, [*SCHEMAS.values()], None, 2**63)
             version += 1
             context = CommitContext(version, end, end, _TOGETHER)
-            replica.commit([context], version)
+            replica.commit([IssuedCommit(context)], version)
             _keep(store, [context], end, data)
             end = context.end
         contexts = [CommitContext(version + n, end, end, 0) for n in range(1, empty + 1)]
-        replica.commit(contexts, version)
+        replica.commit([IssuedCommit(each) for each in contexts], version)
         for first in range(0, len(contexts), _TOGETHER):
             _keep(store, contexts[first : first + _TOGETHER], end, [])
     replica.close()

@@ -27,7 +27,7 @@ from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.change_log.connection import connect
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import TusklineError
@@ -122,7 +122,9 @@ def _write(source: LogServerProcess, size: int) -> None:
             writer.send(entries, schemas=list(SCHEMAS.values()))
             assert writer.next_ack(60) is not None
             context = CommitContext(version, end, end, _TOGETHER)
-            answer = source.do(m.COMMIT, m.CommitRequest({LARGE: (context,)}, version))
+            answer = source.do(
+                m.COMMIT, m.CommitRequest({LARGE: (IssuedCommit(context),)}, version)
+            )
             assert not answer.refused
             end = context.end
 

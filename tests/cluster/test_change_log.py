@@ -647,7 +647,7 @@ def test_any_flight_client_can_read_the_log(processes: Processes) -> None:
         log.barrier({STREAM: make.end_lsn}, 10)
         address = log.status().streams[STREAM].addresses[0]
     with flight.FlightClient(address) as client:
-        ticket = flight.Ticket(b'{"v": 4, "stream": "shop", "from_offset": 1, "to_offset": 4}')
+        ticket = flight.Ticket(b'{"v": 5, "stream": "shop", "from_offset": 1, "to_offset": 4}')
         table: pa.Table = client.do_get(ticket).read_all()
     assert table["offset"].to_pylist() == [1, 2, 3]
     assert table["data"].to_pylist() == entries

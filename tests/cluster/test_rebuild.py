@@ -34,7 +34,7 @@ from walsender_bridge.change_log.client import (
     split_messages,
 )
 from walsender_bridge.change_log.operator_client import OperatorLog, OperatorReplica
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit
 from walsender_bridge.change_log.repository import empty_store
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.rebuild import HOLD
@@ -294,7 +294,9 @@ def commit_on(log: ChangeLog, number: int) -> None:
         assert status is not None
         length = status.end_offset - status.committed_end
         own = CommitContext(context.version + 1, context.end, context.global_end, length)
-        assert not replica._call(m.COMMIT, m.CommitRequest({STREAM: (own,)}, 1)).refused
+        assert not replica._call(
+            m.COMMIT, m.CommitRequest({STREAM: (IssuedCommit(own),)}, 1)
+        ).refused
 
 
 def test_31_a_log_server_that_is_given_up_may_return_with_a_commit_of_its_own(

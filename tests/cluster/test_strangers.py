@@ -29,7 +29,7 @@ from walsender_bridge.change_log.actions import Action, Empty
 from walsender_bridge.change_log.authorization import ALLOWED, APPEND, READ, SYNC
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.connection import connect
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.disk import Durable
 from walsender_bridge.change_log.replica.synchronizer import OfferMessage
 from walsender_bridge.change_log.storage.records import pack_state
@@ -51,7 +51,7 @@ REQUESTS: dict[str, tuple[Action[Any, Any], Any]] = {
     each[0].name: each
     for each in (
         (m.REPORT, Empty()),
-        (m.COMMIT, m.CommitRequest({"shop": (CommitContext(1 << 20, 2, 2, 0),)}, 1)),
+        (m.COMMIT, m.CommitRequest({"shop": (IssuedCommit(CommitContext(1 << 20, 2, 2, 0)),)}, 1)),
         (m.CREATE, m.CreateRequest("new", "some log")),
         (m.LEARN, m.CreateRequest("new", "some log")),
         (m.CUT_TAIL, m.CutTailRequest("shop", 1, 1)),

@@ -8,10 +8,11 @@ import pytest
 
 from tests.support.log_confirmed import ConfirmedWorld
 from tests.support.log_disks import DiskWorld
+from tests.support.log_restored import RestoredWorld
 from tests.support.log_runs import FAULTS, check_found, check_replays, run, search, search_chunk
 from tests.support.log_world import World
 from walsender_bridge.change_log.entry import check
-from walsender_bridge.change_log.protocol import ReplicaReport
+from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
 from walsender_bridge.change_log.replica import core, disk
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import DropFrom, Effect, RecoveryOutcome, Wipe
@@ -38,6 +39,12 @@ def test_disks_that_are_full_or_damaged_lose_and_fork_nothing(seed: int) -> None
     assert min(happened["fill_disk"], happened["damage_disk"]) > 25
 
 
+def test_21_log_servers_that_are_put_back_to_an_older_state_fork_nothing(seed: int) -> None:
+    first = seed * 1_000_000
+    print(f"seeds from {first}")
+    assert search(RestoredWorld, first, 40)["put_back"] > 20
+
+
 def test_23_each_member_knows_what_the_slot_was_confirmed_to(seed: int) -> None:
     first = seed * 1_000_000
     print(f"seeds from {first}")
@@ -56,6 +63,7 @@ def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
     search_chunk(World, seed, chunk)
     search_chunk(DiskWorld, seed, chunk)
     search_chunk(ConfirmedWorld, seed, chunk)
+    search_chunk(RestoredWorld, seed, chunk)
 
 
 # -- mutants ----------------------------------------------------------------------------------------
@@ -185,6 +193,23 @@ def test_the_simulator_finds_that_a_source_behind_the_seal_is_taken(
     # One in some hundred seeds finds it.
     with pytest.raises(AssertionError, match=r"I12: member \w+ lacks"):
         run(DiskWorld, 152)
+
+
+def test_21_the_simulator_finds_that_a_commit_is_for_any_entries_at_its_offsets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    really = Replica.commit
+
+    def commit(
+        self: Replica, context: CommitContext, now: int = 0, crc: int | None = None
+    ) -> list[Effect]:
+        del crc
+        return really(self, context, now)
+
+    monkeypatch.setattr(Replica, "commit", commit)
+    # One in some hundred seeds finds it.
+    with pytest.raises(AssertionError, match="I3: m has another entry"):
+        run(RestoredWorld, 145)
 
 
 def test_23_the_simulator_finds_that_a_replica_is_taken_back_as_it_is(

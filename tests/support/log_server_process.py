@@ -19,7 +19,7 @@ from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.change_log.connection import connect
-from walsender_bridge.change_log.protocol import CommitContext, ReplicaStatus
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit, ReplicaStatus
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import TusklineError
@@ -85,7 +85,7 @@ class LogServer:
         begin = status.committed_end
         context = CommitContext(version, begin, begin, status.end_offset - begin)
         with self.client(self.repository) as client:
-            answer = client._call(m.COMMIT, m.CommitRequest({"shop": (context,)}, 1))
+            answer = client._call(m.COMMIT, m.CommitRequest({"shop": (IssuedCommit(context),)}, 1))
         assert not answer.refused
 
     def peak(self) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.log_world import LOG, Content, Machine, Violation
-from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
+from walsender_bridge.change_log.protocol import IssuedCommit, ReplicaReport
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import Durable
 from walsender_bridge.change_log.repository import invariants as of_repository
@@ -159,9 +159,9 @@ class TwoStreamsWorld:
         its.replicas[name].do(lambda core: core.append([data], [*SCHEMAS.values()]))
         its.acked[name] += 1
 
-    def commit(self, its: Stream, name: str, contexts: Sequence[CommitContext]) -> None:
-        for context in contexts:
-            its.replicas[name].do(partial(Replica.commit, context=context))
+    def commit(self, its: Stream, name: str, commits: Sequence[IssuedCommit]) -> None:
+        for each in commits:
+            its.replicas[name].do(partial(Replica.commit, context=each.context, crc=each.crc))
 
     def report(self, only: Stream | None = None) -> None:
         for its in self.streams.values() if only is None else [only]:

@@ -9,7 +9,7 @@ from typing import Any
 import lmdb
 
 from tests.support.log_entries import SCHEMAS, EntryMaker
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica import identity
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -49,7 +49,7 @@ def make(
         entries = [maker.whole(size=400), maker.whole(rows=2)]
         replica.append(session, entries, list(SCHEMAS.values()), None, 2**64 - 1)
         context = CommitContext(version, local, first_global + local - 1, 2)
-        replica.commit([context], version)
+        replica.commit([IssuedCommit(context)], version)
     if trim:
         replica.trim(2 * trim + 1, 2**62)
     replica.close()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import stored_log
 from tests.support.log_entries import SCHEMAS, EntryMaker, batches
-from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -65,7 +65,7 @@ def append(replica: HostedReplica, sizes: list[int]) -> None:
         replica.append(session, [make.whole(size=size)], list(SCHEMAS.values()), None, 2**64 - 1)
         status = replica.status()
         end = status.committed_end
-        replica.commit([CommitContext(status.version + 1, end, end, 1)], 1)
+        replica.commit([IssuedCommit(CommitContext(status.version + 1, end, end, 1))], 1)
 
 
 @pytest.fixture(scope="module")

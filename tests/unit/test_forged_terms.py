@@ -15,7 +15,12 @@ from walsender_bridge.change_log.log_server_messages import (
     CommitRequest,
     SealRequest,
 )
-from walsender_bridge.change_log.protocol import REBUILD_GAP, TERMS_AHEAD, CommitContext
+from walsender_bridge.change_log.protocol import (
+    REBUILD_GAP,
+    TERMS_AHEAD,
+    CommitContext,
+    IssuedCommit,
+)
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.replication import Replication
@@ -64,7 +69,7 @@ def test_31_a_repository_that_a_replica_is_ahead_of_seals_and_trims_no_stream(
     try:
         end, term = here.end(), here.repository._state.streams[STREAM].term
         fence = CommitContext(REBUILD_GAP, end, REBUILD_GAP, 0)
-        link.call(COMMIT, CommitRequest({STREAM: (fence,)}, 0))
+        link.call(COMMIT, CommitRequest({STREAM: (IssuedCommit(fence),)}, 0))
         wait_for(lambda: "a" if here.repository._noted.diverged else "", 20, "its report")
         with pytest.raises(DivergedError):
             here.log.open_writer(STREAM)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker, batches
 from tests.support.small_disk import fill, mounted
-from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.errors import UnavailableError
@@ -50,7 +50,7 @@ class Log:
         status = self.replica.status()
         begin = status.committed_end
         context = CommitContext(status.version + 1, begin, begin, status.end_offset - begin)
-        self.replica.commit([context], 1)
+        self.replica.commit([IssuedCommit(context)], 1)
 
     def reopen(self) -> None:
         self.replica.close()

@@ -18,7 +18,7 @@ from tests.support.tls import Authority, TlsLog
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log import protocol
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.service import _ReplicaService
 from walsender_bridge.errors import MalformedMessageError, UsageError
 from walsender_bridge.runtime.arrow_memory import LIMIT_BYTES
@@ -100,7 +100,7 @@ def test_38_a_commit_of_a_version_far_ahead_is_refused(log_server: LogServer, ve
     before = log_server.status()
     commit = CommitContext(version, before.committed_end, before.committed_end, 0)
     with log_server.client(log_server.repository) as client:
-        answer = client._call(m.COMMIT, m.CommitRequest({"shop": (commit,)}, 1))
+        answer = client._call(m.COMMIT, m.CommitRequest({"shop": (IssuedCommit(commit),)}, 1))
     assert "too large" in answer.refused["shop"].what
     assert log_server.status() == before
 

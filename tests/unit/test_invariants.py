@@ -46,7 +46,7 @@ from walsender_bridge.capture.gate.core import (
 from walsender_bridge.capture.gate.monitor import OpenGate, ServerGate
 from walsender_bridge.capture.settings import CaptureSettings
 from walsender_bridge.capture.source import CaptureSource
-from walsender_bridge.change_log.protocol import START, CommitContext
+from walsender_bridge.change_log.protocol import START, CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica import invariants as of_replica
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import BeforeRestart, PutDurable, tail_at
@@ -292,7 +292,7 @@ def _filled(replica: HostedReplica) -> None:
     maker = EntryMaker()
     for version in (5, 6):
         replica.append(session, [maker.whole()], list(SCHEMAS.values()), None, MAX_LSN)
-        replica.commit([CommitContext(version, version - 4, version - 4, 1)], 1)
+        replica.commit([IssuedCommit(CommitContext(version, version - 4, version - 4, 1))], 1)
     replica.append(session, [maker.whole(), maker.whole()], (), None, MAX_LSN)
     replica.trim(2, 2)
 

@@ -15,6 +15,7 @@ from walsender_bridge.change_log.protocol import (
     Ack,
     CommitContext,
     CutPoint,
+    IssuedCommit,
     ReplicaReport,
     ReplicaStatus,
     StreamCut,
@@ -42,7 +43,7 @@ MESSAGES = (
     m.AppendRequest(None, MAX_LSN, None),
     m.AppendRequest(WalPosition(1, 2), MAX_LSN, MAX_LSN),
     m.CommitAnswer((REPORT,), {"b": FAULT}),
-    m.CommitRequest({"shop": (CommitContext(1, 2, 3, 4),), "b": ()}, 5),
+    m.CommitRequest({"shop": (IssuedCommit(CommitContext(1, 2, 3, 4)),), "b": ()}, 5),
     m.CutAnswer(None),
     m.CutAnswer(CutPoint(1, 2, 3, 4, 5)),
     m.ReadRequest("shop", 1, 2, ("public.a",)),
@@ -78,7 +79,8 @@ def of(values: dict[str, Any]) -> bytes:
 
 
 BARRIER = {"positions": {"shop": 1}, "timeout": 5}
-COMMIT = {"version": 1, "local_offset": 1, "global_offset": 1, "length": 1}
+CONTEXT = {"version": 1, "local_offset": 1, "global_offset": 1, "length": 1}
+COMMIT = {"context": CONTEXT, "crc": 7}
 
 
 def test_a_request_of_any_client_reaches_its_handler() -> None:
@@ -123,10 +125,14 @@ def test_the_version_is_checked_before_all_else(action: Action[Any, Any]) -> Non
         (r.WRITER_TERM, {"stream": None}, "stream is not of type str"),
         (r.RAISE_VERSION, {"version": 1.0}, "version is not of type int"),
         (m.COMMIT, {"commits": {"a": COMMIT}, "now": 1}, "commits.a is not of type array"),
-        (m.COMMIT, {"commits": {"a": [{}]}, "now": 1}, "commits.a[0].version is missing"),
         (
             m.COMMIT,
-            {"commits": {"a": [COMMIT | {"length": -1}]}, "now": 1},
+            {"commits": {"a": [{"context": {}}]}, "now": 1},
+            "commits.a[0].context.version is missing",
+        ),
+        (
+            m.COMMIT,
+            {"commits": {"a": [{"context": CONTEXT | {"length": -1}}]}, "now": 1},
             "-1 in a request is negative",
         ),
         (m.SCHEMA, {"stream": "shop", "hashes": [7]}, "hashes[0] is not of type str"),

@@ -20,7 +20,7 @@ from tests.support.log_entries import HASHES, SCHEMAS, EntryMaker, batches
 from walsender_bridge.change_log import actions, protocol
 from walsender_bridge.change_log.client import LogStatus, ReplicaClient, StreamCut
 from walsender_bridge.change_log.log_server_messages import ReadAnswer
-from walsender_bridge.change_log.protocol import CommitContext, CutPoint
+from walsender_bridge.change_log.protocol import CommitContext, CutPoint, IssuedCommit
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -41,7 +41,7 @@ def write(replica: HostedReplica, make: EntryMaker, commits: int = 6) -> list[tu
         first = len(written) + 1
         entries = [make.whole(), make.whole(rows=2)]
         replica.append(session, entries, list(SCHEMAS.values()), None, 2**64 - 1)
-        replica.commit([CommitContext(version, first, first, 2)], version)
+        replica.commit([IssuedCommit(CommitContext(version, first, first, 2))], version)
         written += [(first + i, version, first + i, data) for i, data in enumerate(entries)]
     return written
 

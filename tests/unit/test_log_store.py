@@ -15,7 +15,7 @@ import pytest
 from tests.support import pgoutput_messages as pm
 from tests.support.log_entries import AUDIT, SCHEMAS, EntryMaker, batches
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.storage.records import FORMAT
@@ -73,7 +73,7 @@ class Log:
         context = CommitContext(
             self.version, report.local_offset, report.local_offset, report.length
         )
-        self.host.commit([context], int(time.time() * 1e6))
+        self.host.commit([IssuedCommit(context)], int(time.time() * 1e6))
         return context
 
     def fill(self, commits: int, size: int = 300_000) -> None:
@@ -120,10 +120,10 @@ def test_21_what_a_seal_rejects_is_on_no_disk_and_never_returns(log: Log, *, beh
     log.version = 3
     last = CommitContext(3, 3, 3, 1)
     if not behind:
-        log.host.commit([last], 1)
+        log.host.commit([IssuedCommit(last)], 1)
     log.host.seal(4, 9, MAX_COUNT)
     if behind:
-        log.host.commit([last], 1)
+        log.host.commit([IssuedCommit(last)], 1)
     log.restart()
     report, status = log.host.report("k"), log.host.status()
     assert report is not None
@@ -145,7 +145,9 @@ def test_a_roll_takes_the_uncommitted_tail_along(log: Log) -> None:
     assert report is not None
     tail = [log.make.whole(), log.make.start(), log.make.middle()]
     log.append(*tail)
-    log.host.commit([CommitContext(9, report.local_offset, report.local_offset, report.length)], 1)
+    log.host.commit(
+        [IssuedCommit(CommitContext(9, report.local_offset, report.local_offset, report.length))], 1
+    )
     assert log.segments()[-1] == report.local_offset + report.length
     log.restart()
     assert log.host.status().end_offset == 8
@@ -213,7 +215,9 @@ def test_commits_of_a_clock_that_was_ahead_go_with_those_behind_them(log: Log) -
             assert at is not None
             log.version += 1
             start = at.local_offset
-            log.host.commit([CommitContext(log.version, start, start, at.length)], now)
+            log.host.commit(
+                [IssuedCommit(CommitContext(log.version, start, start, at.length))], now
+            )
         return log.host.status().committed_end
 
     end = take(100, 110, *[ahead] * 6)
@@ -491,7 +495,7 @@ def test_empty_commits_are_written_once_a_second(log: Log) -> None:
     log.fill(1)
     for n in range(2, 12):
         log.version = n
-        log.host.commit([CommitContext(n, 2, 2, 0)], n)
+        log.host.commit([IssuedCommit(CommitContext(n, 2, 2, 0))], n)
         report = log.host.report("k")
         assert report is not None
         assert report.version == 1
@@ -499,7 +503,7 @@ def test_empty_commits_are_written_once_a_second(log: Log) -> None:
     report = log.host.report("k")
     assert report is not None
     assert report.version == 11
-    log.host.commit([CommitContext(12, 2, 2, 0)], 12)
+    log.host.commit([IssuedCommit(CommitContext(12, 2, 2, 0))], 12)
     log.restart()  # a polite end writes it down
     assert log.host.status().version == 12
 
@@ -508,7 +512,7 @@ def test_thirty_six_thousand_empty_versions_leave_nothing_behind(log: Log) -> No
     log.fill(2)
     before = log.host.disk_bytes
     for version in range(3, 36_003):
-        log.host.commit([CommitContext(version, 3, 3, 0)], version)
+        log.host.commit([IssuedCommit(CommitContext(version, 3, 3, 0))], version)
         log.now += 0.01  # 100 versions a second: 360 writes
         log.host.report("k")
     assert log.host.disk_bytes <= before + (64 << 10)

@@ -16,7 +16,7 @@ from tests.support import stored_log
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.stored_log import STREAM, Files
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.protocol import REBUILD_GAP, START, CommitContext
+from walsender_bridge.change_log.protocol import REBUILD_GAP, START, CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -288,7 +288,7 @@ def test_what_a_rolled_segment_leaves_behind_is_not_taken_for_an_entry(tmp_path:
     entries = [make.whole(size=60_000), make.whole(size=60_000), make.whole()]
     replica.append(session, entries, list(SCHEMAS.values()), None, 2**64 - 1)
     for version in (1, 2, 3):
-        replica.commit([CommitContext(version, version, version, 1)], version)
+        replica.commit([IssuedCommit(CommitContext(version, version, version, 1))], version)
     replica.close()
     assert len(list((data_dir / "streams" / STREAM).glob("segment-*"))) > 1
     report = verify(data_dir)
@@ -372,7 +372,7 @@ def test_a_long_stream_is_verified_in_little_memory(tmp_path: Path) -> None:
     make = EntryMaker()
     for version in range(1, 65):
         replica.append(session, [make.whole(size=1 << 20)], [*SCHEMAS.values()], None, 2**64 - 1)
-        replica.commit([CommitContext(version, version, version, 1)], version)
+        replica.commit([IssuedCommit(CommitContext(version, version, version, 1))], version)
     replica.close()
     script = (
         "import resource, sys, pathlib\n"

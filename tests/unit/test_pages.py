@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker, batches
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.storage import pages
@@ -69,7 +69,7 @@ def replica(tmp_path: Path) -> HostedReplica:
     for at in range(1, 41):
         entry = make.whole(size=3000 if at % 3 else 300)
         replica.append(session, [entry], list(SCHEMAS.values()), None, 2**64 - 1)
-        replica.commit([CommitContext(at, at, at, 1)], at)
+        replica.commit([IssuedCommit(CommitContext(at, at, at, 1))], at)
     replica.close()
     return HostedReplica(tmp_path / "s")
 

@@ -11,7 +11,7 @@ from tests.unit.test_replication import STREAM, Machines, machines
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.operator_client import OperatorReplica
-from walsender_bridge.change_log.protocol import CommitContext, ReplicaStatus
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit, ReplicaStatus
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.synchronization import SyncBatch
 from walsender_bridge.change_log.repository import empty_store
@@ -59,7 +59,9 @@ def commit_on(here: Machines, number: int, length: int) -> None:
         known = found.context
         assert known is not None
         own = CommitContext(known.version + 1, known.end, known.global_end, length)
-        assert not replica._call(m.COMMIT, m.CommitRequest({STREAM: (own,)}, 1)).refused
+        assert not replica._call(
+            m.COMMIT, m.CommitRequest({STREAM: (IssuedCommit(own),)}, 1)
+        ).refused
 
 
 def tell(here: Machines, number: int, position: WalPosition) -> None:

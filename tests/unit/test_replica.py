@@ -301,6 +301,19 @@ def test_commits_that_do_not_follow_are_refused_and_old_ones_ignored() -> None:
     assert row.size == row.position.bytes_total - before.bytes_total
 
 
+def test_21_a_commit_of_other_entries_is_refused() -> None:
+    make, replica = EntryMaker(), new_replica()
+    append(replica, make.whole(), make.whole(), make.whole())
+    crc = replica.uncommitted_ends[1].crc
+    with pytest.raises(InvalidReplicaError, match="the entry in front of 3 is another one"):
+        replica.commit(CommitContext(1, 1, 1, 2), crc=crc ^ 1)
+    assert replica.status().committed_end == 1
+    replica.commit(CommitContext(1, 1, 1, 2), crc=crc)
+    assert replica.status().committed_end == 3
+    # An empty one is of no entries.
+    replica.commit(CommitContext(2, 3, 3, 0), crc=crc ^ 1)
+
+
 def test_trimming_is_durable_and_only_of_what_is_committed() -> None:
     make, replica = EntryMaker(), new_replica()
     append(replica, make.whole(), make.whole())

@@ -31,6 +31,10 @@ from walsender_bridge.change_log.repository.core import (
 from walsender_bridge.change_log.repository.invariants import check_invariants, checked
 
 
+def missed(stream: StreamState, version: int) -> list[CommitContext]:
+    return [each.context for each in stream.missed(version)]
+
+
 def report(
     stream: str,
     version: int,
@@ -126,13 +130,13 @@ def test_a_replica_that_is_behind_gets_what_it_missed_and_then_takes_part() -> N
     assert not tick(state, behind)
     behind = report("a", 0, 1, 9)
     stream = state.streams["a"]
-    assert stream.missed(behind.version) == [
+    assert missed(stream, behind.version) == [
         CommitContext(1, 1, 1, 2),
         CommitContext(3, 3, 4, 3),
     ]
-    assert stream.missed(1) == [CommitContext(3, 3, 4, 3)]
-    assert stream.missed(3) == []
-    assert state.streams["b"].missed(0) == [CommitContext(2, 1, 3, 1), CommitContext(3, 2, 7, 0)]
+    assert missed(stream, 1) == [CommitContext(3, 3, 4, 3)]
+    assert missed(stream, 3) == []
+    assert missed(state.streams["b"], 0) == [CommitContext(2, 1, 3, 1), CommitContext(3, 2, 7, 0)]
     # Its nine entries are not offered again below what was committed of them.
     tick(state, report("a", 3, 6, 4))
     assert state.streams["a"].latest == CommitContext(4, 6, 7, 4)
@@ -227,7 +231,7 @@ def test_a_stream_learns_the_version_at_its_birth() -> None:
     state = log_of("a")
     tick(state, report("a", 0, 1, 4))
     state.apply(StreamCreated("b", ("k",)))
-    assert state.streams["b"].missed(0) == [CommitContext(1, 1, 5, 0)]
+    assert missed(state.streams["b"], 0) == [CommitContext(1, 1, 5, 0)]
     assert not state.apply(StreamCreated("b", ("k",)))
 
 
@@ -302,8 +306,8 @@ def test_versions_that_a_reader_has_seen_in_another_history_are_skipped() -> Non
     assert not state.apply(VersionRaised(7))
     assert (state.version, state.published) == (50, 50)
     # An empty commit for every replica, at the place where its stream ends.
-    assert state.streams["a"].missed(1) == [CommitContext(50, 3, 3, 0)]
-    assert state.streams["b"].missed(1) == [CommitContext(50, 1, 3, 0)]
+    assert missed(state.streams["a"], 1) == [CommitContext(50, 3, 3, 0)]
+    assert missed(state.streams["b"], 1) == [CommitContext(50, 1, 3, 0)]
     # A replica that has not heard of it goes on all the same.
     committed(state, 0.0, report("a", 1, 3, 1), report("b", 50, 1, 1))
     assert contexts(state, 51) == {"a": CommitContext(51, 3, 3, 1), "b": CommitContext(51, 1, 4, 1)}
@@ -414,7 +418,7 @@ def test_19_history_is_trimmed_while_another_stream_stays_sealed(three: Reposito
     assert three.trim_limit("a", 50.0) == 4
     assert three.trim_limit("b", 50.0) == 1001
     # What the sealed stream needs to go on is there: all its members are behind by empty versions only.
-    assert three.streams["a"].missed(1) == [CommitContext(1011, 4, 1013, 0)]
+    assert missed(three.streams["a"], 1) == [CommitContext(1011, 4, 1013, 0)]
     assert three.apply(StreamUnsealed("a", 2, ("k", "l", "m")))
     reports = (sealed_report(1, each, 2, version=1) for each in "klm")
     tick(three, *reports)
@@ -430,7 +434,7 @@ def test_19_a_commit_that_a_sealed_stream_lacks_is_kept_until_it_is_unsealed(
     for number in range(1, 11):
         committed(three, 0.0, report("b", three.version, number, 1))
     assert three.published == 1, "no member is known to have it"
-    assert [each.version for each in three.streams["a"].missed(1)] == [2, three.version]
+    assert [each.version for each in missed(three.streams["a"], 1)] == [2, three.version]
     # m is left out: it holds nothing back any more.
     three.apply(StreamUnsealed("a", 2, ("k", "l")))
     committed(three, 0.0, report("b", three.version, 11, 1))
@@ -526,12 +530,12 @@ class Replicas:
         sealed = self.choose.sample(stream.members, self.choose.randint(1, len(stream.members)))
         joined = [each for each in stream.outside if self.choose.random() < 0.5]
         for each in sealed:
-            for missed in stream.missed(self.at[name, each].version):
-                assert missed.local_offset == self.at[name, each].end, "dense"
-                assert missed.end - 1 <= self.held[name, each], (
+            for commit in missed(stream, self.at[name, each].version):
+                assert commit.local_offset == self.at[name, each].end, "dense"
+                assert commit.end - 1 <= self.held[name, each], (
                     "I12: a member lacks what is committed"
                 )
-                self.at[name, each] = missed
+                self.at[name, each] = commit
         for each in (*sealed, *joined):
             self.at[name, each] = self.at[name, sealed[0]]
             self.held[name, each] = stream.last.context.end - 1
@@ -542,13 +546,13 @@ class Replicas:
     def take(self, state: Repository) -> None:
         for (stream, log_server), context in self.at.items():
             if log_server in state.streams[stream].members and self.choose.random() < 0.7:
-                for missed in state.streams[stream].missed(context.version):
-                    assert missed.version > self.at[stream, log_server].version, "I5"
-                    assert missed.local_offset == self.at[stream, log_server].end, "dense"
-                    assert missed.end - 1 <= self.held[stream, log_server], (
+                for commit in missed(state.streams[stream], context.version):
+                    assert commit.version > self.at[stream, log_server].version, "I5"
+                    assert commit.local_offset == self.at[stream, log_server].end, "dense"
+                    assert commit.end - 1 <= self.held[stream, log_server], (
                         "I6: not held by this one"
                     )
-                    self.at[stream, log_server] = missed
+                    self.at[stream, log_server] = commit
 
 
 @given(seed=st.integers(0, 2**32))

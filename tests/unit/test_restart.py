@@ -10,6 +10,7 @@ from walsender_bridge.change_log.entry import Codec, EntryKind, read_header, rea
 from walsender_bridge.change_log.protocol import (
     START,
     CommitContext,
+    IssuedCommit,
     Position,
     ReplicaReport,
 )
@@ -70,7 +71,7 @@ class Stream:
         assert report is not None
         self.version += 1
         at = CommitContext(self.version, report.local_offset, report.local_offset, report.length)
-        self.host.commit([at], at.version)
+        self.host.commit([IssuedCommit(at)], at.version)
         return report
 
 

@@ -7,6 +7,7 @@ from tests.support.waiting import wait_for
 from tests.unit.test_replication import STREAM, machines
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.client import ReplicaClient
+from walsender_bridge.errors import UnavailableError
 from walsender_bridge.observability import log_view
 
 __all__ = ["machines"]
@@ -30,6 +31,38 @@ def test_21_an_older_copy_of_a_member_takes_no_commit_for_a_removed_tail(machine
     wait_for(lambda: len(here.repository._log_servers.with_own_id()) == 3, 20, "it answers")
     with here.open_writer():
         assert here.members() == [0, 1]
+    here.write_on()
+    here.all_equal()
+
+
+def test_21_an_older_copy_of_a_member_takes_no_commit_that_is_meant_for_other_entries(
+    machines, monkeypatch
+) -> None:
+    """It has reported no version since it was copied, and has other entries at the offsets of the commit that is on its way."""
+    here = machines()
+    here.write_on(2)
+    with here.open_writer() as writer:
+        writer.send([here.make.whole(size=77)], schemas=list(SCHEMAS.values()), gate_lsn=0)
+        assert writer.next_ack(20) is not None
+    place, older = here.folder / "log-server-2", here.folder / "older"
+    shutil.copytree(place, older)
+    held = here.server(2).replica(STREAM)
+    version = held.status().version
+
+    def refuse(*_: object) -> None:
+        raise UnavailableError("the commit is on its way")
+
+    monkeypatch.setattr(held, "commit", refuse)
+    with here.open_writer() as writer:
+        writer.send([here.make.whole(size=77)], schemas=list(SCHEMAS.values()))
+        assert writer.next_ack(20) is not None
+        issued = here.repository._state.streams[STREAM]
+        wait_for(lambda: issued.last.context.end == 4, 20, "the commit is issued")
+        assert held.status().version == version
+        here.wipe(2)
+        older.rename(place)
+        here.start(2)
+        wait_for(lambda: len(here.repository._log_servers.with_own_id()) == 3, 20, "it answers")
     here.write_on()
     here.all_equal()
 

@@ -42,9 +42,9 @@ class LogStream:
         """What the repository sends it, and it stores."""
         sent = repository.streams[self.name].missed(self.report().version)
         for each in sent:
-            self.take(self.replica.commit(each))
+            self.take(self.replica.commit(each.context, crc=each.crc))
         self.take(self.replica.persist())
-        return sent
+        return [each.context for each in sent]
 
 
 def fields(report: ReplicaReport) -> tuple[int, int, int]:

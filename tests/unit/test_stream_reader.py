@@ -17,7 +17,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.change_log import actions, protocol, stream_reader
 from walsender_bridge.change_log.client import LogClient, LogEntry, ReplicaClient
 from walsender_bridge.change_log.log_server_messages import CreateRequest, ReadAnswer
-from walsender_bridge.change_log.protocol import CommitContext, StreamCut
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit, StreamCut
 from walsender_bridge.change_log.replica.core import ReplicaState
 from walsender_bridge.change_log.replica.host import FOREVER, HostedReplica
 from walsender_bridge.change_log.replica.service import ReplicaServer, _batch
@@ -66,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, entries: list[bytes]) -> Pat
     replica.create(SHOP, "log")
     session, _ = replica.open_writer(1)
     replica.append(session, entries, list(SCHEMAS.values()), None, 2**64 - 1)
-    replica.commit([CommitContext(n, n, n, 1) for n in range(1, END)], 1)
+    replica.commit([IssuedCommit(CommitContext(n, n, n, 1)) for n in range(1, END)], 1)
     replica.close()
     return folder
 
@@ -262,7 +262,7 @@ def behind(tmp_path: Path, started: contextlib.ExitStack, entries: list[bytes]) 
     replica = server.replica(SHOP)
     session, _ = replica.open_writer(1)
     replica.append(session, entries[:8], list(SCHEMAS.values()), None, 2**64 - 1)
-    replica.commit([CommitContext(n, n, n, 1) for n in range(1, 7)], 1)
+    replica.commit([IssuedCommit(CommitContext(n, n, n, 1)) for n in range(1, 7)], 1)
     return server
 
 

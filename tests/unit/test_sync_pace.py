@@ -13,7 +13,7 @@ import pytest
 from tests.support.log_entries import SCHEMAS, EntryMaker, append_to
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.client import ReplicaClient
-from walsender_bridge.change_log.protocol import CommitContext
+from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica import sync_throttle
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.replica.sync_pace import LEAST, LONGEST, MOST, SLOW, SyncPace
@@ -261,5 +261,5 @@ def _fill(source: ReplicaServer) -> None:
                 writer.send([make.whole(size=200_000)], schemas=list(SCHEMAS.values()))
                 assert writer.next_ack(30) is not None
                 context = CommitContext(version, version, version, 1)
-                client._call(m.COMMIT, m.CommitRequest({"shop": (context,)}, version))
+                client._call(m.COMMIT, m.CommitRequest({"shop": (IssuedCommit(context),)}, version))
         assert source.throttle._appends, "appends are measured"

@@ -12,7 +12,7 @@ import pytest
 from tests.support import pgoutput_messages as pg
 from tests.support.log_entries import ACCOUNTS, SCHEMAS, EntryMaker, batches
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext
+from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.core import ReplicaState
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -94,12 +94,16 @@ class Replica(HostedReplica):
         context = self._core.current.context
         known = context.global_end if context else 1
         version = self._core.current.version + 1
-        self.commit([CommitContext(version, report.local_offset, known + 3, report.length)], 1)
+        self.commit(
+            [IssuedCommit(CommitContext(version, report.local_offset, known + 3, report.length))], 1
+        )
 
     def empty_commit(self) -> None:
         status, context = self.status(), self._core.current.context
         known = context.global_end if context else 1
-        self.commit([CommitContext(status.version + 1, status.committed_end, known + 5, 0)], 1)
+        self.commit(
+            [IssuedCommit(CommitContext(status.version + 1, status.committed_end, known + 5, 0))], 1
+        )
         self._do(lambda core: core.persist())
 
     def reopened(self) -> "Replica":
@@ -453,7 +457,7 @@ def test_8_a_replica_that_is_being_sealed_takes_no_source_behind_the_seal(
     known = to._core.current.context
     assert known is not None
     for each in (to, source):
-        each.commit([CommitContext(known.version + 1, 4, known.global_end, 1)], 1)
+        each.commit([IssuedCommit(CommitContext(known.version + 1, 4, known.global_end, 1))], 1)
     assert to.state() == ReplicaState.SEALED
     assert to.contents() == source.contents()
 

@@ -14,6 +14,7 @@ from walsender_bridge.change_log.actions import Action, Empty
 from walsender_bridge.change_log.protocol import (
     CommitContext,
     CutPoint,
+    IssuedCommit,
     ReplicaReport,
     ReplicaStatus,
 )
@@ -68,7 +69,7 @@ class ReportAnswer:
 class CommitRequest:
     """`commits`: by stream, in order. `now`: the repository's steady time."""
 
-    commits: Mapping[str, tuple[CommitContext, ...]]
+    commits: Mapping[str, tuple[IssuedCommit, ...]]
     now: int
 
 

@@ -106,6 +106,19 @@ class CommitContext:
 
 
 @dataclass(frozen=True, slots=True)
+class IssuedCommit:
+    """A commit as a replica is sent it. `crc`: of the entry at its end, unless it is empty.
+
+    An offset alone does not say which entries are meant: a log server that was put back to an older state has, at the same
+    offsets, those that a seal has removed since. The checksum stands for that entry and all before it. None: whoever sends it does
+    not know it.
+    """
+
+    context: CommitContext
+    crc: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """The position of a stream just behind an entry that ends a transaction.
 

@@ -421,10 +421,10 @@ class Replica:
             self.durable.low_offset,
         )
 
-    def commit(self, context: CommitContext, now: int = 0) -> list[Effect]:
-        """Apply a commit, at this time (microseconds). A version that is already known is ignored.
+    def commit(self, context: CommitContext, now: int = 0, crc: int | None = None) -> list[Effect]:
+        """Apply a commit, at this time (microseconds). A version that is already known is ignored. `crc`: see `IssuedCommit`.
 
-        Raises `InvalidReplicaError` if it does not follow, or ends where no transaction does.
+        Raises `InvalidReplicaError` if it does not follow, ends where no transaction does, or is of other entries.
         """
         if self.state in {ReplicaState.LEARNING, ReplicaState.CLOSED}:
             self._move(Event.COMMIT)
@@ -441,6 +441,8 @@ class Replica:
         position = next((e for e in self._ends if e.end_offset == context.end), None)
         if position is None:
             raise self._refused(context, f"no transaction ends at {context.end}")
+        if crc not in {None, position.crc}:
+            raise self._refused(context, f"the entry in front of {context.end} is another one")
         self._move(Event.COMMIT)
         while self._ends and self._ends[0].end_offset <= context.end:
             self._ends.popleft()

@@ -27,8 +27,8 @@ from walsender_bridge.change_log.protocol import (
     MAX_PLAN,
     READ_BATCH_BYTES,
     Ack,
-    CommitContext,
     CutPoint,
+    IssuedCommit,
     ReplicaReport,
     ReplicaStatus,
 )
@@ -99,8 +99,8 @@ def _check_holds(status: ReplicaStatus, end: int) -> None:
         )
 
 
-def _commit(context: CommitContext, now: int) -> Callable[[Replica], list[Effect]]:
-    return lambda core: core.commit(context, now)
+def _commit(commit: IssuedCommit, now: int) -> Callable[[Replica], list[Effect]]:
+    return lambda core: core.commit(commit.context, now, commit.crc)
 
 
 class HostedReplica:
@@ -302,11 +302,11 @@ class HostedReplica:
                 self._do(lambda core: core.persist())
             return self._core.report(replica)
 
-    def commit(self, contexts: Sequence[CommitContext], now: int) -> None:
+    def commit(self, commits: Sequence[IssuedCommit], now: int) -> None:
         """Apply commits, in order, each durably unless it is empty. `now`: the repository's steady time (microseconds)."""
         with self._lock:
-            for context in contexts:
-                self._do(_commit(context, now))
+            for each in commits:
+                self._do(_commit(each, now))
 
     def seal(self, end: int, term: int, version: int) -> ReplicaStatus:
         """See `Replica.seal`. It ends the session of the writer."""

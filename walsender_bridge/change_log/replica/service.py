@@ -251,10 +251,10 @@ class ReplicaServer:
     def commit(self, request: m.CommitRequest) -> m.CommitAnswer:
         """Apply commits for several streams, in order, and return their reports. A failure does not affect other streams."""
         refused = {}
-        for stream, contexts in request.commits.items():
+        for stream, commits in request.commits.items():
             try:
-                _check_versions(contexts)
-                self.replica(stream).commit(contexts, request.now)
+                _check_versions(each.context for each in commits)
+                self.replica(stream).commit(commits, request.now)
             except TusklineError as error:
                 refused[stream] = ErrorRecord.of(error)
         reports = self._reports(s for s in request.commits if s in self._replicas)

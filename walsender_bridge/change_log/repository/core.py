@@ -49,6 +49,7 @@ from walsender_bridge.change_log.protocol import (
     START,
     TERMS_SHOWN_AHEAD,
     CommitContext,
+    IssuedCommit,
     Position,
     ReplicaReport,
 )
@@ -264,13 +265,13 @@ class StreamState:
                 self.past = past_commits.thinned(self.past, self.history[gone].context.version)
         del self.history[:gone]
 
-    def missed(self, version: int) -> list[CommitContext]:
+    def missed(self, version: int) -> list[IssuedCommit]:
         """The commits to send to a replica at that version, in order."""
         place = bisect_right(self.history, version, key=lambda c: c.context.version)
-        contexts = [commit.context for commit in self.history[place:]]
+        commits = [IssuedCommit(c.context, c.position.crc) for c in self.history[place:]]
         if self.latest.version > max(version, self.last.context.version):
-            contexts.append(self.latest)
-        return contexts
+            commits.append(IssuedCommit(self.latest))
+        return commits
 
 
 def _past(commit: StreamCommit) -> PastCommit:

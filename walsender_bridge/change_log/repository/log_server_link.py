@@ -14,7 +14,7 @@ from typing import TypeVar
 from walsender_bridge.change_log import actions
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.connection import Connection
-from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport
+from walsender_bridge.change_log.protocol import IssuedCommit, ReplicaReport
 from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
 from walsender_bridge.errors import (
@@ -83,7 +83,7 @@ class LogServerLink:
         return reports
 
     def commit(
-        self, commits: Mapping[str, tuple[CommitContext, ...]], now: float
+        self, commits: Mapping[str, tuple[IssuedCommit, ...]], now: float
     ) -> tuple[list[ReplicaReport], Mapping[str, ErrorRecord]]:
         """Send commits with the time of the steady clock. Returns the reports after them, and what was refused."""
         answer = self.call(m.COMMIT, m.CommitRequest(commits, int(now * 1e6)))
@@ -174,19 +174,19 @@ class LogServers:
 
     def due(
         self, reports: Sequence[ReplicaReport], streams: Mapping[str, StreamState]
-    ) -> list[tuple[LogServerLink, dict[str, list[CommitContext]]]]:
+    ) -> list[tuple[LogServerLink, dict[str, list[IssuedCommit]]]]:
         """The commits that each log server has missed, according to its reports."""
         due = []
         for link in self._links:
-            commits: dict[str, list[CommitContext]] = {}
+            commits: dict[str, list[IssuedCommit]] = {}
             for report in reports:
                 if report.replica != link.log_server_id:
                     continue
                 missed = streams[report.stream].missed(report.version)
-                newest = missed[-1].version if missed else 0
+                newest = missed[-1].context.version if missed else 0
                 # An empty commit becomes durable only later: until then the report does not show it.
                 sent = link.sent.get(report.stream) == newest
-                if missed and not (sent and all(not context.length for context in missed)):
+                if missed and not (sent and all(not each.context.length for each in missed)):
                     commits[report.stream] = missed[:_MOST_COMMITS]
                     link.sent[report.stream] = newest
             if commits:
@@ -195,7 +195,7 @@ class LogServers:
 
     def send(
         self,
-        due: Sequence[tuple[LogServerLink, Mapping[str, Sequence[CommitContext]]]],
+        due: Sequence[tuple[LogServerLink, Mapping[str, Sequence[IssuedCommit]]]],
         now: float,
     ) -> list[ReplicaReport]:
         """Send each log server its commits with the time of the steady clock; return the reports after them."""
@@ -204,7 +204,7 @@ class LogServers:
 
     @staticmethod
     def _send(
-        link: LogServerLink, commits: Mapping[str, Sequence[CommitContext]], now: float
+        link: LogServerLink, commits: Mapping[str, Sequence[IssuedCommit]], now: float
     ) -> list[ReplicaReport]:
         wanted = {stream: tuple(missed) for stream, missed in commits.items()}
         try:

@@ -17,6 +17,7 @@ from walsender_bridge.change_log.log_server_messages import ReplicaDescription
 from walsender_bridge.change_log.protocol import (
     MAX_COUNT,
     CommitContext,
+    IssuedCommit,
     ReplicaReport,
     ReplicaStatus,
 )
@@ -258,7 +259,7 @@ class Rebuilder:
         self, plan: RebuildPlan, stream: StreamPlan, log_server: str, context: CommitContext
     ) -> ReplicaStatus:
         """Have a member that is sealed learn an empty version; the second seal makes it durable."""
-        commits = {stream.stream: (context,)}
+        commits = {stream.stream: (IssuedCommit(context),)}
         link = self._link(log_server)
         answer = link.call(m.COMMIT, m.CommitRequest(commits, 0), within=_ANSWER)
         if refused := answer.refused.get(stream.stream):

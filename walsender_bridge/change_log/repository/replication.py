@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.protocol import (
     MAX_COUNT,
-    CommitContext,
+    IssuedCommit,
     ReplicaStatus,
     is_from_before_a_rebuild,
 )
@@ -264,7 +264,7 @@ class Replication:
             newest = self._state().version
         return link.call(m.SEAL, m.SealRequest(name, end, term, newest))
 
-    def _missed(self, name: str, replica: str, version: int) -> tuple[CommitContext, ...]:
+    def _missed(self, name: str, replica: str, version: int) -> tuple[IssuedCommit, ...]:
         """The commits that a member lacks.
 
         Raises `InvalidReplicaError` if it had reported some of them: it was put back to an older state, and its tail may be
