@@ -22,7 +22,7 @@ from tests.support.capture_stack import (
     server_with_tables,
 )
 from tests.support.child import ROOT
-from tests.support.log_entries import SCHEMAS, EntryMaker, append_to
+from tests.support.log_entries import SCHEMAS, EntryMaker, tell
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import log_server_messages as m
@@ -271,11 +271,7 @@ def test_31_a_replica_of_the_end_that_lacks_what_the_slot_was_confirmed_to_takes
     lose(log)
     confirmed = WalPosition(1, 1 << 40)
     for listen in log.listens[:2]:
-        with ReplicaClient(listen) as replica:
-            term = replica.stream_status(STREAM).term
-            with append_to(replica, STREAM, term) as writer:
-                writer.send([], confirm_to=confirmed, system_id=5)
-                assert writer.next_ack(20) is not None
+        tell(listen, STREAM, confirmed, system_id=5)
     rebuild(log)
     for listen in log.listens:
         with ReplicaClient(listen) as replica:

@@ -5,32 +5,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from tests.support.log_runs import EVENTS, FAULTS
+from tests.support.log_runs import check_found, run
 from tests.support.log_two_streams import TwoStreamsWorld
 from walsender_bridge.change_log.protocol import ReplicaReport
 from walsender_bridge.change_log.repository.core import Repository, StreamState
 
 
-def run(seed: int) -> TwoStreamsWorld:
-    world = TwoStreamsWorld(seed)
-    try:
-        world.run(EVENTS, FAULTS)
-        world.finish()
-    except Exception as error:
-        raise AssertionError(f"seed {seed}: {error!r}") from error
-    return world
-
-
 def test_19_a_stream_goes_on_while_another_one_is_sealed(seed: int) -> None:
     happened: Counter[str] = Counter()
     for number in range(seed * 1_000_000, seed * 1_000_000 + 40):
-        happened += run(number).happened
+        happened += run(TwoStreamsWorld, number).happened
     print(dict(happened))
     assert happened["went on"] > 20
 
 
 def test_one_seed_has_the_same_two_streams_each_time() -> None:
-    first, second = run(5), run(5)
+    first, second = run(TwoStreamsWorld, 5), run(TwoStreamsWorld, 5)
     assert (first.records, first.placed) == (second.records, second.placed)
 
 
@@ -40,7 +30,7 @@ def test_one_seed_has_the_same_two_streams_each_time() -> None:
 def test_ten_thousand_seeds(seed: int, chunk: int) -> None:
     first = seed * 1_000_000 + 10_000 + chunk * 500
     for number in range(first, first + 500):
-        run(number)
+        run(TwoStreamsWorld, number)
 
 
 # -- mutants ----------------------------------------------------------------------------------------
@@ -77,10 +67,4 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., object]]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_19_the_simulator_finds_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*MUTANTS[name])
-    for number in range(300):
-        try:
-            run(number)
-        except AssertionError as error:
-            print(f"{name}: {error}")
-            return
-    pytest.fail(f"{name}: nothing was noticed in 300 seeds")
+    check_found(TwoStreamsWorld, name, 300)

@@ -10,6 +10,7 @@ from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.change_log.protocol import ReplicaStatus
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.storage.store import StoredEntry
+from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 ACCOUNTS, AUDIT = 16385, 16390
 SCHEMAS = {
@@ -94,6 +95,15 @@ class EntryMaker:
         """Its last entry."""
         finish = pg.commit(self.lsn, self.end_lsn, self.time)
         return self._build([*self._rows(rows, size, table), finish])
+
+
+def tell(address: str, stream: str, position: WalPosition, system_id: int) -> None:
+    """What a writer was about to confirm to the slot reaches the replica of this log server alone."""
+    with ReplicaClient(address) as replica:
+        term = replica.stream_status(stream).term
+        with append_to(replica, stream, term) as writer:
+            writer.send([], confirm_to=position, system_id=system_id)
+            assert writer.next_ack(20) is not None
 
 
 def append_to(replica: ReplicaClient, stream: str, term: int) -> AppendWriter:

@@ -5,9 +5,11 @@ is committed. It is not to serve or to take what is not so.
 """
 
 import copy
+from collections.abc import Callable
 
 from tests.support.log_world import Disk, Machine, World
-from walsender_bridge.change_log.replica.core import ReplicaState
+from walsender_bridge.change_log.replica.core import Replica, ReplicaState
+from walsender_bridge.change_log.replica.disk import Effect
 
 
 class RestoredMachine(Machine):
@@ -22,8 +24,14 @@ class RestoredMachine(Machine):
         """Have the disk as it was when it was copied."""
         assert self.older is not None
         self.disk, self.older = self.older, None
-        self.behind = self.lost_entries = True
+        self.behind = True
         self.restart()
+
+    def do(self, event: Callable[[Replica], list[Effect]]) -> None:
+        """See `Machine.do`. A synchronization brings what it lacks."""
+        super().do(event)
+        assert self.core is not None
+        self.behind &= self.core.state != ReplicaState.LEARNING
 
 
 class RestoredWorld(World):
@@ -57,13 +65,7 @@ class RestoredWorld(World):
 
     def excused(self, machine: Machine) -> bool:
         """It lacks what it has lost with its disk, until it is synchronized."""
-        assert isinstance(machine, RestoredMachine)
-        core = machine.core
-        if core is not None and core.state == ReplicaState.LEARNING:
-            machine.behind = False
-        if machine.behind and machine.name not in self.stream.members:
-            machine.lost_entries = True
-        return machine.behind
+        return behind(machine)
 
 
 def behind(machine: Machine) -> bool:

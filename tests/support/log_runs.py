@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pytest
 
@@ -10,7 +10,19 @@ from tests.support.log_world import World
 
 #: Events of each run, and faults among them at least, before everything works again.
 EVENTS, FAULTS = 700, 5
-_W = TypeVar("_W", bound=World)
+
+
+class Simulated(Protocol):
+    """A world of these runs, whatever is in it."""
+
+    def run(self, events: int, faults: int) -> None:
+        """So many events, and more until there have been so many faults."""
+
+    def finish(self) -> None:
+        """Everything works again."""
+
+
+_W = TypeVar("_W", bound=Simulated)
 
 
 def run(world_of: Callable[[int], _W], seed: int) -> _W:
@@ -50,7 +62,7 @@ def check_replays(world_of: Callable[[int], World]) -> None:
     assert first.truth == second.truth
 
 
-def check_found(world_of: Callable[[int], World], mutant: str, count: int) -> None:
+def check_found(world_of: Callable[[int], Simulated], mutant: str, count: int) -> None:
     """The mutant, which is in effect, is noticed in one of so many seeds."""
     for number in range(count):
         try:

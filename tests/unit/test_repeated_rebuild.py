@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.log_entries import SCHEMAS, append_to
+from tests.support.log_entries import SCHEMAS, tell
 from tests.unit.test_replication import STREAM, Machines, machines
 from walsender_bridge.change_log import log_server_messages as m
-from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.operator_client import OperatorReplica
 from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit, ReplicaStatus
 from walsender_bridge.change_log.replica.host import HostedReplica
@@ -64,15 +64,6 @@ def commit_on(here: Machines, number: int, length: int) -> None:
         ).refused
 
 
-def tell(here: Machines, number: int, position: WalPosition) -> None:
-    """What a writer was about to confirm to the slot reaches this log server alone."""
-    with ReplicaClient(here.listens[number]) as replica:
-        term = replica.stream_status(STREAM).term
-        with append_to(replica, STREAM, term) as writer:
-            writer.send([], confirm_to=position, system_id=5)
-            assert writer.next_ack(20) is not None
-
-
 def test_31_a_rebuild_is_repeated_whose_synchronization_broke_off(
     machines: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +110,7 @@ def test_31_what_one_was_told_and_an_empty_version_of_another_do_not_stop_a_rebu
     here.write_on(2)
     lose_repository(here)
     here.wipe(2)
-    tell(here, 0, WalPosition(1, 1 << 40))
+    tell(here.listens[0], STREAM, WalPosition(1, 1 << 40), system_id=5)
     commit_on(here, 1, 0)
     go_on(here, attempt(here, 2))
 
@@ -129,7 +120,7 @@ def test_31_a_rebuild_is_repeated_with_a_log_server_that_was_told_more(machines:
     here = machines()
     here.write_on(2)
     lose_repository(here)
-    tell(here, 2, WalPosition(1, 1 << 40))
+    tell(here.listens[2], STREAM, WalPosition(1, 1 << 40), system_id=5)
     here.stop(2)
     attempt(here, 2)
     here.start(2)

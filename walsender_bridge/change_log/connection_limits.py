@@ -32,7 +32,7 @@ ALL_PENDING_BYTES: Final = 256 << 20
 _CALL_BYTES: Final = 4 << 10
 #: Bytes of a connection that no call has taken, and that may be headers of calls: of two thousand, with 16 bytes each.
 HEAD_BYTES: Final = 32 << 10
-#: Such bytes of all connections: a crowd sends as many heads as one that sends more.
+#: Such bytes of all connections: a crowd begins as many calls as one connection with more bytes.
 ALL_HEAD_BYTES: Final = 128 << 10
 #: What the process may grow by while there are such connections: bytes, and threads.
 GROWN_BYTES: Final = 64 << 20
