@@ -126,10 +126,68 @@ def test_an_unfinished_transaction_is_not_cut_by_time() -> None:
 def test_under_load_every_entry_ends_a_transaction() -> None:
     state = new_state()
     found: list[bytes] = []
-    for number in range(200):
+    for number in range(300):
         found += cut(step(state, CopyDataReceived(0.0, one(1000 + number * 1000, width=9000))))
-    assert len(found) >= 3
+        found += cut(step(state, Acknowledged(0.0, 0, 0, None))) if state.in_flight else []
+    assert len(found) >= 4
     assert all(entry.read_header(data).ends_transaction for data in found)
+
+
+def acknowledged(state: CaptureState, now: float, took: float) -> list[bytes]:
+    return cut(step(state, Acknowledged(now, state.logged_lsn, 0, None, took)))
+
+
+def test_appends_take_a_tenth_of_the_time() -> None:
+    state = new_state()
+    step(state, CopyDataReceived(0.0, one(1000)))
+    assert cut(step(state, CaptureTick(0.021, MAX_LSN)))
+    assert not acknowledged(state, 0.025, took=0.004)
+    assert not cut(step(state, CopyDataReceived(0.026, one(2000))))
+    assert state.deadline == pytest.approx(0.061)
+    assert not cut(step(state, CaptureTick(0.060, MAX_LSN)))
+    assert len(cut(step(state, CaptureTick(0.0611, MAX_LSN)))) == 1
+
+
+def test_a_slow_replica_delays_the_next_append_by_no_more_than_100_ms() -> None:
+    state = new_state()
+    step(state, CopyDataReceived(0.0, one(1000)))
+    assert cut(step(state, CaptureTick(0.021, MAX_LSN)))
+    step(state, CopyDataReceived(0.05, one(2000)))
+    assert not acknowledged(state, 0.08, took=0.059)
+    assert state.deadline == pytest.approx(0.121)
+    # An append that took longer delays nothing any more.
+    assert cut(step(state, CaptureTick(0.1211, MAX_LSN)))
+    step(state, CopyDataReceived(0.13, one(3000)))
+    assert acknowledged(state, 5.0, took=4.8)
+
+
+def test_a_pause_holds_up_no_more_than_it_gathers() -> None:
+    state = new_state()
+    step(state, CopyDataReceived(0.0, one(1000)))
+    assert cut(step(state, CaptureTick(0.021, MAX_LSN)))
+    sizes: list[int] = []
+    choose = random.Random(1)
+    for number in range(2, 800):
+        begin, *rest = pg.transaction(
+            number * 1000, number, [pg.insert(T, [b"1", choose.randbytes(9000)])]
+        )
+        found = cut(step(state, CopyDataReceived(0.022, payloads(begin, *schema(T, 0), *rest))))
+        sizes += [sum(map(len, found))] if found else []
+    assert len(sizes) == 3
+    assert all(core.GATHERED_BYTES <= size < 2 * core.GATHERED_BYTES for size in sizes)
+
+
+def test_small_entries_that_a_pause_holds_up_are_few() -> None:
+    """As many schemas as entries, each of which is cut by its own."""
+    state = new_state()
+    step(state, CopyDataReceived(0.0, one(1000)))
+    assert cut(step(state, CaptureTick(0.021, MAX_LSN)))
+    found: list[bytes] = []
+    for number in range(2, 3 + core.GATHERED_ENTRIES):
+        begin, *rest = pg.transaction(number * 1000, number, rows(1))
+        told = payloads(begin, *schema(T, number % 2), *rest)
+        found += cut(step(state, CopyDataReceived(0.022, told)))
+    assert len(found) == core.GATHERED_ENTRIES
 
 
 def test_a_message_larger_than_an_entry_stands_alone() -> None:

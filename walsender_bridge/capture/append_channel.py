@@ -7,6 +7,8 @@ through a pipe. The core bounds the bytes in flight (`core.IN_FLIGHT_BYTES`).
 
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 
 from walsender_bridge.capture.events import AppendToReplica
@@ -21,12 +23,15 @@ class AppendChannel:
     def __init__(self, writer: StreamWriter, waker: Waker) -> None:
         self._writer = writer
         self._waker = waker
-        self._acks: queue.SimpleQueue[Ack | TusklineError] = queue.SimpleQueue()
+        self._acks: queue.SimpleQueue[tuple[Ack, float] | TusklineError] = queue.SimpleQueue()
+        #: When each append was sent that is not acknowledged, the oldest first.
+        self._sent: deque[float] = deque()
         self._listener = threading.Thread(target=self._listen, name="listen", daemon=True)
         self._listener.start()
 
     def put(self, append: AppendToReplica) -> None:
         """Queue an append without blocking. Raises the error that ended the writer."""
+        self._sent.append(time.monotonic())
         self._writer.send(
             append.entries,
             schemas=append.schemas,
@@ -34,16 +39,16 @@ class AppendChannel:
             gate_lsn=append.gate_lsn,
         )
 
-    def acks(self) -> Iterator[Ack]:
-        """Yield the acknowledgements that have arrived. Raises the error that ended the writer."""
+    def acks(self) -> Iterator[tuple[Ack, float]]:
+        """Yield the acknowledgements that have arrived, and the seconds each took. Raises the error that ended the writer."""
         while True:
             try:
-                ack = self._acks.get_nowait()
+                arrived = self._acks.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(ack, TusklineError):
-                raise ack
-            yield ack
+            if isinstance(arrived, TusklineError):
+                raise arrived
+            yield arrived
 
     def close(self) -> None:
         """Close the writer, which ends the thread; a log server that hangs delays this by about a second."""
@@ -59,5 +64,5 @@ class AppendChannel:
                 self._waker.wake()
                 return
             if ack is not None:
-                self._acks.put(ack)
+                self._acks.put((ack, time.monotonic() - self._sent.popleft()))
                 self._waker.wake()

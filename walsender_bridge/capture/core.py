@@ -15,14 +15,17 @@ Invariants.
   then everything that commits before it has been received, logged and committed.
 - *The same history.* Nothing is appended or confirmed until the transactions that the server sends again have been
   verified against the log (`overlap.py`).
-- *Bounded.* At most one entry (1 MiB, or one message) is buffered uncut, and 64 MiB await the replica's
-  acknowledgement; beyond that `CaptureState.reading` is false and the socket is not read, while status updates continue.
-  The same applies when the log holds more than `max_uncommitted_bytes` of uncommitted WAL behind a closed gate:
-  the server then retains the WAL.
+- *Bounded.* At most one entry (1 MiB, or one message) is buffered uncut, `GATHERED_BYTES` and one entry are cut and not
+  yet appended, and 64 MiB await the replica's acknowledgement; beyond that `CaptureState.reading` is false and the
+  socket is not read, while status updates continue. The same applies when the log holds more than
+  `max_uncommitted_bytes` of uncommitted WAL behind a closed gate: the server then retains the WAL.
 
 An entry is cut at the end of a transaction if it contains one, so under load the end of each entry is committable; a
 transaction of several entries is cut by size. A transaction that changes no published
 table (servers before 15 send its Begin and Commit) is not written: it only advances the position.
+
+What an append costs the replicas and the repository hardly depends on its length, so capture pauses between two of
+them for a multiple of what the first one took (`PACE`), and appends together what it cut meanwhile.
 
 A transaction that is streamed while in progress is kept outside the log (package `spool`). Its commit
 suspends reading until the driver has returned all of it (`Replayed`), so the log receives it as the server
@@ -60,9 +63,15 @@ from walsender_bridge.postgres.protocol.replication import (
     parse_xlog_header,
 )
 
-#: Seconds after its first message at which an entry that ends a transaction is cut, provided that no append is in
-#: flight.
+#: Seconds after its first message at which an entry that ends a transaction is cut, provided that an append may begin.
 ENTRY_SECONDS: Final = 0.020
+#: An append begins that many times as long after the one before it as that one took, but at most `LONGEST_PACE` seconds after
+#: it, and not while one is in flight. The repository commits no more often than that.
+PACE: Final = 10
+LONGEST_PACE: Final = 0.1
+#: What is appended without that pause: that many bytes of entries, or that many entries.
+GATHERED_BYTES: Final = 1 << 20
+GATHERED_ENTRIES: Final = 16
 #: Bytes of uncommitted WAL that a log may hold, from its last committed transaction to its end.
 MAX_UNCOMMITTED_BYTES: Final = 16 << 30
 #: Bytes of entries that may await the replica's acknowledgement.
@@ -126,6 +135,8 @@ class CaptureState(Entries):
     in_flight: deque[tuple[int, float]] = field(default_factory=deque)
     in_flight_bytes: int = 0
     appended_at: float = field(init=False)
+    #: When the next append of entries may begin.
+    paced_to: float = 0.0
     reported_at: float = field(init=False)
 
     #: Transactions that are streamed while in progress, and the one that is being replayed into the log.
@@ -165,12 +176,22 @@ class CaptureState(Entries):
         return self.in_flight[0][1] if self.in_flight else None
 
     @property
+    def gathers(self) -> bool:
+        """Whether entries wait for those that follow, to be appended together."""
+        if not self.in_flight and self.now >= self.paced_to:
+            return False
+        size = sum(map(len, self.new_entries))
+        return size < GATHERED_BYTES and len(self.new_entries) < GATHERED_ENTRIES
+
+    @property
     def deadline(self) -> float:
         """When a `CaptureTick` is due unless another event arrives first."""
         due = self.reported_at + REPORT_SECONDS
         if not self.in_flight:
             if self.whole:
-                due = min(due, self.first_at + ENTRY_SECONDS)
+                due = min(due, max(self.first_at + ENTRY_SECONDS, self.paced_to))
+            if self.new_entries:
+                return min(due, self.paced_to)
             due = min(due, self.appended_at + _heartbeat_seconds(self))
         return due
 
@@ -194,9 +215,10 @@ def step(state: CaptureState, event: Event) -> list[Effect]:
         _acknowledge(state, event, effects)
     else:
         state.gate = max(event.gate, 0)
-    # No entry is cut by time while an append is in flight: the replica processes appends one at a time, so a small
+    # No entry is cut by time while it could not be appended: the replica processes appends one at a time, so a small
     # entry would only queue there, and cost a write of its own.
-    if state.whole and not state.in_flight and state.now >= state.first_at + ENTRY_SECONDS:
+    due = max(state.first_at + ENTRY_SECONDS, state.paced_to)
+    if state.whole and not state.in_flight and state.now >= due:
         state.cut()
     _append(state, effects)
     if state.streams.effects:
@@ -375,8 +397,10 @@ def _replay(state: CaptureState, messages: Sequence[bytes]) -> list[bytes]:
 
 
 def _acknowledge(state: CaptureState, event: Acknowledged, effects: list[Effect]) -> None:
-    size, _ = state.in_flight.popleft()
+    size, sent_at = state.in_flight.popleft()
     state.in_flight_bytes -= size
+    if size:
+        state.paced_to = sent_at + min(PACE * event.took, LONGEST_PACE)
     state.durable_lsn = max(state.durable_lsn, event.durable_lsn)
     state.committed_lsn = max(state.committed_lsn, event.committed_lsn)
     if event.confirmed_to is not None and event.confirmed_to.lsn > state.confirmed.lsn:
@@ -409,7 +433,10 @@ def _opened(state: CaptureState) -> bool:
 
 def _append(state: CaptureState, effects: list[Effect]) -> None:
     """Append the entries that were cut; or send a heartbeat if one is due and no append is in flight."""
-    if not state.new_entries:
+    if state.new_entries:
+        if state.gathers and (state.in_flight or not _opened(state)):
+            return
+    else:
         due = state.appended_at + _heartbeat_seconds(state)
         if state.in_flight or not (state.now >= due or _opened(state)):
             return

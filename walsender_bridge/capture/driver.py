@@ -279,13 +279,15 @@ class Capture:
             payloads: list[bytes] = []
             if self.waker.fileno() in ready:
                 self.waker.clear()
-                for ack in handover.acks():
-                    effects += self._step(
-                        state,
-                        Acknowledged(
-                            now, ack.durable_last_end_lsn, ack.committed_end_lsn, ack.confirmed_to
-                        ),
+                for ack, took in handover.acks():
+                    acknowledged = Acknowledged(
+                        now,
+                        ack.durable_last_end_lsn,
+                        ack.committed_end_lsn,
+                        ack.confirmed_to,
+                        took,
                     )
+                    effects += self._step(state, acknowledged)
             if state.reading:
                 # Even if poll reports nothing: TLS may have buffered bytes that poll does not see.
                 if socket in ready or not ready:

@@ -24,12 +24,13 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The replica's acknowledgement of the oldest `AppendToReplica` in flight. LSNs are end LSNs."""
+    """The replica's acknowledgement of the oldest `AppendToReplica` in flight. LSNs are end LSNs. `took`: seconds, since it was sent."""
 
     now: float
     durable_lsn: Lsn
     committed_lsn: Lsn
     confirmed_to: WalPosition | None
+    took: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
