@@ -38,6 +38,8 @@ _EVERY = 2.0
 _LEASE = 86_400.0
 #: Of WAL, at the least, that fills the proposer's queue: twice `max_queue_bytes`.
 _BULK = 128 << 20
+#: Of WAL that the primary keeps for the dead safekeeper: the least, so that pg_wal shows soon whether anything else holds it.
+_LAGGARD = 64 << 20
 _SLOT = "SELECT pg_current_wal_lsn() - min(confirmed_flush_lsn) FROM pg_replication_slots WHERE slot_type = 'logical'"
 _WAL = "SELECT sum(size) FROM pg_ls_waldir()"
 
@@ -71,7 +73,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
 def _installation(folder: Path, server: LocalServer) -> Attached:
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("CREATE TABLE load (number bigint PRIMARY KEY, filler text)")
-    tuskline = quorum_up.hosting(folder, server, 3)
+    tuskline = quorum_up.hosting(folder, server, 3, max_laggard_bytes=_LAGGARD)
     with tuskline.config.open("a") as config:
         for number in (2, 3):
             config.write(

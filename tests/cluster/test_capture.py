@@ -24,7 +24,7 @@ from tests.support.capture_stack import (
     slot_lsn,
     wal_end,
 )
-from tests.support.servers import MAJORS_IN_TURN, MakeServer, majors
+from tests.support.servers import MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.demo.local_server import LocalServer
@@ -46,7 +46,7 @@ def server(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServ
     return server
 
 
-each_major = pytest.mark.parametrize("server", majors(), indirect=True, ids="pg{}".format)
+each_major = pytest.mark.parametrize("server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 
 
 @each_major

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.support import extension
-from tests.support.extension import MAJORS
+from tests.support.extension import ONE
 from tests.support.fake_standby import FakeStandby
 from tests.support.slot_copies import PHYSICAL, PUBLICATION, Pair, inspect, rows, running_pair
 from tests.support.waiting import wait_for
@@ -29,7 +29,7 @@ CHANGES = (
 )
 
 
-@pytest.fixture(scope="module", params=MAJORS)
+@pytest.fixture(scope="module", params=ONE)
 def servers(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """The module's servers of one major."""
     major = request.param

@@ -74,13 +74,13 @@ def test_37_feedback_ends_with_its_reader_server_and_safekeeper(quorum):
     server = quorum.wal_server(0)
     with server:
         with reader(server, lsn, xmin):
-            wait_for(lambda: pinned(quorum) == xmin, 20, "it holds back VACUUM")
-        wait_for(lambda: pinned(quorum) is None, 20, "the reader is gone")
+            wait_for(lambda: pinned(quorum) == xmin, 60, "it holds back VACUUM")
+        wait_for(lambda: pinned(quorum) is None, 60, "the reader is gone")
         with reader(server, lsn, xmin):
-            wait_for(lambda: pinned(quorum) == xmin, 20, "another one")
+            wait_for(lambda: pinned(quorum) == xmin, 60, "another one")
             server.kill()
-            wait_for(lambda: pinned(quorum) is None, 20, "the server of the readers is gone")
+            wait_for(lambda: pinned(quorum) is None, 60, "the server of the readers is gone")
     with quorum.wal_server(0) as server, reader(server, lsn, xmin):
-        wait_for(lambda: pinned(quorum) == xmin, 20, "they are back")
+        wait_for(lambda: pinned(quorum) == xmin, 60, "they are back")
         quorum.kill("safekeeper-0")
-        wait_for(lambda: pinned(quorum) is None, 20, "the safekeeper is gone")
+        wait_for(lambda: pinned(quorum) is None, 60, "the safekeeper is gone")

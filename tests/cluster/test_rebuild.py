@@ -251,6 +251,7 @@ def test_31_a_rebuild_beside_a_repository_that_still_commits_names_it(log: Chang
         closing(Stream(log)) as stream,
         closing(Rebuilder(log.listens, log.policy)) as rebuilder,
     ):
+        wait_for(lambda: in_sync(log) == 3, 60, "all replicas are in sync")
         stream.commit()
         plan = rebuilder.look()
         stream.commit()

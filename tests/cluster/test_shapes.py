@@ -6,7 +6,7 @@ import pytest
 
 from spark_consumers.lake.tables.shape import changed, refusal
 from spark_consumers.lake.tables.sources import Source, columns_now, read_publication, shapes
-from tests.support.servers import Database, each_major
+from tests.support.servers import MAJORS_IN_TURN, Database, each_major
 from walsender_bridge.errors import UnavailableError
 
 ROOT = "public.t"
@@ -176,7 +176,7 @@ LISTS = (
 )  # fmt: skip
 
 
-@each_major
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 def test_each_change_shows_and_nothing_else_does(database):
     source = _source(database)
     major = database.server.installation.major

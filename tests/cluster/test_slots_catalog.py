@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.extension import (
     CONTROL_PATH,
-    MAJORS,
+    ONE,
     buildable,
     catalog_reader,
 )
@@ -57,7 +57,7 @@ def open_at_the_start() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("what", IN_A_SAVEPOINT)
-@pytest.mark.parametrize("major", MAJORS)
+@pytest.mark.parametrize("major", ONE)
 def test_a_savepoints_catalog_change_is_known_after_a_promotion(
     major: int, what: str, tmp_path: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_savepoints_catalog_change_is_known_after_a_promotion(
         assert [each for each in found if each > 500] == wanted
 
 
-@pytest.mark.parametrize("major", MAJORS)
+@pytest.mark.parametrize("major", ONE)
 def test_a_plugins_own_catalog_table_is_known_after_a_promotion(major: int, tmp_path: Path) -> None:
     with running_pair(major, fail_points=False, **catalog_reader(major)) as pair:
         stack = SlotStack(pair, tmp_path)
@@ -137,7 +137,7 @@ def test_a_plugins_own_catalog_table_is_known_after_a_promotion(major: int, tmp_
         assert rows(pair.standby, peek)[-2:] == wanted
 
 
-@pytest.mark.parametrize("major", MAJORS)
+@pytest.mark.parametrize("major", ONE)
 def test_38_what_a_fast_decoder_leaves_out_is_seen_and_written_over(
     major: int, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.support.extension import MAJORS
+from tests.support.extension import ONE
 from tests.support.slot_copies import (
     PUBLICATION,
     Pair,
@@ -78,7 +78,7 @@ def late(found: list[int]) -> list[int]:
     return [each for each in found if each > 500]
 
 
-@pytest.mark.parametrize("major", MAJORS)
+@pytest.mark.parametrize("major", ONE)
 def test_mapping_files_removed_before_a_copy_was_made_are_restored(
     major: int, tmp_path: Path
 ) -> None:
@@ -107,7 +107,7 @@ def test_mapping_files_removed_before_a_copy_was_made_are_restored(
         assert late(decoded(pair.standby, "kept")) == WANTED
 
 
-@pytest.mark.parametrize("major", MAJORS)
+@pytest.mark.parametrize("major", ONE)
 def test_a_restartpoint_in_progress_keeps_mapping_files_from_being_restored(major: int) -> None:
     """It may have looked for slots before this one was there, and removes files later. CHECKPOINT ends it."""
     restore = f"SELECT tuskline_slots.restore_mappings('{COPY}')"
@@ -139,7 +139,7 @@ def test_a_restartpoint_in_progress_keeps_mapping_files_from_being_restored(majo
             backup.finish()
 
 
-@pytest.mark.parametrize("major", MAJORS)
+@pytest.mark.parametrize("major", ONE)
 def test_a_position_that_went_back_needs_its_mapping_files_anew(major: int) -> None:
     with running_pair(major) as pair:
         pair.make_slot("kept")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import MakeServer, majors
+from tests.support.servers import MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import (
     HeldWal,
@@ -26,7 +26,11 @@ from walsender_bridge.postgres.protocol.wal_page import segment_name
 from walsender_bridge.quorum.wal_server.wal_folder import PARTIAL
 
 #: Majors that have client tools here; a bare server has none.
-WITH_TOOLS = [m for m in majors() if (by_major()[m].bin_dir / "pg_receivewal").exists()]
+WITH_TOOLS = [
+    major
+    for major in MAJORS_IN_TURN
+    if (by_major()[major.values[0]].bin_dir / "pg_receivewal").exists()
+]
 
 
 @pytest.fixture(params=WITH_TOOLS, ids="pg{}".format)

@@ -39,7 +39,7 @@ def _shown(stack):
 @pytest.mark.parametrize(
     "places",
     [
-        ("staged", "before-manifest", "after-manifest"),
+        ("before-manifest", "after-manifest"),
         pytest.param(
             ("staged", "table-written", "before-manifest", "after-manifest"), marks=pytest.mark.long
         ),

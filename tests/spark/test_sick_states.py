@@ -19,7 +19,7 @@ from walsender_bridge.demo.local_server import LocalServer, by_major
 #: Until cause and hint are in a place; a look takes seconds on a busy machine.
 SECONDS = 120
 #: One of the lake and one of the machine run each time, the others in the long runs.
-OFTEN = {"a paused table", "a taken port"}
+OFTEN = {"a paused table"}
 
 
 class Installations:

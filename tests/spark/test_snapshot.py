@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.decode.entries import decode_entries
 from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable
-from tests.support.servers import Database, each_major
+from tests.support.servers import MAJORS_IN_TURN, Database, each_major
 from tests.support.slot_changes import PUBLICATION, changes_of
 from walsender_bridge.errors import PublicationError, SnapshotError
 
@@ -119,7 +119,7 @@ def test_20_exact_at_its_lsn_under_writes_with_and_without_a_key(
         assert +bag == Counter(connection.execute("SELECT * FROM bag").fetchall())
 
 
-@each_major
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 def test_20_partitions_generated_columns_and_no_rows(
     spark: SparkSession, database: Database
 ) -> None:
