@@ -53,6 +53,7 @@ def test_another_bridge_takes_over_when_one_is_cut_off_or_killed_under_load(
         assert len(found.ends) > 50
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_25_a_bridge_that_is_cut_off_from_etcd_alone_gives_up_its_slot(
     etcd: EtcdCluster, make_server: MakeServer, tmp_path: Path
@@ -86,7 +87,11 @@ def test_25_a_bridge_that_is_cut_off_from_etcd_alone_gives_up_its_slot(
 
 @pytest.mark.skipif(bool(namespaces_missing()), reason="no network namespaces")
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("also_etcd", [False, True], ids=["but not from etcd", "and from etcd"])
+@pytest.mark.parametrize(
+    "also_etcd",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    ids=["but not from etcd", "and from etcd"],
+)
 def test_25_a_bridge_that_is_cut_off_from_the_log_gives_way_to_another(
     etcd: EtcdCluster, make_server: MakeServer, tmp_path: Path, *, also_etcd: bool
 ) -> None:

@@ -203,6 +203,7 @@ def test_33_what_a_seal_removes_before_its_commit_is_sent_again(
         assert sorted(check_equal(log, server.dsn()).keys["orders"]) == [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 def test_keepalives_are_answered_while_the_log_server_hangs(
     log: ChangeLog, server: LocalServer, capture: CaptureProcess

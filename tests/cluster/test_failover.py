@@ -195,6 +195,7 @@ class CutError(Exception):
     """What ends a run in the middle of a step."""
 
 
+@pytest.mark.long
 def test_16_a_standby_whose_promotion_was_cut_streams_from_a_safekeeper_after_the_abort(
     stack, primary
 ):

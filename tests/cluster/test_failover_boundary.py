@@ -66,6 +66,7 @@ def test_16_a_failover_where_vcl_ends_a_segment_compares_the_segment_before(stac
     assert current_lsn(standby) >= lsn
 
 
+@pytest.mark.long
 def test_16_a_safekeeper_without_the_segment_is_passed_over_for_one_that_has_it(stack, primary):
     (standby,) = stack.standbys
     stack.serve(1)
@@ -81,6 +82,7 @@ def test_16_a_safekeeper_without_the_segment_is_passed_over_for_one_that_has_it(
     assert numbers(standby) == {1}
 
 
+@pytest.mark.long
 def test_16_a_failover_where_no_safekeeper_holds_wal_below_vcl_is_no_dead_end(stack, primary):
     (standby,) = stack.standbys
     insert(primary, 1)

@@ -70,6 +70,7 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
         quorum.insert(1)
 
 
+@pytest.mark.long
 def test_36_a_dead_safekeeper_does_not_fill_the_disks_of_the_others(quorum):
     """Their disks hold much less than `max_laggard_bytes`, and `keep_bytes` alone is more than they hold."""
     for name in quorum.names:

@@ -247,6 +247,7 @@ def test_1_a_part_that_is_killed_comes_back_and_everything_ends_with_up(tuskline
     assert "safekeeper-3" in done.stdout
 
 
+@pytest.mark.long
 def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back(
     tuskline, server, receive, tmp_path
 ):
@@ -467,6 +468,7 @@ def test_one_damaged_safekeeper_and_an_unusable_lake_make_no_commit_wait(tmp_pat
     assert [path.name for path in lake.iterdir()] == ["report.csv"]
 
 
+@pytest.mark.long
 def test_a_damaged_log_makes_no_commit_wait_and_goes_on_once_it_is_mended(tuskline, server):
     up(tuskline)
     insert(server, 1)

@@ -28,6 +28,7 @@ def ready(tuskline: Attached, code: int) -> dict[str, object]:
     return dict(row)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("major", ONE)
 def test_39_a_subscription_ahead_of_the_standby_is_not_ready(major: int, tmp_path: Path) -> None:
     with slot_stack(major, tmp_path / "pair") as stack:

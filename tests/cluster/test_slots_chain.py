@@ -42,6 +42,7 @@ def findings(tuskline: Attached, check: str, where: str) -> list[dict[str, Any]]
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("major", ONE)
 def test_35_a_candidate_behind_a_safekeeper_is_refused_by_name(
     major: int, tmp_path: Path, log: ChangeLog

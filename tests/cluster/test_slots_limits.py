@@ -21,6 +21,7 @@ IDLE = [each for each in MAJORS if isinstance(each.values[0], int) and each.valu
 TIMEOUT = 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("major", IDLE)
 def test_40_a_copy_of_an_idle_slot_is_not_invalidated(major: int, tmp_path: Path) -> None:
     with slot_stack(major, tmp_path) as stack:

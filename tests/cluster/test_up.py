@@ -260,6 +260,7 @@ def test_a_part_that_dies_is_told_and_comes_back(tuskline: Attached, shop: Datab
     wait_for(lambda: is_healthy(tuskline), 60, "everything runs once more")
 
 
+@pytest.mark.long
 def test_a_log_of_an_older_copy_is_told_and_begun_again(
     tuskline: Attached, shop: Database, tmp_path: Path
 ) -> None:

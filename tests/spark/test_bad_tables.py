@@ -63,6 +63,7 @@ def test_one_bad_value_stops_its_table_alone(bills, database):
     assert read(bills.spark, bills.lake, epoch=before.epoch)["bills"].count() == 1
 
 
+@pytest.mark.long
 def test_a_value_that_was_changed_at_the_source_and_a_copy_are_a_way_out(bills, database):
     spoil(bills, database)
     # The log has the value still.
@@ -73,6 +74,7 @@ def test_a_value_that_was_changed_at_the_source_and_a_copy_are_a_way_out(bills, 
     assert_equal(database.dsn, bills.flush())
 
 
+@pytest.mark.long
 def test_setting_such_rows_aside_is_a_way_out_without_a_copy(bills, database):
     before, stopped = spoil(bills, database)
 
@@ -97,6 +99,7 @@ def test_setting_such_rows_aside_is_a_way_out_without_a_copy(bills, database):
     assert after.manifest.tables[BILLS].quarantined_rows == 1
 
 
+@pytest.mark.long
 def test_who_wants_all_or_nothing_gets_it(bills, database):
     bills.all_or_nothing()
     with pytest.raises(UnsupportedValueError, match=r"holds the epochs back(?s:.)*infinity"):
@@ -121,6 +124,7 @@ def test_a_column_that_iceberg_has_no_name_for_stops_its_table_alone(pipeline, d
     assert "add or rename a column" in after.manifest.not_copied[PAIRS]
 
 
+@pytest.mark.long
 def test_the_name_of_the_hidden_row_id_is_an_ordinary_one_where_there_is_a_key(pipeline, database):
     database.execute(
         'CREATE TABLE marked (id int PRIMARY KEY, "_tuskline_row" text)',

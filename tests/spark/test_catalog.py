@@ -78,6 +78,7 @@ def copied_again(pipeline, name, house=None):
     wait_for(done, 90, f"the copy of {name}")
 
 
+@pytest.mark.long
 def test_a_table_keeps_its_name_over_changes_copies_and_ddl(pipeline, database):
     names = Names(pipeline, "kept")
     pipeline.flush()

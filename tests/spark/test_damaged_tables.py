@@ -47,6 +47,7 @@ def resync(pipeline, house, name):
     wait_for(live, 60, "the copy")
 
 
+@pytest.mark.long
 def test_a_driver_that_finds_damaged_tables_opens_the_lake_and_names_them(pipeline, database):
     database.execute(f"ALTER PUBLICATION {PUBLICATION} DROP TABLE bag")
     wait_for(lambda: pipeline.flush() and pipeline.head().tables[BAG].state == "left", 60, "left")
@@ -77,6 +78,7 @@ def test_a_driver_that_finds_damaged_tables_opens_the_lake_and_names_them(pipeli
     assert shown["docs"].count() == 9
 
 
+@pytest.mark.long
 def test_a_table_whose_folder_is_gone_holds_the_epochs_until_it_is_copied_anew(pipeline, database):
     pipeline.house.close()
     lost = folder(pipeline, PAIRS)
@@ -123,6 +125,7 @@ def test_a_damaged_data_file_stops_its_table_alone(pipeline, database):
     assert_equal(database.dsn, pipeline.flush(house))
 
 
+@pytest.mark.long
 def test_damage_that_comes_after_the_first_write_is_not_built_upon(pipeline, database):
     house = pipeline.lakehouse(failing_table="go_on")
     database.execute("UPDATE pairs SET tags = '{7}'")
@@ -145,6 +148,7 @@ def test_damage_that_comes_after_the_first_write_is_not_built_upon(pipeline, dat
     assert read(pipeline.spark, pipeline.lake).stale == {}
 
 
+@pytest.mark.long
 def test_a_writer_whose_newest_link_is_lost_says_so_and_goes_on_when_it_is_back(pipeline, database):
     database.execute("UPDATE docs SET n = n + 1")
     pipeline.flush()
@@ -162,6 +166,7 @@ def test_a_writer_whose_newest_link_is_lost_says_so_and_goes_on_when_it_is_back(
     assert_equal(database.dsn, pipeline.flush())
 
 
+@pytest.mark.long
 def test_a_writer_whose_lost_link_is_given_up_goes_on_from_what_is_left(pipeline, database):
     database.execute("UPDATE docs SET n = n + 1")
     pipeline.flush()

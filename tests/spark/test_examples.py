@@ -97,6 +97,7 @@ def test_attach_and_read_prints_the_rows_of_one_epoch(shop: Shop) -> None:
     assert lines[-2:] == ["shop.public.orders\t50", "new\t50"]
 
 
+@pytest.mark.long
 def test_own_session_appends_each_change_once_over_two_runs(shop: Shop) -> None:
     target = shop.folder / "changes"
 
@@ -123,6 +124,7 @@ def test_own_session_appends_each_change_once_over_two_runs(shop: Shop) -> None:
     ]
 
 
+@pytest.mark.long
 def test_merge_batches_keeps_its_table_equal_over_two_runs(shop: Shop) -> None:
     target = shop.folder / "mine"
 

@@ -32,6 +32,7 @@ def executor_of(line: dict[str, Any]) -> int:
     return next((pid for pid, command in line["ancestors"] if EXECUTOR in command), 0)
 
 
+@pytest.mark.long
 def test_16_executors_decode_never_the_driver_and_one_may_be_killed(tmp_path: Path) -> None:
     report = tmp_path / "decoded.jsonl"
 

@@ -25,6 +25,7 @@ def is_dropped(connection: psycopg.Connection) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_flush_right_after_up_in_the_background_waits_for_the_first_copies(
     tmp_path, make_server: MakeServer, spark
 ):

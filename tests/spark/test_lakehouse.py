@@ -79,6 +79,7 @@ def test_29_30_every_change_arrives_column_by_column(pipeline, database):
     assert_no_orphans(pipeline.spark, pipeline.lake)
 
 
+@pytest.mark.long
 def test_many_ranges_make_one_epoch(pipeline, database, monkeypatch):
     monkeypatch.setattr(plan, "RANGE_BYTES", 1)
     before = pipeline.head()
@@ -412,6 +413,7 @@ def test_tables_of_a_source_that_is_taken_out_stay_and_come_back_anew(pipeline, 
     assert_equal(database.dsn, pipeline.flush(back))
 
 
+@pytest.mark.long
 def test_a_source_whose_server_is_stopped_keeps_no_other_waiting(pipeline, database, make_server):
     server = make_server(fsync="off")
     server.start()
@@ -442,6 +444,7 @@ def test_a_source_whose_server_is_stopped_keeps_no_other_waiting(pipeline, datab
         os.kill(server.pid, signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_a_backlog_is_gone_on_with_at_once_and_not_at_the_next_interval(pipeline, database):
     house = pipeline.lakehouse(max_bytes_per_epoch=1)
     pipeline.flush(house)
@@ -644,6 +647,7 @@ def test_35_a_driver_that_died_is_not_waited_for(tmp_path):
     assert other.others() == {}
 
 
+@pytest.mark.long
 def test_a_resync_is_shown_in_few_epochs_however_long_the_backlog(pipeline, database):
     docs = f"{STREAM}.public.docs"
     house = pipeline.lakehouse(max_bytes_per_epoch=1024)

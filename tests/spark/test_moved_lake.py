@@ -47,6 +47,7 @@ def test_a_driver_on_a_copy_of_a_lake_removes_nothing_of_the_original(pipeline, 
     assert verify(open_chain(lake), lambda *_: None).errors == []
 
 
+@pytest.mark.long
 def test_a_driver_removes_files_of_its_own_lake_only_even_if_it_is_not_refused(
     pipeline, database, monkeypatch
 ):
@@ -63,6 +64,7 @@ def test_a_driver_removes_files_of_its_own_lake_only_even_if_it_is_not_refused(
     assert verify(open_chain(lake), lambda *_: None).errors == []
 
 
+@pytest.mark.long
 def test_a_lake_that_is_opened_by_another_name_keeps_all_that_it_needs(pipeline, database):
     """Each table is swept of what earlier terms left, which is known by name."""
     pipeline.flush()

@@ -162,6 +162,7 @@ def test_a_lake_goes_on_with_a_log_that_was_made_anew(tmp_path, database, spark)
         assert tuskline.stop_up() == 0
 
 
+@pytest.mark.long
 def test_a_driver_under_which_the_log_is_replaced_takes_the_new_one_on(pipeline):
     database: Database = pipeline.database
     database.execute("INSERT INTO bag SELECT g FROM generate_series(100, 120) g")

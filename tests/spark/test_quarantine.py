@@ -149,6 +149,7 @@ def test_26_rows_that_come_and_go_within_an_epoch_of_many_ranges(pipeline, datab
     assert snapshot.manifest.tables[DOCS].quarantined_rows
 
 
+@pytest.mark.long
 def test_26_the_policy_is_fail_where_nothing_else_is_said(pipeline, database):
     house = pipeline.lakehouse(on_unrepresentable_value={PAIRS: "quarantine"})
     pipeline.flush(house)
@@ -164,6 +165,7 @@ def test_26_the_policy_is_fail_where_nothing_else_is_said(pipeline, database):
     assert (stopped.state, stopped.snapshot_id) == ("stale", before.tables[DOCS].snapshot_id)
 
 
+@pytest.mark.long
 def test_26_a_round_that_is_repeated_sets_nothing_aside_twice(pipeline, database, monkeypatch):
     chain = pipeline.house._chain
     publish = chain.publish
@@ -203,6 +205,7 @@ def test_26_a_round_that_is_repeated_sets_nothing_aside_twice(pipeline, database
     assert found == named | {str(checksums.sums_of(Path(file))) for file in named}
 
 
+@pytest.mark.long
 def test_26_a_table_that_gets_a_column_keeps_what_is_set_aside(pipeline, database, monkeypatch):
     monkeypatch.setitem(FIT, DOCS, f"{FIT[DOCS]} AND coalesce(isfinite(more), true)")
     database.execute(

@@ -99,11 +99,8 @@ def followed(pipeline, checkpoint):
     return sum(seen)
 
 
-@pytest.mark.parametrize(
-    "has_passed",
-    [True, pytest.param(False, marks=pytest.mark.long)],
-    ids=["passed the epoch", "behind it"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("has_passed", [True, False], ids=["passed the epoch", "behind it"])
 def test_a_log_that_was_rolled_back_is_not_followed(machine, tmp_path, has_passed):
     pipeline, lake, checkpoint = machine.pipeline, machine.pipeline.lake, tmp_path / "checkpoint"
     machine.insert(1, 2, 3)

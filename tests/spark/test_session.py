@@ -106,6 +106,7 @@ def _submit(tmp_path, *flags, arguments=()):
     )
 
 
+@pytest.mark.long
 def test_what_spark_submit_is_told_is_not_overridden(tmp_path):
     given = ",".join(str(jar) for jar in jars.paths(print))
     done = _submit(tmp_path, "--jars", given, arguments=["write"])
@@ -139,9 +140,8 @@ def test_the_machine_s_java_starts_spark(tmp_path):
     assert found == [java.find().origin, "55", "UTC", "[]"]
 
 
-@pytest.mark.parametrize(
-    "master", ["local[2]", pytest.param("local-cluster[1,2,1024]", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[1,2,1024]"])
 def test_the_registry_s_java_starts_spark_where_the_machine_has_none(tmp_path, master):
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     environment["PATH"] = _path_without_java(tmp_path / "bin")

@@ -23,6 +23,7 @@ def ill(tuskline: Attached) -> list[str]:
     return done.stderr.splitlines() if done.returncode else []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(800)
 def test_a_lake_of_another_log_is_named_all_the_time_and_another_folder_is_a_way_out(
     tmp_path, database, spark

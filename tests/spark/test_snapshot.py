@@ -166,6 +166,7 @@ def test_20_partitions_generated_columns_and_no_rows(
         assert rows(chosen) == [("100%",)]
 
 
+@pytest.mark.long
 def test_20_a_row_of_100_megabytes(spark: SparkSession, database: Database) -> None:
     size = 100 * 2**20
     database.execute(

@@ -359,6 +359,7 @@ class Fails(Collector):
         raise ValueError("the sink broke")
 
 
+@pytest.mark.long
 def test_19_a_first_batch_that_comes_again_has_the_rows_that_it_had(
     log: ChangeLog, writer: LogWriter, reads: Reads, tmp_path: Path
 ) -> None:
@@ -668,6 +669,7 @@ def test_18_filters_and_columns_spare_reading(
     assert newest[0] < only_audit[0] / 3
 
 
+@pytest.mark.long
 def test_18_queries_are_the_same_with_the_setting_and_without(
     spark: SparkSession, writer: LogWriter, reads: Reads
 ) -> None:

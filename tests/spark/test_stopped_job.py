@@ -35,6 +35,7 @@ def _write(dsn, stop, written):
             written.append(50)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 def test_a_stopped_job_does_not_hold_the_slot(tmp_path, database, spark):

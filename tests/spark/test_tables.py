@@ -42,6 +42,7 @@ def next_epochs(stack, count=2):
     wait_for(lambda: head(stack).link >= link + count, 60, "epochs go on")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_22_tables_are_added_paused_resumed_and_resynced_while_the_others_go_on(
     tmp_path, database, spark, seed
