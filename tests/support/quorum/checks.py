@@ -70,7 +70,7 @@ class Checks:
         # A slow one may be elected after a newer one, whose commits it cannot know.
         end = max([0, *(end for term, end in self.ends.items() if term < node_id.term)])
         assert vcl >= end, f"committed never lost: {end}, and {node_id} starts at {vcl}"
-        best, kept = host.core.best, host.core.primary_begin
+        best, kept = host.core.best, host.core.primary_begin or 0
         assert best is not None
         size = host.core.server.segment_size
         assert best.history or vcl >= kept - kept % size, f"a new log begins at {vcl}, kept: {kept}"

@@ -408,10 +408,10 @@ class World:
 
     def checkpoint(self, server: Server) -> None:
         """Perhaps a checkpoint removes WAL, while no quorum can hold a byte of it."""
-        if self.faults.removes and not (self.streamed or self.calm):
-            if self.choose.random() < self.faults.removes:
-                server.checkpoint(SEGMENT)
-                self.happened["removed WAL"] += 1
+        possible = self.faults.removes and not (self.streamed or self.calm)
+        if possible and self.choose.random() < self.faults.removes:
+            server.checkpoint(SEGMENT)
+            self.happened["removed WAL"] += 1
 
     def unsent(self, host: ProposerHost) -> None:
         """The server does not have the WAL that a proposer requests, which ends; its supervisor starts another one."""
