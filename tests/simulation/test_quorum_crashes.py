@@ -48,6 +48,8 @@ def test_23_a_seed_replays_exactly() -> None:
 #: Each mutant with the faults that show it, and the seeds in which the search begins.
 SHOWN_BY = {
     "a copy is compared with one voter": ("clones", 0),
+    "a quorum begins below the slot": ("begins", 0),
+    "a quorum without a byte waits": ("begins", 0),
     "catch-up: lost donors are waited for": ("backfill", 10),
     "catch-up: damage is lent": ("damage", 0),
     "catch-up: the same donor is asked again": ("damage", 0),

@@ -1,7 +1,8 @@
 """Proposer and safekeeper face to face, step by step: the pictures of the design, and each refusal."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from walsender_bridge.quorum.proposer.effects import (
     ClosePeer,
     CompareWal,
     Lineage,
+    LocatePrimary,
     MembersChanged,
     PassFeedback,
     PeerClosed,
@@ -22,9 +24,11 @@ from walsender_bridge.quorum.proposer.effects import (
     PeerFault,
     PeerReceived,
     Primary,
+    PrimaryAt,
     PrimaryKeeps,
     ReadWal,
     SendMessage,
+    StartStreaming,
     Stop,
     StopReason,
     Tick,
@@ -521,6 +525,91 @@ def test_a_promoted_server_may_lack_the_segment_that_ends_with_vcl(
     core.step(Tick())
     core.step(WalCompared(0, 208, None, removed=True))
     assert core.phase == phase
+
+
+# -- where a quorum begins ---------------------------------------------------------------------------
+
+#: What voters without a log, and with one of epoch 1 that begins at 96 (a segment's start) and has no byte, report.
+EMPTY = m.VoteReply(m.NodeId(0, 0), 0, 0, 0, 0, History(), MEMBERS)
+UNWRITTEN = m.VoteReply(m.NodeId(0, 0), 96, 0, 0, 96, History((HistoryEntry(1, 96, 1),)), MEMBERS)
+
+
+def beginning(
+    *replies: m.VoteReply, kept: int | None, flush_lsn: int = 300, may_begin: bool = True
+) -> tuple[Proposer, list[object]]:
+    """A candidate whose server keeps WAL from `kept` on, with these votes, and what it does then."""
+    primary = Primary(Lineage(1), flush_lsn)
+    core = Proposer(22, INFO, primary, MEMBERS, 3, primary_begin=kept, may_begin=may_begin)
+    for peer in range(len(replies)):
+        core.step(PeerConnected(peer))
+        core.step(PeerReceived(peer, replace(held(peer + 1), flush_lsn=0, timeline=0)))
+    done: list[object] = []
+    for peer, reply in enumerate(replies):
+        done += core.step(PeerReceived(peer, replace(reply, node_id=core.node_id)))
+    return core, done
+
+
+def test_a_new_quorum_begins_with_wal_that_its_server_keeps_and_has_flushed() -> None:
+    core, done = beginning(EMPTY, EMPTY, kept=290)
+    assert core.vcl == 296
+    assert StartStreaming(core.node_id, 296) in done
+    # The redo pointer of a checkpoint under way: nothing below its segment is kept.
+    core, done = beginning(EMPTY, EMPTY, kept=321, flush_lsn=300)
+    assert (core.vcl, done) == (320, [LocatePrimary()])
+    assert core.step(PrimaryAt(310)) == []
+    assert core.step(Tick()) == [LocatePrimary()]
+    assert StartStreaming(core.node_id, 320) in core.step(PrimaryAt(325))
+
+
+def test_a_quorum_without_a_byte_begins_again_where_its_server_keeps_wal() -> None:
+    core, done = beginning(UNWRITTEN, UNWRITTEN, kept=290)
+    assert StartStreaming(core.node_id, 296) in done
+    assert core.history.entries == (HistoryEntry(core.node_id.term, 296, 1),)
+    told = [each.message for each in done if isinstance(each, SendMessage)]
+    elected = [each for each in told if isinstance(each, m.Elected)]
+    assert [(each.start_lsn, each.rebuild) for each in elected] == [(296, True)] * 2
+    # A safekeeper that has adopted the empty log takes it.
+    state = e.ControlState(1, INFO, m.NodeId(1, 11), UNWRITTEN.history, MEMBERS)
+    keeper = Safekeeper(state, 96)
+    done_there = drive(keeper, 6, greeting(22), vote(2, 22), elected[0], begin_lsn=96)
+    assert e.ResetWal(296) in done_there
+    assert keeper.flush_lsn == 296
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept", "may_begin"),
+    [
+        ({}, 100, True),  # the server keeps it
+        ({}, None, True),  # a standby, which keeps nothing for us
+        ({}, 290, False),  # a commit may wait for WAL in between
+        ({"flush_lsn": 97}, 290, True),  # one record
+        ({"flush_lsn": 97, "commit_lsn": 97}, 290, True),
+        ({"restart_lsn": 100}, 290, True),  # all members had part of a record
+        ({"begin_lsn": 80}, 290, True),  # older WAL, of a log whose history was pruned
+        ({"history": History((HistoryEntry(1, 80, 1),))}, 290, True),  # a full resync
+    ],
+)
+def test_1_a_log_that_may_have_held_a_record_is_continued(
+    changes: dict[str, Any], kept: int | None, may_begin: bool
+) -> None:
+    """It may be one voter of the majority alone that tells it: any acknowledged record is at one of them."""
+    for votes in permutations((replace(UNWRITTEN, **changes), UNWRITTEN)):
+        core, _ = beginning(*votes, kept=kept, may_begin=may_begin)
+        assert core.vcl == max(96, changes.get("flush_lsn", 0))
+
+
+def test_a_server_that_left_the_timeline_of_an_empty_log_does_not_begin_it_again() -> None:
+    """It was promoted below the log's beginning."""
+    primary = Primary(Lineage(2, (WalPosition(1, 90),)), 300)
+    core = Proposer(22, INFO, primary, MEMBERS, 3, primary_begin=290, may_begin=True)
+    for peer in (0, 1):
+        core.step(PeerConnected(peer))
+        core.step(PeerReceived(peer, held(peer + 1)))
+    for peer in (0, 1):
+        done = core.step(PeerReceived(peer, replace(UNWRITTEN, node_id=core.node_id)))
+    (stop,) = done
+    assert isinstance(stop, Stop)
+    assert stop.reason == StopReason.OTHER_HISTORY
 
 
 def test_removed_wal_is_no_fault_when_a_later_vote_has_more() -> None:

@@ -8,6 +8,7 @@ histories;
 and is what every reader was served;
 - its own WAL: a server whose WAL below VCL differs from its voters' never leads;
 - nothing goes back: a proposer's commit_lsn and restart_lsn, a safekeeper's term and restart_lsn;
+- a new log begins with WAL that its server's slot keeps;
 - a minority ends no proposer: one whose timeline is refused ends only when no quorum is left that may vote for it;
 - a lone proposer is not displaced: only one that ran concurrently with another may end because of it;
 - bounded: the queue, what is under way to a safekeeper, and the WAL that the primary must keep.
@@ -69,8 +70,10 @@ class Checks:
         # A slow one may be elected after a newer one, whose commits it cannot know.
         end = max([0, *(end for term, end in self.ends.items() if term < node_id.term)])
         assert vcl >= end, f"committed never lost: {end}, and {node_id} starts at {vcl}"
-        best = host.core.best
+        best, kept = host.core.best, host.core.primary_begin or 0
         assert best is not None
+        size = host.core.server.segment_size
+        assert best.history or vcl >= kept - kept % size, f"a new log begins at {vcl}, kept: {kept}"
         self._goes_on(host)
         if host.server in self.world.clones:
             host.kill()  # no voter holds anything that identifies the copy: its operator notices

@@ -54,6 +54,21 @@ def _one_voter_compared() -> list[Patch]:
     return [(SameWal, "ask", first)]
 
 
+def _begins_below_the_slot() -> list[Patch]:
+    """A new quorum begins with the segment of the server's position, whatever its slot keeps."""
+    genesis = election.genesis
+
+    def current(primary: Any, _kept: int | None, server: m.ServerInfo) -> int:
+        return genesis(primary, None, server)
+
+    return [(election, "genesis", current)]
+
+
+def _never_begins_again() -> list[Patch]:
+    """A quorum without a byte waits for WAL that its server has removed."""
+    return [(election, "begins_again", lambda *_: False)]
+
+
 def _what_the_greeting_knew() -> list[Patch]:
     """Rule 1: VCL from what was held before the vote."""
     greeting, aligned = Safekeeper._greeting, Safekeeper._aligned
@@ -449,6 +464,8 @@ def _formed_beside() -> list[Patch]:
 
 MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a copy is compared with one voter": _one_voter_compared,
+    "a quorum begins below the slot": _begins_below_the_slot,
+    "a quorum without a byte waits": _never_begins_again,
     "catch-up: lost donors are waited for": _lost_donors_are_waited_for,
     "catch-up: damage is lent": _damage_is_lent,
     "catch-up: the same donor is asked again": _only_the_first_donor_is_asked,

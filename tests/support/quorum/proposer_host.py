@@ -61,6 +61,7 @@ class ProposerHost:
         if server is not None:
             lineage = e.Lineage(server.timeline, server.switches)
             primary = e.Primary(lineage, server.flush_lsn)
+            world.checkpoint(server)
         self.core = self.core_class(
             world.number(),
             INFO,
@@ -76,6 +77,7 @@ class ProposerHost:
             primary_begin=server.keeps if server else None,
             above=above,
             quorum=0 if beside else world.quorum,
+            may_begin=True,
         )
         self.checked = invariants.checked(self.core)
         lineage = primary.lineage if primary else e.Lineage(0)
@@ -182,7 +184,10 @@ class ProposerHost:
         server = self.server
         if not self.alive or server is None or self.stream_lsn is None:
             return
-        if server.flush_lsn > self.stream_lsn:
+        if self.stream_lsn < server.keeps:
+            self.world.unsent(self)
+        elif server.flush_lsn > self.stream_lsn:
+            self.world.streamed = True
             begin, end = self.stream_lsn, server.flush_lsn
             self.queue.update((at, server.cells[at]) for at in range(begin, end))
             self.stream_lsn = end
@@ -227,6 +232,8 @@ class ProposerHost:
                 self.commit_lsn = lsn
             case e.StartStreaming(lsn=lsn):
                 self.stream_lsn = lsn
+                assert self.server is not None
+                self.world.checkpoint(self.server)
                 self.world.at(0.1, self.stream)
             case e.LocatePrimary():
                 assert self.server is not None

@@ -178,6 +178,12 @@ class Server:
         self.end += rest
         self.flush_lsn = self.end
 
+    def checkpoint(self, size: int) -> None:
+        """Behind a segment switch (a base backup begins with both): WAL that no slot keeps is removed."""
+        self.switch_segment(size)
+        self.keeps = self.flush_lsn
+        self.work()
+
     def crash(self) -> None:
         """Unflushed WAL is lost; a truncated record is marked as such and never completed."""
         self.cells = {at: cell for at, cell in self.cells.items() if at < self.flush_lsn}

@@ -77,6 +77,8 @@ class Faults:
     keep: int | None = None
     #: Whether the membership is from before quorums had ids.
     without_id: bool = False
+    #: How often the server removes WAL that a new quorum has yet to begin with: its slot is reserved later, or lost.
+    removes: float = 0.0
     #: How many election epochs a history keeps apart.
     epochs: int = MAX_ENTRIES
 
@@ -172,6 +174,14 @@ LEAPS = Faults(
     every=20.0,
     slow=0.1,
 )
+#: A server that removes the WAL with which its quorum would begin, and proposers that end before they have sent a byte.
+BEGINS = Faults(
+    {"break": 4, "crash": 5, "proposer": 4, "server": 1, "zombie": 2, "disk": 1, "members": 2},
+    every=15.0,
+    crash_at_election=0.05,
+    slow=0.1,
+    removes=0.7,
+)
 POWER = replace(RIVALS, crash_at_effect=0.01, crash_at_election=0.15)
 PROFILES = {
     "power": POWER,
@@ -190,6 +200,7 @@ PROFILES = {
     "strangers": STRANGERS,
     "upgrade": UPGRADE,
     "leaps": LEAPS,
+    "begins": BEGINS,
 }
 
 
@@ -211,6 +222,8 @@ class World:
         self.records = Records()
         self.checks = Checks(self)
         self.calm = self.quiet = False
+        #: Whether any server's WAL was ever sent to safekeepers.
+        self.streamed = False
         self.safekeepers = [self.host_of_safekeepers(self, number) for number in range(size)]
         self.quorum = self.number()
         members = frozenset(s.identity for s in self.safekeepers)
@@ -392,6 +405,19 @@ class World:
         if previous is self.proposer:
             previous.kill()
             self.proposer = self.start_proposer(self.server, purpose, above)
+
+    def checkpoint(self, server: Server) -> None:
+        """Perhaps a checkpoint removes WAL, while no quorum can hold a byte of it."""
+        possible = self.faults.removes and not (self.streamed or self.calm)
+        if possible and self.choose.random() < self.faults.removes:
+            server.checkpoint(SEGMENT)
+            self.happened["removed WAL"] += 1
+
+    def unsent(self, host: ProposerHost) -> None:
+        """The server does not have the WAL that a proposer requests, which ends; its supervisor starts another one."""
+        self.happened["requested removed WAL"] += 1
+        host.kill()
+        self.at(self.choose.uniform(5, 40), lambda: self.restart_proposer(host))
 
     def _server_works(self) -> None:
         if not self.quiet and self.now >= self.idle_until:

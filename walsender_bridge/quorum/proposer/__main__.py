@@ -24,6 +24,7 @@ from walsender_bridge.quorum.proposer.driver import ProposerSession
 from walsender_bridge.quorum.proposer.first_membership import find_membership
 from walsender_bridge.quorum.proposer.member_changes import MemberChanges
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
 from walsender_bridge.quorum.proposer.quorum_id_record import draw, known_on
 from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.proposer.status import commit_page, without_session
@@ -77,7 +78,7 @@ class _Process:
                     refuse_smaller(membership, configured, changes.request)
                     self._served = True
                 quorum = membership.quorum or draw(settings.quorum_file)
-                self._run_session(membership, quorum, formed=known.formed)
+                self._run_session(membership, quorum, known)
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)
                 self._session = None
@@ -89,7 +90,7 @@ class _Process:
                 raise
         self._say(without_session(Phase.STOPPED))
 
-    def _run_session(self, membership: Configuration, quorum: int, *, formed: bool) -> None:
+    def _run_session(self, membership: Configuration, quorum: int, known: KnownQuorumId) -> None:
         """Raises the error that ends it, or returns after `stop`."""
         patience = self._settings.limits.patience_ticks << min(self._outvoted, _MOST_DOUBLINGS)
         limits = replace(self._settings.limits, patience_ticks=patience)
@@ -99,7 +100,8 @@ class _Process:
             self._tell,
             above=self._heard_term,
             quorum=quorum,
-            formed=formed,
+            formed=known.formed,
+            may_begin=not known.required,
         )
         if self._stopped.is_set():  # while there was no session to stop
             session.stop()

@@ -80,7 +80,8 @@ class Proposer:
     first `configured` of them (None: all) are from the configuration, the others were found or requested since.
     `primary`: None for a failover, whose WAL is the best safekeeper's. `configuration`: the membership from the operator's
     file; a newer one of the same quorum that a safekeeper holds replaces it. `quorum`: its id, if the membership has none
-    yet. `above`: an earlier `heard_term`.
+    yet. `above`: an earlier `heard_term`. `primary_begin`: the oldest LSN that the primary's slot keeps. `may_begin`: no commit
+    waits for the quorum, so one that has never held a record may begin again.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Proposer:
         above: int = 0,
         quorum: int = 0,
         configured: int | None = None,
+        may_begin: bool = False,
     ) -> None:
         self.node_id = m.NodeId(0, identity)
         self.server = server
@@ -108,6 +110,7 @@ class Proposer:
         self.limits = limits or Limits()
         self.primary_begin = primary_begin
         self.above = above
+        self.may_begin = may_begin
         self.phase = Phase.GREETING
         self.best: m.VoteReply | None = None
         self.refusals = Refusals()
@@ -324,9 +327,12 @@ class Proposer:
             if election.behind(greetings, self.primary):
                 return self._ahead(max(greeting.commit_lsn for greeting in greetings))
             return self._propose()
-        if self.phase != Phase.COMPARING:
+        if self.phase != Phase.COMPARING or self.best is None:
             return []
-        return self._ahead(self.vcl) if flush_lsn < self.vcl else self._compare()
+        if flush_lsn >= self.vcl:
+            return self._compare()
+        # A log that begins with the slot's segment begins with WAL that is flushed soon: the next tick asks again.
+        return self._ahead(self.vcl) if self.best.history else []
 
     def _ask(self, peer: SafekeeperPeer) -> list[Effect]:
         """Request its vote, once, and of members only: no other vote counts (rule 10)."""
@@ -389,7 +395,18 @@ class Proposer:
             return self._stop(StopReason.BROKEN, str(error))
 
     def _go_on(self, best: m.VoteReply, voters: Collection[m.VoteReply]) -> list[Effect]:
-        self.vcl = election.end(best) or election.genesis(self.primary, self.server)
+        kept = self.primary_begin
+        if (
+            self.primary
+            and self.may_begin
+            and election.begins_again(best, voters, kept, self.server)
+        ):
+            # The server continues the log's timeline nevertheless.
+            lineage.successors(
+                best.history, election.end(best), self.node_id.term, self.primary.lineage
+            )
+            best = self.best = election.emptied(best)
+        self.vcl = election.end(best) or election.genesis(self.primary, kept, self.server)
         if self.primary is None and self.vcl <= best.history.entries[0].start_lsn:
             # The log begins inside a record, and a standby is promoted at the end of a record: below it.
             raise DivergedError("the safekeepers hold no complete record to fail over to")
@@ -411,10 +428,12 @@ class Proposer:
         if self.phase != Phase.COMPARING or self.same_wal.wanted is not None:
             return []
         assert self.best is not None
-        if self.primary is None or not self.best.history:
+        if self.primary is None:
             return self._lead()
         if self.primary.flush_lsn < self.vcl:
             return [LocatePrimary()]
+        if not self.best.history:
+            return self._lead()
         peers = self.peers.values()
         wanted = self.same_wal.ask(self.best, self.vcl, peers, self.limits, self.server)
         return [wanted] if wanted else self._lead()

@@ -77,7 +77,7 @@ class ProposerSession:
     """See the module. `report(commit_lsn, phase)` is called at every change and tick; `source` replaces the primary.
 
     `above`: the greatest term known to earlier sessions of this process. `quorum`: the id for a membership without one;
-    `formed`: the quorum's id is recorded.
+    `formed`: the quorum's id is recorded. `may_begin`: see `Proposer`.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class ProposerSession:
         above: int = 0,
         quorum: int = 0,
         formed: bool = False,
+        may_begin: bool = False,
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
@@ -101,8 +102,9 @@ class ProposerSession:
         )
         try:
             server = connection.server_info()
-            primary = connection.primary()
+            # Before the position, with whose segment a new quorum begins: a checkpoint removes what no slot keeps yet.
             kept = connection.hold_wal(settings.slot)
+            primary = connection.primary()
         except BaseException:
             connection.close()
             raise
@@ -141,6 +143,7 @@ class ProposerSession:
             above=above,
             quorum=quorum,
             configured=len(set(settings.safekeepers)),
+            may_begin=may_begin,
         )
         self._checked = invariants.checked(self.core)
         self._queue = WalQueue(0)

@@ -1,9 +1,11 @@
 """Decisions from a quorum of vote replies: rules 1, 2 and 9 on the proposer's side. Pure."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from walsender_bridge.errors import CorruptError, DivergedError
 from walsender_bridge.postgres.protocol.lsn import Lsn, format_lsn
+from walsender_bridge.postgres.protocol.wal_page import segment_start
 from walsender_bridge.quorum.proposer import rivals
 from walsender_bridge.quorum.proposer.effects import Limits, Primary
 from walsender_bridge.quorum.protocol import terms
@@ -117,11 +119,46 @@ def end(reply: VoteReply) -> Lsn:
     return rank(reply)[1]
 
 
-def genesis(primary: Primary | None, server: ServerInfo) -> Lsn:
-    """VCL when no voter holds any WAL: the log begins with the primary's current segment."""
+def genesis(primary: Primary | None, kept: Lsn | None, server: ServerInfo) -> Lsn:
+    """VCL when no voter holds any WAL: the log begins with the primary's current segment.
+
+    `kept`: the oldest LSN that the primary's slot keeps. A slot is reserved at the redo pointer, which a checkpoint sets before
+    that LSN is flushed, and the checkpoint removes the segments below: so the log does not begin below the slot's segment.
+    """
     if primary is None:
         raise DivergedError("the safekeepers hold no WAL to fail over to")
-    return primary.flush_lsn - primary.flush_lsn % server.segment_size
+    return segment_start(max(primary.flush_lsn, kept or 0), server.segment_size)
+
+
+def begins_again(
+    best: VoteReply, voters: Collection[VoteReply], kept: Lsn | None, server: ServerInfo
+) -> bool:
+    """Whether the log begins again at `genesis`: it has never held a record, and the primary keeps only later segments.
+
+    A proposer can end between its election and the first byte, and the slot can be lost then. Nothing is skipped that a
+    quorum has acknowledged: each acknowledged record is in the log of one of these voters (rule 1), and none of them has
+    ever held one. The caller makes sure that no COMMIT waits for WAL in between.
+    """
+    if kept is None or not best.history:
+        return False
+    return end(best) < segment_start(kept, server.segment_size) and all(map(_unwritten, voters))
+
+
+def _unwritten(reply: VoteReply) -> bool:
+    """Whether a log has never held a complete record.
+
+    It ends where it begins, and its history begins there, too: that of a log which did a full resync, or whose old WAL was
+    removed, reaches further back. And the members never had anything above that.
+    """
+    if not reply.history:
+        return True
+    start = reply.history.entries[0].start_lsn
+    return reply.begin_lsn == reply.flush_lsn == start >= max(reply.restart_lsn, reply.commit_lsn)
+
+
+def emptied(reply: VoteReply) -> VoteReply:
+    """The reply of a voter without a log."""
+    return replace(reply, history=History(), begin_lsn=0, flush_lsn=0, commit_lsn=0, restart_lsn=0)
 
 
 def ahead(lsn: Lsn, primary: Primary) -> str:

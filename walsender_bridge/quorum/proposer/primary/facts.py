@@ -35,6 +35,8 @@ from walsender_bridge.runtime.sql import load
 
 #: For each command: VACUUM FULL of a catalog holds its lock until the quorum has its COMMIT.
 _LOCK_OPTION = "-c lock_timeout=5s"
+#: How often a slot is created that a checkpoint invalidates at once.
+_RESERVATIONS = 3
 _UNITS = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
@@ -109,13 +111,19 @@ class PrimaryStream(ReplicationConnection):
 
         An invalidated slot keeps nothing, and is replaced: the comparison shows whether the WAL that it kept is still needed
         (`StopReason.REMOVED`). Raises `SlotError` for a foreign slot of that name, and what `command` raises.
+
+        WAL that is flushed after this returns is kept, so read positions afterwards. A checkpoint that began earlier may not
+        know the slot, and removes WAL below its redo pointer only; the slot was reserved there, or, by minor versions without
+        a lock between the two, at the previous one. Then that checkpoint invalidates it, often before it is read here.
         """
         asked = load("quorum/wal_slot").strip().rstrip(";").replace("%(slot)s", f"'{slot}'")
         rows = self.command(asked, timeout=ANSWER_SECONDS)
-        lost = bool(rows) and rows[0][0] == "physical" and rows[0][3] == "lost"
-        if lost:
-            self.command(f"DROP_REPLICATION_SLOT {quote_slot(slot)}", timeout=ANSWER_SECONDS)
-        if lost or not rows:
+        for _ in range(_RESERVATIONS):
+            lost = bool(rows) and rows[0][0] == "physical" and rows[0][3] == "lost"
+            if rows and not lost:
+                break
+            if lost:
+                self.command(f"DROP_REPLICATION_SLOT {quote_slot(slot)}", timeout=ANSWER_SECONDS)
             self.command(
                 f"CREATE_REPLICATION_SLOT {quote_slot(slot)} PHYSICAL RESERVE_WAL",
                 timeout=ANSWER_SECONDS,
