@@ -27,9 +27,10 @@ from walsender_bridge.quorum.wal_server.wal_folder import PARTIAL
 
 #: Majors that have client tools here; a bare server has none.
 WITH_TOOLS = [
-    major
-    for major in MAJORS_IN_TURN
-    if (by_major()[major.values[0]].bin_dir / "pg_receivewal").exists()
+    each
+    for each in MAJORS_IN_TURN
+    if isinstance(each.values[0], int)
+    and (by_major()[each.values[0]].bin_dir / "pg_receivewal").exists()
 ]
 
 
