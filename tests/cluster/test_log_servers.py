@@ -105,3 +105,23 @@ def test_23_each_log_server_fails_under_load_and_comes_back_equal(
         grows(log, connection)
     with CaptureProcess(tmp_path, log, server.dsn(), "public.orders", "public.audit"):
         check_whole(log, server)
+
+
+def test_23_one_transaction_is_committed_though_a_log_server_hangs(
+    log: ChangeLog, server: LocalServer, tmp_path: Path
+) -> None:
+    """Nothing follows it that would tell capture, which waits for that log server, that the others go on."""
+    with (
+        CaptureProcess(tmp_path, log, server.dsn(), "public.orders", "public.audit") as capture,
+        psycopg.connect(server.dsn(), autocommit=True) as connection,
+    ):
+        wait_for(capture.streams, 30, "capture streams")
+        log.signal_log_server(signal.SIGSTOP, 1)
+        try:
+            before = log.committed_lsn()
+            connection.execute("INSERT INTO orders VALUES (-1, 'x')")
+            wait_for(lambda: log.committed_lsn() > before, 60, "it is committed")
+            assert log.members() == [0, 2]
+        finally:
+            log.signal_log_server(signal.SIGCONT, 1)
+        check_whole(log, server)

@@ -508,11 +508,21 @@ def test_reports_go_on_while_the_replica_does_not_answer_and_reading_stops() -> 
     assert state.reading
 
 
-def test_heartbeats_do_not_pile_up_behind_a_silent_replica() -> None:
+def test_behind_a_silent_replica_an_append_follows_every_two_seconds() -> None:
     state = new_state()
     step(state, CopyDataReceived(0.0, [keepalive(5000)]))
-    found = [a for s in range(1, 20) for a in appends(step(state, CaptureTick(float(s), MAX_LSN)))]
-    assert len(found) == 1
+    found = [s for s in range(1, 12) if appends(step(state, CaptureTick(float(s), MAX_LSN)))]
+    assert found == [1, 3, 5, 7, 9, 11]
+
+
+def test_behind_a_silent_replica_small_entries_are_appended_though_they_are_few() -> None:
+    state = new_state()
+    step(state, CopyDataReceived(0.0, one(1000)))
+    assert cut(step(state, CaptureTick(1.0, MAX_LSN)))
+    big = [*one(3000, 2000, 600), *one(2_000_000)]
+    assert not cut(step(state, CopyDataReceived(1.1, big))) or state.new_entries == []
+    assert state.deadline <= 3.0
+    assert appends(step(state, CaptureTick(3.0, MAX_LSN)))
 
 
 def overlapping(slot_lsn: int, *, confirmed_to: int = 1048) -> CaptureState:

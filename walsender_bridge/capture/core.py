@@ -83,6 +83,9 @@ REPORT_SECONDS: Final = 1.0
 #: Seconds between heartbeats (empty appends): while the log holds unconfirmed transactions, and otherwise.
 BUSY_HEARTBEAT_SECONDS: Final = 0.1
 IDLE_HEARTBEAT_SECONDS: Final = 1.0
+#: Seconds without an acknowledgement of an append after which another one follows, with whatever there is to append: where a
+#: replica hangs, the stream is sealed for the others to go on without it, and only an append is told so.
+UNANSWERED_SECONDS: Final = 2.0
 
 _BEGIN_SIZE: Final = XLOG_HEADER_SIZE + 21
 _COMMIT_SIZE: Final = XLOG_HEADER_SIZE + 26
@@ -176,9 +179,14 @@ class CaptureState(Entries):
         return self.in_flight[0][1] if self.in_flight else None
 
     @property
+    def unanswered(self) -> bool:
+        """Whether the last append waits for its acknowledgement for so long that another one follows."""
+        return bool(self.in_flight) and self.now >= self.appended_at + UNANSWERED_SECONDS
+
+    @property
     def gathers(self) -> bool:
         """Whether entries wait for those that follow, to be appended together."""
-        if not self.in_flight and self.now >= self.paced_to:
+        if self.unanswered or (not self.in_flight and self.now >= self.paced_to):
             return False
         size = sum(map(len, self.new_entries))
         return size < GATHERED_BYTES and len(self.new_entries) < GATHERED_ENTRIES
@@ -187,7 +195,9 @@ class CaptureState(Entries):
     def deadline(self) -> float:
         """When a `CaptureTick` is due unless another event arrives first."""
         due = self.reported_at + REPORT_SECONDS
-        if not self.in_flight:
+        if self.in_flight:
+            due = min(due, self.appended_at + UNANSWERED_SECONDS)
+        else:
             if self.whole:
                 due = min(due, max(self.first_at + ENTRY_SECONDS, self.paced_to))
             if self.new_entries:
@@ -432,11 +442,11 @@ def _opened(state: CaptureState) -> bool:
 
 
 def _append(state: CaptureState, effects: list[Effect]) -> None:
-    """Append the entries that were cut; or send a heartbeat if one is due and no append is in flight."""
+    """Append the entries that were cut; or send a heartbeat if one is due."""
     if state.new_entries:
         if state.gathers and (state.in_flight or not _opened(state)):
             return
-    else:
+    elif not state.unanswered:
         due = state.appended_at + _heartbeat_seconds(state)
         if state.in_flight or not (state.now >= due or _opened(state)):
             return
