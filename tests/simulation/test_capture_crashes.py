@@ -22,6 +22,8 @@ from walsender_bridge.errors import DivergedError
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
 STEPS = 400
+#: Seconds after which the stream is sealed, so that the others go on without a log server that hangs.
+SILENCE = 10.0
 
 
 class World:
@@ -40,7 +42,10 @@ class World:
         self.state = self.replica.session(self.now, self.server.confirmed)
         self.checked = invariants.checked(self.state)
         self.stream = self.server.stream()
-        self.pending: deque[events.AppendToReplica] = deque()
+        #: Appends without an acknowledgement, and when each was sent.
+        self.pending: deque[tuple[events.AppendToReplica, float]] = deque()
+        #: When one of the log servers began to hang: from then on none of this session's appends is acknowledged.
+        self.hung_at: float | None = None
         self.spool: dict[int, bytearray] = {}
         self.replayed = 0
         self.sessions += 1
@@ -53,7 +58,7 @@ class World:
     def perform(self, effects: list[events.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, events.AppendToReplica):
-                self.pending.append(effect)
+                self.pending.append((effect, self.now))
             elif isinstance(effect, events.SpoolAppend):
                 self.spool.setdefault(effect.xid, bytearray()).extend(effect.data)
             elif isinstance(effect, events.SpoolCut):
@@ -79,8 +84,12 @@ class World:
             self.perform(self.stepped(events.CopyDataReceived(self.now, payloads)))
 
     def acknowledge(self) -> None:
-        if self.pending:
-            batch = self.pending.popleft()
+        if self.hung_at is not None:
+            # Those that do not hang refuse what is sent behind the seal; of what came before they say nothing.
+            if self.pending and self.pending[-1][1] >= self.hung_at + SILENCE:
+                self.connect(seal=True)
+        elif self.pending:
+            batch, _ = self.pending.popleft()
             self.replica.append(batch)
             for data in batch.entries:
                 self.replica.check_schemas(data)
@@ -129,6 +138,8 @@ class World:
                     if rng.random() < 0.3:
                         self.server.crash()
                     self.connect(seal=rng.random() < 0.2)
+                elif rng.random() < 0.1 and self.hung_at is None:
+                    self.hung_at = self.now
 
     def settle(self) -> None:
         """No more faults and no more load: everything gets through."""
@@ -138,7 +149,8 @@ class World:
         for _ in range(500):
             self.feed(100)
             self.tick(0.2)
-            while self.pending:
+            self.acknowledge()
+            while self.pending and self.hung_at is None:
                 self.acknowledge()
             self.replica.tick()
             self.check()
@@ -239,6 +251,14 @@ def test_the_simulation_sees_a_doubled_last_transaction(monkeypatch: pytest.Monk
     monkeypatch.setattr(invariants, "check_invariants", lambda _, before: before)
     # Doubled in the log; or already found where the session begins.
     with pytest.raises((AssertionError, DivergedError)):
+        _run_seeds(range(20), monkeypatch)
+
+
+def test_23_the_simulation_sees_that_nothing_is_appended_behind_a_log_server_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core, "UNANSWERED_SECONDS", float("inf"))
+    with pytest.raises(AssertionError):
         _run_seeds(range(20), monkeypatch)
 
 
