@@ -71,7 +71,7 @@ def read(
     chain = open_chain(lake)
     identity: str = chain.identity()["lake"]
     seen = _seen.setdefault(spark.sparkContext, {})
-    lease = lease_on(chain.root)
+    lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():
         if epoch is not None:
             manifest = chain.at_epoch(epoch)
@@ -92,7 +92,7 @@ def _newest(chain: Chain, least: int) -> Manifest:
     On a disk that several machines share, a listing may be older than one seen before. Raises `CorruptError` if the
     newest link is lost: an older one would take this reader back.
     """
-    where = str(chain.root)
+    where = chain.store.location
     deadline = time.monotonic() + _PATIENCE
     while True:
         recorded = chain.recorded_newest()

@@ -126,7 +126,7 @@ def test_a_request_needs_a_lake(tmp_path):
 def test_links_of_format_4_name_no_log(chain):
     chain.publish(replace(head(), link=1), None)
     (path,) = (chain.root / "_tuskline" / "epochs").glob("0*.json")
-    record = sealed_json.load(path)
+    record = sealed_json.parse(path.read_bytes(), str(path))
     del record["log_id"]
     path.write_bytes(sealed_json.dump({**record, "format_version": 4}))
     assert adopt.log_of(chain, chain.head()) == "old"

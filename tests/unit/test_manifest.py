@@ -479,7 +479,7 @@ def test_a_lake_of_an_earlier_version_tells_of_no_link_yet(chain):
     chain.publish(one.next(1.0), one)
     assert chain.recorded_newest() == PublishedLink(2, one.epoch, one.term)
     # A writer that slept tells nothing older.
-    NewestRecord(told.parent).record(one)
+    NewestRecord(chain.store).record(one)
     assert chain.recorded_newest() == PublishedLink(2, one.epoch, one.term)
     told.write_bytes(b"{")
     assert "remove it" in verify(chain, print).errors[0].repair

@@ -25,7 +25,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,6 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from spark_consumers.lake.manifest import home
-from spark_consumers.lake.manifest.exclusive import create_exclusively
 from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
 from spark_consumers.lake.manifest.newest_record import NewestRecord
 from spark_consumers.lake.manifest.sealed_json import FORMAT_VERSION, REPAIR, dump, load, unreadable
@@ -45,6 +44,8 @@ from spark_consumers.lake.manifest.table_version import (
     StreamPosition,
     TableVersion,
 )
+from spark_consumers.lake.store.lake_store import STATE, Created, LakeStore
+from spark_consumers.lake.store.local_store import LocalStore
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -68,6 +69,8 @@ __all__ = [
 ]
 
 _LINK_DIGITS = 20
+_IDENTITY = f"{STATE}/lake.json"
+_EPOCHS = f"{STATE}/epochs"
 #: The former names of members, by the format that brought the present ones.
 _BEFORE_7 = {"set_aside": "not_copied"}
 #: Seconds between a waiting reader's polls for a new link, each one listing of one folder.
@@ -191,19 +194,31 @@ def local_root(lake: str | Path) -> Path:
 
 def open_chain(lake: str | Path) -> "Chain":
     """The chain of the lake in folder `lake`, by the lake's own path (`home`). The folder need not exist yet."""
-    return Chain(home.resolved(local_root(lake)))
+    return Chain(LocalStore(home.resolved(local_root(lake))))
 
 
 class Chain:
-    """The manifests of one lake on a local disk."""
+    """The manifests of one lake."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._state = root / "_tuskline"
-        self._epochs = self._state / "epochs"
-        self._newest = NewestRecord(self._state)
-        #: Where a round's unfinished work is; nothing of it outlives the round.
-        self.staging = self._state / "staging"
+    def __init__(self, store: LakeStore) -> None:
+        self.store = store
+        self._newest = NewestRecord(store)
+
+    @property
+    def root(self) -> Path:
+        """The lake's folder, which has its tables. Raises `NotSupportedError` where the lake is in no folder."""
+        if self.store.folder is None:
+            raise NotSupportedError(
+                "the tables of a lake in an object store are not supported by this version",
+                where=self.store.location,
+                repair="use a folder on a local disk",
+            )
+        return self.store.folder
+
+    @property
+    def staging(self) -> Path:
+        """Where a round's unfinished work is; nothing of it outlives the round."""
+        return self.root / STATE / "staging"
 
     def initialise(self, log_id: str, table_format: str) -> str:
         """Make this folder a lake of that change log, or find that it is one, of whatever log (`adopt`); the lake's UUID.
@@ -216,16 +231,15 @@ class Chain:
             "log_id": log_id,
             "format": table_format,
         }
-        self._epochs.mkdir(parents=True, exist_ok=True)
-        where = self._state / "lake.json"
+        self.store.make_folder(_EPOCHS)
         # Whether we made it or found it, what counts is what is there.
-        create_exclusively(where, dump(made))
-        home.record(self.root)
-        found = load(where)
+        self.store.create(_IDENTITY, dump(made))
+        home.record(self.store)
+        found = load(self.store, _IDENTITY)
         if found.get("format") != table_format:
             raise LakeError(
                 f"this lake's format is {found.get('format')!r}, not {table_format!r}",
-                where=str(self.root),
+                where=self.store.location,
                 repair="specify another folder for the lake",
             )
         lake: str = found["lake"]
@@ -233,27 +247,25 @@ class Chain:
 
     def exists(self) -> bool:
         """Whether a lake is here."""
-        return (self._state / "lake.json").exists()
+        return self.store.exists(_IDENTITY)
 
     def identity(self) -> dict[str, Any]:
         """What `lake.json` says. Raises `LakeError` if this is no lake, or not where it belongs; `CorruptError`."""
         if not self.exists():
             raise LakeError(
                 "no lake in this folder",
-                where=str(self.root),
+                where=self.store.location,
                 repair="specify the folder that `tuskline lake run` writes",
             )
-        home.check(self.root)
-        return load(self._state / "lake.json")
+        home.check(self.store)
+        return load(self.store, _IDENTITY)
 
     def numbers(self) -> list[int]:
         """The numbers of the links that are there, ascending."""
         try:
-            names = [path.name for path in self._epochs.iterdir()]
-        except FileNotFoundError:
-            return []
+            names = self.store.names(_EPOCHS)
         except OSError as error:
-            raise unreadable(self._epochs, error) from None
+            raise unreadable(self.store.where(_EPOCHS), error) from None
         return sorted(
             int(stem)
             for stem, _, ending in (name.partition(".") for name in names)
@@ -309,13 +321,13 @@ class Chain:
         if oldest is not None and epoch < oldest.epoch:
             raise TrimmedError(
                 f"epoch {epoch} has expired; the oldest retained epoch is {oldest.epoch}",
-                where=str(self.root),
+                where=self.store.location,
                 repair="read a later epoch, or set a longer [lake] retention",
             )
         nearest = f"; the preceding one is {best.epoch}" if best is not None else ""
         raise LakeError(
             f"there is no epoch {epoch}{nearest}",
-            where=str(self.root),
+            where=self.store.location,
             repair="list them with `tuskline epochs list`",
         )
 
@@ -333,10 +345,10 @@ class Chain:
                 return manifest
             oldest = manifest
         if oldest is None:
-            raise LakeError("no epoch is published yet", where=str(self.root))
+            raise LakeError("no epoch is published yet", where=self.store.location)
         raise TrimmedError(
             f"no epoch of that time is retained; the oldest is {oldest.epoch}",
-            where=str(self.root),
+            where=self.store.location,
             repair="read a later epoch, or set a longer [lake] retention",
         )
 
@@ -356,18 +368,18 @@ class Chain:
                     PublishedLink(head.link, head.epoch, head.term), self.head(), self.where(head)
                 )
         self._newest.fence(manifest)
-        path = self._path(manifest.link)
-        taken = not create_exclusively(path, dump(manifest.to_json()))
+        name = _name(manifest.link)
+        taken = self.store.create(name, dump(manifest.to_json())) is Created.LOST
         newest = self.numbers()[-1]
         retired = not self._follows(head) if head is not None else newest > manifest.link
         if retired and not taken:
-            path.unlink()
+            self.store.remove(name)
         if taken or retired:
             now = self._read(newest)
             raise FencedError(
                 f"cannot publish link {manifest.link}: term {manifest.term} has ended"
                 + (f", term {now.term} is at link {now.link}" if now is not None else ""),
-                where=str(self.root),
+                where=self.store.location,
                 repair="no action is needed: the newer writer continues",
             )
 
@@ -390,7 +402,7 @@ class Chain:
 
     def where(self, link: ChainLink) -> str:
         """The file of this link."""
-        return str(self._path(link.link))
+        return self.store.where(_name(link.link))
 
     def missing(self) -> list[int]:
         """Numbers of links that are lost between others: those removed by retention are older than all that are there."""
@@ -399,9 +411,13 @@ class Chain:
         # Retention may have removed some while the folder was listed; it goes from the old end, in order.
         return [n for n in gaps if any(self.has(older) for older in there if older < n)]
 
+    def drafts(self) -> Iterable[str]:
+        """The names of half-made links that crashes left."""
+        return self.store.drafts(_EPOCHS)
+
     def has(self, link: int) -> bool:
         """Whether this link is kept."""
-        return self._path(link).exists()
+        return self.store.exists(_name(link))
 
     def retire(self, before: float, held_from: int | None = None) -> int:
         """Remove the links that were already succeeded at `before` (steady seconds), below `held_from`; how many.
@@ -421,25 +437,27 @@ class Chain:
             if after.steady_at > before:
                 break
             for old in succeeded:
-                self._path(old).unlink(missing_ok=True)
+                self.store.remove(_name(old))
             removed += len(succeeded)
             succeeded.clear()
         return removed
 
-    def _path(self, link: int) -> Path:
-        return self._epochs / f"{link:0{_LINK_DIGITS}d}.json"
-
     def _read(self, link: int) -> Manifest | None:
         """The link; None if it has been removed in between."""
-        path = self._path(link)
+        name = _name(link)
         try:
-            record = load(path)
+            record = load(self.store, name)
         except FileNotFoundError:
             return None
-        manifest = Manifest.from_json(record, str(path))
+        where = self.store.where(name)
+        manifest = Manifest.from_json(record, where)
         if manifest.link != link:
-            raise CorruptError(f"holds link {manifest.link}", where=str(path), repair=REPAIR)
+            raise CorruptError(f"holds link {manifest.link}", where=where, repair=REPAIR)
         return manifest
+
+
+def _name(link: int) -> str:
+    return f"{_EPOCHS}/{link:0{_LINK_DIGITS}d}.json"
 
 
 def wait_for_epoch(
@@ -465,6 +483,6 @@ def wait_for_epoch(
                 f"version {version} was not published in time; the newest epoch is "
                 f"{head.epoch if head is not None else 'none'}"
                 + (f"; epochs wait for {', '.join(held)}" if held else ""),
-                where=str(chain.root),
+                where=chain.store.location,
                 repair="check `tuskline table list`, and that `tuskline lake run` is running",
             )

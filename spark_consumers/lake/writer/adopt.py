@@ -82,7 +82,7 @@ def wanted(chain: Chain, head: Manifest | None, log_id: str) -> list[Request]:
         if one.kind == requests.ADOPT and one.id not in answered
     ]
     if not any(one.log_id == log_id for one in waiting):
-        raise _of_another_log(str(chain.root), known, log_id, waiting)
+        raise _of_another_log(chain.store.location, known, log_id, waiting)
     return waiting
 
 

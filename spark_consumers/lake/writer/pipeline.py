@@ -126,7 +126,7 @@ class Lakehouse:
         self._max_bytes = max_bytes_per_epoch
         self._leases = Leases()
         self._poller = PublicationPoller(sources)
-        self._presence = Presence(self._chain.root / "_tuskline")
+        self._presence = Presence(self._chain.store)
         self._standby = takeover.DriverWait()
         self._waits_for: str | None = None
         self._writer: _Writer | None = None

@@ -142,7 +142,7 @@ class TableWork:
         if self._hears and not hears:
             log.error(
                 "requests are not carried out: they cannot be removed",
-                path=str(requests.room(self._chain)),
+                path=requests.room(self._chain),
                 repair="grant the user of `tuskline lake run` write permission on this folder",
             )
         self._hears = hears
