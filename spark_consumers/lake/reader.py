@@ -69,6 +69,7 @@ def read(
             "epoch and as_of are mutually exclusive", repair="specify only one of them"
         )
     chain = open_chain(lake)
+    root = chain.root
     identity: str = chain.identity()["lake"]
     seen = _seen.setdefault(spark.sparkContext, {})
     lease = lease_on(chain.store)
@@ -79,7 +80,7 @@ def read(
             manifest = chain.as_of(as_of)
         else:
             manifest = _newest(chain, seen.get(identity, 0))
-        snapshot = Snapshot(spark, chain.root, manifest, allow_stale=allow_stale)
+        snapshot = Snapshot(spark, root, manifest, allow_stale=allow_stale)
         if lease is not None:
             lease.keep(snapshot, manifest.link)
     seen[identity] = max(seen.get(identity, 0), manifest.epoch)

@@ -34,7 +34,7 @@ class NewestRecord:
 
     def record(self, link: ChainLink) -> None:
         """Record that this link was published. A link older than the recorded one changes nothing."""
-        before = self._known()
+        before = self.known()
         if before is not None and before.link >= link.link:
             return
         made = PublishedLink(link.link, link.epoch, link.term)
@@ -42,7 +42,7 @@ class NewestRecord:
 
     def fence(self, link: ChainLink) -> None:
         """Raise `FencedError` if a writer of a higher term than this link's has recorded one, even if it is lost."""
-        recorded = self._known()
+        recorded = self.known()
         if recorded is not None and recorded.term > link.term:
             raise FencedError(
                 f"cannot publish link {link.link}: term {link.term} has ended, "
@@ -51,7 +51,8 @@ class NewestRecord:
                 repair="no action is needed: the newer writer continues",
             )
 
-    def _known(self) -> PublishedLink | None:
+    def known(self) -> PublishedLink | None:
+        """The recorded link; None if there is none, or it cannot be read."""
         with contextlib.suppress(CorruptError):
             return self.read()
         return None

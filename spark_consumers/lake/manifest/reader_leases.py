@@ -144,16 +144,14 @@ class ReaderLease:
             return
         self._written = link
         began = self._clock()
-        if not self._beats_on(began):
+        if not self._beats_on():
             # It may have been removed already, or a write that failed may still arrive over a later one.
             self._beaten_at = float("-inf")
             self._record = self._hold()
         self._beaten_at = began
 
-    def _beats_on(self, began: float) -> bool:
+    def _beats_on(self) -> bool:
         """Rewrite the record; False if it cannot be relied on any more (`living`)."""
-        if began - self._beaten_at >= LAPSE:
-            return False
         self._beats += 1
         try:
             self._record.write(_content(self._written, self._beats))

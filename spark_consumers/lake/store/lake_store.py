@@ -29,6 +29,18 @@ class Created(Enum):
     LOST = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How a bucket is reached (`[lake]`). None: as the environment says (`AWS_ENDPOINT_URL`, `AWS_REGION`). Never keys.
+
+    `allow_http`: the endpoint may be http. Keys are not sent then either, but contents are readable on the way.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    allow_http: bool = False
+
+
 class HeldRecord(Protocol):
     """A record that belongs to a process, which changes it for as long as it lives (`LakeStore.hold`)."""
 
@@ -116,8 +128,11 @@ class LakeStore(Protocol):
     def is_at(self, location: str) -> bool:
         """Whether the lake that belongs at `location` is this one, by whatever name."""
 
-    def make_folder(self, folder: str) -> None:
-        """Have a folder to create records in, of this user."""
+    def check(self) -> None:
+        """Raise `NotSupportedError` if `create` has several winners here. Writes, and removes what it wrote."""
+
+    def prepare(self, folder: str) -> None:
+        """Have a folder of this user, to create records in."""
 
     def may_remove(self, folder: str) -> bool:
         """Whether this process may remove records of the folder; True if that is not known."""

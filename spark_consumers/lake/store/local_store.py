@@ -99,7 +99,10 @@ class LocalStore:
         except OSError:
             return False
 
-    def make_folder(self, folder: str) -> None:
+    def check(self) -> None:
+        """See `LakeStore`: `link` has one winner on every file system."""
+
+    def prepare(self, folder: str) -> None:
         """See `LakeStore`."""
         (self.folder / folder).mkdir(parents=True, exist_ok=True)
 

@@ -34,7 +34,7 @@ class LakeSite:
             case takeover.ReadUsedTerm():
                 return self.used_term()
             case takeover.ReadHead():
-                return self._chain.head()
+                return self._chain.listed_head()
             case takeover.ReadLinks():
                 return list(self._chain.links())
             case takeover.Publish(link, after):

@@ -91,7 +91,7 @@ def ask(
 
 def make_room(chain: Chain) -> None:
     """Make the folder of the requests. The writer does, since it has to remove the requests, unless a request is made before."""
-    chain.store.make_folder(_ROOM)
+    chain.store.prepare(_ROOM)
 
 
 def waiting(chain: Chain) -> Iterator[Request]:
@@ -314,7 +314,7 @@ def wait(
             )
         left = deadline - time.monotonic()
         # As with epochs: the writer is another process, and the file system may not notify.
-        if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
+        if left <= 0 or stop.wait(min(left, max(_POLL_SECONDS, chain.store.pause))):
             answered = head is not None and request.id in head.answered
             raise DeadlineError(
                 f"the request to {request.kind} is "
