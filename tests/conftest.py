@@ -5,7 +5,7 @@ import os
 import hypothesis
 import pytest
 
-from tests.support import containers, etcd, extension, ports, resume, servers, spark_jvm
+from tests.support import containers, etcd, extension, ports, resume, s3, servers, spark_jvm
 from tests.support.containers import container_dsn
 from tests.support.servers import database, make_server, pg_server, pg_servers
 from tests.support.spark import spark
@@ -56,6 +56,7 @@ def _inventory() -> list[str]:
         f"PostgreSQL: {', '.join(found)}" + (f"; not here: {lacking}" if lacking else ""),
         f"headers for the extension: {', '.join(map(str, extension.buildable())) or 'none'}",
         f"etcd: {etcd.missing() or etcd.PROGRAM}",
+        f"S3: {s3.described()}",
         f"containers: {containers.missing() or containers.IMAGE}",
     ]
 

@@ -17,6 +17,7 @@ from typing import Protocol
 import psycopg
 
 from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain, wait_for_epoch
+from spark_consumers.lake.store.lake_store import StoreOptions
 from spark_consumers.lake.tables.noticed import known, unshown
 from spark_consumers.lake.tables.shape import Publication
 from spark_consumers.lake.tables.sources import Source, read_publication
@@ -112,7 +113,7 @@ class _Patience:
         while True:
             try:
                 wait = max(0.0, min(self.left, _ASK_AGAIN))
-                return wait_for_epoch(chain.root, version, timeout=wait)
+                return wait_for_epoch(chain, version, timeout=wait)
             except DeadlineError:
                 if self.left <= 0:
                     raise
@@ -127,6 +128,7 @@ def flush(
     timeout: float = 60.0,
     parts: AwaitedProcesses | None = None,
     waiting: Callable[[Mapping[str, str]], None] = lambda _: None,
+    store: StoreOptions = StoreOptions(),  # noqa: B008  # frozen
 ) -> int:
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
 
@@ -135,13 +137,13 @@ def flush(
     those that are dropped meanwhile.
 
     Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called repeatedly with
-    the missing tables and the reasons; `parts` may end the wait early, and lets it begin before the log can answer. Raises
+    the missing tables and the reasons; `store` says how a bucket is reached; `parts` may end the wait early, and lets it begin before the log can answer. Raises
     the errors of `parts` and `force_barrier`, `UnavailableError`, `PublicationError` if the table that marks positions is
     not published, `DivergedError` if the log is behind the lake, `LakeError` if the log is not the lake's, and
     `DeadlineError` if no epoch came in time, or tables are missing, which it names.
     """
     dsns = {source.stream: source.dsn for source in sources}
-    chain = open_chain(lake)
+    chain = open_chain(lake, store)
     if chain.exists():
         chain.identity()
     before = chain.head()

@@ -11,7 +11,8 @@ import re
 import shutil
 from pathlib import Path
 
-from spark_consumers.lake.manifest.chain import local_root, open_chain
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.store.open_store import local_root
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 #: Bytes below which nothing is begun: an epoch's files would fill the disk.

@@ -69,9 +69,10 @@ def read(
             "epoch and as_of are mutually exclusive", repair="specify only one of them"
         )
     chain = open_chain(lake)
+    root = chain.root
     identity: str = chain.identity()["lake"]
     seen = _seen.setdefault(spark.sparkContext, {})
-    lease = lease_on(chain.root)
+    lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():
         if epoch is not None:
             manifest = chain.at_epoch(epoch)
@@ -79,7 +80,7 @@ def read(
             manifest = chain.as_of(as_of)
         else:
             manifest = _newest(chain, seen.get(identity, 0))
-        snapshot = Snapshot(spark, chain.root, manifest, allow_stale=allow_stale)
+        snapshot = Snapshot(spark, root, manifest, allow_stale=allow_stale)
         if lease is not None:
             lease.keep(snapshot, manifest.link)
     seen[identity] = max(seen.get(identity, 0), manifest.epoch)
@@ -92,7 +93,7 @@ def _newest(chain: Chain, least: int) -> Manifest:
     On a disk that several machines share, a listing may be older than one seen before. Raises `CorruptError` if the
     newest link is lost: an older one would take this reader back.
     """
-    where = str(chain.root)
+    where = chain.store.location
     deadline = time.monotonic() + _PATIENCE
     while True:
         recorded = chain.recorded_newest()

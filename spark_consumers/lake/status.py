@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_consumers.lake.manifest.chain import Chain, Manifest
-from walsender_bridge.runtime import json_model, status_file
+from spark_consumers.lake.store.lake_store import STATE
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime import json_model
 
+_FILE = f"{STATE}/status.json"
 #: After which a status that is not renewed while something is copied is of a writer that is gone, in seconds.
 STALE_AFTER = 15.0
 
@@ -48,15 +51,16 @@ class LakeStatus:
 
 def write_status(chain: Chain, head: Manifest, copying: Mapping[str, CopyStatus]) -> None:
     """Replace the status, if the disk takes it. `copying`: how far each table's copy is, by name."""
-    path = chain.root / "_tuskline" / "status.json"
     status = LakeStatus(time.time(), head.term, head.epoch, copying)
-    with contextlib.suppress(OSError):
-        status_file.replace(path, json_model.encode(status))
+    with contextlib.suppress(OSError, TusklineError):
+        chain.store.replace(_FILE, json_model.encode(status), durable=False)
 
 
 def read_status(chain: Chain) -> LakeStatus:
     """The status that was written last; none of the present if there is none. It is no promise, so damage is none either."""
-    return status_file.read(chain.root / "_tuskline" / "status.json", LakeStatus) or LakeStatus()
+    with contextlib.suppress(OSError, TusklineError, ValueError):
+        return json_model.decode(LakeStatus, chain.store.read(_FILE))
+    return LakeStatus()
 
 
 def copying_now(head: Manifest, status: LakeStatus, now: float) -> Mapping[str, CopyStatus]:

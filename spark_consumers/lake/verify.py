@@ -37,6 +37,7 @@ class VerifyResult:
 def verify(chain: Chain, progress: Progress) -> VerifyResult:
     """Read everything. Raises `LakeError` if there is no lake; what is damaged is in the result."""
     found = VerifyResult()
+    root = chain.root
     chain.identity()
     newest: Manifest | None = None
     recorded = _recorded(chain, found)
@@ -55,11 +56,11 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
         where = chain.where(PublishedLink(number, 0, 0))
         found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
     if newest is not None:
-        found.errors += _lost_snapshots(chain.root, newest)
-    found.errors += _wrong_hints(chain.root)
-    files = sorted(_files(chain.root))
+        found.errors += _lost_snapshots(root, newest)
+    found.errors += _wrong_hints(root)
+    files = sorted(_files(root))
     for done, file in enumerate(files):
-        progress(str(file.relative_to(chain.root)), done, len(files))
+        progress(str(file.relative_to(root)), done, len(files))
         _verify_file(file, found)
     if newest is not None:
         found.errors += list(_miscounted(chain, newest, [error.where for error in found.errors]))

@@ -18,6 +18,7 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import reader_leases, takeover
 from spark_consumers.lake.manifest.chain import LEFT, LIVE, Manifest, open_chain
 from spark_consumers.lake.reader import Snapshot
+from spark_consumers.lake.store.local_store import LocalStore
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.leases import Leases
@@ -267,7 +268,7 @@ def test_10_what_a_reader_holds_outlives_its_retention(pipeline, database, monke
     manifest = held.manifest
     del held, frame
     gc.collect()
-    lease = reader_leases.lease_on(chain.root)
+    lease = reader_leases.lease_on(chain.store)
     assert lease is not None
     lease.refresh()
     writer.kept.expire(writer.head, 0.0)
@@ -622,10 +623,12 @@ def test_35_two_drivers_under_supervision_settle_on_one(pipeline, database, monk
 def test_35_a_driver_that_died_is_not_waited_for(tmp_path):
     code = (
         "import sys, time; from pathlib import Path;"
+        "from spark_consumers.lake.store.local_store import LocalStore;"
         "from spark_consumers.lake.writer.presence import Presence;"
-        "Presence(Path(sys.argv[1])).claim(7); print('there', flush=True); time.sleep(600)"
+        "Presence(LocalStore(Path(sys.argv[1]))).claim(7); print('there', flush=True); time.sleep(600)"
     )
-    other = Presence(tmp_path)
+    (tmp_path / "_tuskline").mkdir()
+    other = Presence(LocalStore(tmp_path))
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE
     ) as driver:

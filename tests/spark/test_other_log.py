@@ -128,9 +128,9 @@ def test_a_lake_goes_on_with_a_log_that_was_made_anew(tmp_path, database, spark)
         looked = " ".join(tuskline.run("doctor").stdout.split())
         assert f"this lake belongs to {old}" in looked
 
-        asked = adopt.request(tuskline.lake, new)
+        asked = adopt.request(open_chain(tuskline.lake), new)
         assert asked is not None
-        adopt.request(tuskline.lake, new)
+        adopt.request(open_chain(tuskline.lake), new)
         # Waits for what the lake is asked for, too.
         flushed = tuskline.run("flush", seconds=240)
         assert flushed.returncode == 0, flushed.stderr + tuskline.logs()
@@ -141,7 +141,7 @@ def test_a_lake_goes_on_with_a_log_that_was_made_anew(tmp_path, database, spark)
         assert after.epoch > before.epoch
         assert set(after.tables) == set(before.tables)
         assert after.lake == before.lake
-        assert adopt.request(tuskline.lake, new) is None
+        assert adopt.request(open_chain(tuskline.lake), new) is None
         assert not list(requests.waiting(open_chain(tuskline.lake)))
         # The paused table has the rows that it had, and is copied when it is resumed.
         assert after.tables[f"{STREAM}.public.items"].state == PAUSED
@@ -185,12 +185,12 @@ def test_a_driver_under_which_the_log_is_replaced_takes_the_new_one_on(pipeline)
     new = identity(pipeline.log.address)
 
     head_then = pipeline.head()
-    adopt.request(pipeline.lake, "a third one")
+    adopt.request(open_chain(pipeline.lake), "a third one")
     for _ in range(2):
         with pytest.raises(LakeError, match=r"a request to continue with a third one is pending"):
             house.run_once(force=True)
     assert pipeline.head() == head_then
-    asked = adopt.request(pipeline.lake, new)
+    asked = adopt.request(open_chain(pipeline.lake), new)
     house.run_once(force=True)
     assert pipeline.head() == head_then
     done = carried_out(pipeline, asked)

@@ -138,7 +138,7 @@ def test_14_a_renamed_table_leaves_under_its_old_name_and_comes_under_the_new(
     assert read(pipeline.spark, pipeline.lake, epoch=before.epoch)["docs"].count() == 9
     assert folder.is_dir()
     # Readers hold their epochs for an hour.
-    monkeypatch.setattr("spark_consumers.lake.writer.retention.held_from", lambda _: None)
+    monkeypatch.setattr("spark_consumers.lake.writer.retention.Readers.held_from", lambda _: None)
     pipeline.house._writer.kept.expire(pipeline.head(), 0.0)
     assert not folder.exists()
     assert_equal(database.dsn, pipeline.flush())

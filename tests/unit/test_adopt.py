@@ -66,10 +66,10 @@ def test_a_lake_of_another_log_waits_for_a_request_that_names_that_log(chain):
         adopt.wanted(chain, newest, "new")
     assert found.value.repair.startswith("tuskline reattach")
     assert found.value.where == str(chain.root)
-    adopt.request(chain.root, "a third one")
+    adopt.request(chain, "a third one")
     with pytest.raises(LakeError, match="a request to continue with a third one is pending"):
         adopt.wanted(chain, newest, "new")
-    made = adopt.request(chain.root, "new")
+    made = adopt.request(chain, "new")
     assert made in adopt.wanted(chain, newest, "new")
     # The log that the lake is of still is its log.
     assert adopt.wanted(chain, newest, "old") == []
@@ -99,34 +99,34 @@ def test_the_newest_link_says_of_which_log_the_lake_is(chain):
     assert adopt.log_of(chain, newest.next(101.0, term=3)) == "new"
     with pytest.raises(LakeError, match="the log is old, but this lake belongs to new"):
         adopt.wanted(chain, newest, "old")
-    assert adopt.request(chain.root, "new") is None
-    assert adopt.request(chain.root, "old") is not None
+    assert adopt.request(chain, "new") is None
+    assert adopt.request(chain, "old") is not None
     assert adopt.wanted(chain, newest, "old")
 
 
 def test_what_doctor_says(chain, tmp_path):
-    assert adopt.trouble(tmp_path / "nowhere", "new") is None
+    assert adopt.trouble(open_chain(tmp_path / "nowhere"), "new") is None
     # Also of a lake that nothing was published in.
     for links in (0, 1):
         if links:
             chain.publish(replace(head(), link=1), None)
-        found = adopt.trouble(chain.root, "new")
+        found = adopt.trouble(chain, "new")
         assert found is not None
         assert found.what == "the log is new, but this lake belongs to old"
-    assert adopt.trouble(chain.root, "old") is None
-    adopt.request(chain.root, "new")
-    assert adopt.trouble(chain.root, "new") is None
+    assert adopt.trouble(chain, "old") is None
+    adopt.request(chain, "new")
+    assert adopt.trouble(chain, "new") is None
 
 
 def test_a_request_needs_a_lake(tmp_path):
     with pytest.raises(LakeError, match="no lake"):
-        adopt.request(tmp_path, "new")
+        adopt.request(open_chain(tmp_path), "new")
 
 
 def test_links_of_format_4_name_no_log(chain):
     chain.publish(replace(head(), link=1), None)
     (path,) = (chain.root / "_tuskline" / "epochs").glob("0*.json")
-    record = sealed_json.load(path)
+    record = sealed_json.parse(path.read_bytes(), str(path))
     del record["log_id"]
     path.write_bytes(sealed_json.dump({**record, "format_version": 4}))
     assert adopt.log_of(chain, chain.head()) == "old"

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from spark_consumers.lake.manifest.chain import open_chain
-from spark_consumers.lake.manifest.drafts import GRACE, Drafts
 from spark_consumers.lake.manifest.reader_leases import ReaderLease
+from spark_consumers.lake.store.drafts import GRACE, Drafts
+from spark_consumers.lake.store.local_store import LocalStore
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.presence import Presence
 
@@ -19,6 +20,7 @@ from spark_consumers.lake.writer import requests
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.writer.presence import Presence
 from spark_consumers.lake.manifest.reader_leases import ReaderLease
+from spark_consumers.lake.store.local_store import LocalStore
 lake, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -26,9 +28,9 @@ os.link = pathlib.Path.rename = die
 if kind == "requests":
     requests.ask(open_chain(lake), "pause", ["s.a.b"])
 elif kind == "drivers":
-    Presence(lake / "_tuskline").claim(1)
+    Presence(LocalStore(lake)).claim(1)
 else:
-    ReaderLease(lake / "_tuskline" / "readers")
+    ReaderLease(LocalStore(lake))
 """
 
 
@@ -82,11 +84,11 @@ def test_a_draft_of_a_living_process_stays_however_long_it_takes(lake, monkeypat
         made = requests.ask(open_chain(lake), "pause", ["s.a.b"])
         assert list(requests.waiting(open_chain(lake))) == [made]
     elif kind == "drivers":
-        presence = Presence(lake / "_tuskline")
+        presence = Presence(LocalStore(lake))
         presence.claim(1)
         presence.close()
     else:
-        assert not ReaderLease(lake / "_tuskline" / "readers").is_lost()
+        assert not ReaderLease(LocalStore(lake)).is_lost()
 
 
 def test_another_file_of_the_same_name_begins_anew(lake):

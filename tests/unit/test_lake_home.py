@@ -13,6 +13,7 @@ from spark_consumers.lake import folder
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.manifest.chain import Chain, open_chain
+from spark_consumers.lake.store.local_store import LocalStore
 from spark_consumers.lake.verify import verify
 from walsender_bridge.errors import CorruptError, LakeError
 
@@ -106,7 +107,7 @@ def test_a_damaged_record_is_named_and_can_be_removed(lake: Path) -> None:
         open_chain(lake).identity()
     assert found.value.where == str(lake / RECORD)
     (lake / RECORD).unlink()
-    assert Chain(lake).identity()["log_id"] == "log"
+    assert Chain(LocalStore(lake)).identity()["log_id"] == "log"
 
 
 def test_only_files_of_the_table_itself_are_removed(tmp_path: Path) -> None:

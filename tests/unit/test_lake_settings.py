@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark_consumers.lake.store.lake_store import StoreOptions
 from spark_consumers.lake.writer import pipeline
 from spark_consumers.spark import session
 from walsender_bridge.cli import lake_run
@@ -17,6 +18,7 @@ from walsender_bridge.config.sections import LakeSection
 #: None of them is the default. `uri` and `spark_master` are the session's, too.
 KEYS = {
     "format": "iceberg",
+    "store": StoreOptions("http://127.0.0.1:9000", "north", allow_http=True),
     "epoch_interval": 3.0,
     "retention": 77.0,
     "failing_table": "hold",
@@ -29,7 +31,8 @@ NAMES = {"retention": "retention_seconds"}
 def test_the_lakehouse_is_made_as_the_configuration_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {*KEYS, "uri", "spark_master"} == set(LakeSection.model_fields)
+    bucket = {"endpoint", "region", "allow_http"}
+    assert {*KEYS, *bucket, "uri", "spark_master"} - {"store"} == set(LakeSection.model_fields)
     config = tmp_path / "tuskline.toml"
     config.write_text(
         f"""
@@ -43,6 +46,9 @@ name = "shop"
 dsn = "postgresql://127.0.0.1/shop"
 [lake]
 uri = "{tmp_path}/lake"
+endpoint = "http://127.0.0.1:9000"
+region = "north"
+allow_http = true
 format = "iceberg"
 epoch_interval = 3.0
 retention = 77.0

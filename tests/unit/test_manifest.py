@@ -8,12 +8,14 @@ import threading
 from unittest.mock import Mock
 
 import pytest
+from obstore.store import MemoryStore
 
 from spark_consumers.lake import reader
 from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import sealed_json, takeover
 from spark_consumers.lake.manifest.chain import (
     COPIED,
+    Chain,
     Manifest,
     StreamPosition,
     TableVersion,
@@ -22,6 +24,9 @@ from spark_consumers.lake.manifest.chain import (
 )
 from spark_consumers.lake.manifest.newest import PublishedLink
 from spark_consumers.lake.manifest.newest_record import NewestRecord
+from spark_consumers.lake.store.lake_store import LakeStore
+from spark_consumers.lake.store.local_store import LocalStore
+from spark_consumers.lake.store.object_store import ObjectStore
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer.lake_site import LakeSite
 from walsender_bridge.errors import (
@@ -31,6 +36,7 @@ from walsender_bridge.errors import (
     LakeError,
     NotSupportedError,
     TrimmedError,
+    UnavailableError,
 )
 
 FORMAT_1_TABLE = (
@@ -39,11 +45,46 @@ FORMAT_1_TABLE = (
 )
 
 
-@pytest.fixture
-def chain(tmp_path):
-    chain = open_chain(tmp_path / "lake")
+@pytest.fixture(params=["folder", "bucket"])
+def chain(tmp_path, request):
+    memory = MemoryStore()
+    stores: dict[str, LakeStore] = {
+        "folder": LocalStore(tmp_path / "lake"),
+        "bucket": ObjectStore("s3://bucket/lake", memory, memory),
+    }
+    chain = Chain(stores[request.param])
     chain.initialise("log", "iceberg")
     return chain
+
+
+#: A test of what a lake has in a folder only: tables, drafts, other processes.
+in_a_folder = pytest.mark.parametrize("chain", ["folder"], indirect=True)
+
+
+class Record:
+    """A record of the lake, used as a `Path` is: damaged, lost, put back."""
+
+    def __init__(self, chain, name):
+        self._store = chain.store
+        self._name = f"_tuskline/{name}"
+
+    def __str__(self):
+        return self._store.where(self._name)
+
+    def read_bytes(self):
+        return self._store.read(self._name)
+
+    def read_text(self):
+        return self.read_bytes().decode()
+
+    def write_bytes(self, content):
+        self._store.replace(self._name, content)
+
+    def write_text(self, content):
+        self.write_bytes(content.encode())
+
+    def unlink(self):
+        self._store.remove(self._name)
 
 
 def table(snapshot, state="live"):
@@ -100,7 +141,7 @@ def test_a_lake_of_format_1_opens_and_its_copies_stand_aside(chain):
     old = {k: v for k, v in record["tables"]["shop.public.t"].items() if k in FORMAT_1_TABLE}
     tables = {"shop.public.t": old, "shop.public.u": {**old, "state": "copied"}}
     del record["copies"], record["answered"]
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path = Record(chain, "epochs/00000000000000000001.json")
     path.write_text(json.dumps({**record, "format_version": 1, "tables": tables}))
     head = chain.head()
     assert list(head.tables) == ["shop.public.t"]
@@ -130,6 +171,7 @@ def _race(root, number, gate, results):
         results.put(None)
 
 
+@in_a_folder
 def test_of_many_processes_one_gets_the_link(chain):
     grow(chain, [1])
     context = multiprocessing.get_context("spawn")
@@ -196,7 +238,7 @@ def test_a_lake_of_format_3_opens_and_its_links_count_from_the_next_one(chain):
     """There only the wall clock's time was recorded, which may have been any."""
     head = grow(chain, [1, 2, 3])
     for number in (1, 2, 3):
-        path = chain.root / "_tuskline" / "epochs" / f"{number:020d}.json"
+        path = Record(chain, f"epochs/{number:020d}.json")
         record = json.loads(path.read_text())
         del record["steady_at"], record["crc"]
         path.write_bytes(sealed_json.dump({**record, "format_version": 3}))
@@ -210,7 +252,7 @@ def test_a_lake_of_format_3_opens_and_its_links_count_from_the_next_one(chain):
 
 def test_a_damaged_link_of_format_3_is_found(chain):
     grow(chain, [1])
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path = Record(chain, "epochs/00000000000000000001.json")
     record = json.loads(path.read_text())
     del record["steady_at"], record["crc"]
     old = sealed_json.dump({**record, "format_version": 3})
@@ -227,6 +269,7 @@ def test_an_epoch_that_would_go_back_is_refused(chain):
         chain.publish(head.next(head.steady_at, epoch=4), head)
 
 
+@in_a_folder
 def test_half_written_links_are_not_links(chain):
     grow(chain, [1])
     epochs = chain.root / "_tuskline" / "epochs"
@@ -239,7 +282,7 @@ def test_half_written_links_are_not_links(chain):
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"streams": {}, "tables": {"a": 1}}'])
 def test_a_damaged_link_is_named_and_nothing_older_is_read(chain, content):
     grow(chain, [1, 2])
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000002.json"
+    path = Record(chain, "epochs/00000000000000000002.json")
     path.write_text(content)
     with pytest.raises(CorruptError, match=r"00000000000000000002\.json"):
         chain.head()
@@ -247,7 +290,7 @@ def test_a_damaged_link_is_named_and_nothing_older_is_read(chain, content):
 
 def test_33_a_flipped_bit_in_a_link_is_an_error_that_names_it(chain):
     grow(chain, [1, 2])
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000002.json"
+    path = Record(chain, "epochs/00000000000000000002.json")
     good = path.read_bytes()
     right = chain.head()
     seed = random.randrange(2**32)
@@ -267,7 +310,7 @@ def test_33_a_flipped_bit_in_a_link_is_an_error_that_names_it(chain):
 
 def test_a_link_of_format_2_has_no_checksum(chain):
     grow(chain, [1])
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path = Record(chain, "epochs/00000000000000000001.json")
     record = json.loads(path.read_text())
     del record["crc"]
     path.write_text(json.dumps({**record, "format_version": 2}))
@@ -282,7 +325,7 @@ def test_a_lake_of_format_3_opens_and_damage_in_it_is_found(chain):
     record = first().to_json()
     del record["tables"]["shop.public.t"]["shape"]
     record["format_version"] = 3
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path = Record(chain, "epochs/00000000000000000001.json")
     path.write_bytes(sealed_json.dump(record))
     assert chain.head().tables["shop.public.t"].shape == ""
     path.write_text(path.read_text().replace('"offset": 3', '"offset": 4'))
@@ -297,7 +340,7 @@ def test_quarantined_rows_of_a_lake_of_format_5_are_found(chain):
         del table[name]
     table.update(unfit_rows=3, unfit_files=["unfit/a.parquet"], retry_unfit=True)
     record["format_version"] = 5
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path = Record(chain, "epochs/00000000000000000001.json")
     path.write_bytes(sealed_json.dump(record))
     found = chain.head().tables["shop.public.t"]
     assert (found.quarantined_rows, found.quarantine_files) == (3, ("unfit/a.parquet",))
@@ -308,14 +351,14 @@ def test_tables_of_a_lake_of_format_6_that_were_not_copied_are_found(chain):
     record = first().to_json()
     del record["not_copied"]
     record.update(set_aside={"shop.public.x": "permission denied"}, format_version=6)
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path = Record(chain, "epochs/00000000000000000001.json")
     path.write_bytes(sealed_json.dump(record))
     assert chain.head().not_copied == {"shop.public.x": "permission denied"}
 
 
 def test_a_newer_format_is_refused_by_name(chain):
     grow(chain, [1])
-    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path = Record(chain, "epochs/00000000000000000001.json")
     newer = sealed_json.FORMAT_VERSION + 1
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": newer}))
     with pytest.raises(NotSupportedError, match=f"has format {newer}"):
@@ -329,7 +372,7 @@ def test_a_lake_is_made_once_and_has_one_format(chain):
         chain.initialise("log", "delta")
 
 
-@pytest.mark.parametrize("store", ["s3://bucket/lake", "hdfs://host/lake", "gs://b/l"])
+@pytest.mark.parametrize("store", ["abfs://c/lake", "hdfs://host/lake", "gs://b/l"])
 def test_stores_that_are_not_supported_are_refused_by_name(store):
     with pytest.raises(NotSupportedError, match=store.partition(":")[0]):
         open_chain(store)
@@ -340,13 +383,14 @@ def test_no_lake_is_an_error(tmp_path):
         open_chain(tmp_path).identity()
 
 
+@in_a_folder
 def test_waiting_for_an_epoch(chain):
     head = grow(chain, [1])
     with pytest.raises(DeadlineError, match="version 7"):
-        wait_for_epoch(chain.root, 7, timeout=0.1)
+        wait_for_epoch(chain, 7, timeout=0.1)
     timer = threading.Timer(0.2, lambda: chain.publish(head.next(head.steady_at, epoch=8), head))
     timer.start()
-    assert wait_for_epoch(f"file://{chain.root}", 7, timeout=30).epoch == 8
+    assert wait_for_epoch(open_chain(f"file://{chain.root}"), 7, timeout=30).epoch == 8
     timer.join()
 
 
@@ -354,9 +398,10 @@ def test_waiting_for_an_epoch(chain):
 
 
 def lost_link(chain, head):
-    return chain.root / "_tuskline" / "epochs" / f"{head.link:020d}.json"
+    return Record(chain, f"epochs/{head.link:020d}.json")
 
 
+@in_a_folder
 def test_a_lost_newest_link_is_told_by_takeover_verify_and_read(chain, monkeypatch):
     one = first()
     chain.publish(one, None)
@@ -387,13 +432,14 @@ def test_a_lost_newest_link_is_told_by_takeover_verify_and_read(chain, monkeypat
     assert "lost" not in str(verify(chain, print).errors)
 
 
+@in_a_folder
 def test_the_way_out_of_a_lost_link_is_to_forget_it(chain):
     one = first()
     chain.publish(one, None)
     second = one.next(1.0)
     chain.publish(second, one)
     lost_link(chain, second).unlink()
-    (chain.root / "_tuskline" / "newest.json").unlink()
+    Record(chain, "newest.json").unlink()
     site = LakeSite(chain, Mock())
     taken = takeover.carry_out(
         takeover.take_over(lambda _, term: one.next(1.0, term=term)), site.do
@@ -407,14 +453,15 @@ def test_31_a_writer_whose_link_was_lost_and_made_again_by_another_is_refused(ch
     lost = one.next(1.0)
     chain.publish(lost, one)
     lost_link(chain, lost).unlink()
-    (chain.root / "_tuskline" / "newest.json").unlink()
+    Record(chain, "newest.json").unlink()
     chain.publish(one.next(1.0, term=2), one)
-    (chain.root / "_tuskline" / "newest.json").unlink()
+    Record(chain, "newest.json").unlink()
     with pytest.raises(FencedError, match="term 1 has ended"):
         chain.publish(lost.next(1.0, epoch=9), lost)
     assert chain.numbers() == [1, 2]
 
 
+@in_a_folder
 @pytest.mark.parametrize(
     "left",
     [
@@ -437,6 +484,7 @@ def test_31_a_term_is_never_used_again_though_its_links_are_lost(chain, left):
     assert taken.head.term == 5
 
 
+@in_a_folder
 def test_31_a_branch_in_a_table_shows_a_term_that_was_used(chain):
     chain.publish(first(), None)
     folder = chain.root / "tables/s/public/docs%t1-0a/metadata"
@@ -448,6 +496,7 @@ def test_31_a_branch_in_a_table_shows_a_term_that_was_used(chain):
     assert site.do(takeover.ReadUsedTerm()) == 7
 
 
+@in_a_folder
 def test_a_chain_that_is_gone_as_a_whole_is_not_begun_anew(chain):
     one = first()
     chain.publish(one, None)
@@ -457,6 +506,7 @@ def test_a_chain_that_is_gone_as_a_whole_is_not_begun_anew(chain):
         takeover.carry_out(takeover.take_over(lambda *_: one), site.do)
 
 
+@in_a_folder
 def test_a_link_that_is_lost_between_others_is_named(chain):
     links = [first()]
     chain.publish(links[0], None)
@@ -470,16 +520,110 @@ def test_a_link_that_is_lost_between_others_is_named(chain):
     assert "link 4 was published and is lost" in str(verify(chain, print).errors[0])
 
 
+@in_a_folder
 def test_a_lake_of_an_earlier_version_tells_of_no_link_yet(chain):
     one = first()
     chain.publish(one, None)
-    told = chain.root / "_tuskline" / "newest.json"
+    told = Record(chain, "newest.json")
     told.unlink()
     assert chain.recorded_newest() is None
     chain.publish(one.next(1.0), one)
     assert chain.recorded_newest() == PublishedLink(2, one.epoch, one.term)
     # A writer that slept tells nothing older.
-    NewestRecord(told.parent).record(one)
+    NewestRecord(chain.store).record(one)
     assert chain.recorded_newest() == PublishedLink(2, one.epoch, one.term)
     told.write_bytes(b"{")
     assert "remove it" in verify(chain, print).errors[0].repair
+
+
+# -- the newest link is found without a listing --------------------------------------------------------
+
+
+def counted(chain, monkeypatch):
+    """How often the records of the chain are listed from now on."""
+    listed = []
+    names = chain.store.names
+
+    def counting(folder):
+        listed.append(folder)
+        return names(folder)
+
+    monkeypatch.setattr(chain.store, "names", counting)
+    return listed
+
+
+def test_the_newest_link_is_found_from_the_recorded_one_without_a_listing(chain, monkeypatch):
+    head = grow(chain, [1, 2, 3, 4])
+    older = Record(chain, "newest.json").read_bytes()
+    listed = counted(chain, monkeypatch)
+    for epoch in (5, 6, 7):
+        following = head.next(head.steady_at, epoch=epoch)
+        chain.publish(following, head)
+        head = following
+    assert chain.head() == head
+    # Its writer died between its last links and their record.
+    Record(chain, "newest.json").write_bytes(older)
+    assert chain.head() == head
+    assert listed == []
+
+
+@pytest.mark.parametrize("record", [None, b"{"], ids=["none", "damaged"])
+def test_without_a_record_the_newest_link_is_found_by_a_listing(chain, monkeypatch, record):
+    head = grow(chain, [1, 2, 3])
+    newest = Record(chain, "newest.json")
+    newest.unlink() if record is None else newest.write_bytes(record)
+    listed = counted(chain, monkeypatch)
+    assert chain.head() == head
+    assert len(listed) == 1
+
+
+def test_a_recorded_link_that_retention_removed_is_not_the_newest(chain):
+    """Nor one of that number that a writer which slept has just created again, and will take away."""
+    head = grow(chain, [1, 2, 3])
+    older, third = Record(chain, "newest.json").read_bytes(), head
+    for epoch in (4, 5, 6):
+        following = head.next(head.steady_at + 1, epoch=epoch)
+        chain.publish(following, head)
+        head = following
+    assert chain.retire(head.steady_at - 1) == 4
+    # It slept before it replaced the record.
+    Record(chain, "newest.json").write_bytes(older)
+    assert chain.head() == head
+    Record(chain, "epochs/00000000000000000003.json").write_bytes(sealed_json.dump(third.to_json()))
+    assert chain.head() == head
+
+
+def test_a_takeover_finds_links_behind_a_gap_that_the_record_is_older_than(chain):
+    head = grow(chain, [1, 2])
+    older = Record(chain, "newest.json").read_bytes()
+    for epoch in (3, 4):
+        following = head.next(head.steady_at, epoch=epoch)
+        chain.publish(following, head)
+        head = following
+    Record(chain, "newest.json").write_bytes(older)
+    Record(chain, "epochs/00000000000000000003.json").unlink()
+    assert LakeSite(chain, Mock()).do(takeover.ReadHead()) == head
+
+
+# -- the outcome of a publication was not known --------------------------------------------------------
+
+
+def test_31_a_link_of_ones_own_that_arrived_late_is_no_other_writer_s(chain):
+    """The request was given up as lost, and carried out after the writer had built another link."""
+    head = grow(chain, [1])
+    own = head.next(head.steady_at, epoch=2, writer="mine")
+    Record(chain, "epochs/00000000000000000002.json").write_bytes(sealed_json.dump(own.to_json()))
+    with pytest.raises(UnavailableError, match="link 2 was published by an earlier attempt"):
+        chain.publish(head.next(head.steady_at, epoch=3, writer="mine"), head)
+    assert chain.head() == own
+    with pytest.raises(FencedError):
+        chain.publish(head.next(head.steady_at, epoch=3, writer="another"), head)
+
+
+def test_31_of_two_takeovers_with_equal_term_and_link_one_has_it(chain):
+    head = grow(chain, [1])
+    one, other = (head.next(head.steady_at, term=2, writer=name) for name in ("one", "other"))
+    chain.publish(one, head)
+    with pytest.raises(FencedError):
+        chain.publish(other, head)
+    assert chain.head() == one

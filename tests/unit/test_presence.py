@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_consumers.lake.store.local_store import LocalStore
 from spark_consumers.lake.writer.presence import Presence
 
 
@@ -13,7 +14,7 @@ from spark_consumers.lake.writer.presence import Presence
 def drivers(tmp_path):
     state = tmp_path / "_tuskline"
     state.mkdir()
-    older, newer = Presence(state), Presence(state)
+    older, newer = (Presence(LocalStore(tmp_path)) for _ in range(2))
     yield older, newer
     older.close()
     newer.close()
@@ -50,5 +51,5 @@ def test_a_sign_of_life_is_made_again_in_a_lake_that_was_replaced(drivers, tmp_p
 
 def test_a_driver_that_never_claimed_leaves_nothing(tmp_path):
     (tmp_path / "_tuskline").mkdir()
-    Presence(tmp_path / "_tuskline").close()
+    Presence(LocalStore(tmp_path)).close()
     assert list((tmp_path / "_tuskline").iterdir()) == []

@@ -11,12 +11,17 @@ import sys
 import pytest
 
 from spark_consumers.lake.manifest import reader_leases
-from spark_consumers.lake.manifest.reader_leases import held_from, lease_on
+from spark_consumers.lake.manifest.reader_leases import Readers, lease_on
+from spark_consumers.lake.store.local_store import LocalStore
 from tests.support.waiting import wait_for
 
 
 class Reader:
     """Stands for a `Snapshot`."""
+
+
+def held_from(root):
+    return Readers(LocalStore(root)).held_from()
 
 
 @pytest.fixture
@@ -28,25 +33,25 @@ def root(tmp_path, monkeypatch):
 
 def test_a_lease_holds_everything_until_the_link_is_known(root):
     state = root / "_tuskline"
-    assert held_from(state) is None
-    lease = lease_on(root)
+    assert held_from(root) is None
+    lease = lease_on(LocalStore(root))
     assert lease is not None
     older, newer = Reader(), Reader()
     with lease.resolving():
-        assert held_from(state) == 0
+        assert held_from(root) == 0
         lease.keep(older, 7)
-    assert held_from(state) == 7
+    assert held_from(root) == 7
     with lease.resolving():
-        assert held_from(state) == 0
+        assert held_from(root) == 0
         lease.keep(newer, 9)
-    assert held_from(state) == 7
-    assert lease_on(root) is lease
+    assert held_from(root) == 7
+    assert lease_on(LocalStore(root)) is lease
     assert len(list((state / "readers").iterdir())) == 1
 
 
 def test_an_epoch_is_held_for_a_while_after_its_last_reader(root, monkeypatch):
-    state = root / "_tuskline"
-    lease = lease_on(root)
+    root / "_tuskline"
+    lease = lease_on(LocalStore(root))
     assert lease is not None
     older, newer = Reader(), Reader()
     with lease.resolving():
@@ -56,14 +61,14 @@ def test_an_epoch_is_held_for_a_while_after_its_last_reader(root, monkeypatch):
     gc.collect()
     lease.refresh()
     # DataFrames that were made of it may still be read.
-    assert held_from(state) == 7
+    assert held_from(root) == 7
     monkeypatch.setattr(reader_leases, "HOLD", 0.0)
     lease.refresh()
-    assert held_from(state) == 9
+    assert held_from(root) == 9
     del newer
     gc.collect()
     lease.refresh()
-    assert held_from(state) == 10**20 - 1
+    assert held_from(root) == 10**20 - 1
 
 
 def test_a_reader_that_died_holds_nothing(root):
@@ -71,7 +76,8 @@ def test_a_reader_that_died_holds_nothing(root):
     code = (
         "import sys, time; from pathlib import Path;"
         "from spark_consumers.lake.manifest.reader_leases import lease_on;"
-        "lease = lease_on(Path(sys.argv[1])); lease.keep(lease, 7); lease.refresh();"
+        "from spark_consumers.lake.store.local_store import LocalStore;"
+        "lease = lease_on(LocalStore(Path(sys.argv[1]))); lease.keep(lease, 7); lease.refresh();"
         "print('there', flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
@@ -80,69 +86,70 @@ def test_a_reader_that_died_holds_nothing(root):
         try:
             assert reader.stdout is not None
             reader.stdout.readline()
-            assert held_from(state) == 7
+            assert held_from(root) == 7
         finally:
             reader.kill()
-    assert held_from(state) is None
+    assert held_from(root) is None
     assert list((state / "readers").iterdir()) == []
 
 
 def test_a_reader_that_may_not_write_reads_without_a_lease(root):
     (root / "_tuskline" / "readers").write_text("no folder can be made here")
-    assert lease_on(root) is None
+    assert lease_on(LocalStore(root)) is None
 
 
 @pytest.mark.parametrize("how", ["removed", "moved away"])
 def test_a_lake_that_was_replaced_in_its_folder_gets_a_lease_of_its_own(root, how):
     state = root / "_tuskline"
-    older = lease_on(root)
+    older = lease_on(LocalStore(root))
     assert older is not None
     if how == "removed":
         shutil.rmtree(state)
     else:
         state.rename(root / "moved")
     state.mkdir()
-    newer = lease_on(root)
+    newer = lease_on(LocalStore(root))
     assert newer is not None
     reader = Reader()
     with newer.resolving():
-        assert held_from(state) == 0
+        assert held_from(root) == 0
         newer.keep(reader, 4)
-    assert held_from(state) == 4
-    assert lease_on(root) is newer
+    assert held_from(root) == 4
+    assert lease_on(LocalStore(root)) is newer
     assert older.is_lost()
 
 
 def test_a_forked_child_has_a_lease_of_its_own(root):
-    state = root / "_tuskline"
-    lease = lease_on(root)
+    root / "_tuskline"
+    lease = lease_on(LocalStore(root))
     assert lease is not None
     reader = Reader()
     with lease.resolving():
         lease.keep(reader, 7)
 
     def read_in_the_child() -> None:
-        own = lease_on(root)
+        own = lease_on(LocalStore(root))
         assert own is not None
         assert own is not lease
         with own.resolving():
             own.keep(reader, 9)
         # The parent goes on to hold what it reads, and the child does not write for it.
-        assert held_from(state) == 7
+        assert held_from(root) == 7
 
     child = multiprocessing.get_context("fork").Process(target=read_in_the_child)
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    assert held_from(state) == 7
+    assert held_from(root) == 7
 
 
 def test_a_forked_child_does_not_hold_what_its_dead_parent_has_read(root, tmp_path):
-    state = root / "_tuskline"
+    root / "_tuskline"
     code = (
         "import os, sys, time; from pathlib import Path;"
         "from spark_consumers.lake.manifest.reader_leases import lease_on;"
-        "lease = lease_on(Path(sys.argv[1])); lease.keep(lease, 7); lease.refresh();"
+        "from spark_consumers.lake.store.local_store import LocalStore;"
+        "lease = lease_on(LocalStore(Path(sys.argv[1]))); lease.keep(lease, 7); lease.refresh();"
         "child = os.fork(); ready = print(child, flush=True) if child else None;"
         "time.sleep(600)"
     )
@@ -152,9 +159,9 @@ def test_a_forked_child_does_not_hold_what_its_dead_parent_has_read(root, tmp_pa
         assert reader.stdout is not None
         child = int(reader.stdout.readline())
         try:
-            assert held_from(state) == 7
+            assert held_from(root) == 7
             reader.kill()
             reader.wait()
-            wait_for(lambda: held_from(state) is None, 30, "the lease ends with its process")
+            wait_for(lambda: held_from(root) is None, 30, "the lease ends with its process")
         finally:
             os.kill(child, signal.SIGKILL)

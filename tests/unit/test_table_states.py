@@ -268,7 +268,7 @@ def test_a_request_waits_for_a_look_that_began_after_it_came(tmp_path):
 
     def leave(number, kind, name):
         dumped = {"id": number, "kind": kind, "tables": [name]}
-        (requests.make_room(chain) / f"{number}.json").write_bytes(sealed_json.dump(dumped))
+        Path(requests.room(chain), f"{number}.json").write_bytes(sealed_json.dump(dumped))
 
     with patch.object(noticed, "outdated", return_value=None), patch.object(noticed, "followed_by", lambda t, *_: t):  # fmt: skip
         made = start
@@ -477,7 +477,8 @@ DAMAGED = {
 def test_a_request_that_is_damaged_is_put_aside_and_changes_nothing(tmp_path, change):
     chain = open_chain(tmp_path)
     chain.initialise("log", "iceberg")
-    file = requests.make_room(chain) / "1.json"
+    requests.make_room(chain)
+    file = Path(requests.room(chain), "1.json")
     whole = {"id": "1", "kind": "resume", "tables": [A]}
     file.write_text(json.dumps(whole))
     # Earlier versions made them without a checksum.
@@ -501,7 +502,7 @@ def test_requests_that_cannot_be_removed_are_left_and_hold_up_no_epoch(tmp_path,
     """As where root's command made their folder: each was carried out, and then no round succeeded."""
     chain = open_chain(tmp_path)
     chain.initialise("log", "iceberg")
-    made, folder = requests.ask(chain, "pause", [A]), requests.room(chain)
+    made, folder = requests.ask(chain, "pause", [A]), Path(requests.room(chain))
     (folder / "0.json").write_text("{")
     with monkeypatch.context() as patched:
         patched.setattr("os.access", lambda path, _: path != folder)
@@ -515,7 +516,7 @@ def test_requests_that_cannot_be_removed_are_left_and_hold_up_no_epoch(tmp_path,
 def test_whoever_may_not_leave_a_request_is_told(tmp_path, monkeypatch):
     chain = open_chain(tmp_path)
     chain.initialise("log", "iceberg")
-    monkeypatch.setattr(requests, "create_exclusively", Mock(side_effect=PermissionError(13, "no")))
+    monkeypatch.setattr(chain.store, "create", Mock(side_effect=PermissionError(13, "no")))
     with pytest.raises(LakeError, match="could not write a request: no"):
         requests.ask(chain, "pause", [A])
 

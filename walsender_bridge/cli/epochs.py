@@ -11,6 +11,7 @@ from walsender_bridge.cli.options import (
     lake_section,
     load_config,
 )
+from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import iso_time
@@ -35,9 +36,7 @@ def list_epochs(
     as_json: AsJson = False,
 ) -> None:
     """List the newest published epochs."""
-    lake = lake_section(load_config(config))
-    from spark_consumers.lake.manifest.chain import open_chain
-
+    chain = lake_chain(lake_section(load_config(config)))
     rows = [
         {
             "epoch": manifest.epoch,
@@ -46,7 +45,7 @@ def list_epochs(
             "published_at": iso_time(manifest.published_at),
             "tables": len(manifest.tables),
         }
-        for manifest in open_chain(lake.uri).newest(limit)
+        for manifest in chain.newest(limit)
     ]
     Output(as_json=as_json).rows("epochs", rows)
 
@@ -58,10 +57,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one epoch: stream positions and table snapshots."""
-    lake = lake_section(load_config(config))
-    from spark_consumers.lake.manifest.chain import open_chain
-
-    record = shown(open_chain(lake.uri).at_epoch(epoch))
+    chain = lake_chain(lake_section(load_config(config)))
+    record = shown(chain.at_epoch(epoch))
     output = Output(as_json=as_json)
     if as_json:
         output.record(record)

@@ -22,6 +22,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
+from walsender_bridge.observability.lake_chain import store_options
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.output import Output
 
@@ -71,6 +72,7 @@ def flush(
         timeout=max(0.0, began + timeout - time.monotonic()),
         parts=PartsHere(settings),
         waiting=_Waiting(output).note,
+        store=store_options(lake),
     )
     output.record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from spark_consumers.lake import folder
-from spark_consumers.lake.manifest.chain import local_root
+from spark_consumers.lake.store.open_store import local_root
 from walsender_bridge.cli.copy_bars import CopyBars
 from walsender_bridge.cli.options import lake_section
 from walsender_bridge.cli.parts import alone
 from walsender_bridge.config import Config
 from walsender_bridge.errors import DiskFullError, LakeError, TusklineError
 from walsender_bridge.observability import lake_status
+from walsender_bridge.observability.lake_chain import store_options
 
 #: Bytes that have to be free where Spark has its scratch folder: its copy of Iceberg's jar, and some more.
 SCRATCH_BYTES: Final = 128 << 20
@@ -97,6 +98,7 @@ def _drive(settings: Config) -> None:
                     epoch_interval=lake.epoch_interval,
                     retention_seconds=lake.retention,
                     format=lake.format,
+                    store=store_options(lake),
                     failing_table=lake.failing_table,
                     copy_rate=lake.copy_rate,
                     progress=bars.show,

@@ -10,6 +10,7 @@ from walsender_bridge.cli.options import (
     load_config,
 )
 from walsender_bridge.errors import CorruptError
+from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.runtime.output import Output
 
 
@@ -21,13 +22,12 @@ def register(app: typer.Typer) -> None:
 def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Verify every file of the lake against its checksums. Exit code 12: a file is damaged or missing."""
     lake = lake_section(load_config(config))
-    from spark_consumers.lake.manifest.chain import open_chain
     from spark_consumers.lake.verify import verify
     from walsender_bridge.observability.verify_bar import verify_bar
 
     output = Output(as_json=as_json)
     with verify_bar(output) as progress:
-        found = verify(open_chain(lake.uri), progress)
+        found = verify(lake_chain(lake), progress)
     output.record(
         {
             "links": found.links,

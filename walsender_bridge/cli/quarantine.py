@@ -11,7 +11,7 @@ from walsender_bridge.cli.options import (
     ConfigPath,
     load_config,
 )
-from walsender_bridge.cli.table import Names, Timeout, Wait, full_names, lake_chain, submit
+from walsender_bridge.cli.table import Names, Timeout, Wait, configured_chain, full_names, submit
 from walsender_bridge.errors import UsageError
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import with_iso_times
@@ -44,7 +44,7 @@ def list_rows(
 ) -> None:
     """List the quarantined rows of the newest epoch. Each has its position, its values and the reason."""
     settings = load_config(config)
-    chain = lake_chain(settings)
+    chain = configured_chain(settings)
     from itertools import islice
 
     from spark_consumers.lake.epoch.quarantined_rows import rows_of
@@ -117,7 +117,7 @@ def _request(
     timeout: float,
     as_json: bool,
 ) -> None:
-    chain = lake_chain(settings)
+    chain = configured_chain(settings)
     outcomes = submit(chain, kind, names, rows, wait=wait, timeout=timeout, bars=not as_json)
     head = chain.head()
     tables = {} if head is None else head.tables

@@ -17,6 +17,7 @@ from walsender_bridge.cli.options import (
     need_here,
 )
 from walsender_bridge.errors import Cause
+from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.provisioning.configured import capture_source
 from walsender_bridge.runtime.output import Output
 
@@ -119,10 +120,11 @@ def _lake(settings: "Config", log_id: str, *, dry_run: bool) -> list[dict[str, s
         return []
     from spark_consumers.lake.writer import adopt
 
-    error = adopt.trouble(settings.lake.uri, log_id)
+    chain = lake_chain(settings.lake)
+    error = adopt.trouble(chain, log_id)
     if error is None:
         return []
-    if not dry_run and adopt.request(settings.lake.uri, log_id) is None:
+    if not dry_run and adopt.request(chain, log_id) is None:
         # The lake belongs to this log, and has another fault.
         raise error
     return [{"source": "[lake]", "reason": error.what}]

@@ -17,6 +17,7 @@ from walsender_bridge.cli.options import (
     load_config,
 )
 from walsender_bridge.errors import UsageError
+from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.provisioning.configured import capture_source
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import with_iso_times
@@ -51,7 +52,7 @@ def register(app: typer.Typer) -> None:
 @table_app.command("list")
 def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """List the tables with their states. Each has the epoch of its rows, the reason, and the progress of a copy."""
-    chain = lake_chain(load_config(config))
+    chain = configured_chain(load_config(config))
     from spark_consumers.lake.status import read_status, table_rows
 
     chain.identity()
@@ -167,7 +168,7 @@ def drop(
     then their files are removed.
     """
     settings = load_config(config)
-    head = lake_chain(settings).head()
+    head = configured_chain(settings).head()
     # The source of a table may have been removed from the configuration.
     known = {name for name in tables if head is not None and name in head.tables}
     names = [name if name in known else full_names(settings, [name])[0] for name in tables]
@@ -183,7 +184,9 @@ def _request(
     timeout: float,
     as_json: bool,
 ) -> None:
-    rows = submit(lake_chain(settings), kind, names, wait=wait, timeout=timeout, bars=not as_json)
+    rows = submit(
+        configured_chain(settings), kind, names, wait=wait, timeout=timeout, bars=not as_json
+    )
     Output(as_json=as_json).rows("tables", rows)
 
 
@@ -215,12 +218,9 @@ def submit(
     return [{"table": n, "outcome": o, "request": request.id} for n, o in outcomes.items()]
 
 
-def lake_chain(settings: "Config") -> "Chain":
+def configured_chain(settings: "Config") -> "Chain":
     """The configured lake's chain. Raises `LakeError`."""
-    lake = lake_section(settings)
-    from spark_consumers.lake.manifest.chain import open_chain
-
-    return open_chain(lake.uri)
+    return lake_chain(lake_section(settings))
 
 
 def full_names(settings: "Config", names: Sequence[str], *, in_lake: bool = True) -> list[str]:
@@ -243,7 +243,7 @@ def full_names(settings: "Config", names: Sequence[str], *, in_lake: bool = True
 
 def _only_table(settings: "Config", name: str, *, in_lake: bool) -> str:
     """The only table of this name in the lake, copied or not, among those of the configured sources."""
-    head = lake_chain(settings).head() if in_lake else None
+    head = configured_chain(settings).head() if in_lake else None
     known = {*head.tables, *head.copies, *head.not_copied} if head is not None else set()
     streams = [source.name for source in settings.source]
     found = sorted(f"{each}.{name}" for each in streams if f"{each}.{name}" in known)

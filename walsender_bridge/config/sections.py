@@ -214,6 +214,12 @@ class LakeSection(_Section):
     """`[lake]`: where the tables are published, and how often."""
 
     uri: str
+    #: How the bucket of a lake at s3://bucket/prefix is reached; by default as AWS_ENDPOINT_URL and AWS_REGION say. Its keys come
+    #: from the environment only.
+    endpoint: str | None = None
+    region: str | None = None
+    #: Whether the endpoint may be http://.
+    allow_http: bool = False
     format: Literal["iceberg"] = "iceberg"
     #: Seconds between epochs when there is data.
     epoch_interval: float = Field(default=60.0, gt=0)

@@ -17,10 +17,11 @@ from walsender_bridge.errors import (
     TusklineError,
 )
 from walsender_bridge.observability import lake_status, table_problems
+from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.runtime import listening, pid_file
 
 if TYPE_CHECKING:
-    from walsender_bridge.config import Config, SourceSection
+    from walsender_bridge.config import Config, LakeSection, SourceSection
     from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds to wait for the answer of a part of Tuskline.
@@ -123,15 +124,13 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     """Why the lake does not continue, and which of its tables do not follow. `log_id`: of the log, if it answers."""
     if settings.lake is None or "lake" not in settings.parts:
         return
-    from spark_consumers.lake.manifest.chain import open_chain
-
     uri = settings.lake.uri
     with suppress(TusklineError, OSError):
         # The check of the folder reports what cannot be read.
-        head = open_chain(uri).head()
+        head = lake_chain(settings.lake).head()
         for each in table_problems.problems(head) if head is not None else ():
             yield _of_table(each)
-    errors = (_of_another_log(uri, log_id), lake_status.problem(settings.run_dir, uri))
+    errors = (_of_another_log(settings.lake, log_id), lake_status.problem(settings.run_dir, uri))
     reported: set[str] = set()
     for error in errors:
         if error is not None and error.what not in reported:
@@ -139,15 +138,15 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
             yield failed("lake", error.where or uri, error)
 
 
-def _of_another_log(uri: str, log_id: str | None) -> TusklineError | None:
+def _of_another_log(lake: "LakeSection", log_id: str | None) -> TusklineError | None:
     """Why the lake cannot continue with this log; None if it can, or no log answers."""
     from spark_consumers.lake import folder
     from spark_consumers.lake.writer import adopt
 
     try:
-        return None if log_id is None else adopt.trouble(uri, log_id)
+        return None if log_id is None else adopt.trouble(lake_chain(lake), log_id)
     except (TusklineError, OSError) as error:
-        return folder.why(error, uri)
+        return folder.why(error, lake.uri)
 
 
 def _of_table(problem: table_problems.TableProblem) -> Finding:

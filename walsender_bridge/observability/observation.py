@@ -34,6 +34,7 @@ from walsender_bridge.observability import (
 from walsender_bridge.observability.bridge_view import BridgeStatus
 from walsender_bridge.observability.certificate_view import CertificateView
 from walsender_bridge.observability.etcd_view import EtcdView
+from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.observability.quorum_server import QuorumServer, ServerQuorum
 from walsender_bridge.observability.quorum_view import QuorumView
 from walsender_bridge.observability.slots_view import SlotsView
@@ -327,11 +328,10 @@ class Observer(Closing):
         copying: Mapping[str, CopyStatus] = {}
         if settings.lake is not None and "lake" in settings.parts:
             from spark_consumers.lake import folder
-            from spark_consumers.lake.manifest.chain import open_chain
             from spark_consumers.lake.status import copying_now, read_status
 
             try:
-                chain = open_chain(settings.lake.uri)
+                chain = lake_chain(settings.lake)
                 manifest = chain.head()
                 if manifest is not None:
                     copying = copying_now(manifest, read_status(chain), time.time())

@@ -12,7 +12,7 @@ MODULES = {
     "certs": ("cryptography",),
     "log-server": ("lmdb", "fsspec", "scramp"),
     "monitor": ("prometheus_client", "textual"),
-    "spark": ("pyspark",),
+    "spark": ("obstore", "pyspark"),
 }
 
 

@@ -105,7 +105,8 @@ class TableNames:
 
     def _check(self, head: Manifest) -> None:
         with self._locked():
-            if self._chain.numbers()[-1] != head.link:
+            newest = self._chain.head()
+            if newest is None or newest.link != head.link:
                 return
             try:
                 self._follow_links(head)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_refs import Ref
-from spark_consumers.lake.manifest.exclusive import create_exclusively
+from spark_consumers.lake.store.exclusive import create_exclusively
 
 #: Metadata files that are kept behind the newest: far more than a reader can be behind while it opens one.
 _KEPT_METADATA = 100

@@ -21,19 +21,16 @@ Half-written files have temporary names and are not links. A damaged link is an 
 reason to read an older one.
 """
 
-import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from spark_consumers.lake.manifest import home
-from spark_consumers.lake.manifest.exclusive import create_exclusively
 from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
 from spark_consumers.lake.manifest.newest_record import NewestRecord
 from spark_consumers.lake.manifest.sealed_json import FORMAT_VERSION, REPAIR, dump, load, unreadable
@@ -45,6 +42,9 @@ from spark_consumers.lake.manifest.table_version import (
     StreamPosition,
     TableVersion,
 )
+from spark_consumers.lake.store.lake_store import STATE, Created, LakeStore, StoreOptions
+from spark_consumers.lake.store.local_store import LocalStore
+from spark_consumers.lake.store.open_store import local_root, open_store
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -52,6 +52,8 @@ from walsender_bridge.errors import (
     LakeError,
     NotSupportedError,
     TrimmedError,
+    TusklineError,
+    UnavailableError,
 )
 
 __all__ = [
@@ -62,15 +64,16 @@ __all__ = [
     "Manifest",
     "StreamPosition",
     "TableVersion",
-    "local_root",
     "open_chain",
     "wait_for_epoch",
 ]
 
 _LINK_DIGITS = 20
+_IDENTITY = f"{STATE}/lake.json"
+_EPOCHS = f"{STATE}/epochs"
 #: The former names of members, by the format that brought the present ones.
 _BEFORE_7 = {"set_aside": "not_copied"}
-#: Seconds between a waiting reader's polls for a new link, each one listing of one folder.
+#: Seconds between a waiting reader's polls for a new link.
 _POLL_SECONDS = 0.05
 
 
@@ -84,7 +87,8 @@ class Manifest:
     link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is
     `copies`: copies that are not shown yet, beside the tables that they replace. `not_copied`: why a table is not in the
     lake, or why its last copy failed. `answered`: requests that were carried out, by their ids (`requests`).
-    `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`).
+    `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`). `writer`: drawn for the
+    takeover; two links of one number are told apart by it, though their writers have chosen the same term.
     """
 
     lake: str
@@ -104,6 +108,7 @@ class Manifest:
     copies: dict[str, TableVersion] = field(default_factory=dict)
     answered: dict[str, dict[str, Any]] = field(default_factory=dict)
     log_id: str = ""
+    writer: str = ""
 
     @property
     def rows(self) -> int:
@@ -174,41 +179,36 @@ class Manifest:
         )
 
 
-def local_root(lake: str | Path) -> Path:
-    """The lake's folder. Raises `NotSupportedError` for a store without an exclusive create that we use."""
-    text = os.fspath(lake)
-    parts = urlsplit(text)
-    if len(parts.scheme) <= 1:
-        return Path(text).absolute()
-    if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
-        return Path(parts.path)
-    raise NotSupportedError(
-        f"a lake on {parts.scheme}:// is not supported by this version",
-        where=text,
-        repair="use a folder on a local disk",
-    )
-
-
-def open_chain(lake: str | Path) -> "Chain":
-    """The chain of the lake in folder `lake`, by the lake's own path (`home`). The folder need not exist yet."""
-    return Chain(home.resolved(local_root(lake)))
+def open_chain(lake: str | Path, options: StoreOptions = StoreOptions()) -> "Chain":  # noqa: B008  # frozen
+    """The chain of this lake, by the lake's own path (`home`). It need not exist yet. `options`: for one in a bucket."""
+    store = open_store(lake, options)
+    return Chain(LocalStore(home.resolved(store.folder)) if store.folder is not None else store)
 
 
 class Chain:
-    """The manifests of one lake on a local disk."""
+    """The manifests of one lake."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._state = root / "_tuskline"
-        self._epochs = self._state / "epochs"
-        self._newest = NewestRecord(self._state)
-        #: Where a round's unfinished work is; nothing of it outlives the round.
-        self.staging = self._state / "staging"
+    def __init__(self, store: LakeStore) -> None:
+        self.store = store
+        self._newest = NewestRecord(store)
+
+    @property
+    def root(self) -> Path:
+        """The lake's folder, which has its tables. Raises `NotSupportedError` where the lake is in no folder."""
+        if self.store.folder is None:
+            return local_root(self.store.location)
+        return self.store.folder
+
+    @property
+    def staging(self) -> Path:
+        """Where a round's unfinished work is; nothing of it outlives the round."""
+        return self.root / STATE / "staging"
 
     def initialise(self, log_id: str, table_format: str) -> str:
         """Make this folder a lake of that change log, or find that it is one, of whatever log (`adopt`); the lake's UUID.
 
-        Raises `LakeError` if it holds another format, or belongs at another path.
+        Raises `LakeError` if it holds another format, or belongs at another path, `NotSupportedError` for a store in which
+        a link could have two writers.
         """
         made = {
             "format_version": FORMAT_VERSION,
@@ -216,16 +216,16 @@ class Chain:
             "log_id": log_id,
             "format": table_format,
         }
-        self._epochs.mkdir(parents=True, exist_ok=True)
-        where = self._state / "lake.json"
+        self.store.check()
+        self.store.prepare(_EPOCHS)
         # Whether we made it or found it, what counts is what is there.
-        create_exclusively(where, dump(made))
-        home.record(self.root)
-        found = load(where)
+        self.store.create(_IDENTITY, dump(made))
+        home.record(self.store)
+        found = load(self.store, _IDENTITY)
         if found.get("format") != table_format:
             raise LakeError(
                 f"this lake's format is {found.get('format')!r}, not {table_format!r}",
-                where=str(self.root),
+                where=self.store.location,
                 repair="specify another folder for the lake",
             )
         lake: str = found["lake"]
@@ -233,27 +233,25 @@ class Chain:
 
     def exists(self) -> bool:
         """Whether a lake is here."""
-        return (self._state / "lake.json").exists()
+        return self.store.exists(_IDENTITY)
 
     def identity(self) -> dict[str, Any]:
         """What `lake.json` says. Raises `LakeError` if this is no lake, or not where it belongs; `CorruptError`."""
         if not self.exists():
             raise LakeError(
                 "no lake in this folder",
-                where=str(self.root),
+                where=self.store.location,
                 repair="specify the folder that `tuskline lake run` writes",
             )
-        home.check(self.root)
-        return load(self._state / "lake.json")
+        home.check(self.store)
+        return load(self.store, _IDENTITY)
 
     def numbers(self) -> list[int]:
         """The numbers of the links that are there, ascending."""
         try:
-            names = [path.name for path in self._epochs.iterdir()]
-        except FileNotFoundError:
-            return []
+            names = self.store.names(_EPOCHS)
         except OSError as error:
-            raise unreadable(self._epochs, error) from None
+            raise unreadable(self.store.where(_EPOCHS), error) from None
         return sorted(
             int(stem)
             for stem, _, ending in (name.partition(".") for name in names)
@@ -261,7 +259,31 @@ class Chain:
         )
 
     def head(self) -> Manifest | None:
-        """The newest link; None if nothing was ever published. Raises `CorruptError`."""
+        """The newest link; None if nothing was ever published. Raises `CorruptError`.
+
+        It is looked for from the recorded one on: a listing grows with the chain. If links between others are lost that
+        the record is older than, this is the one before them; a takeover lists.
+        """
+        return self._after_recorded() or self.listed_head()
+
+    def _after_recorded(self) -> Manifest | None:
+        """The newest link that follows the recorded one without a gap; None if that is not certain."""
+        try:
+            recorded = self._newest.known()
+        except OSError:
+            return None
+        if recorded is None:
+            return None
+        number = recorded.link
+        while self.has(number + 1):
+            number += 1
+        found = self._read(number)
+        # Removed are the oldest, in order. So if the one before is there, the next was not removed, but never created; and
+        # this one is not a removed number that a writer which slept has just created again.
+        return found if number == 1 or self.has(number - 1) else None
+
+    def listed_head(self) -> Manifest | None:
+        """The link of the greatest number; None if there is none. Raises `CorruptError`."""
         while True:
             numbers = self.numbers()
             if not numbers:
@@ -309,13 +331,13 @@ class Chain:
         if oldest is not None and epoch < oldest.epoch:
             raise TrimmedError(
                 f"epoch {epoch} has expired; the oldest retained epoch is {oldest.epoch}",
-                where=str(self.root),
+                where=self.store.location,
                 repair="read a later epoch, or set a longer [lake] retention",
             )
         nearest = f"; the preceding one is {best.epoch}" if best is not None else ""
         raise LakeError(
             f"there is no epoch {epoch}{nearest}",
-            where=str(self.root),
+            where=self.store.location,
             repair="list them with `tuskline epochs list`",
         )
 
@@ -333,18 +355,19 @@ class Chain:
                 return manifest
             oldest = manifest
         if oldest is None:
-            raise LakeError("no epoch is published yet", where=str(self.root))
+            raise LakeError("no epoch is published yet", where=self.store.location)
         raise TrimmedError(
             f"no epoch of that time is retained; the oldest is {oldest.epoch}",
-            where=str(self.root),
+            where=self.store.location,
             repair="read a later epoch, or set a longer [lake] retention",
         )
 
     def publish(self, manifest: Manifest, head: Manifest | None) -> None:
         """Make `manifest` the link after `head`, durably.
 
-        Raises `FencedError` if another writer has published since `head`, `CorruptError` if `head` is lost, and
-        `AssertionError` for a link that could not follow `head`.
+        Raises `FencedError` if another writer has published since `head`, `CorruptError` if `head` is lost,
+        `UnavailableError` if the outcome is not known, or an earlier attempt has published another link, and
+        `AssertionError` for a link that could not follow `head`. After any other error it may be published, too.
         """
         if head is not None:
             assert manifest.link == head.link + 1, "links are consecutive"
@@ -356,22 +379,38 @@ class Chain:
                     PublishedLink(head.link, head.epoch, head.term), self.head(), self.where(head)
                 )
         self._newest.fence(manifest)
-        path = self._path(manifest.link)
-        taken = not create_exclusively(path, dump(manifest.to_json()))
-        newest = self.numbers()[-1]
-        retired = not self._follows(head) if head is not None else newest > manifest.link
+        name = _name(manifest.link)
+        taken = self.store.create(name, dump(manifest.to_json())) is Created.LOST
+        retired = self._is_retired(manifest, head)
         if retired and not taken:
-            path.unlink()
+            self.store.remove(name)
         if taken or retired:
-            now = self._read(newest)
-            raise FencedError(
-                f"cannot publish link {manifest.link}: term {manifest.term} has ended"
-                + (f", term {now.term} is at link {now.link}" if now is not None else ""),
-                where=str(self.root),
-                repair="no action is needed: the newer writer continues",
-            )
-
+            raise self._refused(manifest)
         self._newest.record(manifest)
+
+    def _is_retired(self, manifest: Manifest, head: Manifest | None) -> bool:
+        """Whether this link, just created, is far behind the chain's end."""
+        if head is not None:
+            return not self._follows(head)
+        return max(self.numbers(), default=0) > manifest.link
+
+    def _refused(self, manifest: Manifest) -> TusklineError:
+        """Why this link is not published."""
+        there = self._read(manifest.link)
+        if there is not None and there.writer == manifest.writer != "":
+            # In an object store a request may be carried out long after its writer has given it up.
+            return UnavailableError(
+                f"link {manifest.link} was published by an earlier attempt of this writer",
+                where=self.where(manifest),
+                repair="no action is needed: the writer continues from that link",
+            )
+        now = self.listed_head()
+        return FencedError(
+            f"cannot publish link {manifest.link}: term {manifest.term} has ended"
+            + (f", term {now.term} is at link {now.link}" if now is not None else ""),
+            where=self.store.location,
+            repair="no action is needed: the newer writer continues",
+        )
 
     def _follows(self, head: Manifest) -> bool:
         """Whether this link is there: not removed by retention, nor lost, and its number another writer's by now."""
@@ -390,7 +429,7 @@ class Chain:
 
     def where(self, link: ChainLink) -> str:
         """The file of this link."""
-        return str(self._path(link.link))
+        return self.store.where(_name(link.link))
 
     def missing(self) -> list[int]:
         """Numbers of links that are lost between others: those removed by retention are older than all that are there."""
@@ -399,9 +438,13 @@ class Chain:
         # Retention may have removed some while the folder was listed; it goes from the old end, in order.
         return [n for n in gaps if any(self.has(older) for older in there if older < n)]
 
+    def drafts(self) -> Iterable[str]:
+        """The names of half-made links that crashes left."""
+        return self.store.drafts(_EPOCHS)
+
     def has(self, link: int) -> bool:
         """Whether this link is kept."""
-        return self._path(link).exists()
+        return self.store.exists(_name(link))
 
     def retire(self, before: float, held_from: int | None = None) -> int:
         """Remove the links that were already succeeded at `before` (steady seconds), below `held_from`; how many.
@@ -421,35 +464,36 @@ class Chain:
             if after.steady_at > before:
                 break
             for old in succeeded:
-                self._path(old).unlink(missing_ok=True)
+                self.store.remove(_name(old))
             removed += len(succeeded)
             succeeded.clear()
         return removed
 
-    def _path(self, link: int) -> Path:
-        return self._epochs / f"{link:0{_LINK_DIGITS}d}.json"
-
     def _read(self, link: int) -> Manifest | None:
         """The link; None if it has been removed in between."""
-        path = self._path(link)
+        name = _name(link)
         try:
-            record = load(path)
+            record = load(self.store, name)
         except FileNotFoundError:
             return None
-        manifest = Manifest.from_json(record, str(path))
+        where = self.store.where(name)
+        manifest = Manifest.from_json(record, where)
         if manifest.link != link:
-            raise CorruptError(f"holds link {manifest.link}", where=str(path), repair=REPAIR)
+            raise CorruptError(f"holds link {manifest.link}", where=where, repair=REPAIR)
         return manifest
 
 
+def _name(link: int) -> str:
+    return f"{_EPOCHS}/{link:0{_LINK_DIGITS}d}.json"
+
+
 def wait_for_epoch(
-    lake: str | Path, version: int, *, timeout: float, stop: threading.Event | None = None
+    chain: Chain, version: int, *, timeout: float, stop: threading.Event | None = None
 ) -> Manifest:
     """Wait until an epoch at or past `version` is published; the newest then. `timeout` is in seconds.
 
     Raises `DeadlineError`, also when `stop` is set before.
     """
-    chain = open_chain(lake)
     stop = stop or threading.Event()
     deadline = time.monotonic() + timeout
     while True:
@@ -458,13 +502,13 @@ def wait_for_epoch(
             return head
         left = deadline - time.monotonic()
         # The writer is another process, and the file system may not notify: so this polls.
-        if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
+        if left <= 0 or stop.wait(min(left, max(_POLL_SECONDS, chain.store.pause))):
             tables = head.tables if head is not None else {}
             held = [f"{name} ({t.reason})" for name, t in tables.items() if t.state == HELD]
             raise DeadlineError(
                 f"version {version} was not published in time; the newest epoch is "
                 f"{head.epoch if head is not None else 'none'}"
                 + (f"; epochs wait for {', '.join(held)}" if held else ""),
-                where=str(chain.root),
+                where=chain.store.location,
                 repair="check `tuskline table list`, and that `tuskline lake run` is running",
             )

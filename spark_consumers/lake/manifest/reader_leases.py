@@ -1,11 +1,11 @@
 """Leases of readers: `<lake>/_tuskline/readers/<reader>` names the oldest link that a process still needs.
 
-A process that reads a lake has one file there, under a kernel lock for as long as it runs. Housekeeping does not
-remove that link, any later link, or anything that these links need. A `Snapshot` is held while the object exists, and
-for `HOLD` seconds longer, for the DataFrames that were created from it. A file whose lock is free belongs to a dead
-reader.
+A process that reads a lake holds one record there (`LakeStore.hold`). Housekeeping does not remove that link, any later
+link, or anything that these links need. A `Snapshot` is held while the object exists, and for `HOLD` seconds longer, for
+the DataFrames that were created from it. A dead reader holds nothing: its lock is free or, in a store without locks, its
+record has not changed for `living.DEAD_AFTER` seconds. There every living reader rewrites its record every `_BEAT` seconds.
 
-The file exists, and holds everything, *before* the reader resolves a link. Housekeeping checks the leases before it
+The record exists, and holds everything, *before* the reader resolves a link. Housekeeping checks the leases before it
 removes links, and again before it removes what they need: in either order, one side sees the other.
 
 A lease belongs to the process that made it. A forked child closes the files that it inherits, so they do not outlive
@@ -17,7 +17,6 @@ Where the reader cannot write, or locks do not work across machines, there is no
 """
 
 import contextlib
-import fcntl
 import itertools
 import os
 import threading
@@ -25,29 +24,33 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from spark_consumers.lake.manifest.exclusive import names
+from spark_consumers.lake.store.lake_store import STATE, HeldRecord, LakeStore
+from spark_consumers.lake.store.living import LAPSE, Living
+from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
+#: The folder of the leases.
+READERS = f"{STATE}/readers"
 #: Seconds for which an epoch is held after its `Snapshot` is gone.
 HOLD = 3600.0
-#: How often what is not needed any more is given up, in seconds.
+#: How often what is not needed any more is given up, in seconds; and how often a record without a lock is rewritten.
 _TICK = 30.0
+_BEAT = 10.0
 _DIGITS = 20
 
-_leases: dict[Path, "ReaderLease"] = {}
+_leases: dict[str, "ReaderLease"] = {}
 _lock = threading.Lock()
 
 
-def lease_on(root: Path) -> "ReaderLease | None":
-    """This process's lease on the lake at `root`; None where it cannot have one."""
-    with _lock, contextlib.suppress(OSError):
-        known = _leases.get(root)
+def lease_on(store: LakeStore) -> "ReaderLease | None":
+    """This process's lease on the lake in this store; None where it cannot have one."""
+    with _lock, contextlib.suppress(OSError, LakeError):
+        known = _leases.get(store.location)
         if known is None or known.is_lost():
-            _leases[root] = ReaderLease(root / "_tuskline" / "readers")
-        return _leases[root]
+            _leases[store.location] = ReaderLease(store)
+        return _leases[store.location]
     return None
 
 
@@ -64,23 +67,18 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class ReaderLease:
-    """The lease of one process on one lake. Raises `OSError` where it cannot be made."""
+    """The lease of one process on one lake.
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        name = uuid.uuid4().hex
-        draft = folder / f".{name}"
-        self._path = folder / name
-        self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._written = -1
-            self._write(0)
-            draft.rename(self._path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            os.close(self._file)
-            raise
+    Raises `OSError` or `LakeError` where it cannot be made, `UnavailableError` if the store does not answer.
+    """
+
+    def __init__(self, store: LakeStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._written = 0
+        self._beats = 0
+        self._beaten_at = clock()
+        self._record = self._hold()
         self._lock = threading.Lock()
         self._resolving = 0
         #: Links by a number for each object, and when those were dropped whose object is gone.
@@ -101,7 +99,9 @@ class ReaderLease:
         finally:
             with self._lock:
                 self._resolving -= 1
-                self._refresh()
+                # Until then it holds everything still; the next beat repeats it.
+                with contextlib.suppress(UnavailableError):
+                    self._refresh()
 
     def keep(self, reader: object, link: int) -> None:
         """Hold this link for as long as the object is there, and `HOLD` seconds longer."""
@@ -112,18 +112,17 @@ class ReaderLease:
         weakref.finalize(reader, _drop, self._dropped, key).atexit = False
 
     def refresh(self) -> None:
-        """Give up what is not needed any more."""
+        """Give up what is not needed any more, and show that this reader lives."""
         with self._lock:
             self._refresh()
 
     def is_lost(self) -> bool:
-        """Whether its file is not where housekeeping looks: the lake was replaced."""
-        return not names(self._path, self._file)
+        """Whether its record is not where housekeeping looks: the lake was replaced."""
+        return self._record.is_lost()
 
     def abandon(self) -> None:
-        """Close its file, in a child that inherited it: the lock is free when the parent ends."""
-        os.close(self._file)
-        self._file = -1
+        """Leave its record to the parent, in a child that inherited it."""
+        self._record.abandon()
 
     def _refresh(self) -> None:
         while self._dropped:
@@ -133,39 +132,60 @@ class ReaderLease:
         for key in [key for key, at in self._ending.items() if now - at >= HOLD]:
             del self._ending[key]
             self._held.pop(key, None)
-        if not self._resolving:
-            # Nothing is held by a link that will never be.
-            self._write(min(self._held.values(), default=10**_DIGITS - 1))
+        # Nothing is held by a link that will never be.
+        least = 0 if self._resolving else min(self._held.values(), default=10**_DIGITS - 1)
+        self._write(least)
 
     def _write(self, link: int) -> None:
-        if link != self._written:
-            os.pwrite(self._file, f"{link:0{_DIGITS}d}".encode(), 0)
-            self._written = link
+        if self._store.has_locks:
+            if link != self._written:
+                self._record.write(_content(link))
+                self._written = link
+            return
+        self._written = link
+        began = self._clock()
+        if not self._beats_on():
+            # It may have been removed already, or a write that failed may still arrive over a later one.
+            self._beaten_at = float("-inf")
+            self._record = self._hold()
+        self._beaten_at = began
+
+    def _beats_on(self) -> bool:
+        """Rewrite the record; False if it cannot be relied on any more (`living`)."""
+        self._beats += 1
+        try:
+            self._record.write(_content(self._written, self._beats))
+        except TusklineError:
+            return False
+        return self._clock() - self._beaten_at < LAPSE
+
+    def _hold(self) -> HeldRecord:
+        name = f"{READERS}/{uuid.uuid4().hex}"
+        return self._store.hold(name, _content(self._written), locked=True)
 
     def _run(self) -> None:
         while not self.is_lost():
-            time.sleep(_TICK)
-            self.refresh()
+            time.sleep(_TICK if self._store.has_locks else _BEAT)
+            with contextlib.suppress(TusklineError):
+                self.refresh()
+
+
+def _content(link: int, beats: int = 0) -> bytes:
+    """The link, and what makes each beat's content another one."""
+    return f"{link:0{_DIGITS}d}{f' {beats}' if beats else ''}".encode()
 
 
 def _drop(dropped: deque[tuple[int, float]], key: int) -> None:
     dropped.append((key, time.monotonic()))
 
 
-def held_from(state: Path) -> int | None:
-    """The oldest link that a living reader holds; None if none is held. Files of dead readers are removed."""
-    oldest: int | None = None
-    with contextlib.suppress(FileNotFoundError):
-        for path in (state / "readers").iterdir():
-            if path.name.startswith("."):
-                continue
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except OSError:
-                    content = file.read(_DIGITS)
-                    link = int(content) if content.isdigit() else 0
-                    oldest = link if oldest is None else min(oldest, link)
-                else:
-                    path.unlink(missing_ok=True)
-    return oldest
+class Readers:
+    """The leases of all readers of a lake, as its housekeeping sees them."""
+
+    def __init__(self, store: LakeStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._living = Living(store, READERS, clock)
+
+    def held_from(self) -> int | None:
+        """The oldest link that a living reader holds; None if none is held. Records of dead readers are removed."""
+        contents = [record.content[:_DIGITS] for record in self._living.records()]
+        return min((int(c) if c.isdigit() else 0 for c in contents), default=None)

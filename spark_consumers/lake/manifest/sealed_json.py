@@ -4,18 +4,18 @@ Not `runtime.checksummed_json`: a link of the chain is made exclusively, never r
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
 
+from spark_consumers.lake.store.lake_store import LakeStore
 from walsender_bridge.errors import CorruptError, LakeError
 
 #: 2 brought tables that do not follow, copies beside their tables, and answers to requests; 3 a checksum in each file;
 #: 4 the steady time in each link, and the shape of each table at its source; 5 the log that a link is of;
 #: 6 other names for what is quarantined; 7 another name for tables that were not copied, and output functions in a table's
-#: shape.
-FORMAT_VERSION = 7
+#: shape; 8 the writer of each link.
+FORMAT_VERSION = 8
 #: The member that has the CRC32C of all others, and the format that brought it.
 _CRC = "crc"
 _SEALED_FROM = 3
@@ -26,11 +26,11 @@ REPAIR = (
 )
 
 
-def unreadable(where: Path, error: OSError) -> LakeError:
+def unreadable(where: str, error: OSError) -> LakeError:
     """A lake's file or folder that this user cannot read, or that is something else."""
     return LakeError(
         f"the lake cannot be read: {error.strerror}",
-        where=str(where),
+        where=where,
         repair="specify the folder that `tuskline lake run` writes, which this user must be able to read",
     )
 
@@ -45,15 +45,19 @@ def _crc(record: dict[str, Any]) -> int:
     return crc
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The record in a file. Raises `CorruptError` for another content, `FileNotFoundError`."""
-    content = path.read_bytes()
+def load(store: LakeStore, name: str) -> dict[str, Any]:
+    """The record of this name. Raises `CorruptError` for another content, `FileNotFoundError`."""
+    return parse(store.read(name), store.where(name))
+
+
+def parse(content: bytes, where: str) -> dict[str, Any]:
+    """The record in a file's content; `where` names the file. Raises `CorruptError`."""
     try:
         record = json.loads(content)
     except ValueError as error:
-        raise CorruptError(f"not JSON: {error}", where=str(path), repair=REPAIR) from None
+        raise CorruptError(f"not JSON: {error}", where=where, repair=REPAIR) from None
     if not isinstance(record, dict):
-        raise CorruptError("not an object", where=str(path), repair=REPAIR)
+        raise CorruptError("not an object", where=where, repair=REPAIR)
     version = record.get("format_version")
     version = version if isinstance(version, int) else 0
     sealed = version >= _SEALED_FROM
@@ -61,6 +65,6 @@ def load(path: Path) -> dict[str, Any]:
     # A later format may be sealed otherwise.
     if version <= FORMAT_VERSION and (sealed or checksum is not None) and checksum != _crc(record):
         raise CorruptError(
-            "its content does not match its checksum (CRC32C)", where=str(path), repair=REPAIR
+            "its content does not match its checksum (CRC32C)", where=where, repair=REPAIR
         )
     return record

@@ -34,10 +34,9 @@ Epochs before the link are those of the old log; readers have them as long as an
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from spark_consumers.lake.epoch.plan import position_of
-from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain
+from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.table_version import LEFT, PAUSED
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.removed import without_departed
@@ -50,12 +49,11 @@ from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 REASON = "the lake continues with another log"
 
 
-def request(lake: str | Path, log_id: str) -> Request | None:
+def request(chain: Chain, log_id: str) -> Request | None:
     """Request durably that the lake continue with this log; None if it belongs to this log already.
 
     The lake's driver carries it out when this log answers (`requests.wait`). Raises `LakeError` if there is no lake.
     """
-    chain = open_chain(lake)
     if log_of(chain, chain.head()) == log_id:
         return None
     return requests.ask(chain, requests.ADOPT, (), log_id=log_id)
@@ -82,13 +80,12 @@ def wanted(chain: Chain, head: Manifest | None, log_id: str) -> list[Request]:
         if one.kind == requests.ADOPT and one.id not in answered
     ]
     if not any(one.log_id == log_id for one in waiting):
-        raise _of_another_log(str(chain.root), known, log_id, waiting)
+        raise _of_another_log(chain.store.location, known, log_id, waiting)
     return waiting
 
 
-def trouble(lake: str | Path, log_id: str) -> TusklineError | None:
+def trouble(chain: Chain, log_id: str) -> TusklineError | None:
     """Why the lake's driver cannot continue with the log that answers; None if it can, or there is no lake yet."""
-    chain = open_chain(lake)
     try:
         if chain.exists():
             wanted(chain, chain.head(), log_id)

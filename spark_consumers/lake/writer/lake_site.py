@@ -34,7 +34,7 @@ class LakeSite:
             case takeover.ReadUsedTerm():
                 return self.used_term()
             case takeover.ReadHead():
-                return self._chain.head()
+                return self._chain.listed_head()
             case takeover.ReadLinks():
                 return list(self._chain.links())
             case takeover.Publish(link, after):
@@ -83,12 +83,10 @@ class LakeSite:
 
     def left(self) -> Iterator[Leftover]:
         """What writers have made before it counts."""
-        for kind, pattern in (
-            (LeftoverKind.LINK_DRAFT, "_tuskline/epochs/.*.tmp"),
-            (LeftoverKind.STAGING, "_tuskline/staging/*"),
-        ):
-            for path in self._chain.root.glob(pattern):
-                yield Leftover(kind, self._relative(path))
+        for name in self._chain.drafts():
+            yield Leftover(LeftoverKind.LINK_DRAFT, name)
+        for path in self._chain.staging.glob("*"):
+            yield Leftover(LeftoverKind.STAGING, self._relative(path))
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
@@ -115,6 +113,8 @@ class LakeSite:
         log.info("leftover removed", kind=left.kind.name.lower(), path=left.path)
         if left.kind is LeftoverKind.STAGING:
             shutil.rmtree(path, ignore_errors=True)
+        elif left.kind is LeftoverKind.LINK_DRAFT:
+            self._chain.store.remove(left.path)
         else:
             checksums.remove(path)
 

@@ -7,6 +7,7 @@ writer takes over (`FencedError`).
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
 from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy
 from spark_consumers.lake.status import CopyStatus
+from spark_consumers.lake.store.lake_store import StoreOptions
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.fault import TableFaultsError
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
@@ -91,7 +93,7 @@ class Lakehouse:
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
     a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
     ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `failing` is called
-    with the error of each failed round, and with None when the next one has succeeded.
+    with the error of each failed round, and with None when the next one has succeeded. `store`: how a bucket is reached.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Lakehouse:
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         on_unrepresentable_value: Mapping[str, str] | None = None,
         failing: Callable[[TusklineError | None], None] | None = None,
+        store: StoreOptions = StoreOptions(),  # noqa: B008  # frozen
     ) -> None:
         if format != IcebergFormat.name:
             raise NotSupportedError(
@@ -118,7 +121,7 @@ class Lakehouse:
             )
         self.catalog = catalog
         self._spark = spark
-        self._chain = open_chain(lake)
+        self._chain = open_chain(lake, store)
         self._sources = {source.stream: source for source in sources}
         self._log = LogAccess(log, self._sources)
         self._interval = epoch_interval
@@ -126,7 +129,7 @@ class Lakehouse:
         self._max_bytes = max_bytes_per_epoch
         self._leases = Leases()
         self._poller = PublicationPoller(sources)
-        self._presence = Presence(self._chain.root / "_tuskline")
+        self._presence = Presence(self._chain.store)
         self._standby = takeover.DriverWait()
         self._waits_for: str | None = None
         self._writer: _Writer | None = None
@@ -153,7 +156,7 @@ class Lakehouse:
                 try:
                     if self._writer is None and self._stands_by():
                         self._failures.went_well()  # The other one says how its rounds go.
-                        stop.wait(_STANDBY)
+                        stop.wait(max(_STANDBY, self._chain.store.pause))
                         continue
                     self.run_once()
                     pause = _FIRST_PAUSE
@@ -356,9 +359,9 @@ class Lakehouse:
             asked = adopt.wanted(self._chain, before, status.log_id)
             if before is None:
                 first = log_view.first_link(self._lake, status, clock.now())
-                head = replace(first, term=term)
+                head = replace(first, term=term, writer=uuid.uuid4().hex)
             else:
-                head = before.next(clock.now(), term=term)
+                head = before.next(clock.now(), term=term, writer=uuid.uuid4().hex)
             if asked:
                 head = self._with_another_log(head, asked)
             self._presence.claim(head.term)

@@ -11,20 +11,18 @@ the chain has both (`Manifest.answered`). Only then is the file removed. So
 `carry_out` decides, without disk or clock.
 """
 
-import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.epoch import rolled_back
 from spark_consumers.lake.manifest.chain import Chain, Manifest
-from spark_consumers.lake.manifest.exclusive import create_exclusively
 from spark_consumers.lake.manifest.sealed_json import dump, load
 from spark_consumers.lake.manifest.table_version import LEFT, LIVE, PAUSED, RESUMING
+from spark_consumers.lake.store.lake_store import STATE
 from spark_consumers.lake.tables import states
 from walsender_bridge.errors import (
     CorruptError,
@@ -35,6 +33,8 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.runtime import logs
 
+#: The folder of the requests.
+_ROOM = f"{STATE}/requests"
 ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
 #: Refused for a table that is not published.
 OF_PUBLISHED = frozenset({ADD, RESYNC})
@@ -78,21 +78,20 @@ def ask(
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
     request = Request(name, kind, tuple(tables), tuple(rows), log_id)
     try:
-        create_exclusively(make_room(chain) / f"{request.id}.json", dump(asdict(request)))
+        make_room(chain)
+        chain.store.create(_file(request.id), dump(asdict(request)))
     except OSError as error:
         raise LakeError(
             f"could not write a request: {error.strerror}",
-            where=str(room(chain)),
+            where=room(chain),
             repair="run the command as the user of `tuskline lake run`, or grant your user write permission on this folder",
         ) from None
     return request
 
 
-def make_room(chain: Chain) -> Path:
-    """The folder of the requests. The writer creates it, since it has to remove the requests, unless a request is made before."""
-    folder = room(chain)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def make_room(chain: Chain) -> None:
+    """Make the folder of the requests. The writer does, since it has to remove the requests, unless a request is made before."""
+    chain.store.prepare(_ROOM)
 
 
 def waiting(chain: Chain) -> Iterator[Request]:
@@ -102,20 +101,24 @@ def waiting(chain: Chain) -> Iterator[Request]:
     """
     if not removable(chain):
         return
-    for path in sorted(room(chain).glob("[0-9]*.json")):
+    store = chain.store
+    for file in sorted(store.names(_ROOM)):
+        name = file.removesuffix(".json")
+        if name == file or not file[0].isdecimal():
+            continue
         try:
-            yield _request(load(path), path.stem)
+            yield _request(load(store, _file(name)), name)
         except FileNotFoundError:
             continue
         except (CorruptError, OSError, ValueError, KeyError, TypeError) as error:
             # One that cannot be read must not hold up the others, or the epochs.
-            aside = path.rename(path.with_suffix(_ASIDE))
-            log.warning("not a request", file=str(aside), error=str(error))
+            store.put_aside(_file(name), _aside(name))
+            log.warning("not a request", file=store.where(_aside(name)), error=str(error))
 
 
 def removable(chain: Chain) -> bool:
     """Whether this process may remove requests: another user's command may have made their folder."""
-    return not room(chain).exists() or os.access(room(chain), os.W_OK | os.X_OK)
+    return chain.store.may_remove(_ROOM)
 
 
 def _request(record: Mapping[str, Any], name: str) -> Request:
@@ -136,7 +139,7 @@ def _request(record: Mapping[str, Any], name: str) -> Request:
 
 def forget(chain: Chain, request: Request) -> None:
     """Remove a request that has its answer."""
-    (room(chain) / f"{request.id}.json").unlink(missing_ok=True)
+    chain.store.remove(_file(request.id))
 
 
 def carry_out(
@@ -303,26 +306,33 @@ def wait(
         done = finished(head, request) if head is not None else None
         if done is not None:
             return done
-        aside = room(chain) / f"{request.id}{_ASIDE}"
-        if aside.exists():
+        if chain.store.exists(_aside(request.id)):
             raise CorruptError(
                 f"the request to {request.kind} could not be read, and was renamed",
-                where=str(aside),
+                where=chain.store.where(_aside(request.id)),
                 repair="repeat the request so that the user of `tuskline lake run` may read it",
             )
         left = deadline - time.monotonic()
         # As with epochs: the writer is another process, and the file system may not notify.
-        if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
+        if left <= 0 or stop.wait(min(left, max(_POLL_SECONDS, chain.store.pause))):
             answered = head is not None and request.id in head.answered
             raise DeadlineError(
                 f"the request to {request.kind} is "
                 + ("in progress" if answered else "not carried out yet; it stays pending"),
-                where=str(chain.root),
+                where=chain.store.location,
                 repair="check `tuskline table list`, and that `tuskline lake run` is running and may write to "
                 f"{room(chain)}",
             )
 
 
-def room(chain: Chain) -> Path:
-    """Where requests are."""
-    return chain.root / "_tuskline" / "requests"
+def room(chain: Chain) -> str:
+    """Where requests are, for messages."""
+    return chain.store.where(_ROOM)
+
+
+def _file(name: str) -> str:
+    return f"{_ROOM}/{name}.json"
+
+
+def _aside(name: str) -> str:
+    return f"{_ROOM}/{name}{_ASIDE}"

@@ -14,9 +14,10 @@ from itertools import islice
 from spark_consumers.lake.format import leaks
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest.chain import Chain, Manifest
-from spark_consumers.lake.manifest.drafts import Drafts
-from spark_consumers.lake.manifest.reader_leases import held_from
+from spark_consumers.lake.manifest.reader_leases import Readers
+from spark_consumers.lake.store.living import Living
 from spark_consumers.lake.writer.lake_site import LakeSite
+from spark_consumers.lake.writer.presence import DRIVERS
 from walsender_bridge.errors import FencedError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
@@ -52,10 +53,12 @@ class Retention:
     #: Tables that are still to be swept (`leaks`), and what the one that is under way may have left.
     _unswept: list[str] = field(default_factory=list)
     _listed: tuple[str, frozenset[str]] | None = None
-    _drafts: Drafts = field(init=False)
+    _readers: Readers = field(init=False)
+    _drivers: Living = field(init=False)
 
     def __post_init__(self) -> None:
-        self._drafts = Drafts(self.chain.root / "_tuskline")
+        self._readers = Readers(self.chain.store)
+        self._drivers = Living(self.chain.store, DRIVERS)
 
     @classmethod
     def begin(
@@ -81,13 +84,12 @@ class Retention:
     def expire(self, head: Manifest, seconds: float) -> None:
         """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours."""
         self._cleaned_at = time.monotonic()
-        state = self.chain.root / "_tuskline"
-        removed = self.chain.retire(self.clock.now() - seconds, held_from(state))
+        removed = self.chain.retire(self.clock.now() - seconds, self._readers.held_from())
         oldest = next(iter(islice(self.chain.links(), 1)), None)
         if oldest is None:
             return
         # A reader may have come since: what it holds stays, even if its link went in between.
-        held = held_from(state)
+        held = self._readers.held_from()
         first = oldest.link if held is None else min(oldest.link, held)
         files = 0
         current = {table.path for table in head.versions}
@@ -101,7 +103,9 @@ class Retention:
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
         files += self.site.sweep_quarantined(head)
-        files += self._sweep(head, current) + self._drafts.sweep()
+        files += self._sweep(head, current) + self.chain.store.sweep_drafts()
+        # Dead drivers' signs of life go.
+        self._drivers.records()
         if removed or files:
             log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)
 

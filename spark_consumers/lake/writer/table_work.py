@@ -88,6 +88,7 @@ class TableWork:
         self._seen_at: dict[str, float] = {}
         self._polled_at: dict[str, float] = {}
         self._hears = True
+        self._looked_at = float("-inf")
         requests.make_room(chain)
         #: For tables by path: which columns they got in the epoch that is being written.
         self.layouts: dict[str, tuple[Layout, ...]] = {}
@@ -138,11 +139,15 @@ class TableWork:
         return self._policy.released(changed, rolled_back.REASON)
 
     def _read_requests(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < self._chain.store.pause:
+            return
+        self._looked_at = now
         hears = requests.removable(self._chain)
         if self._hears and not hears:
             log.error(
                 "requests are not carried out: they cannot be removed",
-                path=str(requests.room(self._chain)),
+                path=requests.room(self._chain),
                 repair="grant the user of `tuskline lake run` write permission on this folder",
             )
         self._hears = hears
@@ -183,9 +188,9 @@ class TableWork:
         for request in self._asked:
             if request.id in head.answered:
                 requests.forget(self._chain, request)
+        self._asked = [request for request in self._asked if request.id not in head.answered]
         if any(isinstance(result, TableVersion) for result in self._arrived.values()):
             fail_point.hit("copy-kept")
-        self._asked = []
         self._arrived = {}
 
     def written(self, head: Manifest, after: Manifest) -> None:

@@ -36,12 +36,3 @@ def create_exclusively(path: Path, content: bytes) -> bool:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
     return True
-
-
-def names(path: Path, descriptor: int) -> bool:
-    """Whether `path` still is the file that was opened: not removed, not moved, not replaced."""
-    try:
-        there, opened = path.stat(), os.fstat(descriptor)
-    except OSError:
-        return False
-    return (there.st_dev, there.st_ino) == (opened.st_dev, opened.st_ino)
