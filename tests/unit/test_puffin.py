@@ -12,13 +12,13 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.puffin import (
-    Vector,
     decode,
     encode,
     positions_of,
     read_vector,
     write_vectors,
 )
+from spark_consumers.lake.format.table_format import Vector
 from walsender_bridge.errors import CorruptError
 
 #: Positions 1 and 3, by hand from the specifications of Puffin and of roaring bitmaps.

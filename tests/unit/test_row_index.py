@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +48,9 @@ COLUMNS: list[tuple[pa.DataType, st.SearchStrategy]] = [
 def rows_of_some_types(draw):
     kinds = draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=3))
     count = draw(st.integers(1, 12))
-    return [
-        pa.array(draw(st.lists(v, min_size=count, max_size=count)), t) for t, v in kinds
-    ], draw(st.integers(0, count))
+    return [pa.array(draw(st.lists(v, min_size=count, max_size=count)), t) for t, v in kinds], draw(
+        st.integers(0, count)
+    )
 
 
 def pairs(digests: Digests) -> list[tuple[int, int]]:
@@ -93,7 +94,7 @@ def test_digests_stay_what_they_are_since_runs_keep_them():
     key = key_digests([pa.array([1], pa.int64())], [pa.int64()])
     text = key_digests([pa.array(["a"])], [pa.string()])
     assert pairs(key) == [(14473517354436383551, 12110375836913770985)]
-    hashed = blake2b(b"\0\0" b"\x01\0\0\0" b"a", digest_size=16).digest()
+    hashed = blake2b(b"\0\0\x01\0\0\0a", digest_size=16).digest()
     assert pairs(text) == [(int.from_bytes(hashed[:8], "big"), int.from_bytes(hashed[8:], "big"))]
 
 
@@ -103,9 +104,7 @@ def test_digests_stay_what_they_are_since_runs_keep_them():
 def a_run(folder: Path, count: int, name: str = "index/a.run", seed: int = 1) -> Run:
     digests = key_digests([pa.array(range(count), pa.int64())], [pa.int64()])
     records = merge.in_order(records_of(digests, 0))
-    return write_run(
-        str(folder), name, [records], Tables((DataFile("data/a.parquet", count, 10),))
-    )
+    return write_run(str(folder), name, [records], Tables((DataFile("data/a.parquet", count, 10),)))
 
 
 @pytest.mark.parametrize("count", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7])
@@ -170,7 +169,7 @@ def test_runs_stay_few_and_a_row_is_written_again_a_logarithm_of_times():
         made = 10 + sum(weights[len(weights) - count :])
         weights[len(weights) - count :] = [made]
         written += made
-        assert all(a >= 2 * b for a, b in zip(weights, weights[1:], strict=False))
+        assert all(a >= 2 * b for a, b in pairwise(weights))
     assert len(weights) <= 14
     assert written <= 24 * sum(weights)
 
@@ -221,9 +220,7 @@ class Table:
         self.removed |= touched
         gone = {name for name in touched if len(touched[name]) == self.rows[name]}
         vectors = {name: v.copy() for name, v in touched.items() if name not in gone}
-        made = (
-            write_vectors(str(self.folder), f"{self.epoch}.puffin", vectors) if vectors else []
-        )
+        made = write_vectors(str(self.folder), f"{self.epoch}.puffin", vectors) if vectors else []
         files: tuple[DataFile, ...] = ()
         if add:
             name = f"data/{self.epoch}.parquet"
@@ -232,9 +229,7 @@ class Table:
                 self.alive[key].add((name, position))
         tables = Tables(files, tuple(made), frozenset(gone))
         records = records_of(self.digests(add), 0)
-        self.runs = append(
-            str(self.folder), self.runs, f"index/{self.epoch}.run", records, tables
-        )
+        self.runs = append(str(self.folder), self.runs, f"index/{self.epoch}.run", records, tables)
 
     def check(self) -> None:
         everything = {key: len(places) + 1 for key, places in self.alive.items()}
@@ -286,13 +281,13 @@ def test_what_is_dead_leaves_with_the_next_merge_and_takes_its_file_along(tmp_pa
 
 
 def test_runs_of_a_copy_become_one(tmp_path):
-    names = []
+    parts = []
     for number in range(5):
         keys = pa.array(range(number * 1000, number * 1000 + 1000), pa.int64())
         records = merge.in_order(records_of(key_digests([keys], [keys.type]), 0))
         file = DataFile(f"data/{number}.parquet", 1000, 1)
-        names.append(write_run(str(tmp_path), f"index/{number}.run", [records], Tables((file,))))
-    whole = merge_all(str(tmp_path), [run.name for run in names], "index/all.run", Tables())
+        parts.append(write_run(str(tmp_path), f"index/{number}.run", [records], Tables((file,))))
+    whole = merge_all(str(tmp_path), [run.name for run in parts], "index/all.run", Tables())
     with open_runs(str(tmp_path), [whole.name]) as (run,):
         assert run.count == 5000
         liveness = Liveness(tmp_path, [run.tables])

@@ -12,7 +12,6 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import whole_file
+from spark_consumers.lake.format.table_format import Vector
 from walsender_bridge.errors import CorruptError
 
 _MAGIC = b"PFA1"
@@ -31,21 +31,6 @@ _FOOTER = struct.Struct("<i4s")
 _POSITION_FIELD = 2147483645
 
 Positions = npt.NDArray[np.uint32]
-
-
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """Where the deletion vector of a data file is, and how many of its rows are removed.
-
-    `file` and `puffin` are paths below the table's folder, `size` is that of the whole Puffin file.
-    """
-
-    file: str
-    puffin: str
-    offset: int
-    length: int
-    rows: int
-    size: int
 
 
 def encode(positions: BitMap64) -> bytes:

@@ -131,7 +131,9 @@ def _mixed(half: UInt64s, key: int) -> UInt64s:
 def _hashed(columns: Sequence[pa.Array]) -> Digests:
     framed = [_framed(number, column) for number, column in enumerate(columns)]
     join = b"".join
-    made = join([blake2b(join(row), digest_size=_BYTES).digest() for row in zip(*framed, strict=True)])
+    made = join(
+        [blake2b(join(row), digest_size=_BYTES).digest() for row in zip(*framed, strict=True)]
+    )
     halves = np.frombuffer(made, ">u8").reshape(-1, 2)
     return Digests(halves[:, 0].astype(np.uint64), halves[:, 1].astype(np.uint64))
 

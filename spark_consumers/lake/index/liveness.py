@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from spark_consumers.lake.format.puffin import Vector, positions_of, read_vector
+from spark_consumers.lake.format.puffin import positions_of, read_vector
+from spark_consumers.lake.format.table_format import Vector
 from spark_consumers.lake.index.run_format import DataFile, Tables
 
 Bools = npt.NDArray[np.bool_]

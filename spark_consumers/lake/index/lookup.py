@@ -26,9 +26,7 @@ class Found:
         return len(self.wanted)
 
 
-def find(
-    runs: Sequence[RunReader], liveness: Liveness, wanted: Digests, counts: Int64s
-) -> Found:
+def find(runs: Sequence[RunReader], liveness: Liveness, wanted: Digests, counts: Int64s) -> Found:
     """For each digest as many living rows as wanted, or all if there are fewer. No digest may come twice.
 
     `runs`, the oldest first, are all that `liveness` knows. Of equal rows the newest are found first. Raises

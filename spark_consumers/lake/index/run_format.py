@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_consumers.lake.format.data_files import whole_file
-from spark_consumers.lake.format.puffin import Vector
+from spark_consumers.lake.format.table_format import Vector
 from spark_consumers.lake.index.digests import UInt64s
 
 RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("file", "<u4"), ("position", "<u4")])
@@ -76,7 +76,7 @@ def write_run(folder: str, name: str, records: Iterable[Records], tables: Tables
     fences: list[int] = []
     sums: list[int] = []
     count = 0
-    with whole_file(f"{folder}/{name}") as out:
+    with whole_file(str(Path(folder, name))) as out:
         out.write(_MAGIC)
         for block in _blocks(records):
             content = block.tobytes()
@@ -152,9 +152,7 @@ class RunReader:
         """The records of these blocks, `last` included."""
         size = BLOCK * RECORD.itemsize
         end = min((last + 1) * BLOCK, self.count)
-        content = self.read(
-            len(_MAGIC) + first * size, (end - first * BLOCK) * RECORD.itemsize
-        )
+        content = self.read(len(_MAGIC) + first * size, (end - first * BLOCK) * RECORD.itemsize)
         for number in range(first, last + 1):
             place = (number - first) * size
             if zlib.crc32(content[place : place + size]) != self.sums[number]:

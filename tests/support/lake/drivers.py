@@ -192,9 +192,13 @@ class Driver:
         for table in self.head.versions:
             kept = {t.snapshot_id for link in links for t in link.versions if t.path == table.path}
             yield from self._expire(table.path, kept)
-        yield "list files of quarantined rows"
-        found = [left for left in self.store.left() if left.kind is LeftoverKind.QUARANTINE]
-        named = takeover.names_of(links)
+        yield "list files of quarantined rows and of the index"
+        found = [
+            left
+            for left in self.store.left()
+            if left.kind in {LeftoverKind.QUARANTINE, LeftoverKind.INDEX}
+        ]
+        named = takeover.names_of(links, self.head)
         for left in found:
             if takeover.is_garbage(left, self.head, named, below=self.head.term + 1):
                 yield f"remove {left.path}"
