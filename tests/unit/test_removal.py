@@ -1,6 +1,7 @@
 """What an epoch removes from a table's files, by the functions of the executors: vectors, files that go, files rewritten."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -43,7 +44,7 @@ class Epochs:
             rows = write_data(where, columns, self.schema)
         deletes = removals = patches = None
         if counts:
-            gone = {"c0": pa.array([k for k, _ in counts], pa.int32())}
+            gone: dict[str, Any] = {"c0": pa.array([k for k, _ in counts], pa.int32())}
             gone |= {"c1": pa.array([v for _, v in counts]), "n": pa.array(counts.values())}
             removals = write_table(f"{scratch}/removals.parquet", pa.table(gone))
         elif remove:
@@ -52,10 +53,11 @@ class Epochs:
             deletes = FileInfo(path, len(remove), 0)
         if patch:
             # From the row of one key to another key, the value unsent.
-            columns = {"s0": pa.array(patch.keys(), pa.int32()), "c0": pa.array(patch.values())}
-            columns |= {"c1": pa.nulls(len(patch), pa.string()), "u0": [False] * len(patch)}
-            columns |= {"u1": [True] * len(patch)}
-            patches = write_table(f"{scratch}/patches.parquet", pa.table(columns))
+            fields: dict[str, Any] = {"s0": pa.array(patch.keys(), pa.int32())}
+            fields |= {"c0": pa.array(patch.values())}
+            fields |= {"c1": pa.nulls(len(patch), pa.string()), "u0": [False] * len(patch)}
+            fields |= {"u1": [True] * len(patch)}
+            patches = write_table(f"{scratch}/patches.parquet", pa.table(fields))
         return Staged("t", 0, 1, None, rows, deletes, patches, removals)
 
     def apply(self, *, small_files=MORE, **changes) -> None:
@@ -145,7 +147,7 @@ def test_a_file_without_living_rows_goes_with_its_vector(tmp_path):
 
 def test_many_small_files_become_one(tmp_path):
     table = Epochs(tmp_path)
-    rows = {}
+    rows: dict[int, str] = {}
     for number in range(12):
         new = dict.fromkeys(range(number * 3, number * 3 + 6), f"{number}")
         table.apply(add=list(new.items()), remove=[k for k in new if k in rows], small_files=4)
