@@ -23,6 +23,7 @@ class Draft:
     base: int
     runs: tuple[Run, ...] | None
     removed: Removed = field(init=False)
+    is_found: bool = False
     done: list[Completed] = field(default_factory=list)
     damage: str = ""
 
@@ -36,6 +37,7 @@ class Draft:
         """Build the index, and then do everything again, with files of other names."""
         self.target, self.runs = target, None
         self.removed, self.done, self.damage = Removed(target.name), [], ""
+        self.is_found = False
 
     @property
     def rows(self) -> list[FileInfo]:
@@ -50,7 +52,7 @@ class Draft:
 
     def found(self, removed: Removed) -> None:
         """Take what was found."""
-        self.removed, self.damage = removed, removed.damage
+        self.removed, self.damage, self.is_found = removed, removed.damage, True
         if removed.runs is not None:
             self.runs = removed.runs
 

@@ -11,8 +11,9 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
@@ -27,14 +28,19 @@ from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
 from spark_consumers.lake.epoch.plan import EpochPlan, Pace, choose, tasks
 from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
-from spark_consumers.lake.epoch.removal import check_found, run_removal
+from spark_consumers.lake.epoch.removal import (
+    Removed,
+    StageTask,
+    check_found,
+    run_removal,
+    run_stage,
+)
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
+    RangeTask,
     Staged,
     Target,
     in_order,
-    run_compose,
-    run_range,
     total_changes,
 )
 from spark_consumers.lake.format.data_files import Stage
@@ -161,10 +167,10 @@ class EpochWriter:
 
             made = self._each_of(plan, list(following.items()), target)
             targets = dict(zip(following, made, strict=True))
-            plan, staged = self._stage(plan, targets, status, late, scratch, polled)
+            plan, staged, removed = self._stage(plan, targets, status, late, scratch, polled)
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
-            tables = self._write_tables(plan, targets, stage, staged, timings)
+            tables = self._write_tables(plan, targets, stage, staged, removed, timings)
             timings.write = time.monotonic() - began - timings.stage
             manifest = head.next(
                 self._clock.now(),
@@ -208,21 +214,34 @@ class EpochWriter:
         late: Mapping[str, Sequence[CutPoint]],
         scratch: Path,
         polled: Collection[str],
-    ) -> tuple[EpochPlan, dict[str, Staged]]:
-        """Read and write everything; the staged files by table, and the plan with the partitions that they showed."""
+    ) -> tuple[EpochPlan, dict[str, Staged], dict[str, Removed]]:
+        """Read and write everything: the plan with the partitions that came; the staged files by table, and what they remove."""
         addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
         work = tasks(plan, targets, addresses, late, str(scratch))
+        indexes = {
+            name: (runs, _small_files(name))
+            for name, table in plan.tables.items()
+            if (runs := _runs(table)) is not None
+        }
         found: dict[str, list[Staged]] = defaultdict(list)
+        removed: dict[str, Removed] = {}
         mismatches: list[SchemaMismatch] = []
         faults: list[TableFault] = []
-        for part in self._run(run_range, work, plan):
-            for one in part:
+
+        def stage(work: Sequence[RangeTask | ComposeTask]) -> Iterator[Staged]:
+            tasks_ = [_stage_task(task, indexes) for task in work]
+            for one, gone in chain.from_iterable(self._run(run_stage, tasks_, plan)):
                 if isinstance(one, SchemaMismatch):
                     mismatches.append(one)
                 elif isinstance(one, TableFault):
                     faults.append(one)
                 else:
-                    found[one.table].append(one)
+                    if gone is not None:
+                        removed[one.table] = gone
+                    yield one
+
+        for one in stage(work):
+            found[one.table].append(one)
         if faults:
             raise TableFaultsError(faults, plan.tables)
         came = {n: frozenset[int]().union(*(p.partitions for p in ps)) for n, ps in found.items()}
@@ -249,9 +268,12 @@ class EpochWriter:
             for name, target in targets.items()
             if target.retry_quarantined and target.quarantine_files and name not in found
         ]
-        for one in self._run(run_compose, composing, plan):
+        for one in stage(composing):
             found[one.table] = [one]
-        return replace(plan, tables=tables), {name: part for name, (part,) in found.items()}
+        if faults:
+            raise TableFaultsError(faults, plan.tables)
+        staged = {name: part for name, (part,) in found.items()}
+        return replace(plan, tables=tables), staged, removed
 
     def _extended(self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]]) -> EpochPlan:
         """The plan with the columns that these tables got; their Iceberg tables get them here."""
@@ -318,6 +340,7 @@ class EpochWriter:
         targets: Mapping[str, Target],
         stage: Stage,
         staged: Mapping[str, Staged],
+        removed: Mapping[str, Removed],
         timings: Timings,
     ) -> dict[str, TableVersion]:
         """Complete what the tables have to complete, and make each table's write."""
@@ -330,6 +353,8 @@ class EpochWriter:
             for name, part in staged.items()
             if part.changes_table
         }
+        for name, gone in removed.items():
+            drafts[name].found(gone)
         todo = list(drafts)
         for again in range(_BUILDS):
             self._build_indexes(plan, drafts, todo, stage, scratch)
@@ -363,10 +388,10 @@ class EpochWriter:
         self, plan: EpochPlan, drafts: Mapping[str, Draft], names: Sequence[str], scratch: str
     ) -> list[str]:
         """Find what these tables remove, complete their rows, add them to their indexes; those whose index is damaged."""
-        found = self._run(
-            run_removal, [drafts[name].removal(scratch, _small_files(name)) for name in names], plan
-        )
-        for one in found:
+        unknown = [
+            drafts[n].removal(scratch, _small_files(n)) for n in names if not drafts[n].is_found
+        ]
+        for one in self._run(run_removal, unknown, plan):
             drafts[one.table].found(one)
         work = [task for name in names for task in drafts[name].completing()]
         for done in self._run(run_complete, work, plan):
@@ -487,3 +512,10 @@ def _runs(table: TableVersion) -> tuple[Run, ...] | None:
 
 def _small_files(name: str) -> int:
     return _COMPACT_FILES + crc32(name.encode()) % _COMPACT_FILES
+
+
+def _stage_task(
+    task: RangeTask | ComposeTask, indexes: Mapping[str, tuple[tuple[Run, ...], int]]
+) -> StageTask:
+    whole = {task.target.name} if isinstance(task, ComposeTask) else task.whole
+    return StageTask(task, {name: indexes[name] for name in whole if name in indexes})

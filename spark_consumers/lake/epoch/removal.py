@@ -8,7 +8,7 @@ Every removal must find its rows: anything else means that the table and the log
 never a lost or additional row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,14 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from spark_consumers.fold.row_codes import row_codes
-from spark_consumers.lake.epoch.stage import Staged, Target
+from spark_consumers.lake.epoch.stage import (
+    ComposeTask,
+    RangeTask,
+    Staged,
+    Target,
+    run_compose,
+    run_range,
+)
 from spark_consumers.lake.format.data_files import read_data, read_partial, write_partial
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import FileInfo, Vector
@@ -31,6 +38,8 @@ from spark_consumers.lake.index.run_format import (
     RunReader,
     open_runs,
 )
+from spark_consumers.lake.tables.fault import TableFault, fault_of
+from spark_consumers.lake.tables.schema_match import SchemaMismatch
 from walsender_bridge.errors import CorruptError
 
 #: A data file of less is small: many of them become one.
@@ -82,6 +91,53 @@ class Removed:
     runs: tuple[Run, ...] | None = None
 
 
+@dataclass(frozen=True)
+class StageTask:
+    """Stage changes, and find at once what they remove from tables whose changes are all in this task.
+
+    `indexes`: for each of these tables its index, if it has one, and how many small files it may have.
+    """
+
+    stage: RangeTask | ComposeTask
+    indexes: Mapping[str, tuple[tuple[Run, ...], int]]
+
+    @property
+    def target(self) -> Target | None:
+        """Its one table."""
+        return self.stage.target if isinstance(self.stage, ComposeTask) else None
+
+    @property
+    def targets(self) -> dict[str, Target]:
+        """Its tables by name."""
+        stage = self.stage
+        found = (stage.target,) if isinstance(stage, ComposeTask) else stage.targets
+        return {target.name: target for target in found}
+
+
+def run_stage(
+    task: StageTask,
+) -> list[tuple[Staged | SchemaMismatch | TableFault, "Removed | None"]]:
+    """Carry out the task; for each table what was staged, and what that removes, if it was looked for."""
+    stage, targets = task.stage, task.targets
+    staged: Sequence[Staged | SchemaMismatch | TableFault]
+    staged = [run_compose(stage)] if isinstance(stage, ComposeTask) else run_range(stage)
+    found: list[tuple[Staged | SchemaMismatch | TableFault, Removed | None]] = []
+    for one in staged:
+        if not isinstance(one, Staged) or one.partial or one.table not in task.indexes:
+            found.append((one, None))
+            continue
+        runs, small_files = task.indexes[one.table]
+        work = RemovalTask(targets[one.table], one, runs, stage.scratch, small_files)
+        try:
+            found.append((one, run_removal(work) if one.changes_table else None))
+        except Exception as error:
+            fault = fault_of(one.table, error)
+            if fault is None:
+                raise
+            found.append((fault, None))
+    return found
+
+
 def run_removal(task: RemovalTask) -> Removed:
     """Carry out the task."""
     try:
@@ -92,7 +148,9 @@ def run_removal(task: RemovalTask) -> Removed:
 
 def _removed(task: RemovalTask) -> Removed:
     target, staged = task.target, task.staged
-    with open_runs(target.folder, [run.name for run in task.runs]) as runs:
+    # With the table, the index starts over.
+    old = () if staged.truncated else task.runs
+    with open_runs(target.folder, [run.name for run in old]) as runs:
         liveness = Liveness(target.folder, [run.tables for run in runs])
         found = _found(task, liveness, runs)
         patched = _patches(task, liveness, found) if staged.patches else ()
@@ -106,7 +164,7 @@ def _removed(task: RemovalTask) -> Removed:
         known = {file.name: file for file in liveness.current()}
         gone = [known[name] for name, each in removed.items() if len(each) == known[name].rows]
         living = [file for name, file in known.items() if file not in gone]
-        rewritten = [] if staged.truncated else _to_rewrite(task, living, liveness, removed)
+        rewritten = _to_rewrite(task, living, liveness, removed)
         rewrites = _rewrites(task, rewritten, liveness, removed)
     gone += rewritten
     away = {file.name for file in gone}
@@ -125,7 +183,7 @@ def _removed(task: RemovalTask) -> Removed:
     if patched or rewrites:
         return result
     rows = [staged.rows] if staged.rows else []
-    return replace(result, runs=indexed(target, task.runs, rows, result))
+    return replace(result, runs=indexed(target, old, rows, result))
 
 
 def indexed(
