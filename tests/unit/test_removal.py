@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from spark_consumers.lake.epoch import removal
 from spark_consumers.lake.epoch.removal import RemovalTask, run_removal
 from spark_consumers.lake.epoch.stage import Staged, Target
 from spark_consumers.lake.format.data_files import Stage, write_data, write_partial, write_table
@@ -157,19 +158,19 @@ def test_many_small_files_become_one(tmp_path):
     assert any("rewritten" in name for name in table.disk.files)
 
 
-def test_files_that_are_half_dead_are_rewritten_when_half_of_the_table_is(tmp_path):
+def test_a_large_file_that_is_half_dead_is_rewritten(tmp_path, monkeypatch):
+    monkeypatch.setattr(removal, "SMALL", 0)
     table = Epochs(tmp_path)
     table.apply(add=[(k, "a") for k in range(100)])
     table.apply(add=[(k, "b") for k in range(100, 150)])
-    table.apply(remove=list(range(60)))
+    table.apply(remove=list(range(50)))
     assert len(table.disk.files) == 2
     assert len(table.disk.vectors) == 1
-    table.apply(remove=list(range(60, 80)))
-    # More than half of all: the first file has 20 of its rows left.
-    assert sorted(f.rows for f in table.disk.files.values()) == [20, 50]
-    assert not table.disk.vectors
+    table.apply(remove=[50, 120])
+    assert sorted(f.rows for f in table.disk.files.values()) == [49, 50]
+    assert [v.rows for v in table.disk.vectors.values()] == [1]
     table.apply(remove=[80, 100])
-    assert len(table.rows()) == 68
+    assert len(table.rows()) == 96
 
 
 def test_a_damaged_index_is_told_and_nothing_is_removed(tmp_path):

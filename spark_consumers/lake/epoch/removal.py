@@ -273,7 +273,7 @@ def _to_rewrite(
 ) -> list[DataFile]:
     """The data files whose living rows go into new ones.
 
-    Small ones, if they are many; and those that are half dead, if half of the table is.
+    Small ones, if they are many; and others that are half dead.
     """
 
     def dead(file: DataFile) -> int:
@@ -283,12 +283,8 @@ def _to_rewrite(
         return 0 if vector is None else vector.rows
 
     small = [file for file in files if file.size < SMALL]
-    chosen = small if len(small) > task.small_files else []
-    total = sum(dead(file) for file in files)
-    if 2 * total > sum(file.rows for file in files):
-        half = [f for f in files if 2 * dead(f) > f.rows and f not in chosen]
-        chosen = [*chosen, *half]
-    return chosen
+    half_dead = [f for f in files if f.size >= SMALL and 2 * dead(f) > f.rows]
+    return [*(small if len(small) > task.small_files else ()), *half_dead]
 
 
 def _rewrites(
