@@ -19,6 +19,9 @@ from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.newest import PublishedLink, is_lost, lost
 from walsender_bridge.errors import CorruptError, TusklineError
 
+_INDEX_REPAIR = (
+    "no action is needed: the lake's driver builds the table's row index again when it needs it"
+)
 #: Which file (relative to the lake), how many of how many.
 Progress = Callable[[str, int, int], None]
 
@@ -57,6 +60,7 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
         found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
     if newest is not None:
         found.errors += _lost_snapshots(root, newest)
+        found.errors += _lost_runs(chain, root, newest)
     found.errors += _wrong_hints(root)
     files = sorted(_files(root))
     for done, file in enumerate(files):
@@ -79,7 +83,9 @@ def _recorded(chain: Chain, found: VerifyResult) -> PublishedLink | None:
 def _files(root: Path) -> Iterator[Path]:
     """The files of all tables, and those that checksums say were there."""
     places = [
-        table / name for table in folders(root) for name in ("metadata", "data", "quarantine")
+        table / name
+        for table in folders(root)
+        for name in ("metadata", "data", "quarantine", "index")
     ]
     for file in (file for place in places for file in place.glob("*")):
         sealed = checksums.file_of(file)
@@ -97,7 +103,8 @@ def _verify_file(file: Path, found: VerifyResult) -> None:
         found.unsealed += not sealed
     except CorruptError as error:
         if file.exists() or checksums.sums_of(file).exists():
-            found.errors.append(error)
+            repair = _INDEX_REPAIR if file.parent.name == "index" else error.repair
+            found.errors.append(CorruptError(error.what, where=error.where, repair=repair))
     except FileNotFoundError:
         return
     except OSError as error:
@@ -142,6 +149,18 @@ def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:
             yield CorruptError("the manifest list is missing", where=str(lists))
 
 
+def _lost_runs(chain: Chain, root: Path, manifest: Manifest) -> list[TusklineError]:
+    """Runs of the row index that are not there, unless a newer link needs them no more."""
+    files = [root / table.path / name for table in manifest.versions for name in table.index_files]
+    lost = [file for file in files if not file.exists()]
+    head = chain.head() if lost else None
+    if head is None or head.link != manifest.link:
+        return []
+    return [
+        CorruptError("the file is missing", where=str(file), repair=_INDEX_REPAIR) for file in lost
+    ]
+
+
 def _manifest_list(folder: Path, snapshot: int) -> Path:
     versions = versions_in(folder)
     if not versions:
@@ -162,7 +181,8 @@ def _miscounted(
     """Tables of this link that have other rows than it tells, except where files are known to be damaged."""
     for name, table in [*manifest.tables.items(), *manifest.copies.items()]:
         folder = str(chain.root / table.path)
-        if any(where == folder or where.startswith(f"{folder}/") for where in damaged):
+        readers = [where for where in damaged if not where.startswith(f"{folder}/index/")]
+        if any(where == folder or where.startswith(f"{folder}/") for where in readers):
             continue
         repair = f"copy it again: tuskline table resync {name}"
         try:

@@ -124,7 +124,7 @@ def test_compaction_changes_files_and_no_rows(pipeline, database, monkeypatch):
             "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
         )
         assert_equal(database.dsn, pipeline.flush())
-    names = {file.name for file in pipeline.lake.glob("tables/*/*/*/data/*-compacted-*")}
+    names = {file.name for file in pipeline.lake.glob("tables/*/*/*/data/*-rewritten-*")}
     assert names
     for manifest in open_chain(pipeline.lake).links():
         if manifest.readable:

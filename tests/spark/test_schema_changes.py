@@ -20,7 +20,7 @@ def paths(pipeline):
 
 
 def test_14_a_plain_new_column_is_taken_as_it_is(pipeline, database, monkeypatch):
-    monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 3)
+    monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 2)
     before, old = paths(pipeline), pipeline.flush()
     # In the middle of a transaction, which also changes another table.
     database.execute(
@@ -50,7 +50,7 @@ def test_14_a_plain_new_column_is_taken_as_it_is(pipeline, database, monkeypatch
             f"INSERT INTO bag (a, extra) VALUES ({turn}, now())",
         )
         assert_equal(database.dsn, pipeline.flush())
-    assert list(pipeline.lake.glob("tables/*/*/*/data/*-compacted-*"))
+    assert list(pipeline.lake.glob("tables/*/*/*/data/*-rewritten-*"))
     assert paths(pipeline) == before
     assert_no_orphans(pipeline.spark, pipeline.lake)
 

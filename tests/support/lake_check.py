@@ -43,6 +43,8 @@ def assert_no_orphans(spark, lake):
     for path, snapshot in snapshots:
         for file in tables.scan(str(chain.root / path), snapshot):
             wanted |= {file.path, *file.deletes}
+            if file.vector is not None:
+                wanted.add(str(chain.root / path / file.vector.puffin))
     places = [table / "data" for table in folders(chain.root)]
     sealed = {str(file) for place in places for file in place.glob(".*.crc")}
     assert sealed == {str(sums_of(Path(file))) for file in wanted}

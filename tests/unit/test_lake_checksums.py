@@ -3,12 +3,14 @@
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyroaring import BitMap64
 from typer.testing import CliRunner
 
 from spark_consumers.lake.format import avro
@@ -22,6 +24,9 @@ from spark_consumers.lake.format.checksums import (
     seal,
     sums_of,
 )
+from spark_consumers.lake.format.puffin import write_vectors
+from spark_consumers.lake.format.table_format import Vector
+from spark_consumers.lake.index.run_format import Tables, write_run
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion, open_chain
 from tests.support import avro_file
 from walsender_bridge.cli.app import app
@@ -151,7 +156,8 @@ def table_files(table: Path, ids: list[int], told: int | None = None) -> None:
     for name, values in rows.items():
         (table / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"id": values}), table / name)
-    entry = {"content": "int", "file_path": "string", "record_count": "long"}
+    entry: dict[str, Any] = {"content": "int", "file_path": "string"}
+    entry |= {"record_count": "long", "file_size_in_bytes": "long"}
     fields = {"status": "int", "sequence_number": ["null", "long"], "data_file": entry}
     fields["data_file"] = avro_file.record("file", entry)
     for number, (content, name, count) in enumerate(
@@ -159,6 +165,7 @@ def table_files(table: Path, ids: list[int], told: int | None = None) -> None:
     ):
         path = f"file://{table}/data/{name}.parquet"
         one = {"content": content, "file_path": path, "record_count": count}
+        one["file_size_in_bytes"] = 1
         row = {"status": 1, "sequence_number": None, "data_file": one}
         avro_file.write(table / f"metadata/m{number}.avro", fields, [row])
     avro_file.write(
@@ -317,3 +324,72 @@ def test_lake_verify_counts_the_rows_of_the_newest_epoch(
     (error,) = record["errors"]
     assert said in f"{error['where']}: {error['what']}"
     assert "table resync shop.public.t" in error["repair"]
+
+
+def table_with_vectors(table: Path, vectors: list[Vector]) -> None:
+    """Five rows, and these vectors."""
+    table_files(table, [1, 2, 3, 4, 5])
+    entry: dict[str, Any] = {"content": "int", "file_path": "string"}
+    numbers = ("record_count", "file_size_in_bytes", "content_offset", "content_size_in_bytes")
+    entry |= dict.fromkeys(numbers, "long") | {"referenced_data_file": "string"}
+    fields = {"status": "int", "sequence_number": ["null", "long"]}
+    rows = []
+    for vector in vectors:
+        values = (vector.rows, vector.size, vector.offset, vector.length)
+        one = {"content": 1, "file_path": str(table / vector.puffin)}
+        one |= dict(zip(numbers, values, strict=True))
+        one["referenced_data_file"] = str(table / vector.file)
+        rows.append({"status": 1, "sequence_number": None, "data_file": one})
+    path = table / "metadata" / "m1.avro"
+    avro_file.write(path, {**fields, "data_file": avro_file.record("file", entry)}, rows)
+    sums_of(path).unlink()
+    seal(path)
+
+
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        ([[1]], None),
+        ([[1, 2]], "its manifest has 4 rows at epoch 5, but its files have 3"),
+        ([[7]], "a deletion vector has position 7 of 5 rows"),
+        ([[1], [2]], "a data file has two deletion vectors"),
+        (["other"], "is of a data file that the table does not have"),
+        (["count"], "has 1 positions, but its manifest records 2"),
+    ],
+)
+def test_lake_verify_reads_the_deletion_vectors(
+    lake: Path, positions: Any, said: str | None
+) -> None:
+    table = lake / "tables" / "shop" / "public" / "t"
+    made = []
+    for number, some in enumerate(positions):
+        rows = BitMap64([1] if isinstance(some, str) else some)
+        file = "data/other.parquet" if some == "other" else "data/a.parquet"
+        (vector,) = write_vectors(str(table), f"{number}.puffin", {file: rows})
+        made.append(replace(vector, rows=2) if some == "count" else vector)
+    table_with_vectors(table, made)
+    code, record = verified(lake)
+    assert [said in error["what"] for error in record["errors"]] == [True] * (said is not None)
+    assert code == (0 if said is None else Cause.CORRUPT)
+
+
+@pytest.mark.parametrize("damage", ["flip", "gone"])
+def test_lake_verify_names_a_damaged_run_which_no_reader_needs(lake: Path, damage: str) -> None:
+    chain = open_chain(lake)
+    head = chain.head()
+    assert head is not None
+    (name, table), *_ = head.tables.items()
+    file = lake / table.path / "index" / "a.run"
+    write_run(str(lake / table.path), "index/a.run", [], Tables())
+    known = replace(table, runs=(("index/a.run", 1),))
+    chain.publish(head.next(head.steady_at, tables={name: known}), head)
+    assert verified(lake)[0] == 0
+    if damage == "flip":
+        file.write_bytes(b"x" + file.read_bytes()[1:])
+    else:
+        remove(file)
+    code, record = verified(lake)
+    assert code == Cause.CORRUPT
+    (error,) = record["errors"]
+    assert error["where"] == str(file)
+    assert "builds the table's row index again" in error["repair"]

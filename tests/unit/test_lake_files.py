@@ -8,8 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyroaring import BitMap64
 
 from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
+from spark_consumers.lake.epoch.removal import PatchedRows, Rewrite
 from spark_consumers.lake.epoch.stage import Target
 from spark_consumers.lake.format.checksums import sums_of
 from spark_consumers.lake.format.data_files import (
@@ -19,7 +21,8 @@ from spark_consumers.lake.format.data_files import (
     write_partial,
     write_table,
 )
-from spark_consumers.lake.format.table_format import ScanFile
+from spark_consumers.lake.index.build import Identity, bitmaps_table
+from spark_consumers.lake.index.run_format import DataFile
 from walsender_bridge.errors import CorruptError, UnavailableError
 
 TABLE = pa.table({"id": pa.array(range(1000))})
@@ -114,16 +117,32 @@ def test_37_files_have_their_names_only_when_they_are_durable(tmp_path, monkeypa
 def test_33_no_other_rows_are_read_than_were_written(tmp_path):
     """Damage that Parquet does not see: here, a whole file of the same columns."""
     folder = tmp_path / "data"
-    target = Target("s.p.t", "p.t", f"{folder}/new", TABLE.schema, TABLE.schema, ("id",), 0, 1)
-    files = [write_table(f"{folder}/{name}.parquet", TABLE) for name in ("rows", "gone")]
-    rows, gone = (Path(file.path) for file in files)
-    for damaged in (rows, gone):
-        good = damaged.read_bytes()
-        pq.write_table(TABLE.slice(1), damaged)
-        with pytest.raises(CorruptError, match=damaged.name):
-            read_data(damaged)
-        scanned = ScanFile(str(rows), files[0].size, (str(gone),))
-        with pytest.raises(CorruptError, match=damaged.name):
-            run_complete(CompleteTask(target, 0, (scanned,), compact=True))
-        damaged.write_bytes(good)
-    assert run_complete(CompleteTask(target, 0, (scanned,), compact=True)).compacted is None
+    prefix = f"{folder}/{STAGE}"
+    target = Target("s.p.t", "p.t", prefix, TABLE.schema, TABLE.schema, ("id",), 0, 1)
+    made = write_table(f"{folder}/rows.parquet", TABLE)
+    rows = DataFile("data/rows.parquet", made.rows, made.size)
+    removed = bitmaps_table({rows.name: BitMap64(range(10))})
+    rewrite = Rewrite((rows,), write_partial(f"{tmp_path}/removed.arrow", removed))
+    places = pa.table({"patch": [0], "file": [0], "position": [7]})
+    patches = write_table(f"{tmp_path}/patches.parquet", pa.table({"c0": [1], "u0": [True]}))
+    patched = PatchedRows((rows,), write_partial(f"{tmp_path}/places.arrow", places))
+    tasks = [
+        CompleteTask(target, 0, rewrite=rewrite),
+        CompleteTask(target, 0, patched=patched, patches=patches.path),
+    ]
+    path = Path(made.path)
+    good = path.read_bytes()
+    pq.write_table(TABLE.slice(1), path)
+    identity = Identity.of(target.key, target.file_schema)
+    for read in (
+        lambda: read_data(path),
+        lambda: identity.of_file(str(path)),
+        lambda: run_complete(tasks[0]),
+        lambda: run_complete(tasks[1]),
+    ):
+        with pytest.raises(CorruptError, match=path.name):
+            read()
+    path.write_bytes(good)
+    done = [run_complete(task).rows for task in tasks]
+    found = [pq.read_table(file.path)["id"].to_pylist() for file in done if file is not None]
+    assert found == [list(range(10, 1000)), [7]]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.decode.types import from_text
 from spark_consumers.lake.epoch import quarantine
-from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
 from spark_consumers.lake.epoch.quarantined_rows import rows_of, skip
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
@@ -24,10 +22,10 @@ from spark_consumers.lake.epoch.stage import (
     run_compose,
     write_fold,
 )
-from spark_consumers.lake.format.data_files import write_data
-from spark_consumers.lake.format.table_format import ROW_ID, ScanFile
+from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.table_version import TableVersion
 from tests.support.change_entries import UNCHANGED, Table, cut, delete, insert, transactions, update
+from tests.support.lake.table_on_disk import TableOnDisk
 from tests.support.pgoutput_messages import truncate
 from walsender_bridge.errors import CorruptError
 
@@ -88,7 +86,8 @@ class Lake:
         self.folder, self.table = folder, table
         self.key = ("k",) if table is KEYED else ()
         self.files_schema = COLUMNS if self.key else COLUMNS.append(pa.field(ROW_ID, pa.string()))
-        self.rows = pa.table([pa.array([], f.type) for f in self.files_schema], self.files_schema)
+        self.rows = self.files_schema.empty_table()
+        self.disk = TableOnDisk(folder / "t")
         self.version = TableVersion("t", "", 1, "", self.key, (), 0, 0, 0, 1)
         self.epoch = 0
 
@@ -130,39 +129,13 @@ class Lake:
         self._publish(target, run_compose(task), scratch)
 
     def _publish(self, target: Target, staged: Staged, scratch: str) -> None:
-        before = write_data(f"{scratch}/before.parquet", self.rows.columns, self.files_schema)
-        scanned = () if before is None else (ScanFile(before.path, before.size, ()),)
-        done = run_complete(
-            CompleteTask(
-                target,
-                0,
-                scanned,
-                patches=staged.patches.path if staged.patches else None,
-                rows=staged.rows.path if staged.patches and staged.rows else None,
-                removals=staged.removals.path if staged.removals else None,
-            )
-        )
-        if staged.patches:
-            assert done.patched == staged.patches.rows
-        gone: set[Any] = set()
-        if staged.deletes:
-            gone = set(pq.read_table(staged.deletes.path).column(0).to_pylist())
-        if staged.removals:
-            counts = pq.read_table(staged.removals.path).column("n").to_pylist()
-            for number, count in enumerate(counts):
-                assert len(done.gone[number]) == count
-                gone |= set(done.gone[number])
-        identity = self.rows.column(self.key[0] if self.key else ROW_ID).to_pylist()
-        kept = [not staged.truncated and i not in gone for i in identity]
-        added = done.rows if staged.patches else staged.rows
-        parts = [self.rows.filter(pa.array(kept, pa.bool_()))]
-        if added:
-            parts.append(pq.read_table(added.path).cast(self.files_schema))
         count = (0 if staged.truncated else len(self.rows)) + staged.added
-        self.rows = pa.concat_tables(parts)
+        files = 1 if self.epoch % 2 else 8
+        completed = self.disk.apply(target, staged, scratch, small_files=files)
+        self.rows = self.disk.rows(self.files_schema)
         assert len(self.rows) == count
         self.version = quarantine.with_quarantined(
-            self.version, [staged.quarantined, done.quarantined]
+            self.version, [staged.quarantined, *(done.quarantined for done in completed)]
         )
 
     def found(self) -> tuple[Counter[Row], Counter[Row]]:

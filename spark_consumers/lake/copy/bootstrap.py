@@ -20,9 +20,10 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -32,7 +33,14 @@ from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_ty
 from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
 from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, quarantines, with_quarantined
 from spark_consumers.lake.format import checksums
-from spark_consumers.lake.format.table_format import ROW_ID, TableFormat, TableWrite
+from spark_consumers.lake.format.table_format import (
+    ROW_ID,
+    FileInfo,
+    ScanFile,
+    TableFormat,
+    TableWrite,
+)
+from spark_consumers.lake.index import build as index
 from spark_consumers.lake.manifest.chain import COPIED, TableVersion
 from spark_consumers.lake.manifest.table_version import Column
 from spark_consumers.lake.manifest.takeover import folder_of
@@ -219,10 +227,11 @@ class TableCopier:
             apart=QuarantineOfCopy(name, prefix, columns, snapshot.lsn) if apart else None,
         )
         _remove_others(Path(folder) / "data", request.term, {file.path for file in files})
-        # Version 0: a copy is of no range of the log.
-        write = TableWrite(0, None, key or (ROW_ID,), "", files)
-        made = self._format.write(folder, request.term, write).snapshot
         rows = sum(file.rows for file in files)
+        # Version 0: a copy is of no range of the log.
+        write = TableWrite(0, None, "", files, count=rows)
+        made = self._format.write(folder, request.term, write).snapshot
+        indexed = self._indexed(folder, request.term, key, files)
         seconds = round(time.monotonic() - began, 3)
         log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
         version = TableVersion(
@@ -241,8 +250,34 @@ class TableCopier:
             system_id=snapshot.system_id,
             timeline=snapshot.timeline,
             shape=shape.dump(),
+            runs=tuple((run.name, run.weight) for run in indexed.runs),
         )
         return with_quarantined(version, quarantined)
+
+    def _indexed(
+        self, folder: str, term: int, key: tuple[str, ...], files: Collection[FileInfo]
+    ) -> index.Whole:
+        """The row index of the copy."""
+        context = self._spark.sparkContext
+
+        def run(function: Callable[[Any], Any], work: Sequence[Any]) -> list[Any]:
+            found: list[Any] = context.parallelize(work, len(work)).map(function).collect()
+            return found
+
+        schema = self._format.schemas(folder)[1]
+        scratch = f"{folder}/index/.copy-t{term}-part"
+        whole = index.build(
+            run,
+            folder,
+            index.Identity.of(key, schema),
+            key or (ROW_ID,),
+            [ScanFile(file.path, file.size, file.rows) for file in files],
+            name=f"copy-t{term}-index",
+            scratch=scratch,
+        )
+        for part in Path(folder, "index").glob(f".copy-t{term}-part.*"):
+            checksums.remove(part)
+        return whole
 
 
 def _shapes(source: Source, snapshot: ExportedSnapshot) -> Publication:

@@ -11,8 +11,9 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
@@ -22,29 +23,30 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, text_columns
 from spark_consumers.lake.concurrently import each
-from spark_consumers.lake.epoch.complete import (
-    Completed,
-    CompleteTask,
-    check_found,
-    in_groups,
-    narrowed,
-    removed,
-    run_complete,
-)
+from spark_consumers.lake.epoch.complete import run_complete, run_index
+from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
 from spark_consumers.lake.epoch.plan import EpochPlan, Pace, choose, tasks
 from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
+from spark_consumers.lake.epoch.removal import (
+    Removed,
+    StageTask,
+    check_found,
+    run_removal,
+    run_stage,
+)
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
+    RangeTask,
     Staged,
     Target,
     in_order,
-    run_compose,
-    run_range,
     total_changes,
 )
-from spark_consumers.lake.format.data_files import Stage, write_data
-from spark_consumers.lake.format.table_format import ROW_ID, TableFormat, TableWrite
+from spark_consumers.lake.format.data_files import Stage
+from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
+from spark_consumers.lake.index import build as index
+from spark_consumers.lake.index.run_format import Run
 from spark_consumers.lake.manifest.chain import LIVE, Chain, Manifest, TableVersion
 from spark_consumers.lake.tables import fault as table_fault
 from spark_consumers.lake.tables import noticed
@@ -52,15 +54,16 @@ from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
 from walsender_bridge.change_log.client import CutPoint, LogStatus
+from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.pgoutput import Column
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
-#: A table is rewritten without its files of deletes when there are more than this, and more for each
-#: further `_COMPACT_BYTES` of data: then the rewriting stays a small part of the work. Tables differ by up
-#: to as much again, so that they do not all come due in one epoch.
+#: Small data files of a table become one when there are more than this. Tables differ by up to as much again, so that
+#: they do not all come due in one epoch.
 _COMPACT_FILES = 8
-_COMPACT_BYTES = 32 << 20
+#: How often the index of a table is built before the table's trouble is taken for damage of its files.
+_BUILDS = 2
 
 log = logs.logger()
 
@@ -123,6 +126,8 @@ class EpochWriter:
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
         self._wrote_one = threading.Event()
+        #: The row index of what was written, by path and snapshot, for as long as its epoch may be repeated.
+        self._indexes: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
 
     def write(
         self,
@@ -162,10 +167,10 @@ class EpochWriter:
 
             made = self._each_of(plan, list(following.items()), target)
             targets = dict(zip(following, made, strict=True))
-            plan, staged = self._stage(plan, targets, status, late, scratch, polled)
+            plan, staged, removed = self._stage(plan, targets, status, late, scratch, polled)
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
-            tables = self._write_tables(plan, targets, stage, staged, timings)
+            tables = self._write_tables(plan, targets, stage, staged, removed, timings)
             timings.write = time.monotonic() - began - timings.stage
             manifest = head.next(
                 self._clock.now(),
@@ -182,6 +187,7 @@ class EpochWriter:
             self._unchanged(status)
             self._chain.publish(manifest, head)
             self._pace.published(plan)
+            self._indexes.clear()
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         fail_point.hit("after-manifest")
@@ -208,21 +214,34 @@ class EpochWriter:
         late: Mapping[str, Sequence[CutPoint]],
         scratch: Path,
         polled: Collection[str],
-    ) -> tuple[EpochPlan, dict[str, Staged]]:
-        """Read and write everything; the staged files by table, and the plan with the partitions that they showed."""
+    ) -> tuple[EpochPlan, dict[str, Staged], dict[str, Removed]]:
+        """Read and write everything: the plan with the partitions that came; the staged files by table, and what they remove."""
         addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
         work = tasks(plan, targets, addresses, late, str(scratch))
+        indexes = {
+            name: (runs, _small_files(name))
+            for name, table in plan.tables.items()
+            if (runs := _runs(table)) is not None
+        }
         found: dict[str, list[Staged]] = defaultdict(list)
+        removed: dict[str, Removed] = {}
         mismatches: list[SchemaMismatch] = []
         faults: list[TableFault] = []
-        for part in self._run(run_range, work, plan):
-            for one in part:
+
+        def stage(work: Sequence[RangeTask | ComposeTask]) -> Iterator[Staged]:
+            tasks_ = [_stage_task(task, indexes) for task in work]
+            for one, gone in chain.from_iterable(self._run(run_stage, tasks_, plan)):
                 if isinstance(one, SchemaMismatch):
                     mismatches.append(one)
                 elif isinstance(one, TableFault):
                     faults.append(one)
                 else:
-                    found[one.table].append(one)
+                    if gone is not None:
+                        removed[one.table] = gone
+                    yield one
+
+        for one in stage(work):
+            found[one.table].append(one)
         if faults:
             raise TableFaultsError(faults, plan.tables)
         came = {n: frozenset[int]().union(*(p.partitions for p in ps)) for n, ps in found.items()}
@@ -249,9 +268,12 @@ class EpochWriter:
             for name, target in targets.items()
             if target.retry_quarantined and target.quarantine_files and name not in found
         ]
-        for one in self._run(run_compose, composing, plan):
+        for one in stage(composing):
             found[one.table] = [one]
-        return replace(plan, tables=tables), {name: part for name, (part,) in found.items()}
+        if faults:
+            raise TableFaultsError(faults, plan.tables)
+        staged = {name: part for name, (part,) in found.items()}
+        return replace(plan, tables=tables), staged, removed
 
     def _extended(self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]]) -> EpochPlan:
         """The plan with the columns that these tables got; their Iceberg tables get them here."""
@@ -318,95 +340,146 @@ class EpochWriter:
         targets: Mapping[str, Target],
         stage: Stage,
         staged: Mapping[str, Staged],
+        removed: Mapping[str, Removed],
         timings: Timings,
     ) -> dict[str, TableVersion]:
         """Complete what the tables have to complete, and make each table's write."""
         began = time.monotonic()
-        parts = list(staged.items())
-        scans = self._each_of(plan, parts, lambda name, part: self._scan(plan, targets[name], part))
-        completed: dict[str, list[Completed]] = defaultdict(list)
-        for one in self._run(run_complete, [task for scan in scans for task in scan], plan):
-            completed[one.table].append(one)
+        scratch = str(self._chain.staging / str(stage))
+        drafts = {
+            name: Draft(
+                targets[name], part, plan.tables[name].snapshot_id, _runs(plan.tables[name])
+            )
+            for name, part in staged.items()
+            if part.changes_table
+        }
+        for name, gone in removed.items():
+            drafts[name].found(gone)
+        todo = list(drafts)
+        for again in range(_BUILDS):
+            self._build_indexes(plan, drafts, todo, stage, scratch)
+            todo = self._complete(plan, drafts, todo, scratch)
+            if not todo:
+                break
+            for name in todo:
+                draft = drafts[name]
+                log.warning("row index is built again", table=name, reason=draft.damage)
+                prefix = f"{self._path(plan.tables[name])}/data/{stage}-again{again + 1}"
+                draft.begin_again(replace(draft.target, prefix=prefix))
+        if todo:
+            raise TableFaultsError(
+                [TableFault(n, CorruptError(drafts[n].damage, where=n)) for n in todo], plan.tables
+            )
         timings.complete = time.monotonic() - began
 
         def write(name: str, part: Staged) -> TableVersion:
             began = time.monotonic()
-            made = self._write_table(plan, targets[name], stage, part, completed[name])
+            made = self._write_table(plan, stage, part, drafts.get(name), targets[name])
             timings.tables[name] = round(time.monotonic() - began, 3)
             if not self._wrote_one.is_set():
                 self._wrote_one.set()
                 fail_point.hit("table-written")
             return made
 
-        written = self._each_of(plan, parts, write)
+        written = self._each_of(plan, list(staged.items()), write)
         return {**plan.tables, **dict(zip(staged, written, strict=True))}
 
-    def _scan(self, plan: EpochPlan, target: Target, staged: Staged) -> list[CompleteTask]:
-        """The tasks that scan the table's files for the changes to complete."""
-        table = plan.tables[target.name]
-        path, base = self._path(table), table.snapshot_id
-        compact = self._wants_compaction(target, path, base, staged)
-        if not (compact or staged.patches or staged.removals):
-            return []
-        column, values = (None, ()) if compact else narrowed(target, staged)
-        return [
-            CompleteTask(
-                target,
-                number,
-                files,
-                patches=staged.patches.path if staged.patches else None,
-                rows=staged.rows.path if staged.patches and staged.rows and not number else None,
-                removals=staged.removals.path if staged.removals else None,
-                compact=compact,
-            )
-            for number, files in enumerate(in_groups(self._format.scan(path, base, column, values)))
+    def _complete(
+        self, plan: EpochPlan, drafts: Mapping[str, Draft], names: Sequence[str], scratch: str
+    ) -> list[str]:
+        """Find what these tables remove, complete their rows, add them to their indexes; those whose index is damaged."""
+        unknown = [
+            drafts[n].removal(scratch, _small_files(n)) for n in names if not drafts[n].is_found
         ]
+        for one in self._run(run_removal, unknown, plan):
+            drafts[one.table].found(one)
+        work = [task for name in names for task in drafts[name].completing()]
+        for done in self._run(run_complete, work, plan):
+            drafts[done.table].completed(done)
+        last = [task for name in names if (task := drafts[name].indexing()) is not None]
+        for indexed in self._run(run_index, last, plan):
+            drafts[indexed.table].indexed(indexed)
+        return [name for name in names if drafts[name].damage]
 
-    def _wants_compaction(self, target: Target, path: str, base: int, staged: Staged) -> bool:
-        if staged.truncated or not (staged.deletes or staged.removals):
-            return False
-        files, size = self._format.small_files(path, base)
-        share = crc32(target.name.encode()) % _COMPACT_FILES
-        return files > (_COMPACT_FILES + share) * (1 + size // _COMPACT_BYTES)
+    def _build_indexes(
+        self,
+        plan: EpochPlan,
+        drafts: Mapping[str, Draft],
+        names: Sequence[str],
+        stage: Stage,
+        scratch: str,
+    ) -> None:
+        """Build the indexes of those of these tables that have none, from their data files."""
+
+        def build(name: str, draft: Draft) -> None:
+            table = plan.tables[name]
+            path, target = self._path(table), draft.target
+            files = self._format.scan(path, draft.base)
+            whole = index.build(
+                lambda function, work: self._run(function, work, plan),
+                path,
+                index.Identity.of(target.key, target.file_schema),
+                target.key or (ROW_ID,),
+                files,
+                name=f"{target.stage}-built",
+                scratch=f"{scratch}/{target.scratch_name}-{target.stage}",
+            )
+            log.info("row index built", table=name, rows=whole.rows, files=len(files))
+            check_found(target, whole.rows, table.rows)
+            keys = self._format.equality_deletes(path, draft.base)
+            if keys:
+                # First a snapshot with the same rows and vectors in place of an earlier version's files of keys, then the
+                # epoch's own on top of it.
+                gone = [FileInfo(f.path, f.rows, f.size) for f in files if f.name in whole.gone]
+                same = TableWrite(
+                    plan.version,
+                    draft.base,
+                    str(stage),
+                    vectors=whole.vectors,
+                    removed=gone,
+                    converted=keys,
+                    count=table.rows,
+                    conversion=True,
+                )
+                draft.base = self._format.write(path, self._term, same).snapshot
+            draft.runs = whole.runs
+
+        work = [(n, drafts[n]) for n in names if drafts[n].runs is None]
+        self._each_of(plan, work, build)
 
     def _write_table(
         self,
         plan: EpochPlan,
-        target: Target,
         stage: Stage,
         staged: Staged,
-        completed: Sequence[Completed],
+        draft: Draft | None,
+        target: Target,
     ) -> TableVersion:
+        completed = draft.done if draft is not None else []
         table = with_quarantined(
             plan.tables[target.name], [staged.quarantined, *(c.quarantined for c in completed)]
         )
-        path, base = self._path(table), table.snapshot_id
-        identity = table.key or (ROW_ID,)
-        rows = [staged.rows] if staged.rows else []
-        deletes = [staged.deletes] if staged.deletes else []
-        if staged.patches:
-            check_found(target, sum(c.patched for c in completed), staged.patches.rows)
-            rows = [c.rows for c in completed if c.rows]
-        if staged.removals:
-            gone = removed(target, staged.removals, completed)
-            schema = pa.schema([target.file_schema.field(ROW_ID)])
-            file = write_data(f"{target.prefix}-removed.parquet", [gone], schema)
-            deletes += [file] if file else []
-        if not (rows or deletes or staged.truncated):
+        if draft is None:
             return table
-        compacted = [c.compacted for c in completed if c.compacted]
-        if compacted:
-            # First a snapshot with the same rows in new files, then the epoch's own on top of it.
-            same = TableWrite(
-                plan.version, base, identity, str(stage), compacted, truncate=True, compaction=True
-            )
-            base = self._format.write(path, self._term, same).snapshot
+        path = self._path(table)
+        count = (0 if staged.truncated else table.rows) + staged.added
+        removed = draft.removed
         write = TableWrite(
-            plan.version, base, identity, str(stage), rows, deletes, staged.truncated
+            plan.version,
+            draft.base,
+            str(stage),
+            rows=draft.rows,
+            vectors=removed.vectors,
+            replaced=removed.replaced,
+            removed=[FileInfo(f"{path}/{f.name}", f.rows, f.size) for f in removed.gone],
+            truncate=staged.truncated,
+            count=count,
         )
         done = self._format.write(path, self._term, write)
-        count = (0 if staged.truncated else table.rows) + staged.added
-        return replace(table, snapshot_id=done.snapshot, stage=done.stage, rows=count)
+        runs = tuple((run.name, run.weight) for run in draft.runs or ())
+        # Of the same write by an earlier attempt of ours, the index is of that attempt's files, too.
+        runs = self._indexes.setdefault((path, done.snapshot), runs)
+        return replace(table, snapshot_id=done.snapshot, stage=done.stage, rows=count, runs=runs)
 
     def _each_of(
         self,
@@ -431,3 +504,18 @@ class EpochWriter:
             publish_seconds=round(timings.publish, 3),
             table_seconds=timings.tables,
         )
+
+
+def _runs(table: TableVersion) -> tuple[Run, ...] | None:
+    return None if table.runs is None else tuple(Run(*run) for run in table.runs)
+
+
+def _small_files(name: str) -> int:
+    return _COMPACT_FILES + crc32(name.encode()) % _COMPACT_FILES
+
+
+def _stage_task(
+    task: RangeTask | ComposeTask, indexes: Mapping[str, tuple[tuple[Run, ...], int]]
+) -> StageTask:
+    whole = {task.target.name} if isinstance(task, ComposeTask) else task.whole
+    return StageTask(task, {name: indexes[name] for name in whole if name in indexes})

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -84,6 +85,16 @@ class Target:
         return hashlib.sha256(self.name.encode()).hexdigest()[:20]
 
     @property
+    def folder(self) -> str:
+        """The table's folder."""
+        return str(Path(self.prefix).parent.parent)
+
+    @property
+    def stage(self) -> str:
+        """What the names of all its new files begin with."""
+        return Path(self.prefix).name
+
+    @property
     def key_positions(self) -> tuple[int, ...]:
         """Where the key's columns are among the columns."""
         return tuple(self.columns.get_field_index(name) for name in self.key)
@@ -141,6 +152,11 @@ class Staged:
     added: int = 0
     quarantined: QuarantineFile | None = None
     partitions: frozenset[int] = frozenset()
+
+    @property
+    def changes_table(self) -> bool:
+        """Whether the table gets other rows; if not, only quarantined ones have changed."""
+        return self.truncated or any((self.rows, self.deletes, self.removals, self.patches))
 
 
 @dataclass
@@ -361,7 +377,6 @@ def write_fold(
         with _of(target):
             found = quarantine.parts(folded, columns)
         whole, added, quarantined = found.rows, found.added, found.quarantined
-    keys = pa.schema([target.file_schema.field(name) for name in target.key])
     patches = _write_patches(target, folded, scratch)
     # Where there are patches, the one file of rows is written when they are complete.
     path = (
@@ -372,9 +387,7 @@ def write_fold(
         number,
         changes,
         rows=write_data(path, whole, target.file_schema),
-        deletes=write_data(
-            f"{target.prefix}-deletes.parquet", folded.deletes()[: len(target.key)], keys
-        ),
+        deletes=_write_deletes(target, folded, scratch),
         patches=patches,
         truncated=folded.truncated,
         added=added,
@@ -382,6 +395,18 @@ def write_fold(
         if quarantined
         else None,
     )
+
+
+def _write_deletes(target: Target, folded: Fold, scratch: str) -> FileInfo | None:
+    keys = pa.schema([target.file_schema.field(name) for name in target.key])
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(folded.deletes()[: len(keys)], keys, strict=True)
+    ]
+    if not len(columns[0]):
+        return None
+    path = f"{scratch}/{target.scratch_name}-deletes.arrow"
+    return FileInfo(write_partial(path, pa.table(columns, schema=keys)), len(columns[0]), 0)
 
 
 def _write_patches(target: Target, folded: Fold, scratch: str) -> FileInfo | None:

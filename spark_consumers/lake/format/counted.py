@@ -4,9 +4,6 @@ A checksum shows that a file is what was written. The number of rows in the epoc
 is the table: it is maintained from epoch to epoch by the changes in the log, never counted in the files.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,76 +11,56 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_consumers.fold.row_codes import row_codes
-from spark_consumers.lake.format import avro
 from spark_consumers.lake.format.data_files import as_damage, read_data
-from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.format.puffin import read_vector
+from spark_consumers.lake.format.snapshot_files import files_of
+from spark_consumers.lake.format.table_format import ScanFile
 from walsender_bridge.errors import CorruptError
-
-#: What a data file of Iceberg holds.
-_DATA, _EQUALITY_DELETES = 0, 2
-_DELETED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A data file or a file of deletes; `sequence` orders it among the others."""
-
-    content: int
-    path: Path
-    rows: int
-    sequence: int
 
 
 def count(manifest_list: Path, identity: list[str]) -> int:
-    """The rows of the snapshot with this manifest list; `identity`: the columns that its deletes are by.
+    """The rows of the snapshot with this manifest list; `identity`: the columns that its files of keys are by.
 
-    Raises `CorruptError` for files that cannot be read, or do not have the number of rows that their manifest states.
+    Raises `CorruptError` for files that cannot be read, or do not have the number of rows that their manifest states, and
+    `NotSupportedError` for deletes that Tuskline does not write.
     """
-    files: dict[int, list[_File]] = defaultdict(list)
-    for file in _files(manifest_list):
-        files[file.content].append(file)
-    if other := [file for kind in set(files) - {_DATA, _EQUALITY_DELETES} for file in files[kind]]:
-        raise CorruptError("holds deletes that Tuskline does not write", where=str(other[0].path))
-    loaded = {file.path: read_data(file.path, identity) for file in files[_EQUALITY_DELETES]}
     total = 0
-    for file in files[_DATA]:
-        _check_rows(file)
-        gone = [loaded[d.path] for d in files[_EQUALITY_DELETES] if d.sequence > file.sequence]
-        total += _left(file, gone, identity) if gone else file.rows
+    for file in files_of(manifest_list):
+        check_rows(file)
+        total += file.rows - len(removed_by_keys(file, identity))
+        if file.vector is not None:
+            positions = read_vector(Path(file.path).parent.parent, file.vector)
+            if positions and positions.max() >= file.rows:
+                raise CorruptError(
+                    f"a deletion vector has position {positions.max()} of {file.rows} rows",
+                    where=file.path,
+                )
+            total -= len(positions)
     return total
 
 
-def _files(manifest_list: Path) -> Iterator[_File]:
-    for manifest in avro.rows(manifest_list):
-        path = local(manifest["manifest_path"])
-        for entry in avro.rows(path):
-            if entry["status"] == _DELETED:
-                continue
-            found, sequence = entry["data_file"], entry.get("sequence_number")
-            yield _File(
-                found.get("content", _DATA),
-                local(found["file_path"]),
-                found["record_count"],
-                manifest["sequence_number"] if sequence is None else sequence,
-            )
-
-
-def _check_rows(file: _File) -> None:
+def check_rows(file: ScanFile) -> None:
+    """Raise `CorruptError` if the data file does not have the number of rows that its manifest states."""
     with as_damage(file.path):
         there = pq.read_metadata(file.path).num_rows
     if there != file.rows:
         raise CorruptError(
-            f"has {there} rows, but its manifest records {file.rows}", where=str(file.path)
+            f"has {there} rows, but its manifest records {file.rows}", where=file.path
         )
 
 
-def _left(file: _File, gone: list[pa.Table], identity: list[str]) -> int:
-    """How many rows of a data file are in none of these files of deletes."""
+def removed_by_keys(
+    file: ScanFile, identity: list[str]
+) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """The positions of the rows that are in one of the data file's files of keys."""
+    if not file.deletes:
+        return np.zeros(0, np.int64)
     there = read_data(file.path, identity)
+    gone = [read_data(path, identity) for path in file.deletes]
     keys = [_one(there, name) for name in identity]
     deleted = [pa.concat_arrays([_one(table, name) for table in gone]) for name in identity]
     here, away = row_codes([keys, deleted])
-    return int(np.count_nonzero(~np.isin(here, away)))
+    return np.flatnonzero(np.isin(here, away))
 
 
 def _one(table: pa.Table, name: str) -> pa.Array:

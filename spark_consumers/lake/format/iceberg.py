@@ -1,8 +1,8 @@
 """Iceberg tables: what the pipeline writes becomes snapshots, each commit a compare-and-set.
 
-Rows are removed by *equality deletes*: files of keys. Writing them does not read the table, so the cost of an epoch
-depends on its changes, not on the size of the table. Readers apply the deletes, and compaction rewrites the files without
-them (docs/decisions).
+Rows are removed by *deletion vectors* (`puffin`): which positions of a data file are removed. Every engine that reads
+version 3 of the format reads them, at the cost of one small file. Which positions these are is found by the row index
+(`spark_consumers.lake.index`), so the cost of an epoch depends on its changes, not on the size of the table.
 
 **Fencing.** Each writer's term has a branch in every table, created at the takeover from the snapshot that the manifest
 names; all older branches are dropped then. A write goes to the writer's branch, and is refused if that no longer exists.
@@ -16,7 +16,7 @@ snapshot from being expired by others.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,26 @@ from spark_consumers.lake.format.iceberg_schema import (
     iceberg_schema,
 )
 from spark_consumers.lake.format.iceberg_tables import LoadedTables, of_table
-from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
+from spark_consumers.lake.format.snapshot_files import equality_deletes, files_of
+from spark_consumers.lake.format.table_format import (
+    ROW_ID,
+    FileInfo,
+    ScanFile,
+    TableWrite,
+    Vector,
+    Written,
+)
 from spark_consumers.lake.manifest import takeover
-from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
+from walsender_bridge.errors import CorruptError, FencedError, LakeError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.durable import sync_folder
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
 _COLUMNS = "tuskline.columns"
+#: Of Iceberg's format: the first with deletion vectors.
+_VERSION = 3
 _PROPERTIES = {
-    "format-version": "2",
+    "format-version": str(_VERSION),
     "write.parquet.compression-codec": "zstd",
     # What expires is said by the manifests, never by age alone.
     "history.expire.max-snapshot-age-ms": str(2**62),
@@ -207,6 +217,7 @@ class IcebergFormat:
             self._snapshot(table, transaction, branch, path, write, name)
             metadata = transaction.currentMetadata()
             snapshot = metadata.ref(branch).snapshotId()
+            self._check_count(path, metadata.snapshot(snapshot), write.count)
             made.append(Written(snapshot, write.stage))
             tag = self._iceberg.SnapshotRef.tagBuilder(snapshot).build()
             builder = self._iceberg.TableMetadata.buildFrom(metadata)
@@ -223,7 +234,7 @@ class IcebergFormat:
 
         Once another link has taken that number, the files of an attempt at it are orphaned.
         """
-        if write.compaction:
+        if write.conversion:
             return False
         summary = snapshot.summary()
         done, wanted = Stage.of(summary.get("tuskline.stage") or ""), Stage.of(write.stage)
@@ -239,6 +250,8 @@ class IcebergFormat:
     def _snapshot(
         self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite, tag: str
     ) -> None:
+        if table.operations().current().formatVersion() < _VERSION:
+            transaction.updateProperties().set("format-version", str(_VERSION)).commit()
         if write.truncate:
             update = transaction.newOverwrite()
             update.overwriteByRowFilter(self._iceberg.expressions.Expressions.alwaysTrue())
@@ -246,10 +259,19 @@ class IcebergFormat:
                 update.addFile(self._data_file(table, file))
         else:
             update = transaction.newRowDelta()
+            if write.base is not None:
+                # Otherwise vectors that were added at any time count as other writers'.
+                update.validateFromSnapshot(write.base)
             for file in write.rows:
                 update.addRows(self._data_file(table, file))
-            for file in write.deletes:
-                update.addDeletes(self._delete_file(table, file, write.identity))
+            for file in write.removed:
+                update.removeRows(self._named(file))
+            for vector in write.vectors:
+                update.addDeletes(self._vector(path, vector))
+            for vector in write.replaced:
+                update.removeDeletes(self._vector(path, vector))
+            for name in write.converted:
+                update.removeDeletes(self._keys(name))
         update.set("tuskline.table", self._identity(path))
         update.set(VERSION, str(write.version))
         update.set(TAG, tag)
@@ -258,17 +280,68 @@ class IcebergFormat:
         update.toBranch(branch)
         update.commit()
 
+    def _check_count(self, path: str, snapshot: Any, count: int | None) -> None:
+        """Compare the rows of a snapshot, by Iceberg's own sums, with those that the table must have then.
+
+        A vector that was added beside another one of its data file, or of a row that it removes twice, is found here: no
+        reader would be able to read the table.
+        """
+        summary = snapshot.summary()
+        sums = {
+            name: int(summary.get(f"total-{name}") or 0)
+            for name in ("records", "position-deletes", "equality-deletes")
+        }
+        found = sums["records"] - sums["position-deletes"]
+        if count is not None and not sums["equality-deletes"] and found != count:
+            raise CorruptError(
+                f"expected {count} rows after the epoch, but its files would have {found}",
+                where=path,
+                repair="copy the table again: tuskline table resync",
+            )
+
     def _data_file(self, table: Any, file: FileInfo) -> Any:
         return self._described(
             self._iceberg.DataFiles.builder(self._unpartitioned), table, file
         ).build()
 
-    def _delete_file(self, table: Any, file: FileInfo, identity: tuple[str, ...]) -> Any:
-        numbers = self._new_array(self._jvm.int, len(identity))
-        for position, column in enumerate(identity):
-            numbers[position] = table.schema().findField(column).fieldId()
+    def _named(self, file: FileInfo) -> Any:
+        """A data file that is there already."""
+        return (
+            self._iceberg.DataFiles.builder(self._unpartitioned)
+            .withPath(file.path)
+            .withFormat("parquet")
+            .withFileSizeInBytes(file.size)
+            .withRecordCount(file.rows)
+            .build()
+        )
+
+    def _vector(self, path: str, vector: Vector) -> Any:
+        return (
+            self._iceberg.FileMetadata.deleteFileBuilder(self._unpartitioned)
+            .ofPositionDeletes()
+            .withFormat("puffin")
+            .withPath(f"{path}/{vector.puffin}")
+            .withFileSizeInBytes(vector.size)
+            .withReferencedDataFile(f"{path}/{vector.file}")
+            .withContentOffset(vector.offset)
+            .withContentSizeInBytes(vector.length)
+            .withRecordCount(vector.rows)
+            .build()
+        )
+
+    def _keys(self, file: str) -> Any:
+        """A file of keys of an earlier version, which is there already: it is known by its path."""
+        numbers = self._new_array(self._jvm.int, 1)
+        numbers[0] = 1
         builder = self._iceberg.FileMetadata.deleteFileBuilder(self._unpartitioned)
-        return self._described(builder.ofEqualityDeletes(numbers), table, file).build()
+        return (
+            builder.ofEqualityDeletes(numbers)
+            .withPath(file)
+            .withFormat("parquet")
+            .withFileSizeInBytes(1)
+            .withRecordCount(1)
+            .build()
+        )
 
     def _described(self, builder: Any, table: Any, file: FileInfo) -> Any:
         # The bounds of each column come from the file's own footer, read by Iceberg's own code.
@@ -382,50 +455,17 @@ class IcebergFormat:
         return of_users(refs_in(path))
 
     @of_table
-    def scan(
-        self, path: str, snapshot: int, column: str | None = None, values: Sequence[Any] = ()
-    ) -> list[ScanFile]:
-        """The data files of a snapshot: all, or those that may have one of `values` in `column`.
-
-        Raises `NotSupportedError` for deletes by position, which only others can have written.
-        """
+    def scan(self, path: str, snapshot: int) -> list[ScanFile]:
+        """The data files of a snapshot. Raises `NotSupportedError` for deletes that only others can have written."""
         table = self._tables.at(path, snapshot)
         self._tables.check(path, table, snapshot)
-        scan = table.newScan().useSnapshot(snapshot)
-        if column is not None:
-            wanted = self._jvm.java.util.ArrayList()
-            for value in values:
-                wanted.add(value)
-            # `in` is no name that Python lets stand behind a dot.
-            within = getattr(self._iceberg.expressions.Expressions, "in")
-            scan = scan.filter(within(column, wanted))
-        found = []
-        tasks = scan.planFiles()
-        for task in tasks.iterator():
-            deletes = list(task.deletes())
-            if any(d.content().toString() != "EQUALITY_DELETES" for d in deletes):
-                raise NotSupportedError(
-                    "has deletes by position, which Tuskline does not write",
-                    where=path,
-                    repair="let only Tuskline write to the lake's tables",
-                )
-            found.append(
-                ScanFile(
-                    str(local(task.file().location())),
-                    task.file().fileSizeInBytes(),
-                    tuple(str(local(d.location())) for d in deletes),
-                )
-            )
-        tasks.close()
-        return found
+        return files_of(local(str(table.snapshot(snapshot).manifestListLocation())))
 
     @of_table
-    def small_files(self, path: str, snapshot: int) -> tuple[int, int]:
-        """How many files of deletes a reader of the snapshot has to apply, and its data in bytes."""
-        summary = self._tables.at(path, snapshot).snapshot(snapshot).summary()
-        return int(summary.get("total-delete-files") or 0), int(
-            summary.get("total-files-size") or 0
-        )
+    def equality_deletes(self, path: str, snapshot: int) -> list[str]:
+        """The files of keys in a snapshot that an earlier version wrote."""
+        table = self._tables.at(path, snapshot)
+        return equality_deletes(local(str(table.snapshot(snapshot).manifestListLocation())))
 
     def _commit(self, path: str, change: Callable[[Any], Any], *, clean: bool = False) -> None:
         """Commit what `change` makes of the table (`takeover.commit`)."""

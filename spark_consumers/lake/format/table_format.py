@@ -1,8 +1,7 @@
 """The interface of a table format to the pipeline; `iceberg.py` implements it.
 
 The pipeline writes data files on the executors; a format makes them part of a table, without reading rows. A write of a
-table is a set of files: rows to remove, identified by the values of some columns, and rows to add. Removals apply to rows
-that were in the table before; additions come after them.
+table is a set of files: rows to add, and deletion vectors that say which rows of earlier files are removed.
 
 The manifest relies on three guarantees: a write is atomic, it is refused once a writer of a higher term has taken the
 table over (`FencedError`), and repeating it changes nothing.
@@ -11,7 +10,7 @@ table over (`FencedError`), and repeating it changes nothing.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -29,33 +28,67 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Vector:
+    """Where the deletion vector of a data file is, and how many of its rows are removed.
+
+    `file` and `puffin` are paths below the table's folder, `size` is that of the whole Puffin file.
+    """
+
+    file: str
+    puffin: str
+    offset: int
+    length: int
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScanFile:
-    """A data file of a snapshot, and the files of deletes whose identities are not in it any more."""
+    """A data file of a snapshot: absolute path, size, rows, and which of them are removed.
+
+    By a deletion vector; in tables that an earlier version wrote, by `deletes`: files of keys that are not in it any more.
+    """
 
     path: str
     size: int
-    deletes: tuple[str, ...]
+    rows: int
+    vector: Vector | None = None
+    deletes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its path below the table's folder."""
+        return name_of(self.path)
+
+
+def name_of(path: str) -> str:
+    """The path below its table's folder of a data file, all of which are in one folder."""
+    return f"data/{Path(path).name}"
 
 
 @dataclass(frozen=True, slots=True)
 class TableWrite:
     """One table's part of an epoch.
 
-    `base` is the snapshot that it follows (None: the table is new and empty). If `truncate`, all that is
-    there goes; otherwise the rows that equal one of `deletes` in the columns of `identity`. Then `rows`
-    are added. `version` is the end of the range of the log that this is, `stage` the name that the
-    files carry. `compaction`: the same rows in new files, never taken over from an earlier attempt, whose
-    files are removed when another attempt is published.
+    `base` is the snapshot that it follows (None: the table is new and empty). If `truncate`, all that is there goes.
+    Otherwise `vectors` say which rows of their data files are removed from now on, in place of the vectors `replaced`, and
+    the data files `removed` go as a whole; so do `converted`, the files of keys of an earlier version. Then `rows` are
+    added. `count`: how many rows the table has then (None: not known). `version` is the end of the range of the log that
+    this is, `stage` the name that the files carry. `conversion`: the same rows in another form, never taken over from an
+    earlier attempt, whose files are removed when another attempt is published.
     """
 
     version: int
     base: int | None
-    identity: tuple[str, ...]
     stage: str
     rows: Sequence[FileInfo] = ()
-    deletes: Sequence[FileInfo] = ()
+    vectors: Sequence[Vector] = ()
+    replaced: Sequence[Vector] = ()
+    removed: Sequence[FileInfo] = ()
+    converted: Sequence[str] = ()
     truncate: bool = False
-    compaction: bool = False
+    count: int | None = None
+    conversion: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +140,8 @@ class TableFormat(Protocol):
     def users_refs(self, path: str) -> list[str]:
         """References to its snapshots that users made: its folder stays while there is one."""
 
-    def scan(
-        self, path: str, snapshot: int, column: str | None = None, values: Sequence[Any] = ()
-    ) -> list[ScanFile]:
-        """The data files of a snapshot: all, or those that may have one of `values` in `column`."""
+    def scan(self, path: str, snapshot: int) -> list[ScanFile]:
+        """The data files of a snapshot."""
 
-    def small_files(self, path: str, snapshot: int) -> tuple[int, int]:
-        """How many files of deletes a reader of the snapshot has to apply, and its data in bytes."""
+    def equality_deletes(self, path: str, snapshot: int) -> list[str]:
+        """The files of keys in a snapshot that an earlier version wrote."""

@@ -71,6 +71,9 @@ class TableVersion:
     (`quarantine`); `skipped_rows` of these an operator has skipped. `quarantine_files`, relative to `path`, has
     them all. `retry_quarantined`: the next epoch tries them again. `mark`: of a copy, where the log was when it was
     taken on (`rolled_back.mark_of_copy`; empty: in a link of an earlier version).
+
+    `runs`: the row index (`spark_consumers.lake.index`), as the paths of its runs below `path` and how much each holds, the
+    oldest first. None: it has to be built from the table's files.
     """
 
     path: str
@@ -97,6 +100,12 @@ class TableVersion:
     timeline: int = 0
     shape: str = ""
     mark: tuple[int, ...] = ()
+    runs: tuple[tuple[str, int], ...] | None = None
+
+    @property
+    def index_files(self) -> tuple[str, ...]:
+        """The files of its row index, relative to `path`."""
+        return tuple(name for name, _ in self.runs or ())
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
@@ -107,6 +116,9 @@ class TableVersion:
             "text_columns": tuple(record["text_columns"]),
             "quarantine_files": tuple(record.get("quarantine_files", ())),
             "mark": tuple(record.get("mark", ())),
+            "runs": tuple((str(n), int(w)) for n, w in record["runs"])
+            if record.get("runs") is not None
+            else None,
             "layout": tuple((n, int(t), int(m)) for n, t, m in record.get("layout", ())),
         }
         return cls(**{**record, **lists})

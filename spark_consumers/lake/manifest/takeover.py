@@ -38,6 +38,7 @@ LEASE = 15.0
 _TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:copy|skip)-t(\d+)-")
 _COPY = re.compile(r"%t\d+-[0-9a-f]+$")
 _LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
+_LINK = re.compile(r"^\.?(\d{20})-t")
 
 
 class Link(newest_link.ChainLink, Protocol):
@@ -45,7 +46,7 @@ class Link(newest_link.ChainLink, Protocol):
 
     @property
     def versions(self) -> Iterable[Any]:
-        """Its tables: `path` below the lake, `snapshot_id`, and `quarantine_files` below that path."""
+        """Its tables: `path` below the lake, `snapshot_id`, and `quarantine_files` and `index_files` below that path."""
 
     @property
     def written(self) -> Iterable[Any]:
@@ -62,6 +63,7 @@ class LeftoverKind(Enum):
     STAGING = auto()
     TABLE = auto()
     QUARANTINE = auto()
+    INDEX = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,25 +397,30 @@ def sweep(head: Link) -> Steps[None]:
     if newest is None or newest.link != head.link:
         raise overtaken(newest.term if newest is not None else 0)
     links = yield ReadLinks()
-    named = names_of(links)
+    named = names_of(links, head)
     for left in (yield ListLeftovers()):
         if is_garbage(left, head, named, below=head.term):
             yield Remove(left)
 
 
-def names_of(links: Iterable[Link]) -> dict[str, set[str]]:
-    """The table folders in these links, and for each its files of quarantined rows."""
+def names_of(links: Iterable[Link], head: Link) -> dict[str, set[str]]:
+    """The table folders in these links, and for each its files of quarantined rows; of `head`, the row index, too.
+
+    Only writers read the index, and they continue from the newest link.
+    """
     named: dict[str, set[str]] = {}
     for link in links:
         for table in link.versions:
             named.setdefault(table.path, set()).update(table.quarantine_files)
+    for table in head.versions:
+        named.setdefault(table.path, set()).update(table.index_files)
     return named
 
 
 def is_garbage(
     left: Leftover, head: Link, named: Mapping[str, Collection[str]], *, below: int
 ) -> bool:
-    """Whether nobody needs it, now or ever: of a term below `below`, and in no link.
+    """Whether nobody needs it, now or ever: of a term below `below`, and in no link (the index: not in `head`).
 
     `head` is a link of ours, `named` the names in the links that are kept (`names_of`).
     """
@@ -431,6 +438,12 @@ def is_garbage(
             name = left.path.removeprefix(f"{left.table}/")
             files = named.get(left.table)
             return files is not None and name not in files and term_of(name) < below
+        case LeftoverKind.INDEX:
+            # What was made for a later link may be published by now, though this writer does not know it.
+            name = left.path.removeprefix(f"{left.table}/")
+            files, link = named.get(left.table), _LINK.search(name.rpartition("/")[2])
+            later = link is not None and int(link[1]) > head.link
+            return not later and files is not None and name not in files and term_of(name) < below
 
 
 def overtaken(term: int) -> FencedError:

@@ -75,7 +75,7 @@ class LakeSite:
         branches = [0]
         for table in table_links.folders(self._chain.root):
             # `unfit` is the name that earlier versions gave to `quarantine`.
-            places = ("data", "quarantine", "unfit")
+            places = ("data", "index", "quarantine", "unfit")
             files = (file.name for place in places for file in table.glob(f"{place}/*"))
             names += [table.name, *files]
             branches += self._format.terms(str(table))
@@ -90,16 +90,19 @@ class LakeSite:
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
-        yield from self._quarantined()
+        yield from self._of_links()
 
-    def _quarantined(self) -> Iterator[Leftover]:
+    def _of_links(self) -> Iterator[Leftover]:
+        """Files of tables that only links name."""
+        kinds = (("quarantine", LeftoverKind.QUARANTINE), ("index", LeftoverKind.INDEX))
         for table in table_links.folders(self._chain.root):
-            for path in table.glob("quarantine/*"):
-                sealed = checksums.file_of(path)
-                if sealed is not None and sealed.exists():
-                    # These go with their file.
-                    continue
-                yield Leftover(LeftoverKind.QUARANTINE, self._relative(path), self._relative(table))
+            for place, kind in kinds:
+                for path in table.glob(f"{place}/*"):
+                    sealed = checksums.file_of(path)
+                    if sealed is not None and sealed.exists():
+                        # These go with their file.
+                        continue
+                    yield Leftover(kind, self._relative(path), self._relative(table))
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._chain.root))
@@ -130,12 +133,12 @@ class LakeSite:
             shutil.rmtree(path, ignore_errors=True)
         return not users
 
-    def sweep_quarantined(self, head: Manifest) -> int:
-        """Remove our own and earlier files of quarantined rows that no link names; how many. `head` is ours."""
-        found = list(self._quarantined())
+    def sweep_of_links(self, head: Manifest) -> int:
+        """Remove our own and earlier files of tables that only links name, and none does; how many. `head` is ours."""
+        found = list(self._of_links())
         if not found:
             return 0
-        named = takeover.names_of(self._chain.links())
+        named = takeover.names_of(self._chain.links(), head)
         # A round writes such files and publishes them before this writer comes to sweep again.
         garbage = [
             left for left in found if takeover.is_garbage(left, head, named, below=head.term + 1)

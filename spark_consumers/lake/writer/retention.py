@@ -102,7 +102,7 @@ class Retention:
             elif not uses and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
-        files += self.site.sweep_quarantined(head)
+        files += self.site.sweep_of_links(head)
         files += self._sweep(head, current) + self.chain.store.sweep_drafts()
         # Dead drivers' signs of life go.
         self._drivers.records()

@@ -141,7 +141,7 @@ class Driver:
         if not self.store.create_table(path):
             raise FencedError("another writer has created this table")
         snapshot = yield from self._write(path, None, f"copy-t{self.head.term}-0")
-        table = Table(path, snapshot, self._quarantined)
+        table = Table(path, snapshot, self._quarantined, self._runs)
         yield from self._publish(tables={**self.head.tables, name: table})
 
     def _epoch(self):
@@ -156,7 +156,9 @@ class Driver:
                 tables[name] = table
                 continue
             snapshot = yield from self._write(table.path, table.snapshot_id, stage)
-            tables[name] = Table(table.path, snapshot, self._quarantined)
+            # The newest run was merged with the oldest one, or is a second one.
+            runs = (*table.index_files, *self._runs)[-(1 + link % 2) :]
+            tables[name] = Table(table.path, snapshot, self._quarantined, runs)
         yield from self._publish(tables=tables, epoch=self.head.epoch + 1)
         yield "unstage"
         self.store.staging.discard(stage)
@@ -167,8 +169,9 @@ class Driver:
         term, snapshot = self.head.term, self.store.draw()
         files = {f"data/{stage}.parquet"}
         self._quarantined: tuple[str, ...] = (f"quarantine/{stage}-rows.parquet",)
+        self._runs: tuple[str, ...] = (f"index/{stage}.run",)
         yield f"write data of {path}"
-        self.store.write(path, [*files, *self._quarantined])
+        self.store.write(path, [*files, *self._quarantined, *self._runs])
         prepared = {f"metadata/{snapshot}-m0.avro", f"metadata/snap-{snapshot}.avro"}
 
         def change(found: Metadata) -> Metadata:
@@ -192,9 +195,13 @@ class Driver:
         for table in self.head.versions:
             kept = {t.snapshot_id for link in links for t in link.versions if t.path == table.path}
             yield from self._expire(table.path, kept)
-        yield "list files of quarantined rows"
-        found = [left for left in self.store.left() if left.kind is LeftoverKind.QUARANTINE]
-        named = takeover.names_of(links)
+        yield "list files of quarantined rows and of the index"
+        found = [
+            left
+            for left in self.store.left()
+            if left.kind in {LeftoverKind.QUARANTINE, LeftoverKind.INDEX}
+        ]
+        named = takeover.names_of(links, self.head)
         for left in found:
             if takeover.is_garbage(left, self.head, named, below=self.head.term + 1):
                 yield f"remove {left.path}"

@@ -9,6 +9,7 @@ from spark_consumers.lake.manifest import takeover
 from walsender_bridge.errors import FencedError
 
 _commit, _take_over, _sweep = takeover.commit, takeover.take_over, leaks.sweep
+_is_garbage = takeover.is_garbage
 
 
 def _listed_late(change, where, *, clean=False):
@@ -111,7 +112,16 @@ def _unnamed(listed, is_ours, where):
             yield takeover.RemovePrepared(file)
 
 
+def _whoever_wrote_it(left, head, named, *, below):
+    """A run goes if the link that this driver knows does not name it."""
+    if left.kind is not takeover.LeftoverKind.INDEX:
+        return _is_garbage(left, head, named, below=below)
+    files = named.get(left.table)
+    return files is not None and left.path.removeprefix(f"{left.table}/") not in files
+
+
 _MUTANTS = {
+    "a run of the index goes whoever wrote it": ("is_garbage", _whoever_wrote_it),
     "what was prepared is listed after the commit": ("commit", _listed_late),
     "what was prepared goes by its time alone": ("commit", _by_time_alone),
     "a lost link is always tried again": ("retries", lambda *_: True),

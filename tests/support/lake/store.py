@@ -27,6 +27,7 @@ class Table:
     path: str
     snapshot_id: int
     quarantine_files: tuple[str, ...] = ()
+    index_files: tuple[str, ...] = ()
     has_left: bool = False
 
 
@@ -73,6 +74,7 @@ class Store:
         self.drafts: set[str] = set()
         #: Tables, by path, that cannot be opened.
         self.damaged: set[str] = set()
+        self._has_lost = False
         self._numbers = iter(range(1, 10**9))
 
     def draw(self) -> int:
@@ -106,7 +108,8 @@ class Store:
         return None
 
     def lose(self) -> None:
-        """The newest link is gone, and nobody has removed it."""
+        """The newest link is gone, and nobody has removed it: the index of the one before is built again."""
+        self._has_lost = True
         del self.links[max(self.links)]
 
     def give_up(self, lost: int) -> None:
@@ -155,10 +158,12 @@ class Store:
         ]
         for path in self.tables:
             found.append(Leftover(LeftoverKind.TABLE, path))
-            quarantined = [file for file in self.files[path] if file.startswith("quarantine/")]
-            found += [
-                Leftover(LeftoverKind.QUARANTINE, f"{path}/{file}", path) for file in quarantined
-            ]
+            for place, kind in (
+                ("quarantine", LeftoverKind.QUARANTINE),
+                ("index", LeftoverKind.INDEX),
+            ):
+                files = [file for file in self.files[path] if file.startswith(f"{place}/")]
+                found += [Leftover(kind, f"{path}/{file}", path) for file in files]
         return sorted(found, key=lambda left: left.path)
 
     def remove(self, left: Leftover) -> None:
@@ -170,14 +175,15 @@ class Store:
             case LeftoverKind.TABLE:
                 self.tables.pop(left.path, None)
                 self.files.pop(left.path, None)
-            case LeftoverKind.QUARANTINE:
+            case LeftoverKind.QUARANTINE | LeftoverKind.INDEX:
                 self.files.get(left.table, set()).discard(left.path.removeprefix(f"{left.table}/"))
 
     # -- what holds ---------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Everything that a kept link names is there."""
+        """Everything that a kept link names is there; of the index, what the newest one names."""
         for link in self.links.values():
+            is_newest = link.link == max(self.links) and not self._has_lost
             for name, table in link.tables.items():
                 metadata = self.tables.get(table.path)
                 where = f"link {link.link} of term {link.term}: {name} in {table.path}"
@@ -186,7 +192,9 @@ class Store:
                 snapshot = metadata.snapshots.get(table.snapshot_id)
                 if snapshot is None:
                     raise ViolationError(f"{where} has no snapshot {table.snapshot_id}")
-                if gone := (snapshot | set(table.quarantine_files)) - self.files[table.path]:
+                named = snapshot | set(table.quarantine_files)
+                named |= set(table.index_files) if is_newest else set()
+                if gone := named - self.files[table.path]:
                     raise ViolationError(f"{where} lacks {sorted(gone)}")
 
     # -- effects ------------------------------------------------------------------------------------

@@ -1,0 +1,323 @@
+"""Finds by the row index where the rows are that an epoch removes, and writes what that changes, on the executors.
+
+A removal is of a key (`Staged.deletes`) or of a number of rows that are equal in every column (`Staged.removals`; which
+of several equal rows goes does not matter). The positions found are added to the deletion vectors of their data files; a
+data file without a living row goes as a whole.
+
+Every removal must find its rows: anything else means that the table and the log do not belong together, and is an error,
+never a lost or additional row.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from spark_consumers.fold.row_codes import row_codes
+from spark_consumers.lake.epoch.stage import (
+    ComposeTask,
+    RangeTask,
+    Staged,
+    Target,
+    run_compose,
+    run_range,
+)
+from spark_consumers.lake.format.data_files import read_data, read_partial, write_partial
+from spark_consumers.lake.format.puffin import write_vectors
+from spark_consumers.lake.format.table_format import FileInfo, Vector
+from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table, in_groups
+from spark_consumers.lake.index.digests import Int64s
+from spark_consumers.lake.index.liveness import Liveness
+from spark_consumers.lake.index.lookup import Found, find
+from spark_consumers.lake.index.run_format import (
+    DataFile,
+    IndexDamagedError,
+    Run,
+    RunReader,
+    open_runs,
+)
+from spark_consumers.lake.tables.fault import TableFault, fault_of
+from spark_consumers.lake.tables.schema_match import SchemaMismatch
+from walsender_bridge.errors import CorruptError
+
+#: A data file of less is small: many of them become one.
+SMALL = 8 << 20
+
+
+@dataclass(frozen=True)
+class RemovalTask:
+    """Find the rows that a table's staged changes remove. `runs`: its index. `small_files`: how many it may have."""
+
+    target: Target
+    staged: Staged
+    runs: tuple[Run, ...]
+    scratch: str
+    small_files: int
+
+
+@dataclass(frozen=True)
+class PatchedRows:
+    """Patches of rows in these data files; `places`: which patch each is, its file, and its position."""
+
+    files: tuple[DataFile, ...]
+    places: str
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Data files whose living rows go into one new file; `removed`: the positions of the others."""
+
+    files: tuple[DataFile, ...]
+    removed: str
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What a table's write removes, and what is still to do for it.
+
+    `vectors` take the place of `replaced`, and the data files `gone` of nothing. `runs`: the new index, if nothing is to
+    do. `damage`: why the index has to be built again; then nothing else was done.
+    """
+
+    table: str
+    damage: str = ""
+    vectors: tuple[Vector, ...] = ()
+    replaced: tuple[Vector, ...] = ()
+    gone: tuple[DataFile, ...] = ()
+    patched: tuple[PatchedRows, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    runs: tuple[Run, ...] | None = None
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """Stage changes, and find at once what they remove from tables whose changes are all in this task.
+
+    `indexes`: for each of these tables its index, if it has one, and how many small files it may have.
+    """
+
+    stage: RangeTask | ComposeTask
+    indexes: Mapping[str, tuple[tuple[Run, ...], int]]
+
+    @property
+    def target(self) -> Target | None:
+        """Its one table."""
+        return self.stage.target if isinstance(self.stage, ComposeTask) else None
+
+    @property
+    def targets(self) -> dict[str, Target]:
+        """Its tables by name."""
+        stage = self.stage
+        found = (stage.target,) if isinstance(stage, ComposeTask) else stage.targets
+        return {target.name: target for target in found}
+
+
+def run_stage(
+    task: StageTask,
+) -> list[tuple[Staged | SchemaMismatch | TableFault, "Removed | None"]]:
+    """Carry out the task; for each table what was staged, and what that removes, if it was looked for."""
+    stage, targets = task.stage, task.targets
+    staged: Sequence[Staged | SchemaMismatch | TableFault]
+    staged = [run_compose(stage)] if isinstance(stage, ComposeTask) else run_range(stage)
+    found: list[tuple[Staged | SchemaMismatch | TableFault, Removed | None]] = []
+    for one in staged:
+        if not isinstance(one, Staged) or one.partial or one.table not in task.indexes:
+            found.append((one, None))
+            continue
+        runs, small_files = task.indexes[one.table]
+        work = RemovalTask(targets[one.table], one, runs, stage.scratch, small_files)
+        try:
+            found.append((one, run_removal(work) if one.changes_table else None))
+        except Exception as error:
+            fault = fault_of(one.table, error)
+            if fault is None:
+                raise
+            found.append((fault, None))
+    return found
+
+
+def run_removal(task: RemovalTask) -> Removed:
+    """Carry out the task."""
+    try:
+        return _removed(task)
+    except IndexDamagedError as error:
+        return Removed(task.target.name, damage=str(error))
+
+
+def _removed(task: RemovalTask) -> Removed:
+    target, staged = task.target, task.staged
+    # With the table, the index starts over.
+    old = () if staged.truncated else task.runs
+    with open_runs(target.folder, [run.name for run in old]) as runs:
+        liveness = Liveness(target.folder, [run.tables for run in runs])
+        found = _found(task, liveness, runs)
+        patched = _patches(task, liveness, found) if staged.patches else ()
+        removed = {
+            liveness.files[number].name: BitMap64(
+                found.positions[found.files == number].astype(np.uint64)
+            )
+            | liveness.removed(liveness.files[number].name)
+            for number in np.unique(found.files).tolist()
+        }
+        known = {file.name: file for file in liveness.current()}
+        gone = [known[name] for name, each in removed.items() if len(each) == known[name].rows]
+        living = [file for name, file in known.items() if file not in gone]
+        rewritten = _to_rewrite(task, living, liveness, removed)
+        rewrites = _rewrites(task, rewritten, liveness, removed)
+    gone += rewritten
+    away = {file.name for file in gone}
+    changed = {name: each for name, each in removed.items() if name not in away}
+    stage = target.stage
+    vectors = write_vectors(target.folder, f"{stage}-removed.puffin", changed) if changed else []
+    replaced = [v for n, v in liveness.vectors.items() if n in away or n in changed]
+    result = Removed(
+        target.name,
+        vectors=tuple(vectors),
+        replaced=tuple(v for v in replaced if v.file in known),
+        gone=tuple(gone),
+        patched=tuple(patched),
+        rewrites=tuple(rewrites),
+    )
+    if patched or rewrites:
+        return result
+    rows = [staged.rows] if staged.rows else []
+    return replace(result, runs=indexed(target, old, rows, result))
+
+
+def indexed(
+    target: Target, runs: tuple[Run, ...], rows: Sequence[FileInfo], removed: Removed
+) -> tuple[Run, ...]:
+    """The table's index after this epoch. Raises `IndexDamagedError`, `CorruptError`."""
+    return add_files(
+        target.folder,
+        runs,
+        f"index/{target.stage}.run",
+        Identity.of(target.key, target.file_schema),
+        rows,
+        removed.vectors,
+        [file.name for file in removed.gone],
+    )
+
+
+def _found(task: RemovalTask, liveness: Liveness, runs: Sequence[RunReader]) -> Found:
+    """The rows that are removed: of each key its row, or of each kind of row as many as are to go."""
+    target, staged = task.target, task.staged
+    if staged.deletes is not None:
+        table = read_partial(staged.deletes.path)
+        columns = [one(table, name) for name in target.key]
+        counts = np.ones(len(table), np.int64)
+    elif staged.removals is not None:
+        table = read_data(staged.removals.path)
+        names = range(len(target.columns))
+        columns = [one(table, f"c{i}") for i in names]
+        counts = np.asarray(table.column("n").combine_chunks()).astype(np.int64)
+    else:
+        return Found(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint32))
+    digests = Identity.of(target.key, target.file_schema).digests(columns)
+    found = find(runs, liveness, digests, counts)
+    there = np.bincount(found.wanted, minlength=len(counts))
+    short = np.flatnonzero(there != counts)
+    if staged.deletes is not None:
+        check_found(target, len(found), len(counts))
+    elif len(short):
+        check_found(target, int(there[short[0]]), int(counts[short[0]]))
+    return found
+
+
+def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> list[PatchedRows]:
+    """Where the rows are that patches complete: each is among those that are removed."""
+    target, staged = task.target, task.staged
+    assert staged.patches is not None
+    patches = read_data(staged.patches.path, [f"s{i}" for i in range(len(target.key))])
+    deletes = [] if staged.deletes is None else [read_partial(staged.deletes.path)]
+    types = [target.file_schema.field(name).type for name in target.key]
+    keys = [
+        pa.concat_arrays([pa.array([], t), *(one(d, name) for d in deletes)])
+        for name, t in zip(target.key, types, strict=True)
+    ]
+    wanted = [one(patches, f"s{i}").cast(kind) for i, kind in enumerate(types)]
+    there, here = row_codes([keys, wanted])
+    place = np.full(int(max(there.max(initial=-1), here.max(initial=-1))) + 1, -1, np.int64)
+    place[there[found.wanted]] = np.arange(len(found))
+    at = place[here]
+    check_found(target, int((at >= 0).sum()), len(here))
+    files = found.files[at].astype(np.int64)
+    parts = []
+    numbers = np.unique(files).tolist()
+    groups = in_groups([liveness.files[number] for number in numbers])
+    for number, group in enumerate(groups):
+        mine = [n for n in numbers if liveness.files[n] in group]
+        rows = np.flatnonzero(np.isin(files, mine))
+        # In the order of the files.
+        rows = rows[np.lexsort((found.positions[at[rows]], files[rows]))]
+        numbered = {n: i for i, n in enumerate(mine)}
+        places = pa.table(
+            {
+                "patch": pa.array(rows),
+                "file": pa.array([numbered[n] for n in files[rows].tolist()], pa.int64()),
+                "position": pa.array(found.positions[at[rows]].astype(np.int64)),
+            }
+        )
+        path = f"{task.scratch}/{target.stage}-{target.scratch_name}-places-{number}.arrow"
+        parts.append(PatchedRows(group, write_partial(path, places)))
+    return parts
+
+
+def _to_rewrite(
+    task: RemovalTask,
+    files: Sequence[DataFile],
+    liveness: Liveness,
+    removed: dict[str, BitMap64],
+) -> list[DataFile]:
+    """The data files whose living rows go into new ones.
+
+    Small ones, if they are many; and others that are half dead.
+    """
+
+    def dead(file: DataFile) -> int:
+        if file.name in removed:
+            return len(removed[file.name])
+        vector = liveness.vectors.get(file.name)
+        return 0 if vector is None else vector.rows
+
+    small = [file for file in files if file.size < SMALL]
+    half_dead = [f for f in files if f.size >= SMALL and 2 * dead(f) > f.rows]
+    return [*(small if len(small) > task.small_files else ()), *half_dead]
+
+
+def _rewrites(
+    task: RemovalTask,
+    files: Sequence[DataFile],
+    liveness: Liveness,
+    removed: dict[str, BitMap64],
+) -> list[Rewrite]:
+    target, found = task.target, []
+    for number, group in enumerate(in_groups(files)):
+        bitmaps = {f.name: removed.get(f.name) or liveness.removed(f.name) for f in group}
+        path = f"{task.scratch}/{target.stage}-{target.scratch_name}-rewrite-{number}.arrow"
+        found.append(Rewrite(group, write_partial(path, bitmaps_table(bitmaps))))
+    return found
+
+
+def check_found(target: Target, found: int, wanted: int) -> None:
+    """Raise `CorruptError` if the table does not have the rows that the log says it has."""
+    if found != wanted:
+        raise CorruptError(
+            f"expected {wanted} rows in the table before the epoch, found {found}",
+            where=target.name,
+            repair=f"tuskline table resync {target.name}",
+        )
+
+
+def one(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array."""
+    column = table.column(name)
+    chunks = column.chunks
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays([pa.array([], column.type), *chunks])
+
+
+def positions(removed: BitMap64) -> Int64s:
+    """Positions as indexes of an array."""
+    return np.frombuffer(removed.to_array(), np.uint64).astype(np.int64)

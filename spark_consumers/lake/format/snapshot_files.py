@@ -1,0 +1,90 @@
+"""The files of an Iceberg snapshot, read from its manifests without Spark."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spark_consumers.lake.format import avro
+from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.format.table_format import ScanFile, Vector, name_of
+from walsender_bridge.errors import CorruptError, NotSupportedError
+
+_DATA, _POSITION_DELETES, _EQUALITY_DELETES = range(3)
+_DELETED = 2
+
+
+def files_of(manifest_list: Path) -> list[ScanFile]:
+    """The data files of the snapshot with this manifest list.
+
+    Raises `CorruptError`, also for what only damage explains (two vectors of a data file), and `NotSupportedError` for
+    deletes that are none of Tuskline's kinds.
+    """
+    data: list[tuple[ScanFile, int]] = []
+    vectors: dict[str, Vector] = {}
+    deletes: dict[str, int] = {}
+    for found, sequence in _entries(manifest_list):
+        path = str(local(found["file_path"]))
+        match found.get("content", _DATA):
+            case kind if kind == _DATA:
+                file = ScanFile(path, found["file_size_in_bytes"], found["record_count"])
+                data.append((file, sequence))
+            case kind if kind == _EQUALITY_DELETES:
+                deletes[path] = sequence
+            case _:
+                vector = _vector(path, found)
+                if vector.file in vectors:
+                    raise CorruptError("a data file has two deletion vectors", where=vector.file)
+                vectors[vector.file] = vector
+    files = []
+    used = set()
+    by_sequence = defaultdict(list)
+    for path, sequence in deletes.items():
+        by_sequence[sequence].append(path)
+    for file, sequence in data:
+        newer = [p for s, paths in sorted(by_sequence.items()) if s > sequence for p in paths]
+        vector_ = vectors.get(file.name)
+        used.add(file.name)
+        files.append(ScanFile(file.path, file.size, file.rows, vector_, tuple(newer)))
+    if stray := sorted(vectors.keys() - used):
+        raise CorruptError(
+            "a deletion vector is of a data file that the table does not have", where=stray[0]
+        )
+    return files
+
+
+def equality_deletes(manifest_list: Path) -> list[str]:
+    """The files of keys in a snapshot of an earlier version."""
+    return [
+        str(local(found["file_path"]))
+        for found, _ in _entries(manifest_list)
+        if found.get("content", _DATA) == _EQUALITY_DELETES
+    ]
+
+
+def _entries(manifest_list: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each file that is in the snapshot, and its sequence number."""
+    for manifest in avro.rows(manifest_list):
+        for entry in avro.rows(local(manifest["manifest_path"])):
+            if entry["status"] == _DELETED:
+                continue
+            sequence = entry.get("sequence_number")
+            yield entry["data_file"], manifest["sequence_number"] if sequence is None else sequence
+
+
+def _vector(path: str, found: dict[str, Any]) -> Vector:
+    file, offset = found.get("referenced_data_file"), found.get("content_offset")
+    if file is None or offset is None:
+        raise NotSupportedError(
+            "holds deletes by position, which Tuskline does not write",
+            where=path,
+            repair="let only Tuskline write to the lake's tables",
+        )
+    return Vector(
+        name_of(str(local(file))),
+        name_of(path),
+        offset,
+        found["content_size_in_bytes"],
+        found["record_count"],
+        found["file_size_in_bytes"],
+    )

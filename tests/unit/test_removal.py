@@ -1,0 +1,195 @@
+"""What an epoch removes from a table's files, by the functions of the executors: vectors, files that go, files rewritten."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_consumers.lake.epoch import removal
+from spark_consumers.lake.epoch.removal import RemovalTask, run_removal
+from spark_consumers.lake.epoch.stage import Staged, Target
+from spark_consumers.lake.format.data_files import Stage, write_data, write_partial, write_table
+from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
+from tests.support.lake.table_on_disk import TableOnDisk
+from walsender_bridge.errors import CorruptError
+
+COLUMNS = pa.schema([("k", pa.int32()), ("v", pa.string())])
+MORE = 100
+
+
+class Epochs:
+    """Epochs of one table, keyed or a multiset; its rows are those of a model."""
+
+    def __init__(self, folder: Path, *, keyed: bool = True) -> None:
+        self.folder, self.keyed = folder, keyed
+        self.disk = TableOnDisk(folder / "t")
+        self.schema = COLUMNS if keyed else COLUMNS.append(pa.field(ROW_ID, pa.string()))
+        self.number = 0
+
+    def target(self) -> Target:
+        prefix = f"{self.folder}/t/data/{Stage(self.number, 1, 1)}"
+        key = ("k",) if self.keyed else ()
+        return Target("shop.public.t", "public.t", prefix, COLUMNS, self.schema, key, 0, 1)
+
+    def staged(self, add=(), remove=(), patch=None, counts=None) -> Staged:
+        self.number += 1
+        target = self.target()
+        scratch = self.folder / f"scratch-{self.number}"
+        rows = None
+        if add:
+            columns = [pa.array([k for k, _ in add], pa.int32()), pa.array([v for _, v in add])]
+            if not self.keyed:
+                columns.append(pa.array([f"{self.number}-{i}" for i in range(len(add))]))
+            where = f"{scratch}/rows.parquet" if patch else f"{target.prefix}.parquet"
+            rows = write_data(where, columns, self.schema)
+        deletes = removals = patches = None
+        if counts:
+            gone: dict[str, Any] = {"c0": pa.array([k for k, _ in counts], pa.int32())}
+            gone |= {"c1": pa.array([v for _, v in counts]), "n": pa.array(counts.values())}
+            removals = write_table(f"{scratch}/removals.parquet", pa.table(gone))
+        elif remove:
+            keys = pa.table({"k": pa.array(remove, pa.int32())})
+            path = write_partial(f"{scratch}/deletes.arrow", keys)
+            deletes = FileInfo(path, len(remove), 0)
+        if patch:
+            # From the row of one key to another key, the value unsent.
+            fields: dict[str, Any] = {"s0": pa.array(patch.keys(), pa.int32())}
+            fields |= {"c0": pa.array(patch.values())}
+            fields |= {"c1": pa.nulls(len(patch), pa.string()), "u0": [False] * len(patch)}
+            fields |= {"u1": [True] * len(patch)}
+            patches = write_table(f"{scratch}/patches.parquet", pa.table(fields))
+        return Staged("t", 0, 1, None, rows, deletes, patches, removals)
+
+    def apply(self, *, small_files=MORE, **changes) -> None:
+        staged = self.staged(**changes)
+        scratch = str(self.folder / f"scratch-{self.number}")
+        self.disk.apply(self.target(), staged, scratch, small_files=small_files)
+
+    def rows(self) -> list[tuple[int, str]]:
+        table = self.disk.rows(self.schema)
+        return sorted(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
+
+
+def test_a_removed_key_is_gone_and_comes_back_elsewhere(tmp_path):
+    table = Epochs(tmp_path)
+    table.apply(add=[(k, f"v{k}") for k in range(10)])
+    table.apply(add=[(3, "new"), (20, "x")], remove=[3, 4])
+    table.apply(add=[(4, "again")], remove=[3])
+    expected = [(k, f"v{k}") for k in range(10) if k not in {3, 4}]
+    assert table.rows() == sorted([*expected, (20, "x"), (4, "again")])
+    assert {v.file: v.rows for v in table.disk.vectors.values()} == {
+        f"data/{Stage(1, 1, 1)}.parquet": 2,
+        f"data/{Stage(2, 1, 1)}.parquet": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"remove": [1, 99]},
+        {"remove": [1, 2]},
+        {"remove": [1], "patch": {1: 1, 5: 5}},
+        {"remove": [1, 99], "patch": {99: 99}},
+    ],
+    ids=["never there", "removed before", "a patch of another row", "a patch of no row"],
+)
+def test_a_removal_without_its_row_is_damage(tmp_path, changes):
+    table = Epochs(tmp_path)
+    table.apply(add=[(k, "v") for k in range(9)])
+    table.apply(remove=[2])
+    before = table.rows()
+    with pytest.raises(
+        CorruptError, match="expected 2 rows in the table before the epoch, found 1"
+    ):
+        table.apply(**changes)
+    assert table.rows() == before
+
+
+def test_equal_rows_go_one_by_one_and_no_more_than_there_are(tmp_path):
+    table = Epochs(tmp_path, keyed=False)
+    table.apply(add=[(1, "a")] * 3 + [(1, "b"), (2, "c")] + [(9, "z")] * 20)
+    table.apply(add=[(1, "a")], counts={(1, "a"): 2})
+    rest = [(1, "b"), (2, "c")] + [(9, "z")] * 20
+    assert table.rows() == sorted([(1, "a")] * 2 + rest)
+    with pytest.raises(
+        CorruptError, match="expected 3 rows in the table before the epoch, found 2"
+    ):
+        table.apply(counts={(1, "a"): 3})
+    table.apply(counts={(1, "a"): 2, (2, "c"): 1})
+    assert table.rows() == [(1, "b")] + [(9, "z")] * 20
+
+
+def test_a_patch_takes_what_was_not_sent_from_the_row_before(tmp_path):
+    table = Epochs(tmp_path)
+    table.apply(add=[(k, f"v{k}") for k in range(20)])
+    table.apply(add=[(1, "w")], remove=[1])
+    # 1 to 50, 2 to 1, 3 stays; with a whole row in the same epoch.
+    table.apply(add=[(60, "x")], remove=[1, 2, 3], patch={1: 50, 2: 1, 3: 3})
+    expected = [(k, f"v{k}") for k in range(20) if k not in {1, 2}]
+    assert table.rows() == sorted([*expected, (50, "w"), (1, "v2"), (60, "x")])
+    table.apply(remove=[1, 50])
+    assert table.rows() == sorted([*expected, (60, "x")])
+
+
+def test_a_file_without_living_rows_goes_with_its_vector(tmp_path):
+    table = Epochs(tmp_path)
+    table.apply(add=[(1, "a"), (2, "b")])
+    table.apply(add=[(k, "c") for k in range(10, 20)], remove=[1])
+    assert len(table.disk.vectors) == 1
+    table.apply(remove=[2])
+    assert list(table.disk.files) == [f"data/{Stage(2, 1, 1)}.parquet"]
+    assert not table.disk.vectors
+    table.apply(remove=list(range(10, 20)))
+    assert not table.disk.files
+    table.apply(add=[(1, "a")])
+    assert table.rows() == [(1, "a")]
+
+
+def test_many_small_files_become_one(tmp_path):
+    table = Epochs(tmp_path)
+    rows: dict[int, str] = {}
+    for number in range(12):
+        new = dict.fromkeys(range(number * 3, number * 3 + 6), f"{number}")
+        table.apply(add=list(new.items()), remove=[k for k in new if k in rows], small_files=4)
+        rows |= new
+        assert table.rows() == sorted(rows.items())
+        assert len(table.disk.files) <= 6
+    assert any("rewritten" in name for name in table.disk.files)
+
+
+def test_a_large_file_that_is_half_dead_is_rewritten(tmp_path, monkeypatch):
+    monkeypatch.setattr(removal, "SMALL", 0)
+    table = Epochs(tmp_path)
+    table.apply(add=[(k, "a") for k in range(100)])
+    table.apply(add=[(k, "b") for k in range(100, 150)])
+    table.apply(remove=list(range(50)))
+    assert len(table.disk.files) == 2
+    assert len(table.disk.vectors) == 1
+    table.apply(remove=[50, 120])
+    assert sorted(f.rows for f in table.disk.files.values()) == [49, 50]
+    assert [v.rows for v in table.disk.vectors.values()] == [1]
+    table.apply(remove=[80, 100])
+    assert len(table.rows()) == 96
+
+
+def test_a_damaged_index_is_told_and_nothing_is_removed(tmp_path):
+    table = Epochs(tmp_path)
+    table.apply(add=[(k, "a") for k in range(10)])
+    run = tmp_path / "t" / table.disk.runs[0].name
+    good = run.read_bytes()
+    run.write_bytes(good[:20] + b"x" + good[21:])
+    staged = table.staged(remove=[1])
+    task = RemovalTask(table.target(), staged, table.disk.runs, str(tmp_path), MORE)
+    found = run_removal(task)
+    assert "checksum mismatch" in found.damage
+    assert not found.vectors
+    assert not list((tmp_path / "t" / "data").glob("*.puffin"))
+
+
+def test_37_a_task_that_runs_twice_makes_the_same_files(tmp_path):
+    table = Epochs(tmp_path)
+    table.apply(add=[(k, "a") for k in range(10)])
+    staged = table.staged(add=[(1, "b")], remove=[1, 5])
+    task = RemovalTask(table.target(), staged, table.disk.runs, str(tmp_path), MORE)
+    assert run_removal(task) == run_removal(task)
