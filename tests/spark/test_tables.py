@@ -9,6 +9,7 @@ import pytest
 
 from spark_consumers import Source, read
 from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.writer import requests
 from tests.support import bank_load
@@ -176,14 +177,12 @@ def test_a_table_that_does_not_belong_to_its_log_holds_alone_what_it_must(
     # As if the lake had lost the last epoch of this table alone.
     database.execute("UPDATE docs SET title = 'never seen' WHERE id = 3")
     broken = pipeline.flush().manifest.tables[docs]
-    complete = "spark_consumers.lake.epoch.epoch_writer.check_found"
 
-    def lost(target, *_):
-        raise CorruptError(
-            "expected 3 rows in the table before the epoch, found 2", where=target.name
-        )
+    def lost(self, path, *_):
+        if "/docs%" in path:
+            raise CorruptError("expected 3 rows after the epoch, found 2", where=docs)
 
-    monkeypatch.setattr(complete, lost)
+    monkeypatch.setattr(IcebergFormat, "_check_count", lost)
     database.execute("UPDATE docs SET title = 'x' WHERE id = 3", "UPDATE pairs SET tags = '{5}'")
     with pytest.raises(
         CorruptError, match=r"(?s)holds the epochs back: expected 3 rows.*table resync"

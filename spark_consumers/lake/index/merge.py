@@ -41,7 +41,7 @@ def append(
 ) -> tuple[Run, ...]:
     """The table's runs with a new one, which is merged with the newest others if they are small enough.
 
-    `records`, in any order, are of `tables.files`. The new run is written as `name`. Raises `IndexDamagedError`, and
+    `records`, in any order, are of the files that `tables` names. The new run is written as `name`. Raises `IndexDamagedError`, and
     `CorruptError` for damaged vectors.
     """
     weight = len(records) + len(tables.files) + len(tables.vectors) + len(tables.gone)
