@@ -30,7 +30,7 @@ def flushed(monkeypatch, looks, **changes):
             raise names
         return {"shop": Publication({name: Mock() for name in names}, frozenset())}
 
-    monkeypatch.setattr(module, "open_chain", lambda _: Mock(head=lambda: head))
+    monkeypatch.setattr(module, "open_chain", lambda *_: Mock(head=lambda: head))
     monkeypatch.setattr(module, "_poll_sources", look)
     monkeypatch.setattr(module, "_POLL_SOURCES_SECONDS", 0.0)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)

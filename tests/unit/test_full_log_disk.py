@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from spark_consumers.lake.manifest.chain import Chain
 from spark_consumers.lake.status import write_status
+from spark_consumers.lake.store.local_store import LocalStore
 from tests.support.small_disk import fill, mounted
 from walsender_bridge.capture.gate.core import Decided, GateDecision
 from walsender_bridge.capture.gate.record import GateRecord
@@ -61,7 +63,7 @@ def test_a_capture_that_cannot_tell_how_it_is_goes_on_and_tells_later(disk, capf
 
 
 def test_a_lake_that_cannot_tell_how_far_it_is_goes_on(disk):
-    chain: Any = SimpleNamespace(root=disk)
+    chain = Chain(LocalStore(disk))
     head: Any = SimpleNamespace(term=1, epoch=1)
     (disk / "_tuskline").mkdir()
     write_status(chain, head, {})
