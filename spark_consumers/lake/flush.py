@@ -17,7 +17,7 @@ from typing import Protocol
 import psycopg
 
 from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain, wait_for_epoch
-from spark_consumers.lake.store.lake_store import StoreOptions
+from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.tables.noticed import known, unshown
 from spark_consumers.lake.tables.shape import Publication
 from spark_consumers.lake.tables.sources import Source, read_publication
@@ -128,7 +128,7 @@ def flush(
     timeout: float = 60.0,
     parts: AwaitedProcesses | None = None,
     waiting: Callable[[Mapping[str, str]], None] = lambda _: None,
-    store: StoreOptions = StoreOptions(),  # noqa: B008  # frozen
+    store: StoreOptions = FROM_ENVIRONMENT,
 ) -> int:
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
 

@@ -8,12 +8,14 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.store.lake_store import STATE
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime import json_model
+
+if TYPE_CHECKING:  # an executor imports what is here, and opens no lake
+    from spark_consumers.lake.manifest.chain import Chain, Manifest
 
 _FILE = f"{STATE}/status.json"
 #: After which a status that is not renewed while something is copied is of a writer that is gone, in seconds.
@@ -49,27 +51,27 @@ class LakeStatus:
     copying: Mapping[str, CopyStatus] = field(default_factory=dict)
 
 
-def write_status(chain: Chain, head: Manifest, copying: Mapping[str, CopyStatus]) -> None:
+def write_status(chain: "Chain", head: "Manifest", copying: Mapping[str, CopyStatus]) -> None:
     """Replace the status, if the disk takes it. `copying`: how far each table's copy is, by name."""
     status = LakeStatus(time.time(), head.term, head.epoch, copying)
     with contextlib.suppress(OSError, TusklineError):
         chain.store.replace(_FILE, json_model.encode(status), durable=False)
 
 
-def read_status(chain: Chain) -> LakeStatus:
+def read_status(chain: "Chain") -> LakeStatus:
     """The status that was written last; none of the present if there is none. It is no promise, so damage is none either."""
     with contextlib.suppress(OSError, TusklineError, ValueError):
         return json_model.decode(LakeStatus, chain.store.read(_FILE))
     return LakeStatus()
 
 
-def copying_now(head: Manifest, status: LakeStatus, now: float) -> Mapping[str, CopyStatus]:
+def copying_now(head: "Manifest", status: LakeStatus, now: float) -> Mapping[str, CopyStatus]:
     """The progress of copies, by table, if the head's writer reported it recently."""
     fresh = now - status.at < STALE_AFTER and status.term == head.term
     return status.copying if fresh else {}
 
 
-def table_rows(head: Manifest, status: LakeStatus, now: float) -> list[dict[str, Any]]:
+def table_rows(head: "Manifest", status: LakeStatus, now: float) -> list[dict[str, Any]]:
     """A record for each table that is in the lake, is copied, or could not be copied.
 
     `state` is that of `table_version`, or `copying`, `copied`, `failed` for a table that is not in the lake
@@ -114,7 +116,7 @@ def _waits_for(copy: CopyStatus | None) -> str:
     return f"its copy waits for {copy.waits_for}" if copy is not None and copy.waits_for else ""
 
 
-def _resync(name: str, reason: str, head: Manifest, copy: object) -> str:
+def _resync(name: str, reason: str, head: "Manifest", copy: object) -> str:
     """How far the copy that will take the table's place is."""
     if not reason:
         return ""

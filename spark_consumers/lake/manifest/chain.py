@@ -42,7 +42,13 @@ from spark_consumers.lake.manifest.table_version import (
     StreamPosition,
     TableVersion,
 )
-from spark_consumers.lake.store.lake_store import STATE, Created, LakeStore, StoreOptions
+from spark_consumers.lake.store.lake_store import (
+    FROM_ENVIRONMENT,
+    STATE,
+    Created,
+    LakeStore,
+    StoreOptions,
+)
 from spark_consumers.lake.store.local_store import LocalStore
 from spark_consumers.lake.store.open_store import local_root, open_store
 from walsender_bridge.errors import (
@@ -179,7 +185,7 @@ class Manifest:
         )
 
 
-def open_chain(lake: str | Path, options: StoreOptions = StoreOptions()) -> "Chain":  # noqa: B008  # frozen
+def open_chain(lake: str | Path, options: StoreOptions = FROM_ENVIRONMENT) -> "Chain":
     """The chain of this lake, by the lake's own path (`home`). It need not exist yet. `options`: for one in a bucket."""
     store = open_store(lake, options)
     return Chain(LocalStore(home.resolved(store.folder)) if store.folder is not None else store)

@@ -41,6 +41,9 @@ class StoreOptions:
     allow_http: bool = False
 
 
+FROM_ENVIRONMENT = StoreOptions()
+
+
 class HeldRecord(Protocol):
     """A record that belongs to a process, which changes it for as long as it lives (`LakeStore.hold`)."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spark_consumers.lake.manifest.chain import TableVersion
+from spark_consumers.lake.manifest.table_version import TableVersion
 from walsender_bridge.errors import (
     CorruptError,
     MalformedMessageError,

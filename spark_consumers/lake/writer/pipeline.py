@@ -27,7 +27,7 @@ from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
 from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy
 from spark_consumers.lake.status import CopyStatus
-from spark_consumers.lake.store.lake_store import StoreOptions
+from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.fault import TableFaultsError
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
@@ -113,7 +113,7 @@ class Lakehouse:
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         on_unrepresentable_value: Mapping[str, str] | None = None,
         failing: Callable[[TusklineError | None], None] | None = None,
-        store: StoreOptions = StoreOptions(),  # noqa: B008  # frozen
+        store: StoreOptions = FROM_ENVIRONMENT,
     ) -> None:
         if format != IcebergFormat.name:
             raise NotSupportedError(
