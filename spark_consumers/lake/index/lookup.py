@@ -101,6 +101,8 @@ def _matches(records: Records, wanted: Digests) -> tuple[Int64s, Int64s]:
         equal = inside & (wanted.high[at] == high) & (wanted.low[at] == low)
         rows = np.flatnonzero(equal)
         found.append((rows + begin, at[rows]))
+    if len(found) == 1:
+        return found[0]
     rows = np.concatenate([r for r, _ in found])
     order = np.argsort(rows, kind="stable")
     return rows[order], np.concatenate([w for _, w in found])[order]

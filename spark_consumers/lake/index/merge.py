@@ -33,7 +33,8 @@ def records_of(digests: Digests, file: int, positions: np.ndarray | None = None)
 
 def in_order(records: Records) -> Records:
     """The records in the order of their digests."""
-    return records[Digests(records["high"], records["low"]).order()]
+    # `take` is ten times as fast as an index, for records.
+    return records.take(Digests(records["high"], records["low"]).order())
 
 
 def append(
@@ -120,7 +121,7 @@ def _write_merged(
 
     def living() -> Iterator[Records]:
         for part in source.parts(liveness):
-            alive = part[liveness.alive(part["file"], part["position"])]
+            alive = part.take(np.flatnonzero(liveness.alive(part["file"], part["position"])))
             alive["file"] = numbers[alive["file"]]
             yield alive
 
