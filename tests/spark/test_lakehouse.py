@@ -120,7 +120,7 @@ def test_compaction_changes_files_and_no_rows(pipeline, database, monkeypatch):
     monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 1)
     for round_ in range(4):
         database.execute(
-            f"UPDATE docs SET title = 'r{round_}' WHERE id < 4",
+            f"UPDATE docs SET title = 'r{round_}' WHERE id % 5 = {round_}",
             "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
         )
         assert_equal(database.dsn, pipeline.flush())

@@ -154,15 +154,8 @@ def _removed(task: RemovalTask) -> Removed:
         liveness = Liveness(target.folder, [run.tables for run in runs])
         found = _found(task, liveness, runs)
         patched = _patches(task, liveness, found) if staged.patches else ()
-        removed = {
-            liveness.files[number].name: BitMap64(
-                found.positions[found.files == number].astype(np.uint64)
-            )
-            | liveness.removed(liveness.files[number].name)
-            for number in np.unique(found.files).tolist()
-        }
         known = {file.name: file for file in liveness.current()}
-        gone = [known[name] for name, each in removed.items() if len(each) == known[name].rows]
+        removed, gone = _added(found, liveness)
         living = [file for name, file in known.items() if file not in gone]
         rewritten = _to_rewrite(task, living, liveness, removed)
         rewrites = _rewrites(task, rewritten, liveness, removed)
@@ -184,6 +177,24 @@ def _removed(task: RemovalTask) -> Removed:
         return result
     rows = [staged.rows] if staged.rows else []
     return replace(result, runs=indexed(target, old, rows, result))
+
+
+def _added(found: Found, liveness: Liveness) -> tuple[dict[str, BitMap64], list[DataFile]]:
+    """The removed positions of the data files that have such rows, and the files that have no others left."""
+    removed: dict[str, BitMap64] = {}
+    gone: list[DataFile] = []
+    order = np.argsort(found.files, kind="stable")
+    numbers, counts = np.unique(found.files, return_counts=True)
+    parts = np.split(order, np.cumsum(counts)[:-1]) if len(order) else []
+    for number, rows in zip(numbers.tolist(), parts, strict=True):
+        file = liveness.files[number]
+        vector = liveness.vectors.get(file.name)
+        if len(rows) + (0 if vector is None else vector.rows) == file.rows:
+            gone.append(file)
+            continue
+        more = BitMap64(np.sort(found.positions[rows]).astype(np.uint64))
+        removed[file.name] = more | liveness.removed(file.name)
+    return removed, gone
 
 
 def indexed(

@@ -42,7 +42,8 @@ class Digests:
 
     def order(self) -> Int64s:
         """The rows in ascending order of their digests; of equal ones, the earlier first."""
-        order = np.argsort(self.high, kind="stable")
+        # Twice as fast as a stable sort, and the same where no two are equal.
+        order = np.argsort(self.high)
         sorted_high = self.high[order]
         if (sorted_high[1:] == sorted_high[:-1]).any():
             order = np.lexsort((self.low, self.high))

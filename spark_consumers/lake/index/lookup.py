@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from spark_consumers.lake.index.digests import Digests, Int64s
+from spark_consumers.lake.index.digests import Digests, Int64s, UInt64s
 from spark_consumers.lake.index.liveness import Liveness, UInt32s
 from spark_consumers.lake.index.run_format import Records, RunReader
 
@@ -33,16 +33,17 @@ def find(runs: Sequence[RunReader], liveness: Liveness, wanted: Digests, counts:
     `IndexDamagedError`, `CorruptError`.
     """
     order = wanted.order()
-    left = counts[order]
+    wanted, left = wanted.take(order), counts[order]
     parts: list[Found] = []
     for run in reversed(runs):
         numbers = liveness.numbers(run.tables.files)
-        open_ = np.flatnonzero(left > 0)
-        if not len(open_):
+        sought = np.flatnonzero(left > 0)
+        if not len(sought):
             break
-        for records in _near(run, wanted.take(order[open_])):
-            open_ = np.flatnonzero(left > 0)
-            record, which = _matches(records, wanted.take(order[open_]))
+        for records in _near(run, wanted.take(sought)):
+            near = _within(wanted.high, records["high"])
+            open_ = near.start + np.flatnonzero(left[near] > 0)
+            record, which = _matches(records, wanted.take(open_))
             if not len(record):
                 continue
             files = numbers[records["file"][record]]
@@ -57,6 +58,12 @@ def find(runs: Sequence[RunReader], liveness: Liveness, wanted: Digests, counts:
     if not parts:
         return Found(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint32))
     return Found(*(np.concatenate([getattr(p, n) for p in parts]) for n in Found.__slots__))
+
+
+def _within(wanted: UInt64s, high: UInt64s) -> slice:
+    """The wanted digests, which are in order, that are in reach of these records."""
+    begin = np.searchsorted(wanted, high[0], "left")
+    return slice(int(begin), int(np.searchsorted(wanted, high[-1], "right")))
 
 
 def _near(run: RunReader, wanted: Digests) -> Iterator[Records]:
@@ -94,6 +101,8 @@ def _matches(records: Records, wanted: Digests) -> tuple[Int64s, Int64s]:
         equal = inside & (wanted.high[at] == high) & (wanted.low[at] == low)
         rows = np.flatnonzero(equal)
         found.append((rows + begin, at[rows]))
+    if len(found) == 1:
+        return found[0]
     rows = np.concatenate([r for r, _ in found])
     order = np.argsort(rows, kind="stable")
     return rows[order], np.concatenate([w for _, w in found])[order]

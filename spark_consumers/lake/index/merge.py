@@ -33,7 +33,8 @@ def records_of(digests: Digests, file: int, positions: np.ndarray | None = None)
 
 def in_order(records: Records) -> Records:
     """The records in the order of their digests."""
-    return records[Digests(records["high"], records["low"]).order()]
+    # `take` is ten times as fast as an index, for records.
+    return records.take(Digests(records["high"], records["low"]).order())
 
 
 def append(
@@ -69,23 +70,29 @@ class _Source:
 
     def parts(self, liveness: Liveness) -> Iterator[Records]:
         """All records in the order of their digests, a part at a time, with the numbers that `liveness` has for files."""
-        numbers = [liveness.numbers(reader.tables.files) for reader in self.readers]
+        # Of a run whose files are all gone, nothing is read.
+        readers = [
+            reader
+            for reader in self.readers
+            if any(file.name not in liveness.gone for file in reader.tables.files)
+        ]
+        numbers = [liveness.numbers(reader.tables.files) for reader in readers]
         new = liveness.numbers(self.tables.files)
-        fences = [reader.fences for reader in self.readers]
+        fences = [reader.fences for reader in readers]
         edges = np.sort(np.concatenate([*fences, self.records["high"][::BLOCK]]))
         # Equal digests are in one part, however many they are.
         cuts = np.unique(edges[_AT_ONCE::_AT_ONCE]).tolist()
         for low, high in zip([0, *cuts], [*cuts, None], strict=True):
             found = [
                 _numbered(reader.between(low, high), number)
-                for reader, number in zip(self.readers, numbers, strict=True)
+                for reader, number in zip(readers, numbers, strict=True)
             ]
             begin, end = np.searchsorted(
                 self.records["high"], np.array([low, high or 0], np.uint64), "left"
             )
             mine = self.records[begin : end if high is not None else None]
             found.append(_numbered(mine, new))
-            yield in_order(np.concatenate(found))
+            yield found[0] if len(found) == 1 else in_order(np.concatenate(found))
 
 
 def _numbered(records: Records, numbers: np.ndarray) -> Records:
@@ -114,7 +121,7 @@ def _write_merged(
 
     def living() -> Iterator[Records]:
         for part in source.parts(liveness):
-            alive = part[liveness.alive(part["file"], part["position"])]
+            alive = part.take(np.flatnonzero(liveness.alive(part["file"], part["position"])))
             alive["file"] = numbers[alive["file"]]
             yield alive
 
