@@ -33,10 +33,10 @@ def serial(address: str, tls: TlsFiles) -> int:
     context = ssl.create_default_context(cafile=str(tls.ca))
     context.load_cert_chain(tls.certificate, tls.key)
     try:
-        with (
-            socket.create_connection((host, int(port)), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=host) as connection,
-        ):
+        # Wrapped before it connects: `ssl` leaves a socket open that the server has closed by then.
+        with context.wrap_socket(socket.socket(), server_hostname=host) as connection:
+            connection.settimeout(5)
+            connection.connect((host, int(port)))
             shown = connection.getpeercert(binary_form=True)
     except OSError:
         return 0
