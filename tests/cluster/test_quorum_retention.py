@@ -60,6 +60,12 @@ def test_slots_and_archive_hold_wal_up_to_their_limit_and_what_is_lost_is_named(
 ):
     up(tuskline)
     insert(server, 0)
+    # What is removed before the archiver's first look is not missed: the archive begins with that look.
+    wait_for(
+        lambda: quorum(tuskline)["safekeepers"][0]["archive"]["archived_lsn"],
+        40,
+        "the archiver has looked",
+    )
     archive, away = tmp_path / "archive", tmp_path / "away"
     archive.mkdir(exist_ok=True)
     archive.rename(away)

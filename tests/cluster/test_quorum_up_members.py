@@ -69,7 +69,12 @@ def test_12_members_are_added_removed_and_replaced_by_commands(
         return made["generation"], set(made["members"])
 
     # It begins with the WAL that is retained for laggards, and says what it does not serve.
-    begin = quorum(tuskline)["safekeepers"][0]["begin_lsn"]
+    def begins() -> list[str]:
+        return [each["begin_lsn"] for each in quorum(tuskline)["safekeepers"]]
+
+    # A commit needs two of the three.
+    wait_for(lambda: "0/0" not in begins(), 20, "all three have begun")
+    begin = begins()[0]
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("SELECT pg_switch_wal()")
     insert(server, 10)
