@@ -35,14 +35,14 @@ def test_another_bridge_takes_over_when_one_is_cut_off_or_killed_under_load(
         load.enter_context(Load(server.dsn(), pause=0.02))
         bridges.goes_on(connection)
         wait_for(partial(is_well_while_standing_by, bridges), 60, "who stands by says so")
-        first, term = bridges.settled(), bridges.log.replica_status().term
+        first, term = bridges.settled(), bridges.term()
         bridges.signal(first, signal.SIGSTOP)
         try:
             assert bridges.active(1 - first) == 1 - first
             bridges.goes_on(connection)
         finally:
             bridges.signal(first, signal.SIGCONT)
-        assert bridges.log.replica_status().term > term
+        assert bridges.term() > term
         bridges.goes_on(connection)
         second = bridges.settled()
         bridges.machines[second].kill()
@@ -71,12 +71,12 @@ def test_25_a_bridge_that_is_cut_off_from_etcd_alone_gives_up_its_slot(
         bridges.active()
         with Load(server.dsn(), pause=0.02):
             bridges.goes_on(connection)
-            first, term = bridges.settled(), bridges.log.replica_status().term
+            first, term = bridges.settled(), bridges.term()
             for each in relays[first]:
                 each.freeze()
             assert bridges.active(1 - first) == 1 - first
             bridges.goes_on(connection)
-            assert bridges.log.replica_status().term > term
+            assert bridges.term() > term
             for each in relays[first]:
                 each.thaw()
             bridges.settled()
@@ -109,7 +109,7 @@ def test_25_a_bridge_that_is_cut_off_from_the_log_gives_way_to_another(
         bridges.active()
         with Load(server.dsn(), pause=0.02):
             bridges.goes_on(connection)
-            first, term = bridges.settled(), bridges.log.replica_status().term
+            first, term = bridges.settled(), bridges.term()
             cut = loopbacks.between(first, [1 - first, 2])
             if also_etcd:
                 cut += loopbacks.links[first, None][: len(ports)]
@@ -117,7 +117,7 @@ def test_25_a_bridge_that_is_cut_off_from_the_log_gives_way_to_another(
                 each.cut_off()
             assert bridges.active(1 - first, within=150) == 1 - first
             bridges.goes_on(connection)
-            assert bridges.log.replica_status().term > term
+            assert bridges.term() > term
             for each in cut:
                 each.heal()
             assert bridges.settled() == 1 - first

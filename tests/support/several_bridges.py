@@ -21,7 +21,7 @@ from walsender_bridge.change_log.repository.etcd import Etcd, EtcdSettings
 from walsender_bridge.change_log.repository.leader_lease import leader_key
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
-from walsender_bridge.errors import UnavailableError
+from walsender_bridge.errors import UnavailableError, UnknownStreamError
 from walsender_bridge.observability import bridge_view
 from walsender_bridge.observability.bridge_view import ACTIVE, STANDING_BY, BridgeState
 from walsender_bridge.runtime import processes, status_file
@@ -162,6 +162,17 @@ class SeveralBridges:
         row = connection.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").fetchone()
         assert row is not None
         wait_for(lambda: self._committed() > int(row[0]), 60, "the log goes on")
+
+    def term(self) -> int:
+        """Of the stream at the third machine's log server, which may have to be taken into it first."""
+
+        def found() -> int:
+            try:
+                return self.log.replica_status().term
+            except UnknownStreamError:
+                return 0
+
+        return int(wait_for(found, 60, "the third machine has the stream"))
 
     def _committed(self) -> int:
         try:
