@@ -1,5 +1,6 @@
 """Iceberg tables as the pipeline writes them: whole, once, fenced by term, and readable until they expire."""
 
+import json
 import os
 import random
 import re
@@ -16,6 +17,9 @@ from py4j.protocol import Py4JJavaError
 from pyroaring import BitMap64
 from pyspark.errors import PySparkException
 
+from spark_consumers.lake.catalog import folder_catalog
+from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.table_catalog import TableId
 from spark_consumers.lake.format import checksums, iceberg, iceberg_files, leaks
 from spark_consumers.lake.format.checked import manifests_of
 from spark_consumers.lake.format.checksums import check, file_of, sums_of
@@ -51,10 +55,15 @@ class Table:
 
     def __init__(self, spark, folder, columns=COLUMNS, name="Odd %name"):
         self.spark = spark
-        self.format = IcebergFormat(spark, "lake-uuid")
+        self.folder = folder
+        self.format = self.newer()
         self.path = str(folder / "tables" / "shop" / "public" / name)
         self.format.create(self.path, columns)
         self.columns, self.schema = self.format.schemas(self.path)
+
+    def newer(self):
+        """Another driver, with what it has loaded itself."""
+        return IcebergFormat(self.spark, "lake-uuid", FolderCatalog(self.folder))
 
     def file(self, ids, schema=None):
         schema = schema or self.schema
@@ -283,7 +292,7 @@ class Newer:
 
     def __init__(self, table):
         self.table = table
-        self.format = IcebergFormat(table.spark, "lake-uuid")
+        self.format = table.newer()
         self.snapshots = []
 
     def publish(self):
@@ -342,7 +351,7 @@ def test_31_a_hint_that_was_written_late_leads_readers_to_the_table(table, monke
             if moment.startswith("behind"):
                 write(self, text)
             for version in range(2, 9):
-                other = IcebergFormat(table.spark, "lake-uuid")
+                other = table.newer()
                 other.take_over(table.path, first, version, 1)
             if moment.startswith("behind"):
                 assert not self.exists()
@@ -360,8 +369,8 @@ def test_31_a_hint_that_was_written_late_leads_readers_to_the_table(table, monke
 def test_13_a_writer_that_slept_before_its_last_step_is_refused(table, monkeypatch):
     """Paused when all is checked and only the new metadata file is missing, then woken up."""
     first = table.write(1, None, add=[1])
-    newer = IcebergFormat(table.spark, "lake-uuid")
-    link = table.format._link
+    newer = table.newer()
+    link = iceberg_files.link
     slept: list[int] = []
 
     def sleep_first(path, number, metadata):
@@ -370,7 +379,7 @@ def test_13_a_writer_that_slept_before_its_last_step_is_refused(table, monkeypat
             newer.take_over(table.path, first, 2, 1)
         return link(path, number, metadata)
 
-    monkeypatch.setattr(table.format, "_link", sleep_first)
+    monkeypatch.setattr(folder_catalog, "link", sleep_first)
     with pytest.raises(FencedError):
         table.write(2, first, add=[2])
     assert slept
@@ -382,12 +391,14 @@ def test_13_a_writer_that_slept_until_its_number_was_removed_is_refused(table, m
     """Its metadata file can be made again; readers would follow it into the past."""
     monkeypatch.setattr(iceberg_files, "_KEPT_METADATA", 3)
     first = table.write(1, None, add=[1])
-    newer = IcebergFormat(table.spark, "lake-uuid")
-    link = table.format._link
+    newer = table.newer()
+    link = iceberg_files.link
     snapshots = [first]
+    slept: list[int] = []
 
     def sleep_first(path, number, metadata):
-        if len(snapshots) == 1:
+        if not slept:
+            slept.append(number)
             newer.take_over(table.path, first, 2, 1)
             for version in range(3, 10):
                 write = TableWrite(version, snapshots[-1], "stage", table.file([version]))
@@ -396,7 +407,7 @@ def test_13_a_writer_that_slept_until_its_number_was_removed_is_refused(table, m
             assert not Path(path, "metadata", f"v{number}.metadata.json").exists()
         return link(path, number, metadata)
 
-    monkeypatch.setattr(table.format, "_link", sleep_first)
+    monkeypatch.setattr(folder_catalog, "link", sleep_first)
     with pytest.raises(FencedError):
         table.write(2, first, add=[2])
     assert table.main() == table.ids(snapshots[-1]) == [1, *range(3, 10)]
@@ -431,7 +442,7 @@ def test_what_a_commit_names_is_durable_before_the_commit(table, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
-    link = table.format._link
+    link = iceberg_files.link
     checked: list[Path] = []
 
     def check(path, number, metadata):
@@ -445,7 +456,7 @@ def test_what_a_commit_names_is_durable_before_the_commit(table, monkeypatch):
         synced.update(file.stat().st_ino for file in data)
         return link(path, number, metadata)
 
-    monkeypatch.setattr(table.format, "_link", check)
+    monkeypatch.setattr(folder_catalog, "link", check)
     first = table.write(1, None, add=[1, 2])
     second = table.write(2, first, add=[3], delete=[1])
     table.write(3, second, add=[9], truncate=True)
@@ -459,7 +470,7 @@ def test_two_writers_of_one_table_lose_nothing(table):
     errors = []
 
     def show():
-        other = IcebergFormat(table.spark, "lake-uuid")
+        other = table.newer()
         try:
             for snapshot in [first, second] * 6:
                 other.show(table.path, 1, snapshot)
@@ -596,7 +607,7 @@ def test_33_no_damaged_file_of_a_table_becomes_a_row(table, request):
                 # Nor is anything built on it by a driver that is new.
                 write = TableWrite(3, second, "stage", truncate=True)
                 with pytest.raises(CorruptError, match=file.name):
-                    IcebergFormat(table.spark, "lake-uuid").write(table.path, 1, write)
+                    table.newer().write(table.path, 1, write)
             kinds.add(file.name.partition("-")[0] if file.suffix == ".avro" else file.suffix)
         file.write_bytes(good)
     assert len(kinds) >= 4, kinds
@@ -785,3 +796,45 @@ def test_vectors_of_a_truncated_table_go_with_it(table):
     third = table.format.write(table.path, 1, write).snapshot
     assert table.ids(third) == [50]
     assert [file.vector for file in table.format.scan(table.path, third)] == [None]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_commit_makes_of_a_table_what_icebergs_own_library_makes_of_it(
+    spark, tmp_path, monkeypatch, version
+):
+    monkeypatch.setitem(iceberg._PROPERTIES, "format-version", str(version))
+    table = Table(spark, tmp_path)
+    compared: list[Any] = []
+
+    def compare(path, term, effect):
+        answer = carry_out(path, term, effect)
+        if isinstance(effect, takeover.LinkTable):
+            made = spark._jvm.org.apache.iceberg.TableMetadataParser.toJson(effect.made)
+            there = FolderCatalog(tmp_path).load(TableId.at(path))
+            assert there is not None
+            assert timeless(there.metadata) == timeless(json.loads(made))
+            compared.append(there)
+        return answer
+
+    carry_out = table.format._do
+    monkeypatch.setattr(table.format, "_do", compare)
+    first = table.write(1, None, add=[1, 2, 3])
+    table.format.show(table.path, 1, first)
+    table.write(2, first, add=[4], delete=[1])
+    # The attempt before was not published: the branch goes back.
+    third = table.write(3, first, add=[5], delete=[2])
+    table.format.take_over(table.path, third, 2, 3)
+    table.format.extend(table.path, 2, pa.schema([pa.field("more", pa.list_(pa.int64()))]))
+    fourth = table.write(4, third, truncate=True, term=2)
+    table.format.show(table.path, 2, fourth)
+    table.format.expire(table.path, 2, [fourth])
+    assert [s["snapshot-id"] for s in compared[-1].metadata["snapshots"]] == [fourth]
+    assert compared[-1].metadata["format-version"] == 3
+    assert len(compared) == 8
+
+
+def timeless(metadata):
+    """The metadata without the moments at which it was made."""
+    log = [each["snapshot-id"] for each in metadata["snapshot-log"]]
+    files = [each["metadata-file"] for each in metadata["metadata-log"]]
+    return {**metadata, "last-updated-ms": 0, "snapshot-log": log, "metadata-log": files}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import psycopg
 
+from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.links import folders
 from spark_consumers.lake.format.checksums import sums_of
 from spark_consumers.lake.format.iceberg import IcebergFormat
@@ -37,7 +38,7 @@ def _rows(frame):
 def assert_no_orphans(spark, lake):
     """Every data file of the lake is one of a snapshot that some manifest names."""
     chain = open_chain(lake)
-    tables = IcebergFormat(spark, "")
+    tables = IcebergFormat(spark, "", FolderCatalog(chain.root))
     wanted = set()
     snapshots = {(t.path, t.snapshot_id) for m in chain.links() for t in m.tables.values()}
     for path, snapshot in snapshots:

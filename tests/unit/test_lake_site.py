@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.table_catalog import TableId
 from spark_consumers.lake.format.iceberg_files import refs_in, versions_in
 from spark_consumers.lake.format.iceberg_refs import of_users
 from spark_consumers.lake.manifest import takeover
@@ -34,7 +36,11 @@ class Format:
     def users_refs(self, path: str) -> list[str]:
         return of_users(refs_in(path))
 
-    def __init__(self) -> None:
+    def drop(self, path: str) -> None:
+        self.catalog.drop(TableId.at(path))
+
+    def __init__(self, root: Path) -> None:
+        self.catalog = FolderCatalog(root)
         self.swept: list[tuple[str, int, frozenset[str]]] = []
         self.error: Exception | None = None
 
@@ -60,7 +66,7 @@ def chain(tmp_path):
 
 @pytest.fixture
 def site(chain):
-    return LakeSite(chain, cast("Any", Format()))
+    return LakeSite(chain, cast("Any", Format(chain.root)))
 
 
 def write(root: Path, number: int, refs: dict[str, Any]) -> None:
@@ -87,7 +93,7 @@ def test_the_folder_of_an_older_copy_stays_while_users_have_references_in_it(
 
 def test_retention_keeps_it_too_and_removes_it_when_they_are_dropped(chain, site):
     head = chain.head()
-    kept = Retention.begin(chain, cast("Any", Format()), site, clock_after(head))
+    kept = Retention.begin(chain, cast("Any", Format(chain.root)), site, clock_after(head))
     kept._last_use[OLD] = {}
     write(chain.root, 9, OURS | {"mine": {"snapshot-id": 6, "type": "tag"}})
     kept.expire(head, 0.0)
@@ -121,7 +127,7 @@ def test_a_folder_without_a_table_is_removed(chain, site):
 
 
 def test_each_table_is_swept_once_after_a_takeover_a_housekeeping_after_it_was_listed(chain, site):
-    head, tables = chain.head(), Format()
+    head, tables = chain.head(), Format(chain.root)
     folder = chain.root / "tables/shop/public/t%t1-0b"
     for name in (
         f"data/{3:020d}-t1-a1-x.parquet",

@@ -1,1 +1,1 @@
-"""Names of the lake's tables for engines that know no manifests."""
+"""What says which metadata a table has, and the names of tables for engines that know no manifests."""

@@ -16,7 +16,6 @@ handed over when it is whole, so that a crash costs only those that are not.
 """
 
 import re
-import shutil
 import threading
 import time
 import uuid
@@ -183,8 +182,7 @@ class TableCopier:
 
     def remove(self, path: str) -> None:
         """Remove a copy that no manifest names; `path` is relative to the lake."""
-        shutil.rmtree(self._root / path, ignore_errors=True)
-        self._format.forget(str(self._root / path))
+        self._format.drop(str(self._root / path))
 
     def _copy(
         self,

@@ -6,10 +6,8 @@ version 3 of the format reads them, at the cost of one small file. Which positio
 
 **Fencing.** Each writer's term has a branch in every table, created at the takeover from the snapshot that the manifest
 names; all older branches are dropped then. A write goes to the writer's branch, and is refused if that no longer exists.
-Check and commit are atomic, because a commit creates the next metadata file *exclusively* (`link`): if anything was
-committed since the table was loaded, the number is taken, and the writer reloads the table. Iceberg's own catalog in a
-folder renames files, which would replace what a newer writer has written in between. So its libraries build the metadata,
-and this module performs the last step.
+Check and commit are atomic, because Iceberg's libraries only build the updates, and the lake's catalog makes them
+(`catalog.table_catalog`) if the writer's branch is where it was seen. If it is not, the writer reloads the table.
 
 `main` shows the plain reader of the table the last *published* snapshot. A tag `tuskline_epoch_N` keeps a
 snapshot from being expired by others.
@@ -24,16 +22,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from spark_consumers.lake.catalog.table_catalog import Outcome, TableCatalog, TableId
 from spark_consumers.lake.format import checksums, leaks
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_commit import (
+    commit_of,
     needed,
     newest,
     ref_of,
     refs_of,
     sync_snapshots,
 )
-from spark_consumers.lake.format.iceberg_files import link, local, prepared, refs_in, version_of
+from spark_consumers.lake.format.iceberg_files import local, prepared, refs_in
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import (
     TAG,
@@ -65,9 +65,8 @@ from spark_consumers.lake.format.table_format import (
     Written,
 )
 from spark_consumers.lake.manifest import takeover
-from walsender_bridge.errors import CorruptError, FencedError, LakeError
+from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
 from walsender_bridge.runtime import logs
-from walsender_bridge.runtime.durable import sync_folder
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
 _COLUMNS = "tuskline.columns"
@@ -89,14 +88,16 @@ class IcebergFormat:
 
     Damaged files of a table raise `CorruptError`, with the file's path, before anything is built on them.
 
-    `lake` is the lake's UUID; every snapshot's summary has it, with the table's name and the version.
+    `lake` is the lake's UUID; every snapshot's summary has it, with the table's name and the version. `catalog` makes what
+    is built here part of the tables.
     """
 
     name = "iceberg"
 
-    def __init__(self, spark: SparkSession, lake: str) -> None:
+    def __init__(self, spark: SparkSession, lake: str, catalog: TableCatalog) -> None:
         self._spark = spark
         self._lake = lake
+        self._catalog = catalog
         jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
         self._jvm = jvm
         self._new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]  # noqa: SLF001
@@ -106,23 +107,18 @@ class IcebergFormat:
 
     def create(self, path: str, columns: pa.Schema) -> None:
         """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
-        schema = self._iceberg.SchemaParser.fromJson(json.dumps(iceberg_schema(columns)))
-        properties = self._jvm.java.util.HashMap()
-        for name, value in {**_PROPERTIES, _COLUMNS: encoded(columns)}.items():
-            properties.put(name, value)
-        metadata = self._iceberg.TableMetadata.newTableMetadata(
-            schema, self._unpartitioned, path, properties
-        )
-        (Path(path) / "metadata").mkdir(parents=True, exist_ok=True)
-        (Path(path) / "data").mkdir(exist_ok=True)
-        # Down to the table: lake, `tables`, stream, schema, table.
-        for folder in reversed([Path(path), *Path(path).parents[:4]]):
-            sync_folder(folder)
-        if not self._link(path, 1, metadata):
+        properties = {**_PROPERTIES, _COLUMNS: encoded(columns)}
+        outcome = self._catalog.create(TableId.at(path), iceberg_schema(columns), properties)
+        if not _is_won(outcome, path):
             raise FencedError("another writer has created this table", where=path)
 
+    def drop(self, path: str) -> None:
+        """Remove the table with its folder."""
+        self._catalog.drop(TableId.at(path))
+        self.forget(path)
+
     def forget(self, path: str) -> None:
-        """Forget a table whose folder is gone: a handle would continue to show what it had loaded."""
+        """Load the table again before it is used: it is gone, or it is damaged."""
         self._tables.forget(path)
 
     @of_table
@@ -166,7 +162,7 @@ class IcebergFormat:
             transaction.updateProperties().set(_COLUMNS, encoded(known)).commit()
             return transaction.currentMetadata()
 
-        self._commit(path, change)
+        self._commit(path, term, change)
 
     @of_table
     def take_over(self, path: str, snapshot: int, term: int, epoch: int) -> None:
@@ -186,7 +182,7 @@ class IcebergFormat:
                 builder.setRef(name, self._iceberg.SnapshotRef.branchBuilder(snapshot).build())
             return builder.build()
 
-        self._commit(path, change, clean=True)
+        self._commit(path, term, change, clean=True)
 
     @of_table
     def write(self, path: str, term: int, write: TableWrite) -> Written:
@@ -223,7 +219,7 @@ class IcebergFormat:
             builder = self._iceberg.TableMetadata.buildFrom(metadata)
             return builder.setRef(name, tag).build()
 
-        self._commit(path, change)
+        self._commit(path, term, change)
         return made[-1]
 
     def _identity(self, path: str) -> str:
@@ -369,7 +365,7 @@ class IcebergFormat:
             moved = self._iceberg.SnapshotRef.branchBuilder(snapshot).build()
             return self._iceberg.TableMetadata.buildFrom(base).setRef("main", moved).build()
 
-        self._commit(path, change)
+        self._commit(path, term, change)
 
     @of_table
     def metadata_file(self, path: str, snapshot: int) -> Path | None:
@@ -413,7 +409,7 @@ class IcebergFormat:
 
         try:
             with blamed(path):
-                self._commit(path, change)
+                self._commit(path, term, change)
         except CorruptError as error:
             log.warning("snapshots do not expire: the table is damaged", error=str(error))
             self._tables.forget(path)
@@ -443,7 +439,7 @@ class IcebergFormat:
         def is_ours(table: Any) -> bool:
             return table.operations().current().ref(branch_of(term)) is not None
 
-        return takeover.carry_out(leaks.sweep(listed, is_ours, path), partial(self._do, path))
+        return takeover.carry_out(leaks.sweep(listed, is_ours, path), partial(self._do, path, term))
 
     def terms(self, path: str) -> list[int]:
         """The terms of the writers that have a branch in the table; [] for a folder without a table."""
@@ -467,12 +463,16 @@ class IcebergFormat:
         table = self._tables.at(path, snapshot)
         return equality_deletes(local(str(table.snapshot(snapshot).manifestListLocation())))
 
-    def _commit(self, path: str, change: Callable[[Any], Any], *, clean: bool = False) -> None:
+    def _commit(
+        self, path: str, term: int, change: Callable[[Any], Any], *, clean: bool = False
+    ) -> None:
         """Commit what `change` makes of the table (`takeover.commit`)."""
-        takeover.carry_out(takeover.commit(change, path, clean=clean), partial(self._do, path))
+        takeover.carry_out(
+            takeover.commit(change, path, clean=clean), partial(self._do, path, term)
+        )
 
-    def _do(self, path: str, effect: takeover.Effect) -> Any:
-        """Carry out an effect on one table; its answer."""
+    def _do(self, path: str, term: int, effect: takeover.Effect) -> Any:
+        """Carry out an effect on one table, of a writer of that term; its answer."""
         match effect:
             case takeover.ListPrepared():
                 return prepared(newest(self._tables.current(path)))
@@ -480,14 +480,23 @@ class IcebergFormat:
                 return self._tables.current(path)
             case takeover.LinkTable(table, metadata):
                 sync_snapshots(table, metadata)
-                number = version_of(newest(table)) + 1
-                return self._link(path, number, metadata)
+                commit = commit_of(
+                    self._iceberg, TableId.at(path), table, metadata, branch_of(term)
+                )
+                return _is_won(self._catalog.commit(commit), path)
             case takeover.ReadNamed(files):
                 return needed(self._spark, self._tables.current(path), files)
             case takeover.RemovePrepared(file):
                 return checksums.remove_of(Path(path), Path(file))
         raise AssertionError(f"{effect} is of the lake")
 
-    def _link(self, path: str, number: int, metadata: Any) -> bool:
-        """Make `metadata` the table's version `number`, exclusively; False if that is not the next one."""
-        return link(path, number, self._iceberg.TableMetadataParser.toJson(metadata))
+
+def _is_won(outcome: Outcome, path: str) -> bool:
+    """Raises `UnavailableError` if it is not known: a repetition takes what it finds."""
+    if outcome is Outcome.UNKNOWN:
+        raise UnavailableError(
+            "the catalog did not say whether it has made the commit",
+            where=path,
+            repair="check the catalog; the round is repeated by itself",
+        )
+    return outcome is Outcome.WON

@@ -1,11 +1,18 @@
-"""Around the one step that commits to an Iceberg table: what is made durable before, what is garbage after."""
+"""Around the one step that commits to an Iceberg table: what it is, what is made durable before, what is garbage after."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_consumers.lake.catalog.table_catalog import (
+    Requirement,
+    TableCommit,
+    TableId,
+    assert_ref,
+)
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import sync
 from spark_consumers.lake.format.iceberg_files import local
@@ -37,6 +44,30 @@ def sync_snapshots(table: Any, metadata: Any) -> None:
         # The executors have synced the data files, but not the names that they have in their folder. The
         # names here are made durable with the one that makes them count (`create_exclusively`).
         sync_folder(local(str(table.location())) / "data")
+
+
+def commit_of(iceberg: Any, name: TableId, table: Any, metadata: Any, fence: str) -> TableCommit:
+    """What makes `metadata` of the table as it was loaded: Iceberg's updates, and what they require.
+
+    Besides what Iceberg itself requires, the branch `fence` must be where it was: whoever takes the table over drops it. And
+    where snapshots are removed, all branches and tags: whoever moves one may need them.
+    """
+    base = table.operations().current()
+    changes = metadata.changes()
+    request = iceberg.rest.requests.UpdateTableRequest(
+        iceberg.UpdateRequirements.forUpdateTable(base, changes), changes
+    )
+    record = json.loads(iceberg.rest.requests.UpdateTableRequestParser.toJson(request))
+    updates: list[dict[str, Any]] = record["updates"]
+    required: list[Requirement] = record["requirements"]
+    names = [fence]
+    if any(update["action"] == "remove-snapshots" for update in updates):
+        names += map(str, base.refs().keySet())
+    held = {each["ref"] for each in required if each["type"] == "assert-ref-snapshot-id"}
+    for each in sorted(set(names) - held):
+        ref = base.ref(each)
+        required.append(assert_ref(each, None if ref is None else ref.snapshotId()))
+    return TableCommit(name, required, updates, str(newest(table)))
 
 
 def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:

@@ -107,8 +107,8 @@ class TableFormat(Protocol):
     def create(self, path: str, columns: pa.Schema) -> None:
         """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
 
-    def forget(self, path: str) -> None:
-        """The folder is gone: what is known of its table is of no table that may come there."""
+    def drop(self, path: str) -> None:
+        """Remove the table with its folder, also one that has no metadata."""
 
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
         """Its columns (without a key, `ROW_ID` is the last), and its data files' schema."""

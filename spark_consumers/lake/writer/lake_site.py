@@ -130,7 +130,7 @@ class LakeSite:
             self._kept.add(name)
         elif not users:
             log.info("leftover removed", kind=LeftoverKind.TABLE.name.lower(), path=name)
-            shutil.rmtree(path, ignore_errors=True)
+            self._format.drop(path)
         return not users
 
     def sweep_of_links(self, head: Manifest) -> int:

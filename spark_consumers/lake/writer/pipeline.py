@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.other_engines import OtherEngines
 from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
@@ -349,7 +350,8 @@ class Lakehouse:
         """Fence every earlier writer, in the chain first and then in each table."""
         status = self._log.status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
-        self._format = IcebergFormat(self._spark, self._lake)
+        catalog = FolderCatalog(self._chain.root)
+        self._format = IcebergFormat(self._spark, self._lake, catalog)
         site = LakeSite(self._chain, self._format)
         clock = clock_after(self._takeover)
 

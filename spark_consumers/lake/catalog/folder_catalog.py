@@ -1,0 +1,128 @@
+"""The catalog of a lake in a folder: each table has a folder, and its metadata files there are numbered in sequence.
+
+A commit creates the metadata file of the next number *exclusively* (`iceberg_files.link`): if anything was committed since
+the table was loaded, the number is taken, and the commit is lost. So whoever checks a table and then commits to it has
+checked the very table that it changes. Iceberg's own catalog in a folder renames files, which would replace what another
+writer has committed in between.
+
+Each table is committed by itself: an epoch is made of several by the chain of manifests.
+"""
+
+import gzip
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spark_consumers.lake.catalog.requirements import unmet
+from spark_consumers.lake.catalog.table_catalog import LoadedTable, Outcome, TableCommit, TableId
+from spark_consumers.lake.catalog.updates import applied, created
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.iceberg_files import (
+    link,
+    local,
+    metadata_file,
+    version_of,
+    versions_in,
+)
+from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.runtime.durable import sync_folder
+
+
+class FolderCatalog:
+    """The tables of the lake at `root`, an absolute path (`table_catalog.TableCatalog`)."""
+
+    supports_multi_table = False
+    supports_v3 = True
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def folder(self, table: TableId) -> Path:
+        """The table's folder."""
+        return self._root.joinpath("tables", *table.namespace, table.name)
+
+    def load(self, table: TableId) -> LoadedTable | None:
+        """The table by its newest metadata; None if there is none. Raises `CorruptError`."""
+        folder = self.folder(table) / "metadata"
+        while versions := versions_in(folder):
+            file = metadata_file(folder, versions[-1])
+            metadata = _read(file)
+            if metadata is not None:
+                return LoadedTable(str(file), metadata)
+            # It was removed between the two: the table has gone on.
+        return None
+
+    def create(
+        self, table: TableId, schema: Mapping[str, Any], properties: Mapping[str, str]
+    ) -> Outcome:
+        """Create an empty table in a new folder."""
+        folder = self.folder(table)
+        (folder / "metadata").mkdir(parents=True, exist_ok=True)
+        (folder / "data").mkdir(exist_ok=True)
+        # Down to the table: lake, `tables`, stream, schema, table.
+        for each in reversed([folder, *folder.parents[: len(table.namespace) + 2]]):
+            sync_folder(each)
+        metadata = created(str(uuid.uuid4()), str(folder), schema, properties, _now())
+        return _outcome(link(str(folder), 1, _dump(metadata)))
+
+    def commit(self, commit: TableCommit) -> Outcome:
+        """Make the updates, if nothing was committed since `commit.base` and all requirements hold. Never UNKNOWN."""
+        base = local(commit.base)
+        metadata = _read(base)
+        if metadata is None or unmet(metadata, commit.requirements) is not None:
+            return Outcome.LOST
+        made = applied(metadata, commit.updates, _now(), str(base))
+        folder = self.folder(commit.table)
+        return _outcome(link(str(folder), version_of(base) + 1, _dump(made)))
+
+    def commit_all(self, commits: Sequence[TableCommit]) -> Outcome:
+        """One table is a commit; raises `NotSupportedError` for several."""
+        if len(commits) != 1:
+            raise NotSupportedError(
+                f"a catalog in a folder commits one table at a time, not {len(commits)}",
+                where=str(self._root),
+            )
+        return self.commit(commits[0])
+
+    def drop(self, table: TableId) -> None:
+        """Remove the table's folder, whatever is in it."""
+        shutil.rmtree(self.folder(table), ignore_errors=True)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """The metadata in this file; None if it is not there. Raises `CorruptError` for another content than was written."""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        checksums.check(file)
+    except CorruptError:
+        if file.exists():
+            raise
+        return None
+    try:
+        # Another writer may have compressed it.
+        text = gzip.decompress(content) if ".gz." in file.name else content
+        metadata: dict[str, Any] = json.loads(text)
+    except (OSError, EOFError, ValueError) as error:
+        raise CorruptError(
+            f"the metadata cannot be read: {error}", where=str(file), repair=checksums.REPAIR
+        ) from None
+    return metadata
+
+
+def _dump(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(metadata, separators=(",", ":"))
+
+
+def _outcome(is_ours: bool) -> Outcome:
+    return Outcome.WON if is_ours else Outcome.LOST
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,258 @@
+"""An Iceberg REST catalog as the catalog of a lake (`table_catalog.TableCatalog`): Polaris, Lakekeeper, Nessie, and others.
+
+A commit is sent once, and unless the answer is "made", the tables are read to find out what became of it (`read_back`). A
+request that got no answer may be carried out much later; that is harmless, because what it requires does not hold then any
+more.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spark_consumers.lake.catalog import read_back
+from spark_consumers.lake.catalog.rest_http import NoReplyError, Reply, RestClient, RestOptions
+from spark_consumers.lake.catalog.table_catalog import (
+    LoadedTable,
+    Outcome,
+    TableCommit,
+    TableId,
+    assert_uuid,
+)
+from spark_consumers.lake.catalog.updates import VERSION_PROPERTY
+from spark_consumers.lake.store import create as steps
+from spark_consumers.lake.store.create import Answer, Creation, Request
+from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
+
+#: Seconds for which the outcome of a commit is looked for.
+_OUTCOME = 30.0
+_MULTI_TABLE = "POST /v1/{prefix}/transactions/commit"
+#: The property by which a table's creation is known.
+_CREATION = "tuskline.creation"
+_NOT_FOUND, _CONFLICT = 404, 409
+_OUTCOMES = {
+    steps.Outcome.WON: Outcome.WON,
+    steps.Outcome.LOST: Outcome.LOST,
+    steps.Outcome.UNKNOWN: Outcome.UNKNOWN,
+}
+
+
+class RestCatalog:
+    """The tables of one server, by `client`, which is configured. `outcome`: see `_OUTCOME`."""
+
+    def __init__(
+        self, client: RestClient, *, multi_table: bool, v3: bool, outcome: float = _OUTCOME
+    ) -> None:
+        self._client = client
+        self.supports_multi_table = multi_table
+        self.supports_v3 = v3
+        self._outcome = outcome
+
+    @classmethod
+    def opened(
+        cls, options: RestOptions, namespace: Sequence[str], *, outcome: float = _OUTCOME
+    ) -> "RestCatalog":
+        """The catalog, after its server has shown what it can do, by a table in `namespace` that is dropped again.
+
+        Raises `NotSupportedError` for a server that makes commits whose requirements do not hold.
+        """
+        client = RestClient(options)
+        endpoints = client.configure().get("endpoints")
+        # Servers that name none have those of the first version of the specification, this one among them.
+        multi_table = endpoints is None or _MULTI_TABLE in endpoints
+        catalog = cls(client, multi_table=multi_table, v3=True, outcome=outcome)
+        catalog.supports_v3 = catalog.check(tuple(namespace))
+        return catalog
+
+    def load(self, table: TableId) -> LoadedTable | None:
+        """See `TableCatalog`."""
+        try:
+            return self._load(table)
+        except NoReplyError as error:
+            raise self._client.silent(error) from None
+
+    def create(
+        self, table: TableId, schema: Mapping[str, Any], properties: Mapping[str, str]
+    ) -> Outcome:
+        """See `TableCatalog`. Namespaces are created with their first table."""
+        version = int(properties.get(VERSION_PROPERTY, 3 if self.supports_v3 else 2))
+        if version >= 3 and not self.supports_v3:
+            raise NotSupportedError(
+                f"the catalog has no tables of version {version} of the format, and so no deletion vectors",
+                where=self._client.where,
+                repair="use a catalog that has them",
+            )
+        return self._create(table, schema, properties, version)
+
+    def _create(
+        self,
+        table: TableId,
+        schema: Mapping[str, Any],
+        properties: Mapping[str, str],
+        version: int,
+    ) -> Outcome:
+        own = uuid.uuid4().hex
+        body = {
+            "name": table.name,
+            "schema": schema,
+            "stage-create": False,
+            "properties": {**properties, VERSION_PROPERTY: str(version), _CREATION: own},
+        }
+
+        def create() -> Answer:
+            path = f"{self._client.namespace(table.namespace)}/tables"
+            reply = self._client.send("POST", path, body)
+            if reply.status == _NOT_FOUND:
+                self._create_namespace(table.namespace)
+                reply = self._client.send("POST", path, body)
+            return self._answered(reply)
+
+        def look() -> Answer:
+            there = self._load(table)
+            if there is None:
+                return Answer.NOTHING
+            mark = there.metadata.get("properties", {}).get(_CREATION)
+            return Answer.OWN if mark == own else Answer.ANOTHERS
+
+        return self._settled(create, look)
+
+    def commit(self, commit: TableCommit) -> Outcome:
+        """See `TableCatalog`."""
+        body = {"requirements": list(commit.requirements), "updates": list(commit.updates)}
+        return self._settled(
+            lambda: self._answered(
+                self._client.send("POST", self._path(commit.table), _named(commit.table, body))
+            ),
+            lambda: self._found(commit),
+        )
+
+    def commit_all(self, commits: Sequence[TableCommit]) -> Outcome:
+        """See `TableCatalog`."""
+        if not self.supports_multi_table:
+            raise NotSupportedError(
+                f"the catalog commits one table at a time, not {len(commits)}",
+                where=self._client.where,
+                repair="use a catalog with transactions/commit, such as Polaris, Lakekeeper or Nessie",
+            )
+        if len({commit.table for commit in commits}) != len(commits):
+            raise ValueError("a table is changed twice in one commit")
+        changes = [
+            _named(c.table, {"requirements": list(c.requirements), "updates": list(c.updates)})
+            for c in commits
+        ]
+        path = self._client.path("transactions/commit")
+        return self._settled(
+            lambda: self._answered(self._client.send("POST", path, {"table-changes": changes})),
+            lambda: read_back.found_of_all(map(self._found, commits)),
+        )
+
+    def drop(self, table: TableId) -> None:
+        """See `TableCatalog`."""
+        path = self._path(table)
+        reply = self._reply("DELETE", path, query={"purgeRequested": "true"})
+        if not reply.is_ok and reply.status != _NOT_FOUND:
+            raise self._client.refused(reply)
+
+    def check(self, namespace: tuple[str, ...]) -> bool:
+        """Whether tables may have version 3. Raises `NotSupportedError` if a false requirement does not stop a commit."""
+        table = TableId(namespace, f"tuskline_probe_{uuid.uuid4().hex}")
+        try:
+            v3 = self._creates_v3(table)
+            update = {"action": "set-properties", "updates": {"tuskline.probe": "1"}}
+            wrong = TableCommit(table, [assert_uuid(str(uuid.uuid4()))], [update])
+            if self.commit(wrong) is not Outcome.LOST:
+                raise NotSupportedError(
+                    "the catalog makes a commit whose requirement does not hold",
+                    where=self._client.where,
+                    repair="use another catalog: two writers would overwrite each other's tables",
+                )
+        finally:
+            self.drop(table)
+        return v3
+
+    def _creates_v3(self, table: TableId) -> bool:
+        """Create an empty table; whether it has version 3. Servers refuse it, or give the table version 2."""
+        column = {"id": 1, "name": "probe", "type": "int", "required": False}
+        schema = {"type": "struct", "schema-id": 0, "fields": [column]}
+        try:
+            self._create(table, schema, {}, 3)
+        except LakeError:
+            self._create(table, schema, {}, 2)
+        there = self.load(table)
+        return there is not None and there.metadata["format-version"] >= 3
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    def _settled(self, ask: Callable[[], Answer], look: Callable[[], Answer]) -> Outcome:
+        """Send a change, and find out what became of it. The steps are `store.create`'s."""
+        deadline = time.monotonic() + self._outcome
+        change = Creation()
+        while True:
+            time.sleep(change.pause)
+            try:
+                answer = ask() if change.request is Request.CREATE else look()
+            except NoReplyError:
+                answer = Answer.NO_ANSWER
+            made = steps.step(change, answer, late=time.monotonic() >= deadline)
+            if isinstance(made, steps.Outcome):
+                return _OUTCOMES[made]
+            change = made
+
+    def _answered(self, reply: Reply) -> Answer:
+        """A change's answer. A table that does not exist (any more) is as one that has changed."""
+        if reply.is_ok:
+            return Answer.CREATED
+        if reply.status in {_CONFLICT, _NOT_FOUND}:
+            return Answer.EXISTS
+        raise self._client.refused(reply)
+
+    def _found(self, commit: TableCommit) -> Answer:
+        there = self._load(commit.table)
+        return read_back.found(commit, there.metadata if there is not None else None)
+
+    def _load(self, table: TableId) -> LoadedTable | None:
+        """Raises `NoReplyError`."""
+        reply = self._client.send("GET", self._path(table))
+        if reply.status == _NOT_FOUND:
+            return None
+        if not reply.is_ok:
+            raise self._client.refused(reply)
+        metadata = reply.body.get("metadata")
+        if not isinstance(metadata, Mapping):
+            raise CorruptError(
+                f"the catalog returns no metadata of {table}", where=self._client.where
+            )
+        location = str(reply.body.get("metadata-location") or "")
+        return LoadedTable(location, metadata, _config(reply.body, str(metadata["location"])))
+
+    def _create_namespace(self, parts: tuple[str, ...]) -> None:
+        """Create the namespace, and those that it is in."""
+        for depth in range(1, len(parts) + 1):
+            body = {"namespace": list(parts[:depth]), "properties": {}}
+            reply = self._client.send("POST", self._client.path("namespaces"), body)
+            if not reply.is_ok and reply.status != _CONFLICT:
+                raise self._client.refused(reply)
+
+    def _reply(self, method: str, path: str, *, query: Mapping[str, str]) -> Reply:
+        try:
+            return self._client.send(method, path, query=query)
+        except NoReplyError as error:
+            raise self._client.silent(error) from None
+
+    def _path(self, table: TableId) -> str:
+        return self._client.table(table.namespace, table.name)
+
+
+def _named(table: TableId, body: dict[str, Any]) -> dict[str, Any]:
+    return {"identifier": {"namespace": list(table.namespace), "name": table.name}, **body}
+
+
+def _config(body: Mapping[str, Any], location: str) -> dict[str, str]:
+    """FileIO's settings for a table: the server's, and of the credentials those whose prefix is the longest."""
+    fitting = [
+        each
+        for each in body.get("storage-credentials") or ()
+        if location.startswith(each.get("prefix", ""))
+    ]
+    best: Mapping[str, Any] = max(fitting, key=lambda each: len(each.get("prefix", "")), default={})
+    return {**body.get("config", {}), **best.get("config", {})}

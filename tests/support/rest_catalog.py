@@ -1,0 +1,219 @@
+"""A small Iceberg REST catalog for tests: tables of version 3, commits of several tables, and faults on request.
+
+It keeps metadata in memory, and makes commits by the functions of the folder's catalog, whose results `tests/spark` compares
+with those of Iceberg's own library. Everything happens under one lock, so a commit of several tables is atomic.
+"""
+
+import json
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from spark_consumers.lake.catalog.requirements import unmet
+from spark_consumers.lake.catalog.rest_http import RestOptions
+from spark_consumers.lake.catalog.updates import applied, created
+from tests.support.http_service import served
+
+CLIENT, SECRET = "tuskline", "a-secret-of-tests"
+#: What FileIO gets with each table.
+VENDED = {"s3.access-key-id": "of-this-table"}
+_TRANSACTIONS = "POST /v1/{prefix}/transactions/commit"
+
+
+class RestServer:
+    """The server's state.
+
+    `faults`: what happens to the next changes, one each: `500 after`, `503 after` and `dropped after` the work was done, `500 before`
+    it, `twice` (a proxy repeats it), `delayed` (it is carried out when `arrive` is called, and has no answer).
+    """
+
+    def __init__(self, *, v3: bool = True, multi_table: bool = True) -> None:
+        self.v3 = v3
+        self.multi_table = multi_table
+        self.tables: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.namespaces: set[tuple[str, ...]] = set()
+        self.faults: deque[str] = deque()
+        self.requests: list[str] = []
+        self.tokens: set[str] = set()
+        #: Whether requests need a token.
+        self.guarded = False
+        #: Seconds for which a token is said to live.
+        self.life = 3600
+        #: Whether requirements are looked at.
+        self.checks = True
+        self.lock = threading.RLock()
+        self._late: list[tuple[str, str, Any]] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self.uri = f"http://127.0.0.1:{self._server.server_port}/catalog"
+
+    @contextmanager
+    def running(self) -> Iterator["RestServer"]:
+        with served(self._server):
+            yield self
+        self._server.server_close()
+
+    def options(self, **more: Any) -> RestOptions:
+        return RestOptions(self.uri, allow_http=True, **more)
+
+    def arrive(self) -> list[int]:
+        """Carry the delayed requests out; the status that each got."""
+        late, self._late = self._late, []
+        return [self.answer(method, path, body)[0] for method, path, body in late]
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        with self.lock:
+            match method, [unquote(part) for part in path.strip("/").split("/")]:
+                case "GET", ["v1", "config"]:
+                    endpoints = [_TRANSACTIONS] if self.multi_table else []
+                    return 200, {"overrides": {"prefix": "lakes"}, "endpoints": endpoints}
+                case "POST", ["v1", "lakes", "namespaces"]:
+                    return self._create_namespace(tuple(body["namespace"]))
+                case "POST", ["v1", "lakes", "namespaces", space, "tables"]:
+                    return self._create(tuple(space.split("\x1f")), body)
+                case "POST", ["v1", "lakes", "transactions", "commit"] if self.multi_table:
+                    return self._commit(body["table-changes"])
+                case method, ["v1", "lakes", "namespaces", space, "tables", name]:
+                    return self._of_table(method, (*space.split("\x1f"), name), body)
+        return 404, _error(f"no such path: {path}")
+
+    def _create_namespace(self, name: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
+        if name in self.namespaces:
+            return 409, _error("the namespace exists")
+        if len(name) > 1 and name[:-1] not in self.namespaces:
+            return 404, _error("its parent does not exist")
+        self.namespaces.add(name)
+        return 200, {"namespace": list(name)}
+
+    def _create(self, space: tuple[str, ...], body: Any) -> tuple[int, dict[str, Any]]:
+        name = (*space, body["name"])
+        if space not in self.namespaces:
+            return 404, _error("no such namespace")
+        if name in self.tables:
+            return 409, _error("the table exists")
+        version = int(body["properties"]["format-version"])
+        if version > 2 and not self.v3:
+            return 400, _error("version 3 is not supported")
+        location = f"s3://lakes/{'/'.join(name)}"
+        made = created(str(uuid.uuid4()), location, body["schema"], body["properties"], _now())
+        self.tables[name] = made
+        return 200, self._loaded(name)
+
+    def _of_table(
+        self, method: str, name: tuple[str, ...], body: Any
+    ) -> tuple[int, dict[str, Any]]:
+        if name not in self.tables:
+            return 404, _error("no such table")
+        if method == "GET":
+            return 200, self._loaded(name)
+        if method == "DELETE":
+            del self.tables[name]
+            return 204, {}
+        return self._commit([body])
+
+    def _commit(self, changes: Any) -> tuple[int, dict[str, Any]]:
+        made = {}
+        for change in changes:
+            name = (*change["identifier"]["namespace"], change["identifier"]["name"])
+            if name not in self.tables:
+                return 404, _error("no such table")
+            metadata = self.tables[name]
+            required = unmet(metadata, change["requirements"]) if self.checks else None
+            if required is not None:
+                return 409, _error(f"requirement failed: {required}")
+            made[name] = applied(metadata, change["updates"], _now(), f"{metadata['location']}/m")
+        self.tables.update(made)
+        return 200, self._loaded(name)
+
+    def _loaded(self, name: tuple[str, ...]) -> dict[str, Any]:
+        metadata = self.tables[name]
+        location = metadata["location"]
+        return {
+            "metadata-location": f"{location}/metadata/{len(metadata['metadata-log'])}.json",
+            "metadata": metadata,
+            "config": {"s3.region": "here"},
+            "storage-credentials": [
+                {"prefix": "s3://lakes", "config": {"s3.access-key-id": "of-all-tables"}},
+                {"prefix": location, "config": VENDED},
+                {"prefix": "s3://lakes/others", "config": {"s3.access-key-id": "of-others"}},
+            ],
+        }
+
+    def _grant(self, form: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
+        if (form.get("client_id"), form.get("client_secret")) != ([CLIENT], [SECRET]):
+            return 401, {"error": "invalid_client"}
+        token = uuid.uuid4().hex
+        self.tokens.add(token)
+        return 200, {"access_token": token, "token_type": "bearer", "expires_in": self.life}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+            def do_GET(self) -> None:
+                self._serve("GET")
+
+            def do_DELETE(self) -> None:
+                self._serve("DELETE")
+
+            def do_POST(self) -> None:
+                self._serve("POST")
+
+            def _serve(self, method: str) -> None:
+                path = urlsplit(self.path).path.removeprefix("/catalog")
+                content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                server.requests.append(f"{method} {path}")
+                if path == "/v1/oauth/tokens":
+                    self._say(*server._grant(parse_qs(content.decode())))
+                    return
+                token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+                if server.guarded and token not in server.tokens:
+                    self._say(401, _error("the token is not valid"))
+                    return
+                body = json.loads(content) if content else None
+                fault = server.faults.popleft() if method == "POST" and server.faults else ""
+                if fault == "delayed":
+                    server._late.append((method, path, body))
+                if fault in {"delayed", "500 before"}:
+                    self._say(500, _error("out of order"))
+                    return
+                if fault == "twice":
+                    server.answer(method, path, body)
+                answer = server.answer(method, path, body)
+                if fault == "dropped after":
+                    self.close_connection = True
+                    return
+                if fault.endswith(" after"):
+                    answer = int(fault.removesuffix(" after")), _error("out of order")
+                self._say(*answer)
+
+            def _say(self, status: int, body: dict[str, Any]) -> None:
+                content = json.dumps(body).encode() if status != 204 else b""
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                with suppress(OSError):
+                    self.wfile.write(content)
+
+        return Handler
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "OfTests", "code": 0}}
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
