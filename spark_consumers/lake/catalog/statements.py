@@ -40,7 +40,7 @@ def preamble(engine: str) -> str:
     return "LOAD iceberg;" if engine == DUCKDB else ""
 
 
-def _spark(_: str, name: str, table: CutTable) -> str:
+def _spark(_: str, __: str, table: CutTable) -> str:
     place = ".".join(_quoted(part, "`") for part in table.path.split("/")[1:])
     version = _text(table.tag) if table.tag else str(table.snapshot)
     view = _quoted(table.view, "`")

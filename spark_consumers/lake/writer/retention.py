@@ -110,7 +110,7 @@ class Retention:
             for snapshot in [s for s, link in uses.items() if link < first and s not in kept]:
                 del uses[snapshot]
             path = self.chain.root / name
-            if name in current:
+            if name in current or kept:
                 files += self.tables.expire(str(path), head.term, set(uses))
             elif not uses and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
