@@ -132,10 +132,11 @@ def settle(head: Manifest) -> Generator[Effect, Any, Manifest]:
             head = _without(head, name)
     if any(pin.record not in links for pin in head.pins.values()):
         return head
-    tags = wanted_tags(head, links)
     for name, pin in unsettled.items():
         if name not in head.pins:
             continue
+        # One by one: a pin that a table cannot have must not keep another one from it.
+        tags = wanted_tags(head, links, name)
         paths = {table.path for table in links[pin.record].tables.values()}
         errors = yield TagTables({path: tags.get(path, {}) for path in sorted(paths)})
         if pin.state == RELEASING:
@@ -158,11 +159,17 @@ def _refused(head: Manifest, name: str, pin: Pin, reason: str) -> Manifest:
     return _with(head, name, replace(pin, state=RELEASING))
 
 
-def wanted_tags(head: Manifest, links: Mapping[str, Manifest]) -> dict[str, dict[str, int]]:
-    """The tags of pins that each table is to have, by its path. `links`: by the names of their copies."""
+def wanted_tags(
+    head: Manifest, links: Mapping[str, Manifest], settled: str = ""
+) -> dict[str, dict[str, int]]:
+    """The tags that each table is to have, by its path: of complete pins, and of the one that is being `settled`.
+
+    `links`: by the names of their copies.
+    """
     found: dict[str, dict[str, int]] = {}
     for name, pin in head.pins.items():
-        for table in links[pin.record].tables.values() if pin.keeps_tags else ():
+        is_wanted = pin.state == PINNED or (name == settled and pin.keeps_tags)
+        for table in links[pin.record].tables.values() if is_wanted else ():
             found.setdefault(table.path, {})[tag_of(name)] = table.snapshot_id
     return found
 
