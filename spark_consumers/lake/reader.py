@@ -26,6 +26,7 @@ from spark_consumers.lake.manifest.chain import (
     open_chain,
 )
 from spark_consumers.lake.manifest.newest import is_lost, lost
+from spark_consumers.lake.manifest.pinned_links import at_epoch, at_pin, is_kept
 from spark_consumers.lake.manifest.reader_leases import lease_on
 from spark_consumers.lake.tables.states import is_behind
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
@@ -51,11 +52,13 @@ def read(
     as_of: float | None = None,
     live: bool = False,
     *,
+    pin: str | None = None,
     allow_stale: bool = False,
 ) -> "Snapshot":
-    """All tables of the lake at one epoch: the newest, or that of number `epoch`, or of the time `as_of`.
+    """All tables of the lake at one epoch: the newest, or that of number `epoch`, of the time `as_of`, or of the `pin`.
 
-    `as_of` is in seconds since the Unix epoch: the epoch that was the newest then. A suspended table has the rows of an
+    `as_of` is in seconds since the Unix epoch: the epoch that was the newest then. `pin` is the name of a pin
+    (`tuskline epochs pin`), which alone keeps the epoch for this reader. A suspended table has the rows of an
     earlier epoch, and may lack parts of transactions that others show: it is not in the snapshot, unless `allow_stale`.
     Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
     """
@@ -64,9 +67,9 @@ def read(
             "live reads are not supported by this version",
             repair="read the newest epoch: omit live",
         )
-    if epoch is not None and as_of is not None:
+    if sum(each is not None for each in (epoch, as_of, pin)) > 1:
         raise UsageError(
-            "epoch and as_of are mutually exclusive", repair="specify only one of them"
+            "epoch, as_of and pin are mutually exclusive", repair="specify only one of them"
         )
     chain = open_chain(lake)
     root = chain.root
@@ -75,13 +78,16 @@ def read(
     lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():
         if epoch is not None:
-            manifest = chain.at_epoch(epoch)
+            manifest = at_epoch(chain, epoch)
+        elif pin is not None:
+            manifest = at_pin(chain, pin)
         elif as_of is not None:
             manifest = chain.as_of(as_of)
         else:
             manifest = _newest(chain, seen.get(identity, 0))
         snapshot = Snapshot(spark, root, manifest, allow_stale=allow_stale)
-        if lease is not None:
+        # What a pin keeps needs no lease, which would keep all later epochs, too.
+        if lease is not None and pin is None and chain.has(manifest.link):
             lease.keep(snapshot, manifest.link)
     seen[identity] = max(seen.get(identity, 0), manifest.epoch)
     return snapshot
@@ -179,7 +185,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         try:
             frame: DataFrame = read_snapshot(self._spark, str(path), table.snapshot_id)
         except Exception:
-            if path.exists() and open_chain(self._root).has(self.manifest.link):
+            if path.exists() and is_kept(open_chain(self._root), self.manifest):
                 raise
             # Spark tells it in its own words, which name a snapshot by a number.
             raise TrimmedError(

@@ -48,6 +48,8 @@ ALLOWED: dict[str, set[str]] = {
     "lake verify": {"lake"},
     "epochs list": {"lake"},
     "epochs show 1": {"lake"},
+    "epochs pin release": {"lake"},
+    "epochs unpin release": {"lake"},
     "table list": {"lake"},
     "table add shop.public.t": {"lake"},
     "table pause shop.public.t": {"lake"},

@@ -97,7 +97,7 @@ VIEWS = {
     "status": lambda: status.summary(observation()),
     "safekeeper status": lambda: safekeeper.summary(quorum()),
     "slots status": lambda: slots_view.shown(slot_report()),
-    "epochs show": lambda: epochs.shown(manifest()),
+    "epochs show": lambda: epochs.shown(manifest(), manifest()),
     "log status": lambda: log_view.summary(described()),
     "log tail": lambda: log_tail.record(LoggedTransaction(1, 2, 3, LSN, MICROSECONDS, 1, {})),
     "table list": lambda: table.shown(table_row()),

@@ -47,6 +47,9 @@ class Format:
     def expire(self, *_: Any) -> int:
         return 0
 
+    def pin(self, *_: Any) -> None:
+        """It has no tags."""
+
     def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
         self.swept.append((path, term, listed))
         if self.error is not None:

@@ -256,7 +256,9 @@ def test_a_request_waits_for_a_look_that_began_after_it_came(tmp_path):
     chain, began = open_chain(tmp_path), time.monotonic()
     looks, copies, status = Mock(), Mock(), Mock(streams={}, version=50)
     copies.finished.return_value = []
-    work = TableWork(chain, "lake", {"shop": Mock()}, copies, Mock(), looks, Policy(), Mock())
+    work = TableWork(
+        chain, "lake", {"shop": Mock()}, copies, Mock(), looks, Policy(), Mock(), pins=Mock()
+    )
     work._clock = Mock(now=Mock(return_value=1.0))
     start = head(tables={B: table()})
 
@@ -290,7 +292,8 @@ def test_a_request_waits_for_a_look_that_began_after_it_came(tmp_path):
 def test_a_pause_keeps_the_log_from_where_a_table_stopped(tmp_path):
     """A lease that moved to the newest epoch would lose what the table lacks, and a resume would copy it."""
     work = TableWork(
-        *(open_chain(tmp_path), "lake", {"shop": Mock()}, Mock(), Mock(), Mock(), Policy(), Mock())
+        *(open_chain(tmp_path), "lake", {"shop": Mock()}, Mock(), Mock(), Mock(), Policy(), Mock()),
+        pins=Mock(),
     )
     work._clock = Mock(now=Mock(return_value=1.0))
     stale = replace(table(state="stale", reason="damage"), as_of=12)

@@ -1,9 +1,10 @@
-"""`tuskline epochs`: the published epochs, and where each cuts the streams."""
+"""`tuskline epochs`: the published epochs, where each cuts the streams, and pins, which keep some of them."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from walsender_bridge.cli.log_trim import duration
 from walsender_bridge.cli.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -11,17 +12,28 @@ from walsender_bridge.cli.options import (
     lake_section,
     load_config,
 )
+from walsender_bridge.errors import LakeError, UsageError
 from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import iso_time
 
 if TYPE_CHECKING:
-    from spark_consumers.lake.manifest.chain import Manifest
+    from spark_consumers.lake.manifest.chain import Chain, Manifest
+    from spark_consumers.lake.writer.requests import Request
 
 epochs_app = typer.Typer(
-    help="List and show the published epochs of the lake.", no_args_is_help=True
+    help="List and show the published epochs of the lake, and pin some of them.",
+    no_args_is_help=True,
 )
+
+PinName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the pin. Its tag is tuskline_pin_NAME.")
+]
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait until the lake has carried out the request.")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait.", min=0)]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,8 +47,15 @@ def list_epochs(
     limit: Annotated[int, typer.Option(help="Number of epochs to list.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest published epochs."""
+    """List the newest published epochs, and the older ones that are pinned."""
+    from spark_consumers.lake.manifest.pinned_links import pinned
+
     chain = lake_chain(lake_section(load_config(config)))
+    links = chain.newest(limit)
+    if links:
+        newest = {manifest.link for manifest in links}
+        older = [link for link in pinned(chain.store, links[0]) if link.link not in newest]
+        links += sorted(older, key=lambda manifest: -manifest.link)
     rows = [
         {
             "epoch": manifest.epoch,
@@ -44,9 +63,12 @@ def list_epochs(
             "term": manifest.term,
             "published_at": iso_time(manifest.published_at),
             "tables": len(manifest.tables),
+            "pins": [name for name, pin in _pins(links[0], manifest.epoch).items()],
         }
-        for manifest in chain.newest(limit)
+        for manifest in links
     ]
+    if not as_json:
+        rows = [{**row, "pins": ", ".join(row["pins"]) or None} for row in rows]
     Output(as_json=as_json).rows("epochs", rows)
 
 
@@ -54,16 +76,31 @@ def list_epochs(
 def show(
     epoch: Annotated[int, typer.Argument(help="Number of the epoch, from `epochs list`.")],
     config: ConfigPath = DEFAULT_CONFIG,
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            "--sql",
+            metavar="ENGINE",
+            help="Print what reads this epoch in trino, duckdb, spark or pyiceberg instead.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one epoch: stream positions and table snapshots."""
+    """Show one epoch: stream positions, table snapshots, and the pins that keep it."""
+    from spark_consumers.lake.manifest.pinned_links import at_epoch
+
     chain = lake_chain(lake_section(load_config(config)))
-    record = shown(chain.at_epoch(epoch))
+    manifest = at_epoch(chain, epoch)
     output = Output(as_json=as_json)
+    head = chain.head() or manifest
+    if sql is not None:
+        _print_statements(output, str(chain.root), sql, manifest, head)
+        return
+    record = shown(manifest, head)
     if as_json:
         output.record(record)
         return
-    streams, tables = record.pop("streams"), record.pop("tables")
+    streams, tables, pins = (record.pop(name) for name in ("streams", "tables", "pins"))
     totals = ("epoch", "link", "term", "published_at", "rows", "changes", "not_copied")
     output.record({name: record[name] for name in totals})
     output.rows("streams", [{"stream": name, **each} for name, each in streams.items()])
@@ -72,10 +109,11 @@ def show(
         "tables",
         [{"table": name, **{c: each[c] for c in columns}} for name, each in tables.items()],
     )
+    output.rows("pins", pins)
 
 
-def shown(manifest: "Manifest") -> dict[str, Any]:
-    """A manifest as plain values, with LSNs as PostgreSQL writes them and times as ISO 8601."""
+def shown(manifest: "Manifest", head: "Manifest") -> dict[str, Any]:
+    """A manifest as plain values, with LSNs as PostgreSQL writes them and times as ISO 8601; its pins are those of the head."""
     record = manifest.to_json()
     del record["steady_at"]  # seconds of a clock that readers do not have
     record["published_at"] = iso_time(manifest.published_at)
@@ -85,4 +123,159 @@ def shown(manifest: "Manifest") -> dict[str, Any]:
     for group in ("tables", "copies"):
         for table in record[group].values():
             table["start_lsn"] = format_lsn(table["start_lsn"])
+    record["pins"] = [
+        {
+            "pin": name,
+            "state": pin.state,
+            "pinned_at": iso_time(pin.at),
+            "expires_at": iso_time(pin.expires_at) if pin.expires_at else None,
+        }
+        for name, pin in head.pins.items()
+        if pin.epoch == manifest.epoch
+    ]
     return record
+
+
+def _pins(head: "Manifest", epoch: int) -> dict[str, Any]:
+    """The head's pins that keep this epoch, by name."""
+    return {n: pin for n, pin in head.pins.items() if pin.epoch == epoch and pin.keeps_tags}
+
+
+def _print_statements(
+    output: Output, lake: str, engine: str, manifest: "Manifest", head: "Manifest"
+) -> None:
+    """What reads the tables of an epoch in another engine; those that `read` leaves out are named."""
+    from spark_consumers.lake.catalog import statements as texts
+
+    if engine not in texts.ENGINES:
+        raise UsageError(
+            f"unknown engine {engine!r}", repair=f"use one of {', '.join(texts.ENGINES)}"
+        )
+    tables, left_out = cut_tables(manifest, head)
+    made = texts.statements(engine, lake, tables)
+    if output.as_json:
+        output.record(
+            {
+                "epoch": manifest.epoch,
+                "engine": engine,
+                "preamble": texts.preamble(engine),
+                "statements": [{"table": name, "statement": text} for name, text in made.items()],
+                "left_out": left_out,
+            }
+        )
+        return
+    lines = [texts.preamble(engine), *made.values()]
+    output.text("\n".join(line for line in lines if line))
+    for name, reason in left_out.items():
+        output.note(f"{name} is left out: {reason}")
+
+
+def cut_tables(manifest: "Manifest", head: "Manifest") -> tuple[dict[str, Any], dict[str, str]]:
+    """The tables of an epoch for `statements`, and those that `read` leaves out, with the reasons. Pure."""
+    from spark_consumers.lake.catalog.statements import CutTable
+    from spark_consumers.lake.manifest.pin import PINNED, tag_of
+    from spark_consumers.lake.reader import view_names
+    from spark_consumers.lake.tables.states import is_behind
+
+    pins = [n for n, pin in _pins(head, manifest.epoch).items() if pin.state == PINNED]
+    tag = tag_of(min(pins)) if pins else None
+    views = {name: view for view, name in view_names(manifest.readable).items()}
+    behind = {n: t for n, t in manifest.readable.items() if is_behind(manifest, t)}
+    now = {name: table.path for name, table in head.tables.items()}
+    tables = {
+        name: CutTable(views[name], table.path, table.snapshot_id, now.get(name) == table.path, tag)
+        for name, table in sorted(manifest.readable.items())
+        if name not in behind
+    }
+    reasons = {
+        name: f"its rows are those of epoch {table.as_of}: {table.reason or table.state}"
+        for name, table in behind.items()
+    }
+    return tables, reasons
+
+
+@epochs_app.command()
+def pin(
+    name: PinName,
+    epoch: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of the epoch; default: the newest, or the one that NAME pins.", min=1
+        ),
+    ] = None,
+    keep_for: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="DURATION", help="Release the pin after so long, such as 30d."
+        ),
+    ] = None,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = True,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Keep an epoch beyond [lake] retention, with the tag tuskline_pin_NAME on each of its tables.
+
+    Repeating the command with the same epoch changes how long it is kept, and nothing else.
+    """
+    from spark_consumers.lake.manifest.pin import checked_name
+    from spark_consumers.lake.manifest.pinned_links import at_epoch
+    from spark_consumers.lake.writer import requests
+
+    chain = lake_chain(lake_section(load_config(config)))
+    seconds = duration(keep_for) if keep_for is not None else 0.0
+    if keep_for is not None and not seconds:
+        raise UsageError("--for must be longer than 0", repair="omit it to keep the epoch for ever")
+    chain.identity()
+    number = epoch or _default_epoch(chain, checked_name(name))
+    at_epoch(chain, number)  # the driver looks again; this one need not be waited for
+    request = requests.ask(chain, requests.PIN, (), pin=name, epoch=number, seconds=seconds)
+    _done(chain, request, {"pin": name, "epoch": number}, wait, timeout, as_json=as_json)
+
+
+def _default_epoch(chain: "Chain", name: str) -> int:
+    """The epoch that is meant where none is named. Raises `LakeError` if none is published."""
+    head = chain.head()
+    if head is None:
+        raise LakeError(
+            "no epoch is published yet",
+            where=chain.store.location,
+            repair="check that `tuskline lake run` is running",
+        )
+    known = head.pins.get(name)
+    return known.epoch if known is not None and known.keeps_tags else head.epoch
+
+
+@epochs_app.command()
+def unpin(
+    name: PinName,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = True,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Release a pin: its tags are removed, and its epoch expires if it is past [lake] retention."""
+    from spark_consumers.lake.manifest.pin import checked_name
+    from spark_consumers.lake.writer import requests
+
+    chain = lake_chain(lake_section(load_config(config)))
+    request = requests.ask(chain, requests.UNPIN, (), pin=checked_name(name))
+    _done(chain, request, {"pin": name}, wait, timeout, as_json=as_json)
+
+
+def _done(
+    chain: "Chain",
+    request: "Request",
+    record: dict[str, Any],
+    wait: bool,
+    timeout: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what came of a request, once it is carried out if `wait`."""
+    from spark_consumers.lake.writer import requests
+
+    outcome = "requested"
+    if wait:
+        outcome = requests.wait(chain, request, timeout=timeout)[request.pin]
+    Output(as_json=as_json).record({**record, "outcome": outcome, "request": request.id})

@@ -9,12 +9,12 @@ names; all older branches are dropped then. A write goes to the writer's branch,
 Check and commit are atomic, because Iceberg's libraries only build the updates, and the lake's catalog makes them
 (`catalog.table_catalog`) if the writer's branch is where it was seen. If it is not, the writer reloads the table.
 
-`main` shows the plain reader of the table the last *published* snapshot. A tag `tuskline_epoch_N` keeps a
-snapshot from being expired by others.
+`main` shows the plain reader of the table the last *published* snapshot. The tag of a pin keeps a snapshot from being
+expired by others. An epoch has no tag: the writer's own retention keeps what a link or a pin needs.
 """
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,22 @@ from spark_consumers.lake.format.iceberg_commit import (
     commit_of,
     needed,
     newest,
-    ref_of,
     refs_of,
     sync_snapshots,
 )
 from spark_consumers.lake.format.iceberg_files import local, prepared, refs_in
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import (
+    NO_TAG,
+    PINS,
     TAG,
     VERSION,
     branch_of,
     fenced,
     fenced_by,
-    free_tag,
     is_epoch,
     of_users,
+    pin_changes,
     term_of,
     unpublished,
 )
@@ -209,15 +210,12 @@ class IcebergFormat:
             if head is not None and head.snapshotId() != write.base:
                 # What an attempt at another range has left on our branch was never published.
                 transaction.manageSnapshots().replaceBranch(branch, write.base).commit()
-            name = free_tag(write.version, lambda name: ref_of(base, name))
-            self._snapshot(table, transaction, branch, path, write, name)
+            self._snapshot(table, transaction, branch, path, write)
             metadata = transaction.currentMetadata()
             snapshot = metadata.ref(branch).snapshotId()
             self._check_count(path, metadata.snapshot(snapshot), write.count)
             made.append(Written(snapshot, write.stage))
-            tag = self._iceberg.SnapshotRef.tagBuilder(snapshot).build()
-            builder = self._iceberg.TableMetadata.buildFrom(metadata)
-            return builder.setRef(name, tag).build()
+            return metadata
 
         self._commit(path, term, change)
         return made[-1]
@@ -244,7 +242,7 @@ class IcebergFormat:
         )
 
     def _snapshot(
-        self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite, tag: str
+        self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite
     ) -> None:
         if table.operations().current().formatVersion() < _VERSION:
             transaction.updateProperties().set("format-version", str(_VERSION)).commit()
@@ -270,7 +268,7 @@ class IcebergFormat:
                 update.removeDeletes(self._keys(name))
         update.set("tuskline.table", self._identity(path))
         update.set(VERSION, str(write.version))
-        update.set(TAG, tag)
+        update.set(TAG, NO_TAG)
         update.set("tuskline.stage", write.stage)
         update.set("tuskline.base", str(write.base))
         update.toBranch(branch)
@@ -374,8 +372,33 @@ class IcebergFormat:
         main = table.operations().current().ref("main")
         return newest(table) if main is not None and main.snapshotId() == snapshot else None
 
+    @of_table
+    def pin(self, path: str, term: int, tags: Mapping[str, int]) -> None:
+        """Give the table exactly these tags of pins. Raises `FencedError`, `CorruptError`, and `LakeError` for a user's tag."""
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            changes = pin_changes(refs_of(base), tags, term, path)
+            if changes is None:
+                return None
+            builder = self._iceberg.TableMetadata.buildFrom(base)
+            for name in changes.remove:
+                builder.removeRef(name)
+            for name, snapshot in changes.tags.items():
+                self._tables.check(path, table, snapshot)
+                builder.setRef(name, self._iceberg.SnapshotRef.tagBuilder(snapshot).build())
+            shown = base.ref("main")
+            if changes.needs_branch and shown is not None:
+                branch = self._iceberg.SnapshotRef.branchBuilder(shown.snapshotId()).build()
+                builder.setRef(branch_of(term), branch)
+            properties = self._jvm.java.util.HashMap()
+            properties.put(PINS, json.dumps(dict(sorted(tags.items()))))
+            return builder.setProperties(properties).build()
+
+        self._commit(path, term, change)
+
     def expire(self, path: str, term: int, kept: Collection[int]) -> int:
-        """Drop snapshots that are not `kept`, not the head of a branch and not tagged by a user.
+        """Drop snapshots that are not `kept`, not the head of a branch and not tagged by a user or a pin.
 
         A table that is damaged keeps all that it has: what its files say cannot be trusted. Raises `FencedError`.
         """
@@ -389,15 +412,16 @@ class IcebergFormat:
             tags = {name for name, ref in refs.items() if is_epoch(name, ref)}
             wanted = set(kept) | {ref.snapshot for name, ref in refs.items() if name not in tags}
             gone = [s.snapshotId() for s in base.snapshots() if s.snapshotId() not in wanted]
-            if not gone:
+            if not gone and not tags:
                 return None
             self._tables.check_all(path)
             transaction = table.newTransaction()
             refs_update = transaction.manageSnapshots()
             for name in tags:
-                if refs[name].snapshot not in wanted:
-                    refs_update.removeTag(name)
+                refs_update.removeTag(name)
             refs_update.commit()
+            if not gone:
+                return transaction.currentMetadata()
             update = transaction.expireSnapshots()
             for snapshot in gone:
                 update.expireSnapshotId(snapshot)

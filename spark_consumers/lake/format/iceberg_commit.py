@@ -16,7 +16,7 @@ from spark_consumers.lake.catalog.table_catalog import (
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import sync
 from spark_consumers.lake.format.iceberg_files import local
-from spark_consumers.lake.format.iceberg_refs import Ref
+from spark_consumers.lake.format.iceberg_refs import PINS, Ref, with_pins
 from spark_consumers.lake.format.leaks import DATA, METADATA
 from walsender_bridge.errors import LakeError
 from walsender_bridge.runtime.durable import sync_folder
@@ -117,7 +117,8 @@ def newest(table: Any) -> Path:
 def refs_of(metadata: Any) -> dict[str, Ref]:
     """The table's branches and tags by name."""
     found = {name: ref_of(metadata, name) for name in map(str, metadata.refs().keySet())}
-    return {name: ref for name, ref in found.items() if ref is not None}
+    refs = {name: ref for name, ref in found.items() if ref is not None}
+    return with_pins(refs, metadata.property(PINS, None))
 
 
 def ref_of(metadata: Any, name: str) -> Ref | None:

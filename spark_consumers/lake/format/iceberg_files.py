@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from spark_consumers.lake.format import checksums
-from spark_consumers.lake.format.iceberg_refs import Ref
+from spark_consumers.lake.format.iceberg_refs import PINS, Ref, with_pins
 from spark_consumers.lake.store.exclusive import create_exclusively
 
 #: Metadata files that are kept behind the newest: far more than a reader can be behind while it opens one.
@@ -75,7 +75,7 @@ def refs_in(path: str) -> dict[str, Ref]:
         try:
             record = json.loads(metadata_file(folder, version).read_bytes())
             summaries = {s["snapshot-id"]: s["summary"] for s in record["snapshots"]}
-            return {
+            refs = {
                 name: Ref.of(
                     ref["snapshot-id"],
                     summaries.get(ref["snapshot-id"], {}),
@@ -83,6 +83,7 @@ def refs_in(path: str) -> dict[str, Ref]:
                 )
                 for name, ref in record.get("refs", {}).items()
             }
+            return with_pins(refs, record.get("properties", {}).get(PINS))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return {}

@@ -39,9 +39,14 @@ def read_snapshot(spark: SparkSession, path: str, snapshot: int) -> Any:
     jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
     with named(path):
         configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
-        check_snapshot(
-            jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(path), snapshot
-        )
+        table = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(path)
+        if table.snapshot(snapshot) is None:
+            raise LakeError(
+                f"the table has lost snapshot {snapshot}",
+                where=path,
+                repair="let no other program expire snapshots, or pin the epochs to keep: tuskline epochs pin",
+            )
+        check_snapshot(table, snapshot)
         return spark.read.format("iceberg").option("versionAsOf", snapshot).load(path)
 
 

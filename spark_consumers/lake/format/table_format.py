@@ -7,7 +7,7 @@ The manifest relies on three guarantees: a write is atomic, it is refused once a
 table over (`FencedError`), and repeating it changes nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -127,6 +127,9 @@ class TableFormat(Protocol):
 
     def metadata_file(self, path: str, snapshot: int) -> Path | None:
         """The file by which other engines open the table; None if readers of the plain table see another snapshot."""
+
+    def pin(self, path: str, term: int, tags: Mapping[str, int]) -> None:
+        """Give the table exactly these tags of pins, by name, at these snapshots, in one step."""
 
     def expire(self, path: str, term: int, kept: Collection[int]) -> int:
         """Drop all snapshots but `kept`, and the files that no snapshot needs; how many files."""

@@ -33,6 +33,7 @@ from typing import Any, Self
 from spark_consumers.lake.manifest import home
 from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
 from spark_consumers.lake.manifest.newest_record import NewestRecord
+from spark_consumers.lake.manifest.pin import Pin
 from spark_consumers.lake.manifest.sealed_json import FORMAT_VERSION, REPAIR, dump, load, unreadable
 from spark_consumers.lake.manifest.table_version import (
     COPIED,
@@ -94,7 +95,8 @@ class Manifest:
     `copies`: copies that are not shown yet, beside the tables that they replace. `not_copied`: why a table is not in the
     lake, or why its last copy failed. `answered`: requests that were carried out, by their ids (`requests`).
     `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`). `writer`: drawn for the
-    takeover; two links of one number are told apart by it, though their writers have chosen the same term.
+    takeover; two links of one number are told apart by it, though their writers have chosen the same term. `pins`: the pinned
+    epochs by the names of their pins.
     """
 
     lake: str
@@ -115,6 +117,7 @@ class Manifest:
     answered: dict[str, dict[str, Any]] = field(default_factory=dict)
     log_id: str = ""
     writer: str = ""
+    pins: dict[str, Pin] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -159,6 +162,7 @@ class Manifest:
                 values[name] = {
                     k: TableVersion.from_json(v) for k, v in values.get(name, {}).items()
                 }
+            values["pins"] = {k: Pin.from_json(v) for k, v in values.get("pins", {}).items()}
             if version == 1:
                 # There, a copy stood in the place of its table.
                 copies = {k: t for k, t in values["tables"].items() if t.state == COPIED}

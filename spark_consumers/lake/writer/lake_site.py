@@ -10,6 +10,7 @@ from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
+from spark_consumers.lake.manifest.pinned_links import PinnedLinks, pinned, term_of
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
 from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import logs
@@ -36,7 +37,7 @@ class LakeSite:
             case takeover.ReadHead():
                 return self._chain.listed_head()
             case takeover.ReadLinks():
-                return list(self._chain.links())
+                return self._needed() or []
             case takeover.Publish(link, after):
                 return self._publish(link, after)
             case takeover.TakeTable(path, snapshot, term, epoch):
@@ -79,7 +80,18 @@ class LakeSite:
             files = (file.name for place in places for file in table.glob(f"{place}/*"))
             names += [table.name, *files]
             branches += self._format.terms(str(table))
-        return max(takeover.greatest_term(names), *branches)
+        pins = (term_of(record) for record in PinnedLinks(self._chain.store).names())
+        return max(takeover.greatest_term(names), *branches, *pins)
+
+    def _needed(self) -> list[Manifest] | None:
+        """The links whose files are needed; None if that is not known, since a pinned one is damaged."""
+        head = self._chain.listed_head()
+        try:
+            kept = pinned(self._chain.store, head) if head is not None else []
+        except CorruptError as error:
+            log.warning("leftovers of tables stay: what a pin keeps is not known", error=str(error))
+            return None
+        return [*kept, *self._chain.links()]
 
     def left(self) -> Iterator[Leftover]:
         """What writers have made before it counts."""
@@ -87,6 +99,8 @@ class LakeSite:
             yield Leftover(LeftoverKind.LINK_DRAFT, name)
         for path in self._chain.staging.glob("*"):
             yield Leftover(LeftoverKind.STAGING, self._relative(path))
+        if self._needed() is None:
+            return
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
@@ -136,9 +150,10 @@ class LakeSite:
     def sweep_of_links(self, head: Manifest) -> int:
         """Remove our own and earlier files of tables that only links name, and none does; how many. `head` is ours."""
         found = list(self._of_links())
-        if not found:
+        links = self._needed() if found else None
+        if links is None:
             return 0
-        named = takeover.names_of(self._chain.links(), head)
+        named = takeover.names_of(links, head)
         # A round writes such files and publishes them before this writer comes to sweep again.
         garbage = [
             left for left in found if takeover.is_garbage(left, head, named, below=head.term + 1)

@@ -38,6 +38,7 @@ from spark_consumers.lake.writer import adopt
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.leases import Leases
 from spark_consumers.lake.writer.log_access import LogAccess
+from spark_consumers.lake.writer.pins import Pins
 from spark_consumers.lake.writer.presence import Presence
 from spark_consumers.lake.writer.requests import Request
 from spark_consumers.lake.writer.retention import Retention, clock_after
@@ -80,6 +81,7 @@ class _Writer:
     site: LakeSite
     kept: Retention
     engines: OtherEngines
+    pins: Pins
     #: Paths of tables that were damaged: before one is written again, it is taken over.
     damaged: set[str] = field(default_factory=set)
     #: Streams of which the log has another history than the lake, and why (`rolled_back`).
@@ -248,6 +250,7 @@ class Lakehouse:
         wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.holds_streams)
         changed = self._publish(writer, wanted)
         writer.tables.settled(writer.head)
+        changed |= self._publish(writer, writer.pins.settled(writer.head))
         writer.tables.start_copies(writer.head, status, self._log.client)
         writer.tables.write_status(writer.head, changed=changed)
 
@@ -262,6 +265,7 @@ class Lakehouse:
             not_copied=wanted.not_copied,
             answered=wanted.answered,
             streams=wanted.streams,
+            pins=wanted.pins,
             seconds=writer.head.seconds,
         )
         self._chain.publish(link, writer.head)
@@ -423,6 +427,7 @@ class Lakehouse:
         copier = TableCopier(
             self._spark, self._chain.root, self._format, self._on_unrepresentable_value
         )
+        pins = Pins(self._chain, self._format)
         tables = TableWork(
             self._chain,
             self._lake,
@@ -433,10 +438,11 @@ class Lakehouse:
             self._policy,
             clock,
             self._progress,
+            pins=pins,
         )
         kept = Retention.begin(self._chain, self._format, site, clock)
         engines = OtherEngines(self._chain, self._format, head)
-        return _Writer(head, epochs, tables, site, kept, engines)
+        return _Writer(head, epochs, tables, site, kept, engines, pins)
 
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""

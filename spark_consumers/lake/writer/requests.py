@@ -20,6 +20,7 @@ from typing import Any
 
 from spark_consumers.lake.epoch import rolled_back
 from spark_consumers.lake.manifest.chain import Chain, Manifest
+from spark_consumers.lake.manifest.pin import PINNED, RELEASING, checked_name
 from spark_consumers.lake.manifest.sealed_json import dump, load
 from spark_consumers.lake.manifest.table_version import LEFT, LIVE, PAUSED, RESUMING
 from spark_consumers.lake.store.lake_store import STATE
@@ -29,6 +30,7 @@ from walsender_bridge.errors import (
     DeadlineError,
     DivergedError,
     LakeError,
+    TrimmedError,
     UsageError,
 )
 from walsender_bridge.runtime import logs
@@ -44,7 +46,11 @@ _AT_ONCE = frozenset({PAUSE, DROP})
 RETRY, SKIP = "retry", "skip"
 #: Of the whole lake: continue with another log (`adopt`).
 ADOPT = "adopt"
-KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT)
+#: Of an epoch, or of a pin (`pins`).
+PIN, UNPIN = "pin", "unpin"
+KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT, PIN, UNPIN)
+#: In the answer to a request for an epoch that is past its retention.
+HAS_EXPIRED = "has expired"
 #: Seconds for which an answer is kept for the process that waits for it.
 _KEPT = 3600.0
 _POLL_SECONDS = 0.1
@@ -58,7 +64,8 @@ log = logs.logger()
 class Request:
     """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time.
 
-    `rows`: ids of quarantined rows (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`).
+    `rows`: ids of quarantined rows (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`). `pin`: the name
+    of a pin, `epoch`: what it keeps, and `seconds`: for how long (0: until it is released) (`PIN`, `UNPIN`).
     """
 
     id: str
@@ -66,17 +73,28 @@ class Request:
     tables: tuple[str, ...]
     rows: tuple[str, ...] = ()
     log_id: str = ""
+    pin: str = ""
+    epoch: int = 0
+    seconds: float = 0.0
 
 
 def ask(
-    chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = (), log_id: str = ""
+    chain: Chain,
+    kind: str,
+    tables: Collection[str],
+    rows: Collection[str] = (),
+    log_id: str = "",
+    *,
+    pin: str = "",
+    epoch: int = 0,
+    seconds: float = 0.0,
 ) -> Request:
     """Write a request to the lake, durably. Raises `UsageError`, and `LakeError` if there is no lake or it is read-only."""
     if kind not in KINDS:
         raise UsageError(f"unknown request kind {kind!r}", repair=f"use one of {', '.join(KINDS)}")
     chain.identity()
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
-    request = Request(name, kind, tuple(tables), tuple(rows), log_id)
+    request = Request(name, kind, tuple(tables), tuple(rows), log_id, pin, epoch, seconds)
     try:
         make_room(chain)
         chain.store.create(_file(request.id), dump(asdict(request)))
@@ -110,7 +128,7 @@ def waiting(chain: Chain) -> Iterator[Request]:
             yield _request(load(store, _file(name)), name)
         except FileNotFoundError:
             continue
-        except (CorruptError, OSError, ValueError, KeyError, TypeError) as error:
+        except (CorruptError, UsageError, OSError, ValueError, KeyError, TypeError) as error:
             # One that cannot be read must not hold up the others, or the epochs.
             store.put_aside(_file(name), _aside(name))
             log.warning("not a request", file=store.where(_aside(name)), error=str(error))
@@ -124,7 +142,8 @@ def removable(chain: Chain) -> bool:
 def _request(record: Mapping[str, Any], name: str) -> Request:
     """The request in a file of this name. Raises `ValueError`, `KeyError`, `TypeError`."""
     lists = record["tables"], record.get("rows", [])
-    texts = record["id"], record["kind"], record.get("log_id", "")
+    texts = record["id"], record["kind"], record.get("log_id", ""), record.get("pin", "")
+    epoch, seconds = int(record.get("epoch", 0)), float(record.get("seconds", 0.0))
     if not all(isinstance(found, list) for found in lists):
         raise TypeError("its tables or rows are not lists")
     if not all(isinstance(text, str) for text in [*texts, *lists[0], *lists[1]]):
@@ -134,7 +153,12 @@ def _request(record: Mapping[str, Any], name: str) -> Request:
         raise ValueError(f"it is request {record['id']}")
     if record["kind"] not in KINDS:
         raise ValueError(f"unknown request kind {record['kind']!r}")
-    return Request(*texts[:2], tuple(lists[0]), tuple(lists[1]), texts[2])
+    if record["kind"] in {PIN, UNPIN} and (not 0 <= seconds < float("inf") or epoch < 0):
+        raise ValueError(f"no epoch or duration: {epoch}, {seconds}")
+    if record["kind"] in {PIN, UNPIN}:
+        checked_name(texts[3])
+    rows, asked_for = tuple(lists[1]), texts[2:]
+    return Request(*texts[:2], tuple(lists[0]), rows, *asked_for, epoch=epoch, seconds=seconds)
 
 
 def forget(chain: Chain, request: Request) -> None:
@@ -242,6 +266,8 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
     if answer is None:
         return None
     outcomes: dict[str, str] = answer["tables"]
+    if request.kind in {PIN, UNPIN}:
+        return _finished_pin(head, request, outcomes)
     for name, outcome in outcomes.items():
         if outcome.startswith(f"refused: {rolled_back.REASON}"):
             raise DivergedError(
@@ -261,6 +287,30 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
     if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in outcomes):
         return None
     return outcomes
+
+
+def _finished_pin(
+    head: Manifest, request: Request, outcomes: dict[str, str]
+) -> dict[str, str] | None:
+    """The result for the pin, once every table has its tag, or none has it any more; None before that."""
+    outcome = outcomes[request.pin]
+    if outcome.startswith("refused: "):
+        kind = TrimmedError if HAS_EXPIRED in outcome else LakeError
+        raise kind(
+            outcome.removeprefix("refused: "),
+            where=request.pin,
+            repair="list epochs and pins with `tuskline epochs list`",
+        )
+    pin = head.pins.get(request.pin)
+    if request.kind == UNPIN:
+        return None if pin is not None and pin.state == RELEASING else outcomes
+    if pin is None or pin.state == RELEASING:
+        raise LakeError(
+            "the pin was released before it was complete",
+            where=request.pin,
+            repair="list epochs and pins with `tuskline epochs list`",
+        )
+    return outcomes if pin.state == PINNED else None
 
 
 def _failure(head: Manifest, kind: str, name: str) -> str | None:

@@ -17,8 +17,9 @@ from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.reader_leases import Readers
 from spark_consumers.lake.store.living import Living
 from spark_consumers.lake.writer.lake_site import LakeSite
+from spark_consumers.lake.writer.pins import Pins
 from spark_consumers.lake.writer.presence import DRIVERS
-from walsender_bridge.errors import FencedError
+from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -53,12 +54,16 @@ class Retention:
     #: Tables that are still to be swept (`leaks`), and what the one that is under way may have left.
     _unswept: list[str] = field(default_factory=list)
     _listed: tuple[str, frozenset[str]] | None = None
+    #: Whether this writer has compared the tables' tags with the pins.
+    _tags_checked: bool = False
     _readers: Readers = field(init=False)
     _drivers: Living = field(init=False)
+    _pins: Pins = field(init=False)
 
     def __post_init__(self) -> None:
         self._readers = Readers(self.chain.store)
         self._drivers = Living(self.chain.store, DRIVERS)
+        self._pins = Pins(self.chain, self.tables)
 
     @classmethod
     def begin(
@@ -84,6 +89,9 @@ class Retention:
     def expire(self, head: Manifest, seconds: float) -> None:
         """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours."""
         self._cleaned_at = time.monotonic()
+        pinned = self._pinned(head)
+        if pinned is None:
+            return
         removed = self.chain.retire(self.clock.now() - seconds, self._readers.held_from())
         oldest = next(iter(islice(self.chain.links(), 1)), None)
         if oldest is None:
@@ -93,21 +101,42 @@ class Retention:
         first = oldest.link if held is None else min(oldest.link, held)
         files = 0
         current = {table.path for table in head.versions}
+        if head.pins or not self._tags_checked:
+            # Once without pins: what was tagged for a link that was lost.
+            self._pins.repair(head, current)
+            self._tags_checked = True
         for name, uses in list(self._last_use.items()):
-            for snapshot in [s for s, link in uses.items() if link < first]:
+            kept = pinned.get(name, set())
+            for snapshot in [s for s, link in uses.items() if link < first and s not in kept]:
                 del uses[snapshot]
             path = self.chain.root / name
-            if name in current:
+            if name in current or kept:
                 files += self.tables.expire(str(path), head.term, set(uses))
             elif not uses and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
         files += self.site.sweep_of_links(head)
         files += self._sweep(head, current) + self.chain.store.sweep_drafts()
+        self._pins.expire(head, held)
         # Dead drivers' signs of life go.
         self._drivers.records()
         if removed or files:
             log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)
+
+    def _pinned(self, head: Manifest) -> dict[str, set[int]] | None:
+        """The snapshots that pins keep, by the table's path; None if that is not known."""
+        found: dict[str, set[int]] = {}
+        try:
+            links = self._pins.needed(head)
+        except CorruptError as error:
+            log.warning("nothing expires: what a pin keeps is not known", error=str(error))
+            return None
+        for link in links:
+            for table in link.tables.values():
+                found.setdefault(table.path, set()).add(table.snapshot_id)
+                # Of an earlier driver's pin, whose link is not in the chain.
+                self._last_use.setdefault(table.path, {}).setdefault(table.snapshot_id, link.link)
+        return found
 
     def _sweep(self, head: Manifest, current: Collection[str]) -> int:
         """One step in sweeping the tables of what earlier writers left: one table each time; how many files."""

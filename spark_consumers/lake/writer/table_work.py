@@ -28,7 +28,7 @@ from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
 from spark_consumers.lake.tables.shape import Publication, Shape, others_by_now
 from spark_consumers.lake.tables.sources import Source, columns_now, mark
 from spark_consumers.lake.tables.states import stream_of
-from spark_consumers.lake.writer import adopt, requests
+from spark_consumers.lake.writer import adopt, pins, requests
 from spark_consumers.lake.writer.leases import Leases
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import (
@@ -65,6 +65,8 @@ class TableWork:
         policy: Policy,
         clock: SteadyClock,
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
+        *,
+        pins: pins.Pins,
     ) -> None:
         self._chain = chain
         self._lake = lake
@@ -75,6 +77,7 @@ class TableWork:
         self._policy = policy
         self._clock = clock
         self._progress = progress
+        self._pins = pins
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
         self._copy_after: dict[str, float] = {}
@@ -117,8 +120,13 @@ class TableWork:
         changed = without_departed(head, self._sources)
         for stream, names in self._published.items():
             changed = states.without(changed, names, stream)
+        changed = pins.ended(changed, self._clock.now()) if changed.pins else changed
+        later: set[str] = set()
         for request in self._ready(new):
-            changed = self._carry_out(changed, request, status, client, apart)
+            if request.pin in later or pins.waits(changed, request):
+                later.add(request.pin)
+            else:
+                changed = self._carry_out(changed, request, status, client, apart)
         for name, result in self._copies.finished():
             if isinstance(result, TableVersion):
                 self._arrived[name] = rolled_back.marked(result, status, stream_of(name))
@@ -375,6 +383,8 @@ class TableWork:
     ) -> Manifest:
         if request.kind == requests.SKIP:
             return self._skip(head, request)
+        if request.kind in {requests.PIN, requests.UNPIN}:
+            return self._pins.carry_out(head, request, self._clock.now())
         if request.kind == requests.ADOPT:
             # The lake is of the log that answers: there is nothing to do, or it is refused.
             log.info("request carried out", kind=request.kind, log=request.log_id)
