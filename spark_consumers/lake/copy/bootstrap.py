@@ -34,7 +34,6 @@ from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
 from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, quarantines, with_quarantined
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import (
-    ROW_ID,
     FileInfo,
     ScanFile,
     TableFormat,
@@ -201,8 +200,7 @@ class TableCopier:
         columns = arrow_schema(table.columns)
         key = usable_key(table)
         folder = str(self._root / path)
-        layout = columns if key else columns.append(pa.field(ROW_ID, pa.string()))
-        self._format.create(folder, layout)
+        self._format.create(folder, columns)
         schema = spark_schema(columns)
         reading = SnapshotSource(
             {
@@ -220,7 +218,6 @@ class TableCopier:
             reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
             self._format.schemas(folder)[1],
-            None if key else "copy",
             rate=request.rate,
             progress=progress,
             stop=self.stop,
@@ -270,7 +267,7 @@ class TableCopier:
             run,
             folder,
             index.Identity.of(key, schema),
-            key or (ROW_ID,),
+            key,
             [ScanFile(file.path, file.size, file.rows) for file in files],
             name=f"copy-t{term}-index",
             scratch=scratch,

@@ -256,7 +256,6 @@ class EpochWriter:
             ComposeTask(
                 targets[name],
                 tuple(p.partial for p in in_order(found[name]) if p.partial is not None),
-                plan.version,
                 str(scratch),
                 total_changes(found[name]),
             )
@@ -264,7 +263,7 @@ class EpochWriter:
         ]
         composing += [
             # Rows to convert again, in a table that has no changes.
-            ComposeTask(target, (), plan.version, str(scratch), 0)
+            ComposeTask(target, (), str(scratch), 0)
             for name, target in targets.items()
             if target.retry_quarantined and target.quarantine_files and name not in found
         ]
@@ -299,7 +298,7 @@ class EpochWriter:
         if (path, table.schema_hash) not in self._schemas:
             columns, files = self._format.schemas(path)
             # With a key, a column of this name is the table's own.
-            hidden = [] if table.key else [ROW_ID]
+            hidden = [] if table.key or ROW_ID not in files.names else [ROW_ID]
             # An attempt that was not published may have left the table with more columns.
             wanted = [column for column, _, _ in table.layout]
             wanted = wanted or [name for name in columns.names if name not in hidden]

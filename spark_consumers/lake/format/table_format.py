@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-#: The hidden column that distinguishes equal rows of a table without a key.
+#: The hidden column of a table without a key that an earlier version copied, in which it told equal rows apart.
 ROW_ID = "_tuskline_row"
 
 
@@ -111,7 +111,7 @@ class TableFormat(Protocol):
         """The folder is gone: what is known of its table is of no table that may come there."""
 
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
-        """Its columns (without a key, `ROW_ID` is the last), and its data files' schema."""
+        """Its columns (of an earlier version's table without a key, `ROW_ID` is the last), and its data files' schema."""
 
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""
