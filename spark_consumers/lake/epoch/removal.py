@@ -163,7 +163,7 @@ def _removed(task: RemovalTask) -> Removed:
     away = {file.name for file in gone}
     changed = {name: each for name, each in removed.items() if name not in away}
     stage = target.stage
-    vectors = write_vectors(target.folder, f"{stage}-removed.puffin", changed) if changed else []
+    vectors = write_vectors(target.folder, f"{stage}-removed", changed)
     replaced = [v for n, v in liveness.vectors.items() if n in away or n in changed]
     result = Removed(
         target.name,
