@@ -79,8 +79,8 @@ def test_other_engines_read_postgresql_s_rows_after_every_kind_of_change(
             followed(pipeline, database) if each else pipeline.flush()
         followed(pipeline, database)
         assert list(pipeline.lake.glob("tables/*/*/*/data/*.puffin"))
-        for statements in REMADE:
-            database.execute(*statements, *TOUCHED)
+        for remade in REMADE:
+            database.execute(*remade, *TOUCHED)
             followed(pipeline, database) if each else pipeline.flush()
         followed(pipeline, database)
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 
-from spark_consumers.lake.copy import bootstrap
+from spark_consumers.lake.copy import bootstrap, initial_copy
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.format import checksums, iceberg
 from spark_consumers.lake.format.data_files import write_table
@@ -100,7 +100,7 @@ def keys_instead(self, path, vector):
 
 def with_hidden_column(monkeypatch):
     """From here on copies of tables without a key have the column by which an earlier version told equal rows apart."""
-    create, write_source = IcebergFormat.create, bootstrap.write_source
+    create, write_source = IcebergFormat.create, initial_copy.write_source
 
     def create_with(self, path, columns):
         hidden = pa.schema([*columns, (ROW_ID, pa.string())])

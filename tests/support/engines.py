@@ -44,7 +44,10 @@ def duckdb_rows(metadata: str) -> pa.Table:
 
 def connected() -> duckdb.DuckDBPyConnection:
     """DuckDB with its Iceberg extension from the environment's packages: nothing is downloaded."""
-    off = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+    off: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
     connection = duckdb.connect(config=off)
     for package in (duckdb_extension_avro, duckdb_extension_iceberg):
         assert package.__file__ is not None
@@ -72,8 +75,9 @@ def assert_read_by_engines(dsn: str, lake: Path, shown: Snapshot) -> None:
     for name in shown.tables:
         _, schema, table = name.split(".")
         columns, expected = _postgres_rows(dsn, schema, table)
-        readers = {engine: partial(read, files[name]) for engine, read in ENGINES.items()}
-        for reader, read in {"Spark": shown[name].toArrow, **readers}.items():
+        readers: dict[str, Callable[[], pa.Table]] = {"Spark": shown[name].toArrow}
+        readers |= {engine: partial(read, files[name]) for engine, read in ENGINES.items()}
+        for reader, read in readers.items():
             try:
                 fault = _fault(columns, expected, read())
             except Exception as error:

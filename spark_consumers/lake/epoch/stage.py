@@ -61,7 +61,8 @@ class Target:
     that the log has for it. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
     which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
     that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
-    commit LSN they must not have had changes.
+    commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again
+    (`policy`).
     """
 
     name: str
@@ -78,6 +79,7 @@ class Target:
     quarantines: bool = False
     quarantine_files: tuple[str, ...] = ()
     retry_quarantined: bool = False
+    copy_on_write: bool = False
 
     @property
     def scratch_name(self) -> str:

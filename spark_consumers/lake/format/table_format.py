@@ -104,8 +104,11 @@ class TableFormat(Protocol):
 
     name: str
 
-    def create(self, path: str, columns: pa.Schema) -> None:
-        """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
+    def create(self, path: str, columns: pa.Schema, *, vectors: bool = True) -> None:
+        """Make an empty table in a new folder, for engines that know deletion vectors, or also for those that do not.
+
+        Raises `FencedError` if another writer made it.
+        """
 
     def forget(self, path: str) -> None:
         """The folder is gone: what is known of its table is of no table that may come there."""
