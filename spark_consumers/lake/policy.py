@@ -1,4 +1,4 @@
-"""What the configuration says about tables that cannot follow. Pure.
+"""What the configuration says about tables that cannot follow, and how rows are removed from a table. Pure.
 
 `failing_table` has three values:
 
@@ -10,14 +10,36 @@
 
 A table without which epochs continue is `stale`, and a reader gets it only by asking for that (`reader.read`): so a
 transaction is in all tables that a snapshot gives, or in none, whatever is set here.
+
+`deletes` has two values, by table (`stream.schema.table`) and for all others as `default`:
+
+- `vectors` (the default): removed rows are named by deletion vectors, at the cost of the changes.
+- `copy-on-write`: data files with removed rows are written again, for engines that do not apply deletion vectors. An epoch
+  costs as much as the data files that it touches.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from spark_consumers.lake.manifest.chain import Manifest
-from spark_consumers.lake.manifest.table_version import HELD, STALE
+from spark_consumers.lake.manifest.table_version import HELD, LIVE, STALE
 
 HOLD, WAIT_FOR_COPY, GO_ON = "hold", "wait_for_copy", "go_on"
+VECTORS, COPY_ON_WRITE = "vectors", "copy-on-write"
+
+
+def copies_on_write(deletes: Mapping[str, str], name: str) -> bool:
+    """Whether no data file of this table (`stream.schema.table`) is to have removed rows."""
+    return deletes.get(name, deletes.get("default", VECTORS)) == COPY_ON_WRITE
+
+
+def vectors_to_replace(deletes: Mapping[str, str], head: Manifest) -> set[str]:
+    """The streams with a table that is copied on write from now on, and was not."""
+    return {
+        name.partition(".")[0]
+        for name, table in head.tables.items()
+        if table.state == LIVE and copies_on_write(deletes, name) and not table.copy_on_write
+    }
 
 
 @dataclass(frozen=True)

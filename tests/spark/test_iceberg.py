@@ -95,8 +95,7 @@ class Table:
                 found["removed"].append(FileInfo(file.path, file.rows, file.size))
             else:
                 vectors[file.name] = new
-        name = f"{self.prefix}{uuid.uuid4()}.puffin"
-        made = write_vectors(self.path, name, vectors) if vectors else []
+        made = write_vectors(self.path, f"{self.prefix}{uuid.uuid4()}", vectors)
         return {"vectors": made, **found}
 
     def ids(self, snapshot):
@@ -776,7 +775,7 @@ def test_a_second_vector_of_a_data_file_is_refused_before_it_is_committed(table)
     assert table.ids(table.write(3, second, delete=[4])) == [0, 1, 2, *range(5, 10)]
 
 
-def test_a_puffin_file_stays_while_a_snapshot_needs_one_of_its_vectors(table):
+def test_a_puffin_file_stays_while_a_snapshot_needs_its_vector(table):
     first = table.write(1, None, add=range(10))
     second = table.write(2, first, add=range(10, 20))
     third = table.write(3, second, delete=[1, 11])

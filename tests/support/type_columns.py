@@ -349,16 +349,16 @@ def same(value: Any, own: str | None, arrow: pa.DataType) -> bool:
     if pa.types.is_list(arrow):
         inner = arrow.value_type
         if not pa.types.is_floating(inner):
-            return _array_text([None if v is None else _own(v, inner) for v in value]) == own
+            return _array_text([None if v is None else as_own_text(v, inner) for v in value]) == own
         items = plain_decoder.array(own)
         return len(items) == len(value) and all(map(lambda v, t: same(v, t, inner), value, items))
     if pa.types.is_floating(arrow):
         code = "f" if pa.types.is_float32(arrow) else "d"
         return struct.pack(code, value) == struct.pack(code, float(own))
-    return _own(value, arrow) == own
+    return as_own_text(value, arrow) == own
 
 
-def _own(value: Any, arrow: pa.DataType) -> str:
+def as_own_text(value: Any, arrow: pa.DataType) -> str:
     """A value as PostgreSQL writes it."""
     if pa.types.is_boolean(arrow):
         return "t" if value else "f"

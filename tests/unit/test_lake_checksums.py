@@ -365,7 +365,7 @@ def test_lake_verify_reads_the_deletion_vectors(
     for number, some in enumerate(positions):
         rows = BitMap64([1] if isinstance(some, str) else some)
         file = "data/other.parquet" if some == "other" else "data/a.parquet"
-        (vector,) = write_vectors(str(table), f"{number}.puffin", {file: rows})
+        (vector,) = write_vectors(str(table), f"{number}", {file: rows})
         made.append(replace(vector, rows=2) if some == "count" else vector)
     table_with_vectors(table, made)
     code, record = verified(lake)

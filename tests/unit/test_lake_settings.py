@@ -24,6 +24,7 @@ KEYS = {
     "failing_table": "hold",
     "copy_rate": 5e6,
     "on_unrepresentable_value": {"default": "quarantine", "shop.public.orders": "fail"},
+    "deletes": {"shop.public.orders": "copy-on-write"},
 }
 NAMES = {"retention": "retention_seconds"}
 
@@ -56,6 +57,7 @@ failing_table = "hold"
 copy_rate = 5e6
 spark_master = "local[7]"
 on_unrepresentable_value = {{ default = "quarantine", "shop.public.orders" = "fail" }}
+deletes = {{ "shop.public.orders" = "copy-on-write" }}
 """
     )
     made: dict[str, Any] = {}

@@ -19,12 +19,12 @@ MORE = 100
 
 
 class Epochs:
-    """Epochs of one table, keyed or a multiset; its rows are those of a model."""
+    """Epochs of one table, keyed or a multiset, `hidden`: that an earlier version copied; its rows are those of a model."""
 
-    def __init__(self, folder: Path, *, keyed: bool = True) -> None:
-        self.folder, self.keyed = folder, keyed
+    def __init__(self, folder: Path, *, keyed: bool = True, hidden: bool = False) -> None:
+        self.folder, self.keyed, self.hidden = folder, keyed, hidden
         self.disk = TableOnDisk(folder / "t")
-        self.schema = COLUMNS if keyed else COLUMNS.append(pa.field(ROW_ID, pa.string()))
+        self.schema = COLUMNS.append(pa.field(ROW_ID, pa.string())) if hidden else COLUMNS
         self.number = 0
 
     def target(self) -> Target:
@@ -39,7 +39,7 @@ class Epochs:
         rows = None
         if add:
             columns = [pa.array([k for k, _ in add], pa.int32()), pa.array([v for _, v in add])]
-            if not self.keyed:
+            if self.hidden:
                 columns.append(pa.array([f"{self.number}-{i}" for i in range(len(add))]))
             where = f"{scratch}/rows.parquet" if patch else f"{target.prefix}.parquet"
             rows = write_data(where, columns, self.schema)
@@ -106,8 +106,9 @@ def test_a_removal_without_its_row_is_damage(tmp_path, changes):
     assert table.rows() == before
 
 
-def test_equal_rows_go_one_by_one_and_no_more_than_there_are(tmp_path):
-    table = Epochs(tmp_path, keyed=False)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_equal_rows_go_one_by_one_and_no_more_than_there_are(tmp_path, hidden):
+    table = Epochs(tmp_path, keyed=False, hidden=hidden)
     table.apply(add=[(1, "a")] * 3 + [(1, "b"), (2, "c")] + [(9, "z")] * 20)
     table.apply(add=[(1, "a")], counts={(1, "a"): 2})
     rest = [(1, "b"), (2, "c")] + [(9, "z")] * 20
@@ -118,6 +119,10 @@ def test_equal_rows_go_one_by_one_and_no_more_than_there_are(tmp_path):
         table.apply(counts={(1, "a"): 3})
     table.apply(counts={(1, "a"): 2, (2, "c"): 1})
     assert table.rows() == [(1, "b")] + [(9, "z")] * 20
+    table.apply(add=[(1, "d")])
+    table.apply(add=[(1, "e")], counts={(1, "b"): 1}, small_files=1)
+    assert any("rewritten" in name for name in table.disk.files)
+    assert table.rows() == [(1, "d"), (1, "e")] + [(9, "z")] * 20
 
 
 def test_a_patch_takes_what_was_not_sent_from_the_row_before(tmp_path):

@@ -220,7 +220,7 @@ class Table:
         self.removed |= touched
         gone = {name for name in touched if len(touched[name]) == self.rows[name]}
         vectors = {name: v.copy() for name, v in touched.items() if name not in gone}
-        made = write_vectors(str(self.folder), f"{self.epoch}.puffin", vectors) if vectors else []
+        made = write_vectors(str(self.folder), f"{self.epoch}", vectors)
         files: tuple[DataFile, ...] = ()
         if add:
             name = f"data/{self.epoch}.parquet"

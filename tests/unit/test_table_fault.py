@@ -79,7 +79,7 @@ def staged(
     monkeypatch.setattr(stage, "StreamReader", lambda *_, **__: Reader(entries))
     targets = (target(folder, BILLS), target(folder, ORDERS))
     whole = frozenset(t.name for t in targets)
-    task = RangeTask("shop", ("",), 0, 99, 0, 1, str(folder), targets, whole)
+    task = RangeTask("shop", ("",), 0, 99, 0, str(folder), targets, whole)
     found: dict[str, Staged | TableFault] = {}
     for one in run_range(task):
         assert isinstance(one, Staged | TableFault)
@@ -150,7 +150,7 @@ def test_what_every_table_would_meet_is_no_tables_fault(
     monkeypatch.setattr(stage, "write_fold", failing)
     with pytest.raises(type(error)):
         staged(tmp_path, log((BILLS, ("1", "2024-01-01"))), monkeypatch)
-    one = ComposeTask(target(tmp_path, BILLS), (), 1, "", 0)
+    one = ComposeTask(target(tmp_path, BILLS), (), "", 0)
     if isinstance(error, TusklineError):
         assert table_fault.as_values(failing)(one) == ("error", error.to_wire())
     else:
@@ -172,7 +172,7 @@ def test_faults_come_back_from_the_executors_as_what_they_were(tmp_path: Path) -
     def corrupt(_: ComposeTask) -> None:
         raise CorruptError("its bytes are others", where="/lake/t/data/x.parquet", repair="resync")
 
-    one = ComposeTask(target(tmp_path, BILLS), (), 1, "", 0)
+    one = ComposeTask(target(tmp_path, BILLS), (), "", 0)
     version = TableVersion("t", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "live")
     with pytest.raises(TableFaultsError) as raised:
         table_fault.results([table_fault.as_values(corrupt)(one)], {one.target.name: version})

@@ -103,6 +103,7 @@ def _drive(settings: Config) -> None:
                     copy_rate=lake.copy_rate,
                     progress=bars.show,
                     on_unrepresentable_value=lake.on_unrepresentable_value,
+                    deletes=lake.deletes,
                     failing=lambda error: lake_status.write(settings.run_dir, error),
                 ).run(stop)
         finally:

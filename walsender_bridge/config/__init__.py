@@ -292,14 +292,15 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
 
 
 def _check_tables(config: Config, where: str) -> None:
-    """Raise `ConfigError` for a table in `[lake.on_unrepresentable_value]` that no source can have."""
+    """Raise `ConfigError` for a table in `[lake.on_unrepresentable_value]` or `[lake.deletes]` that no source can have."""
     if config.lake is None:
         return
     streams = [source.name for source in config.source]
     choices = {source.name: Choice.of(source.tables) for source in config.source}
     named = [(s, names) for s, choice in choices.items() for names in choice.named]
     known = ["default", *(f"{stream}.{relation_name(*names)}" for stream, names in named)]
-    for name in config.lake.on_unrepresentable_value:
+    settings = {key: getattr(config.lake, key) for key in ("on_unrepresentable_value", "deletes")}
+    for key, name in [(key, name) for key, tables in settings.items() for name in tables]:
         stream, _, rest = name.partition(".")
         if name == "default" or (
             stream in streams and "." in rest and choices[stream].means(*split_relation(rest))
@@ -307,7 +308,7 @@ def _check_tables(config: Config, where: str) -> None:
             continue
         near = _nearest(name, known) or _nearest(name, [f"{s}.{name}" for s in streams])
         raise ConfigError(
-            f"lake.on_unrepresentable_value: {name!r} is not a table of a source",
+            f"lake.{key}: {name!r} is not a table of a source",
             where=where,
             repair=near or "write 'default', or \"stream.schema.table\" in quotes",
         )

@@ -232,6 +232,9 @@ class LakeSection(_Section):
     #: The handling of rows with an unrepresentable value, by `stream.schema.table`, or `default` for
     #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is quarantined).
     on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}
+    #: How rows are removed from a table, by `stream.schema.table`, or `default` for all others: by deletion vectors, or by
+    #: writing data files again, for engines that do not apply vectors.
+    deletes: dict[str, Literal["vectors", "copy-on-write"]] = {}
     #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
     spark_master: str = "local[2]"
 

@@ -33,7 +33,6 @@ from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
 from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, quarantines, with_quarantined
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import (
-    ROW_ID,
     FileInfo,
     ScanFile,
     TableFormat,
@@ -43,6 +42,7 @@ from spark_consumers.lake.index import build as index
 from spark_consumers.lake.manifest.chain import COPIED, TableVersion
 from spark_consumers.lake.manifest.table_version import Column
 from spark_consumers.lake.manifest.takeover import folder_of
+from spark_consumers.lake.policy import copies_on_write
 from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
@@ -89,7 +89,10 @@ Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
 
 
 class TableCopier:
-    """Copies tables into the lake at `root`, an absolute path. `on_unrepresentable_value`: see `quarantine.quarantines`."""
+    """Copies tables into the lake at `root`, an absolute path.
+
+    `on_unrepresentable_value`: see `quarantine.quarantines`; `deletes`: see `policy`.
+    """
 
     def __init__(
         self,
@@ -97,11 +100,13 @@ class TableCopier:
         root: Path,
         tables: TableFormat,
         on_unrepresentable_value: Mapping[str, str] | None = None,
+        deletes: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
         self._on_unrepresentable_value = on_unrepresentable_value or {}
+        self._deletes = deletes or {}
         #: Set to end a copy between two parts of a table.
         self.stop = threading.Event()
 
@@ -199,8 +204,8 @@ class TableCopier:
         columns = arrow_schema(table.columns)
         key = usable_key(table)
         folder = str(self._root / path)
-        layout = columns if key else columns.append(pa.field(ROW_ID, pa.string()))
-        self._format.create(folder, layout)
+        copy_on_write = copies_on_write(self._deletes, name)
+        self._format.create(folder, columns, vectors=not copy_on_write)
         schema = spark_schema(columns)
         reading = SnapshotSource(
             {
@@ -218,7 +223,6 @@ class TableCopier:
             reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
             self._format.schemas(folder)[1],
-            None if key else "copy",
             rate=request.rate,
             progress=progress,
             stop=self.stop,
@@ -249,6 +253,7 @@ class TableCopier:
             timeline=snapshot.timeline,
             shape=shape.dump(),
             runs=tuple((run.name, run.weight) for run in indexed.runs),
+            copy_on_write=copy_on_write,
         )
         return with_quarantined(version, quarantined)
 
@@ -268,7 +273,7 @@ class TableCopier:
             run,
             folder,
             index.Identity.of(key, schema),
-            key or (ROW_ID,),
+            key,
             [ScanFile(file.path, file.size, file.rows) for file in files],
             name=f"copy-t{term}-index",
             scratch=scratch,

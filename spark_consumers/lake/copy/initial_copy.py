@@ -96,7 +96,6 @@ def write_source(
     reader: DataSourceReader,
     prefix: str,
     schema: pa.Schema,
-    ids: str | None,
     *,
     rate: float | None = None,
     progress: CopyProgress | None = None,
@@ -106,11 +105,10 @@ def write_source(
     """Write what a data source reads, a file a partition; the rows never pass through the JVM.
 
     Every partition is a separate job, as many at a time as there are cores: other work of the session gets the
-    next free core, and need not wait for the whole table. With `ids` a last column is added that
-    identifies each row: text that begins with `ids`. `rate`: bytes a second, of all partitions
-    together. `apart`: rows that do not fit are written to separate files; the reader identifies them. Returns
-    the files that have rows, and those of rows that do not fit. An error on an executor is raised by
-    Spark; `stop` ends the copy between two partitions, with `UnavailableError`.
+    next free core, and need not wait for the whole table. `rate`: bytes a second, of all partitions together.
+    `apart`: rows that do not fit are written to separate files; the reader identifies them. Returns the files that
+    have rows, and those of rows that do not fit. An error on an executor is raised by Spark; `stop` ends the copy
+    between two partitions, with `UnavailableError`.
     """
     work = list(enumerate(reader.partitions()))
     context = spark.sparkContext
@@ -124,13 +122,10 @@ def write_source(
     shared = context.broadcast(reader)
 
     def write(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, int, QuarantineFile | None]:
-        number, partition = numbered
-        batches: Any = shared.value.read(partition)
+        batches: Any = shared.value.read(numbered[1])
         quarantined: list[pa.Table] = []
         if apart is not None:
             batches = apart.split(batches, quarantined)
-        if ids is not None:
-            batches = _with_ids(batches, f"{ids}-{number}-")
         path = _path(prefix)
         file, size = _write_file(path, batches, schema, within)
         file_of_quarantined = None
@@ -168,16 +163,6 @@ def _path(prefix: str) -> str:
     context = TaskContext.get()
     assert context is not None
     return f"{prefix}-{context.partitionId()}-{context.taskAttemptId()}.parquet"
-
-
-def _with_ids(batches: Iterator[pa.RecordBatch], prefix: str) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    for batch in batches:
-        ids = pa.array([f"{prefix}{rows + i}" for i in range(len(batch))], pa.string())
-        rows += len(batch)
-        yield pa.RecordBatch.from_arrays(
-            [*batch.columns, ids], [*(f"c{i}" for i in range(len(batch.columns))), "id"]
-        )
 
 
 def _write_file(

@@ -48,6 +48,7 @@ from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableForm
 from spark_consumers.lake.index import build as index
 from spark_consumers.lake.index.run_format import Run
 from spark_consumers.lake.manifest.chain import LIVE, Chain, Manifest, TableVersion
+from spark_consumers.lake.policy import copies_on_write
 from spark_consumers.lake.tables import fault as table_fault
 from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
@@ -113,6 +114,7 @@ class EpochWriter:
         max_bytes: int,
         unchanged: Callable[[LogStatus], None],
         on_unrepresentable_value: Mapping[str, str] | None = None,
+        deletes: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -122,6 +124,7 @@ class EpochWriter:
         self._pace = Pace(max_bytes)
         self._unchanged = unchanged
         self._on_unrepresentable_value = on_unrepresentable_value or {}
+        self._deletes = deletes or {}
         self._attempt = 0
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
@@ -256,23 +259,25 @@ class EpochWriter:
             ComposeTask(
                 targets[name],
                 tuple(p.partial for p in in_order(found[name]) if p.partial is not None),
-                plan.version,
                 str(scratch),
                 total_changes(found[name]),
             )
             for name in partial
         ]
+        converted = {n for n, target in targets.items() if _is_converted(target, plan.tables[n])}
         composing += [
-            # Rows to convert again, in a table that has no changes.
-            ComposeTask(target, (), plan.version, str(scratch), 0)
+            # Rows to convert again, or to keep, in a table that has no changes.
+            ComposeTask(target, (), str(scratch), 0)
             for name, target in targets.items()
-            if target.retry_quarantined and target.quarantine_files and name not in found
+            if target.quarantine_files and name not in found
+            if target.retry_quarantined or name in converted
         ]
         for one in stage(composing):
             found[one.table] = [one]
         if faults:
             raise TableFaultsError(faults, plan.tables)
         staged = {name: part for name, (part,) in found.items()}
+        staged |= {name: Staged(name, 0, 0) for name in converted - staged.keys()}
         return replace(plan, tables=tables), staged, removed
 
     def _extended(self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]]) -> EpochPlan:
@@ -299,7 +304,7 @@ class EpochWriter:
         if (path, table.schema_hash) not in self._schemas:
             columns, files = self._format.schemas(path)
             # With a key, a column of this name is the table's own.
-            hidden = [] if table.key else [ROW_ID]
+            hidden = [] if table.key or ROW_ID not in files.names else [ROW_ID]
             # An attempt that was not published may have left the table with more columns.
             wanted = [column for column, _, _ in table.layout]
             wanted = wanted or [name for name in columns.names if name not in hidden]
@@ -320,6 +325,7 @@ class EpochWriter:
             quarantines=quarantines(self._on_unrepresentable_value, name),
             quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
             retry_quarantined=table.retry_quarantined,
+            copy_on_write=copies_on_write(self._deletes, name),
         )
 
     def _run(
@@ -351,7 +357,7 @@ class EpochWriter:
                 targets[name], part, plan.tables[name].snapshot_id, _runs(plan.tables[name])
             )
             for name, part in staged.items()
-            if part.changes_table
+            if part.changes_table or _is_converted(targets[name], plan.tables[name])
         }
         for name, gone in removed.items():
             drafts[name].found(gone)
@@ -479,7 +485,14 @@ class EpochWriter:
         runs = tuple((run.name, run.weight) for run in draft.runs or ())
         # Of the same write by an earlier attempt of ours, the index is of that attempt's files, too.
         runs = self._indexes.setdefault((path, done.snapshot), runs)
-        return replace(table, snapshot_id=done.snapshot, stage=done.stage, rows=count, runs=runs)
+        return replace(
+            table,
+            snapshot_id=done.snapshot,
+            stage=done.stage,
+            rows=count,
+            runs=runs,
+            copy_on_write=target.copy_on_write,
+        )
 
     def _each_of(
         self,
@@ -508,6 +521,11 @@ class EpochWriter:
 
 def _runs(table: TableVersion) -> tuple[Run, ...] | None:
     return None if table.runs is None else tuple(Run(*run) for run in table.runs)
+
+
+def _is_converted(target: Target, table: TableVersion) -> bool:
+    """Whether the table's vectors are replaced, since it is now copied on write."""
+    return target.copy_on_write and not table.copy_on_write
 
 
 def _small_files(name: str) -> int:

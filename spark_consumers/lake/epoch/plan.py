@@ -200,7 +200,6 @@ def tasks(
             first,
             last,
             number,
-            plan.version,
             scratch,
             tuple(targets[name] for name in names),
             frozenset(name for name in names if count[name] == 1),

@@ -163,7 +163,7 @@ def _removed(task: RemovalTask) -> Removed:
     away = {file.name for file in gone}
     changed = {name: each for name, each in removed.items() if name not in away}
     stage = target.stage
-    vectors = write_vectors(target.folder, f"{stage}-removed.puffin", changed) if changed else []
+    vectors = write_vectors(target.folder, f"{stage}-removed", changed)
     replaced = [v for n, v in liveness.vectors.items() if n in away or n in changed]
     result = Removed(
         target.name,
@@ -284,7 +284,7 @@ def _to_rewrite(
 ) -> list[DataFile]:
     """The data files whose living rows go into new ones.
 
-    Small ones, if they are many; and others that are half dead.
+    Small ones, if they are many; and others that are half dead, or have any removed row in a table that is copied on write.
     """
 
     def dead(file: DataFile) -> int:
@@ -293,9 +293,15 @@ def _to_rewrite(
         vector = liveness.vectors.get(file.name)
         return 0 if vector is None else vector.rows
 
-    small = [file for file in files if file.size < SMALL]
-    half_dead = [f for f in files if f.size >= SMALL and 2 * dead(f) > f.rows]
-    return [*(small if len(small) > task.small_files else ()), *half_dead]
+    def is_due(file: DataFile) -> bool:
+        if file.size < SMALL and many:
+            return True
+        if task.target.copy_on_write:
+            return dead(file) > 0
+        return file.size >= SMALL and 2 * dead(file) > file.rows
+
+    many = sum(file.size < SMALL for file in files) > task.small_files
+    return [file for file in files if is_due(file)]
 
 
 def _rewrites(

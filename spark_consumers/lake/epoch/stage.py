@@ -29,7 +29,7 @@ from spark_consumers.lake.format.data_files import (
     write_partial,
     write_table,
 )
-from spark_consumers.lake.format.table_format import FileInfo
+from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
 from spark_consumers.lake.tables.fault import TableFault, fault_of
 from spark_consumers.lake.tables.schema_match import (
     Layout,
@@ -56,12 +56,13 @@ class Target:
 
     `name` is `stream.schema.table`, `relation` its last two parts, `prefix` the path that its data files
     begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
-    (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
+    (and `ROW_ID`, in a table without a key that an earlier version copied). Changes of transactions whose commit record starts below
     `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
     that the log has for it. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
     which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
     that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
-    commit LSN they must not have had changes.
+    commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again
+    (`policy`).
     """
 
     name: str
@@ -78,6 +79,7 @@ class Target:
     quarantines: bool = False
     quarantine_files: tuple[str, ...] = ()
     retry_quarantined: bool = False
+    copy_on_write: bool = False
 
     @property
     def scratch_name(self) -> str:
@@ -112,7 +114,6 @@ class RangeTask:
     start: int
     end: int
     number: int
-    version: int
     scratch: str
     targets: tuple[Target, ...]
     whole: frozenset[str]
@@ -124,7 +125,6 @@ class ComposeTask:
 
     target: Target
     partials: tuple[str, ...]
-    version: int
     scratch: str
     changes: int
 
@@ -308,9 +308,7 @@ def _take(
 def _stage(task: RangeTask, table: _Pending) -> Staged:
     name, folded = table.target.name, table.fold()
     if name in task.whole:
-        staged = write_fold(
-            table.target, folded, task.version, task.scratch, task.number, table.changes
-        )
+        staged = write_fold(table.target, folded, task.scratch, task.number, table.changes)
     else:
         path = f"{task.scratch}/{task.number}-{table.target.scratch_name}.arrow"
         write_partial(path, fold_to_table(folded))
@@ -325,13 +323,12 @@ def run_compose(task: ComposeTask) -> Staged:
         for path in task.partials:
             part = fold_from_table(read_partial(path))
             whole = part if whole is None else composed(whole, part)
-    return write_fold(task.target, whole, task.version, task.scratch, 0, task.changes)
+    return write_fold(task.target, whole, task.scratch, 0, task.changes)
 
 
 def write_fold(
     target: Target,
     folded: Fold | MultisetFold | None,
-    version: int,
     scratch: str,
     number: int,
     changes: int,
@@ -349,7 +346,7 @@ def write_fold(
             with _of(target):
                 folded, quarantined = quarantine.multiset_parts(folded, columns)
         rows = folded.rows()
-        ids = [f"{version}-{number}-{i}" for i in range(len(rows[0]))]
+        hidden = [pa.nulls(len(rows[0]), f.type) for f in target.file_schema if f.name == ROW_ID]
         gone, counts = folded.removals()
         removals = None
         if len(counts):
@@ -362,9 +359,7 @@ def write_fold(
             target.name,
             number,
             changes,
-            rows=write_data(
-                f"{target.prefix}.parquet", [*rows, pa.array(ids, pa.string())], target.file_schema
-            ),
+            rows=write_data(f"{target.prefix}.parquet", [*rows, *hidden], target.file_schema),
             removals=removals,
             truncated=folded.truncated,
             added=folded.added,

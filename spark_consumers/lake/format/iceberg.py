@@ -71,8 +71,8 @@ from walsender_bridge.runtime import logs
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
 _COLUMNS = "tuskline.columns"
-#: Of Iceberg's format: the first with deletion vectors.
-_VERSION = 3
+#: Of Iceberg's format: the first with deletion vectors, and the one before.
+_VERSION, _VERSION_WITHOUT_VECTORS = 3, 2
 _PROPERTIES = {
     "format-version": str(_VERSION),
     "write.parquet.compression-codec": "zstd",
@@ -106,9 +106,14 @@ class IcebergFormat:
         self._unpartitioned = self._iceberg.PartitionSpec.unpartitioned()
         self._tables = LoadedTables(spark)
 
-    def create(self, path: str, columns: pa.Schema) -> None:
-        """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
+    def create(self, path: str, columns: pa.Schema, *, vectors: bool = True) -> None:
+        """Make an empty table in a new folder; without `vectors` in a version of the format that engines have known longer.
+
+        Raises `FencedError` if another writer made it.
+        """
         properties = {**_PROPERTIES, _COLUMNS: encoded(columns)}
+        if not vectors:
+            properties["format-version"] = str(_VERSION_WITHOUT_VECTORS)
         outcome = self._catalog.create(TableId.at(path), iceberg_schema(columns), properties)
         if not _is_won(outcome, path):
             raise FencedError("another writer has created this table", where=path)
@@ -244,7 +249,7 @@ class IcebergFormat:
     def _snapshot(
         self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite
     ) -> None:
-        if table.operations().current().formatVersion() < _VERSION:
+        if write.vectors and table.operations().current().formatVersion() < _VERSION:
             transaction.updateProperties().set("format-version", str(_VERSION)).commit()
         if write.truncate:
             update = transaction.newOverwrite()

@@ -1,10 +1,13 @@
-"""Deletion vectors: for each data file the positions of its removed rows, in one Puffin file for a table and an epoch.
+"""Deletion vectors: for each data file the positions of its removed rows, each in a Puffin file of its own.
 
-    "PFA1" | blob ... | "PFA1" | footer (JSON) | its length, i32 LE | flags, 4 zero bytes | "PFA1"
+    "PFA1" | blob | "PFA1" | footer (JSON) | its length, i32 LE | flags, 4 zero bytes | "PFA1"
     blob: length of the next two, u32 BE | D1 D3 39 64 | 64-bit roaring bitmap | CRC32 of these two, u32 BE
 
 The bitmap is in the portable format of the roaring specification, blobs are of Iceberg's type `deletion-vector-v1`, and are
 found by their offset and length, which the table's manifests record: the footer is for other readers.
+
+The format allows several vectors in one file, and earlier versions wrote them so. But there are readers that take two
+vectors of one file for the same: DuckDB 1.5 applies the one to the data file of the other.
 """
 
 import json
@@ -12,6 +15,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +33,9 @@ _U32 = struct.Struct(">I")
 _FOOTER = struct.Struct("<i4s")
 #: The number that Iceberg reserves for the position of a row.
 _POSITION_FIELD = 2147483645
+
+#: Files that are written at the same time.
+_THREADS = 8
 
 Positions = npt.NDArray[np.uint32]
 
@@ -55,37 +62,40 @@ def decode(blob: bytes, where: str) -> BitMap64:
         raise _damaged(f"this is not a deletion vector: {error}", where) from None
 
 
-def write_vectors(folder: str, name: str, vectors: Mapping[str, BitMap64]) -> list[Vector]:
-    """Write the vectors of these data files (paths below the table's `folder`) as the file `name` of its data."""
-    blobs, offset = [], len(_MAGIC)
-    with whole_file(f"{folder}/data/{name}") as out:
-        out.write(_MAGIC)
-        for file, positions in vectors.items():
-            blob = encode(positions)
-            out.write(blob)
-            blobs.append((file, offset, len(blob), len(positions)))
-            offset += len(blob)
-        footer = _footer(folder, blobs)
-        out.write(_MAGIC + footer + _FOOTER.pack(len(footer), b"\0\0\0\0") + _MAGIC)
-    size = offset + 2 * len(_MAGIC) + len(footer) + _FOOTER.size
-    return [Vector(blob[0], f"data/{name}", *blob[1:], size) for blob in blobs]
+def write_vectors(folder: str, prefix: str, vectors: Mapping[str, BitMap64]) -> list[Vector]:
+    """Write the vectors of these data files (paths below the table's `folder`); each file's name begins with `prefix`."""
+
+    def write(numbered: tuple[int, tuple[str, BitMap64]]) -> Vector:
+        number, (file, positions) = numbered
+        return _write_vector(folder, f"data/{prefix}-{number}.puffin", file, positions)
+
+    # Each waits for the disk more than it computes.
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="vector") as pool:
+        return list(pool.map(write, enumerate(vectors.items())))
 
 
-def _footer(folder: str, blobs: list[tuple[str, int, int, int]]) -> bytes:
-    described = [
-        {
-            "type": "deletion-vector-v1",
-            "fields": [_POSITION_FIELD],
-            # Both are assigned when the file is added to the table.
-            "snapshot-id": -1,
-            "sequence-number": -1,
-            "offset": offset,
-            "length": length,
-            "properties": {"referenced-data-file": f"{folder}/{file}", "cardinality": str(rows)},
-        }
-        for file, offset, length, rows in blobs
-    ]
-    return json.dumps({"blobs": described, "properties": {"created-by": "Tuskline"}}).encode()
+def _write_vector(folder: str, name: str, file: str, positions: BitMap64) -> Vector:
+    blob = encode(positions)
+    footer = _footer(f"{folder}/{file}", len(blob), len(positions))
+    end = _MAGIC + footer + _FOOTER.pack(len(footer), b"\0\0\0\0") + _MAGIC
+    with whole_file(f"{folder}/{name}") as out:
+        out.write(_MAGIC + blob + end)
+    size = len(_MAGIC) + len(blob) + len(end)
+    return Vector(file, name, len(_MAGIC), len(blob), len(positions), size)
+
+
+def _footer(file: str, length: int, rows: int) -> bytes:
+    blob = {
+        "type": "deletion-vector-v1",
+        "fields": [_POSITION_FIELD],
+        # Both are assigned when the file is added to the table.
+        "snapshot-id": -1,
+        "sequence-number": -1,
+        "offset": len(_MAGIC),
+        "length": length,
+        "properties": {"referenced-data-file": file, "cardinality": str(rows)},
+    }
+    return json.dumps({"blobs": [blob], "properties": {"created-by": "Tuskline"}}).encode()
 
 
 def read_vector(folder: str | Path, vector: Vector) -> BitMap64:

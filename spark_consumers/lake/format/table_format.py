@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-#: The hidden column that distinguishes equal rows of a table without a key.
+#: The hidden column of a table without a key that an earlier version copied, in which it told equal rows apart.
 ROW_ID = "_tuskline_row"
 
 
@@ -104,14 +104,17 @@ class TableFormat(Protocol):
 
     name: str
 
-    def create(self, path: str, columns: pa.Schema) -> None:
-        """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
+    def create(self, path: str, columns: pa.Schema, *, vectors: bool = True) -> None:
+        """Make an empty table in a new folder, for engines that know deletion vectors, or also for those that do not.
+
+        Raises `FencedError` if another writer made it.
+        """
 
     def drop(self, path: str) -> None:
         """Remove the table with its folder, also one that has no metadata."""
 
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
-        """Its columns (without a key, `ROW_ID` is the last), and its data files' schema."""
+        """Its columns (of an earlier version's table without a key, `ROW_ID` is the last), and its data files' schema."""
 
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""

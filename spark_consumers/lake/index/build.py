@@ -176,12 +176,12 @@ def bitmaps_in(path: str) -> dict[str, BitMap64]:
 
 @dataclass(frozen=True)
 class WholeTask:
-    """Make one run, `name`, of those of the parts; and vectors, in `vectors_name`, of what files of keys remove."""
+    """Make one run, `name`, of those of the parts; and vectors of what files of keys remove, in files that begin with `vectors`."""
 
     folder: str
     parts: tuple[Part, ...]
     name: str
-    vectors_name: str
+    vectors: str
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def run_whole(task: WholeTask) -> Whole:
     with_rows = _rows_of(task) if removed else {}
     gone = frozenset(name for name, bitmap in removed.items() if len(bitmap) == with_rows[name])
     left = {name: bitmap for name, bitmap in removed.items() if name not in gone}
-    vectors = tuple(write_vectors(task.folder, task.vectors_name, left)) if left else ()
+    vectors = tuple(write_vectors(task.folder, task.vectors, left))
     names = [part.run.name for part in task.parts]
     run = merge_all(task.folder, names, task.name, Tables((), vectors, gone))
     return Whole((run,), rows, vectors, tuple(sorted(gone)))
@@ -237,7 +237,7 @@ def build(
         for n, some in enumerate(in_groups(files))
     ]
     parts = tuple(run(run_part, tasks))
-    (whole,) = run(run_whole, [WholeTask(folder, parts, f"index/{name}.run", f"{name}.puffin")])
+    (whole,) = run(run_whole, [WholeTask(folder, parts, f"index/{name}.run", name)])
     found: Whole = whole
     return found
 

@@ -73,7 +73,8 @@ class TableVersion:
     taken on (`rolled_back.mark_of_copy`; empty: in a link of an earlier version).
 
     `runs`: the row index (`spark_consumers.lake.index`), as the paths of its runs below `path` and how much each holds, the
-    oldest first. None: it has to be built from the table's files.
+    oldest first. None: it has to be built from the table's files. `copy_on_write`: its data files have no removed rows, as
+    the configuration said when they were written (`policy`).
     """
 
     path: str
@@ -101,6 +102,7 @@ class TableVersion:
     shape: str = ""
     mark: tuple[int, ...] = ()
     runs: tuple[tuple[str, int], ...] | None = None
+    copy_on_write: bool = False
 
     @property
     def index_files(self) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def unusable(
     if not names:
         return "it has no published column, so its rows cannot be distinguished or counted"
     if not key and ROW_ID in names:
-        return f"it has no key, and its column {ROW_ID!r} has the name of the lake's hidden row id"
+        return f"it has no key, and its column {ROW_ID!r} has the name of the hidden row id of earlier versions"
     for name in names:
         if name in _RESERVED:
             return f"its column {name!r} has the name of an Iceberg metadata column, so Spark could not read it"

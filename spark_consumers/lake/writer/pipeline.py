@@ -26,14 +26,14 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
-from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy
+from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, vectors_to_replace
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.fault import TableFaultsError
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.removed import departed
-from spark_consumers.lake.tables.sources import Source
+from spark_consumers.lake.tables.sources import Source, mark
 from spark_consumers.lake.writer import adopt
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.leases import Leases
@@ -95,8 +95,9 @@ class Lakehouse:
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
     a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
-    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `failing` is called
-    with the error of each failed round, and with None when the next one has succeeded. `store`: how a bucket is reached.
+    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors` or
+    `copy-on-write`, likewise (`policy`). `failing` is called with the error of each failed round, and with None when the
+    next one has succeeded. `store`: how a bucket is reached.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Lakehouse:
         copy_rate: float | None = None,
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         on_unrepresentable_value: Mapping[str, str] | None = None,
+        deletes: Mapping[str, str] | None = None,
         failing: Callable[[TusklineError | None], None] | None = None,
         store: StoreOptions = FROM_ENVIRONMENT,
     ) -> None:
@@ -145,6 +147,7 @@ class Lakehouse:
         self._policy = Policy(failing_table, copy_rate, keep_paused=retention_seconds)
         self._progress = progress
         self._on_unrepresentable_value = dict(on_unrepresentable_value or {})
+        self._deletes = dict(deletes or {})
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
     def run(self, stop: threading.Event) -> None:
@@ -395,6 +398,9 @@ class Lakehouse:
         if gone := departed(head, self._sources):
             log.warning("no source for these tables: their rows stay as they are", tables=gone)
         log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
+        for stream in vectors_to_replace(self._deletes, head) & self._sources.keys():
+            # With the next epoch, and there may be nothing else for one.
+            mark(self._sources[stream])
         self._writer = writer
         return writer
 
@@ -423,9 +429,11 @@ class Lakehouse:
             max_bytes=self._max_bytes,
             unchanged=self._log.unchanged,
             on_unrepresentable_value=self._on_unrepresentable_value,
+            deletes=self._deletes,
         )
         copier = TableCopier(
-            self._spark, self._chain.root, self._format, self._on_unrepresentable_value
+            *(self._spark, self._chain.root, self._format),
+            *(self._on_unrepresentable_value, self._deletes),
         )
         pins = Pins(self._chain, self._format)
         tables = TableWork(

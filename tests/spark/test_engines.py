@@ -1,0 +1,107 @@
+"""What other engines show of a lake: PostgreSQL's columns and rows at the published cut, after changes of every kind."""
+
+import pytest
+
+from spark_consumers.lake.epoch import epoch_writer as epoch_module
+from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
+from tests.support.engines import assert_read_by_engines
+from tests.support.lake_pipeline import PUBLISHED, TABLES, Pipeline
+from tests.support.pinned import connect_pinned
+
+MORE_TABLES = (
+    "CREATE TABLE days (day date, id int, note text, PRIMARY KEY (day, id)) PARTITION BY RANGE (day)",
+    "CREATE TABLE days_1 PARTITION OF days FOR VALUES FROM ('2024-01-01') TO ('2024-02-01')",
+    "CREATE TABLE days_2 PARTITION OF days FOR VALUES FROM ('2024-02-01') TO ('2024-03-01')",
+    "INSERT INTO days SELECT date '2024-01-01' + g, g, 'n' || g FROM generate_series(0, 58) g",
+    "CREATE TABLE many (id bigint PRIMARY KEY, v int)",
+)
+ALL = (*PUBLISHED, "public.days", "public.many")
+#: Each is an epoch.
+EPOCHS = (
+    (
+        "UPDATE docs SET title = title || '!' WHERE id < 5",
+        "UPDATE docs SET id = id + 100 WHERE id > 7",
+        "UPDATE pairs SET b = 'xx', a = 5 WHERE a = 1",
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE t = 'three')",
+        "UPDATE days SET day = day + 31 WHERE day = '2024-01-10'",
+        "DELETE FROM days WHERE id % 7 = 0",
+        "UPDATE many SET v = -v WHERE id % 1000 = 1 OR id % 4999 = 0",
+    ),
+    (
+        "BEGIN; INSERT INTO docs SELECT 9, 'back', 'b', 1, 'NaN'; DELETE FROM docs WHERE id < 3; COMMIT",
+        "UPDATE bag SET a = 2 WHERE f = '-0'",
+        "INSERT INTO bag SELECT 1, 0, 'three', '{a,NULL}' FROM generate_series(1, 2)",
+        "DELETE FROM many WHERE id BETWEEN 1000 AND 70000 AND id % 3 > 0",
+    ),
+    (
+        "ALTER TABLE docs ADD extra timestamptz",
+        "UPDATE docs SET extra = '2024-01-01 00:00+02' WHERE id = 4",
+        "ALTER TABLE bag ADD more numeric(9, 2)",
+        "INSERT INTO bag (a, more) VALUES (3, 4.50)",
+        "TRUNCATE pairs",
+        "INSERT INTO pairs VALUES (7, 'new')",
+    ),
+)
+REMADE = (
+    ("ALTER TABLE docs RENAME title TO heading",),
+    ("ALTER TABLE docs ALTER n TYPE numeric(20, 3)", "ALTER TABLE pairs ALTER a TYPE bigint"),
+    ("ALTER TABLE docs DROP COLUMN f", "ALTER TABLE bag DROP COLUMN t", "TRUNCATE days"),
+)
+TOUCHED = (
+    "UPDATE docs SET n = n + 1",
+    "UPDATE pairs SET tags = '{1}'",
+    "INSERT INTO bag (a) VALUES (9)",
+)
+
+
+def followed(pipeline, database):
+    """Every engine and our own reader have PostgreSQL's rows at the cut."""
+    assert_read_by_engines(database.dsn, pipeline.lake, pipeline.flush())
+
+
+@pytest.mark.parametrize(
+    ("rows", "each"),
+    # So many rows have several row groups, so positions are of all sizes.
+    [(5_000, False), pytest.param(200_000, True, marks=pytest.mark.long)],
+    ids=["once", "each epoch"],
+)
+@pytest.mark.timeout(600)
+def test_other_engines_read_postgresql_s_rows_after_every_kind_of_change(
+    spark, tmp_path, database, monkeypatch, rows, each
+):
+    monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 3)
+    database.execute(*TABLES, *MORE_TABLES)
+    database.execute(f"INSERT INTO many SELECT g, g FROM generate_series(1, {rows}) g")
+    with Pipeline(spark, tmp_path, database, ALL) as pipeline:
+        pipeline.wait_for_tables("docs", "pairs", "bag", "days", "many")
+        for statements in EPOCHS:
+            database.execute(*statements)
+            followed(pipeline, database) if each else pipeline.flush()
+        followed(pipeline, database)
+        assert list(pipeline.lake.glob("tables/*/*/*/data/*.puffin"))
+        for remade in REMADE:
+            database.execute(*remade, *TOUCHED)
+            followed(pipeline, database) if each else pipeline.flush()
+        followed(pipeline, database)
+
+
+def test_other_engines_read_values_of_every_type(spark, tmp_path, database):
+    kinds = {**TYPED, **TEXTUAL}
+    columns = ", ".join(f"c{i} {kind}" for i, kind in enumerate(kinds))
+    database.execute(*SETUP, f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
+    values = [(f"c{i}", v) for i, kind in enumerate(kinds) for v in kinds[kind]]
+
+    def fill(first):
+        with connect_pinned(database.dsn, autocommit=True) as connection:
+            for number, (column, value) in enumerate(values, first):
+                connection.execute(
+                    f"INSERT INTO t (id, {column}) VALUES (%s, %s)".encode(), [number, value]
+                )
+
+    fill(1)
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        pipeline.wait_for_tables("t")
+        followed(pipeline, database)
+        fill(1000)
+        database.execute("DELETE FROM t WHERE id % 5 = 0")
+        followed(pipeline, database)
