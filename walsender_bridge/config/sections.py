@@ -232,8 +232,9 @@ class LakeSection(_Section):
     #: The handling of rows with an unrepresentable value, by `stream.schema.table`, or `default` for
     #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is quarantined).
     on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}
-    #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
-    spark_master: str = "local[2]"
+    #: Spark's master for `tuskline lake run`; by default what Spark's own settings say, or else local[2]. Under spark-submit its
+    #: master wins.
+    spark_master: str | None = None
 
 
 class SafekeepersSection(_Section):

@@ -1,0 +1,135 @@
+"""A lake's driver on clusters: executors are other processes, which may die in the middle of what they write."""
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from spark_consumers import Source, read
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import open_chain
+from tests.support import probe
+from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.spark_jvm import SHORT, work_removed
+from tests.support.spark_server import environment, standalone
+from tests.support.stack import Stack
+from tests.support.waiting import wait_for
+
+EXECUTOR = "CoarseGrainedExecutorBackend"
+TABLES = (
+    "CREATE TABLE orders (id int PRIMARY KEY, note text)",
+    "CREATE TABLE lines (id int PRIMARY KEY, order_id int, amount numeric(9,2))",
+    "CREATE TABLE events (at int, what text)",
+    "ALTER TABLE events REPLICA IDENTITY FULL",
+    "INSERT INTO orders SELECT g, 'before' FROM generate_series(1, 100) g",
+    "INSERT INTO lines SELECT g, g % 100, g FROM generate_series(1, 300) g",
+    "INSERT INTO events SELECT g, 'before' FROM generate_series(1, 50) g",
+)
+#: One transaction in all tables: an epoch has all of it or none.
+CHANGES = (
+    "BEGIN; UPDATE orders SET note = 'after' WHERE id % 3 = 0; "
+    "DELETE FROM lines WHERE id % 5 = 0; INSERT INTO lines VALUES (1000, 1, 0.5); "
+    "UPDATE events SET what = 'after' WHERE at < 9; COMMIT"
+)
+NAMES = [f"shop.public.{name}" for name in ("events", "lines", "orders")]
+
+
+def executor_of(line):
+    """The executor's JVM above a process; None if there is none."""
+    return next((pid for pid, command in line["ancestors"] if EXECUTOR in command), None)
+
+
+@contextlib.contextmanager
+def cluster_of(kind, folder, env):
+    """A cluster with two executors; its master's address, and the settings that its executors were given."""
+    if kind == "standalone":
+        with standalone(folder, env) as cluster:
+
+            def given():
+                (app,) = cluster.state()["activeapps"]
+                return app["name"], app["memoryperexecutor"], app["cores"]
+
+            yield cluster.master, given
+    else:
+        with work_removed():
+            yield "local-cluster[2,1,1024]", None
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    "kind", ["standalone", pytest.param("local-cluster", marks=pytest.mark.long)]
+)
+def test_an_executor_killed_in_mid_write_costs_a_retry_alone(tmp_path, database, spark, kind):
+    database.execute(*TABLES)
+    place, report = tmp_path / "cluster", tmp_path / "probe.jsonl"
+    place.mkdir()
+    go, half, whole = (Path(f"{report}.{name}") for name in ("go", "half", "whole"))
+    go.touch()
+
+    def lines():
+        # A reader may find the file in the middle of an append: what follows the last newline is no line.
+        text = report.read_text().rpartition("\n")[0] if report.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    env = {
+        **environment(Path(probe.__path__[0])),
+        "SPARK_CONF_DIR": str(place),
+        "TUSKLINE_TEST_PROBE": str(report),
+    }
+    with cluster_of(kind, place, env) as (master, given):
+        options = f"{SHORT} -XX:-UsePerfData -Djava.io.tmpdir={place}"
+        # The user's own settings, where Spark looks for them: the configuration of Tuskline names no master.
+        (place / "spark-defaults.conf").write_text(
+            f"spark.master {master}\n"
+            "spark.app.name theirs\n"
+            "spark.driver.bindAddress 127.0.0.1\n"
+            "spark.driver.host=127.0.0.1\n"
+            "spark.driver.memory 600m\n"
+            "spark.executor.cores 1\n"
+            "spark.executor.memory 512m\n"
+            f"spark.executor.defaultJavaOptions {options}\n"
+            "spark.log.level ERROR\n"
+        )
+        with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.3) as stack:
+            stack.start("log-server", "bridge")
+            stack.start("lake", env=env)
+
+            def head():
+                return open_chain(stack.lake).head()
+
+            wait_for(lambda: (h := head()) and sorted(h.readable) == NAMES, 200, "all tables")
+            if given is not None:
+                assert given() == ("theirs", 512, 2)
+            before = head().epoch
+            half.touch()
+            database.execute(CHANGES)
+            wait_for(lambda: [li for li in lines() if "half" in li], 100, "half of a file")
+            victim = executor_of([li for li in lines() if "half" in li][-1])
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+            known = len(lines())
+            assert head().epoch == before
+            whole.touch()
+            source = Source("shop", database.dsn, "tuskline_shop")
+            flush(stack.lake, stack.log_address, [source], timeout=200)
+            snap = read(spark, stack.lake)
+            assert_equal(database.dsn, snap)
+            assert snap.tables == NAMES
+            told = lines()
+            assert [li for li in told[known:] if "half" in li], "the write was not done again"
+            assert {executor_of(li) for li in told[known:]} - {victim, None}
+            driver = stack.pid("lake")
+            for line in told:
+                assert executor_of(line), "decoded or written outside of an executor"
+                assert line["pid"] != driver
+            # Each epoch is whole: the transaction is in all tables or in none.
+            for manifest in open_chain(stack.lake).links():
+                seen = read(spark, stack.lake, epoch=manifest.epoch)
+                if seen.tables == NAMES:
+                    notes = seen["orders"].where("note = 'after'").count()
+                    assert (notes, seen["lines"].where("id = 1000").count()) in {(0, 0), (33, 1)}
+            assert stack.stop("lake") == 0
+            assert_no_orphans(spark, stack.lake)
