@@ -48,9 +48,9 @@ def given(environment: Mapping[str, str], spark_home: Path) -> dict[str, str]:
         folder = Path(environment.get("SPARK_CONF_DIR") or home / "conf")
         files.append(folder / "spark-defaults.conf")
     found: dict[str, str] = {}
-    for file in reversed(files):
-        if file.is_file():
-            found |= properties(file.read_text(errors="replace"))
+    for place in reversed(files):
+        if place.is_file():
+            found |= properties(place.read_text(errors="replace"))
     return found | submitted
 
 

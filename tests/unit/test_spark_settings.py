@@ -1,10 +1,11 @@
 """What a user has set for Spark wins over what `session` sets, except where a lake would not be read correctly."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spark_consumers.spark import defaults, requirements
+from spark_consumers.spark import defaults, executors, job_group, requirements
 from spark_consumers.spark.given import given, properties
 from walsender_bridge.errors import NotSupportedError, UsageError
 
@@ -171,3 +172,56 @@ def test_iceberg_for_another_spark_is_refused_with_its_jar(jar, spark, refused):
 )
 def test_only_a_master_of_this_machine_gets_the_settings_of_one(master, local):
     assert defaults.is_local(master) == local
+
+
+PACKAGES = (("tuskline", "0.1.0"), ("pyarrow", "25.0.0"))
+DRIVER = executors.Found("driver", "3.11.2", PACKAGES, "lake-a")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"python": "3.11.9"}, []),
+        ({"python": "3.12.1"}, ["it has Python 3.12.1, and the driver Python 3.11.2"]),
+        (
+            {"packages": (("tuskline", None), PACKAGES[1])},
+            ["the package tuskline is not installed"],
+        ),
+        ({"packages": (PACKAGES[0], ("pyarrow", None))}, ["the package pyarrow is not installed"]),
+        (
+            {"packages": (("tuskline", "0.0.9"), PACKAGES[1])},
+            ["it has tuskline 0.0.9, and the driver 0.1.0"],
+        ),
+        # What the package asks for is pip's to decide.
+        ({"packages": (PACKAGES[0], ("pyarrow", "24.0.0"))}, []),
+        ({"lake": None}, ["the lake's folder is not there, or is another lake's"]),
+        ({"lake": "lake-b"}, ["the lake's folder is not there, or is another lake's"]),
+    ],
+)
+def test_what_an_executor_lacks_is_named_with_its_host(change, expected):
+    executor = replace(DRIVER, host="far", **change)
+    errors = [*executors.lacking(DRIVER, [replace(DRIVER, host="near"), executor])]
+    assert [error.what for error in errors] == expected
+    assert {error.where for error in errors} <= {"executor on far"}
+    assert all(error.repair for error in errors)
+
+
+def test_an_executor_without_the_daemon_s_module_is_told_which_setting_names_it():
+    text = "Caused by: org.apache.spark.SparkException: Error while finding module specification for x (No module named 'spark_consumers')"
+    daemon = "spark_consumers.spark.daemon"
+    assert "spark.python.daemon.module" in executors.cannot_run(text, daemon).what
+    other = executors.cannot_run("Stack:\nOSError: no such python\n\tat x", daemon)
+    assert other.what == "executors cannot run a task of Python: OSError: no such python"
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        (["shop.public.orders"], "shop.public.orders"),
+        (["c", "a", "b"], "a, b, c"),
+        (["d", "c", "a", "b"], "a, b, and 2 other tables"),
+    ],
+)
+def test_a_job_says_what_it_does_for_which_tables(tables, expected):
+    found = job_group.description("epoch 123", "lake", tables, "fold and write")
+    assert found == f"tuskline: epoch 123 of lake lake: {expected}, fold and write"

@@ -18,6 +18,7 @@ from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import sync
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.status import CopyStatus
+from spark_consumers.spark.job_group import described
 from walsender_bridge.errors import UnavailableError
 
 
@@ -102,13 +103,15 @@ def write_source(
     progress: CopyProgress | None = None,
     stop: threading.Event | None = None,
     apart: QuarantineOfCopy | None = None,
+    description: str = "",
 ) -> tuple[list[FileInfo], list[QuarantineFile]]:
     """Write what a data source reads, a file a partition; the rows never pass through the JVM.
 
     Every partition is a separate job, as many at a time as there are cores: other work of the session gets the
     next free core, and need not wait for the whole table. With `ids` a last column is added that
     identifies each row: text that begins with `ids`. `rate`: bytes a second, of all partitions
-    together. `apart`: rows that do not fit are written to separate files; the reader identifies them. Returns
+    together. `apart`: rows that do not fit are written to separate files; the reader identifies them. `description`: what Spark's UI says
+    of its jobs. Returns
     the files that have rows, and those of rows that do not fit. An error on an executor is raised by
     Spark; `stop` ends the copy between two partitions, with `UnavailableError`.
     """
@@ -147,7 +150,9 @@ def write_source(
                 "the copy was stopped", repair="no action is needed: it restarts with the lake job"
             )
         done: tuple[FileInfo, int, QuarantineFile | None]
-        (done,) = context.parallelize([numbered], 1).map(write).collect()
+        part = f"{description}, part {numbered[0] + 1} of {len(work)}"
+        with described(context, "tuskline copy", part):
+            (done,) = context.parallelize([numbered], 1).map(write).collect()
         progress.add(done[0].rows, done[1])
         pace.spent(done[1])
         return done[0], done[2]
