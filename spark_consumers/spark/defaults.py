@@ -53,6 +53,7 @@ def of_any_session(formats: Iterable[str], python: str) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.extensions": ",".join(_EXTENSIONS[format_] for format_ in found),
         "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
     }
     if DELTA in found:
         common["spark.sql.catalog.spark_catalog"] = (
@@ -70,7 +71,6 @@ def of_one_machine() -> dict[str, str]:
         "spark.python.daemon.module": DAEMON,
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
     }
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _PACKAGES: Final = ("tuskline", "pyarrow", "numpy", "pyroaring", "adbc-driver-postgresql")
 #: Tasks for each core, each of which waits a moment: so every executor gets some.
 _TASKS_PER_CORE, _PAUSE = 2, 0.1
+_DAEMON: Final = "spark.python.daemon.module"
 _GROUP: Final = "tuskline executors"
 #: Seconds within which an executor has to be there.
 _PATIENCE: Final = 120.0
@@ -72,10 +73,10 @@ def look(spark: "SparkSession", lake: Path | None = None) -> list[Found]:
         if is_late.is_set():
             raise UnavailableError(
                 f"no executor has run a task within {_PATIENCE:.0f} s",
-                where=context.master,
+                where=str(context.master),
                 repair="check in Spark's UI that the cluster has free cores and memory for this application",
             ) from error
-        raise cannot_run(str(error), spark.conf.get("spark.python.daemon.module", "")) from error
+        raise cannot_run(str(error), spark.conf.get(_DAEMON, "") or "") from error
     finally:
         timer.cancel()
     return [Found(*each) for each in dict.fromkeys(found)]
@@ -95,7 +96,7 @@ def _looker() -> Callable[[tuple[str, ...], str | None], tuple[Any, ...]]:
         from importlib import metadata
         from pathlib import Path
 
-        versions = []
+        versions: list[tuple[str, str | None]] = []
         for name in packages:
             try:
                 versions.append((name, metadata.version(name)))
@@ -113,7 +114,7 @@ def _looker() -> Callable[[tuple[str, ...], str | None], tuple[Any, ...]]:
 
 def check(spark: "SparkSession", lake: Path | None = None) -> None:
     """Raise `NotSupportedError` for the first thing that an executor lacks; those of this machine have what the driver has."""
-    if defaults.is_local(spark.sparkContext.master):
+    if defaults.is_local(str(spark.sparkContext.master)):
         return
     for error in lacking(here(lake), look(spark, lake)):
         raise error

@@ -116,6 +116,20 @@ def connect_server(folder: Path, conf: Mapping[str, str] = {}) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
+def fetch(address: str, path: str) -> Any:
+    """The JSON that a page of Spark's answers."""
+    with contextlib.closing(HTTPConnection(address, timeout=30)) as connection:
+        connection.request("GET", path)
+        return json.load(connection.getresponse())
+
+
+def job_descriptions(page: str) -> set[str]:
+    """What Spark's UI says of the jobs of its application."""
+    (app,) = fetch(page, "/api/v1/applications")
+    jobs = fetch(page, f"/api/v1/applications/{app['id']}/jobs")
+    return {job.get("description", "") for job in jobs}
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A standalone cluster: the master's address, and that of its page."""
@@ -125,9 +139,7 @@ class Cluster:
 
     def state(self) -> dict[str, Any]:
         """What the master says of its workers and applications."""
-        with contextlib.closing(HTTPConnection(self.page, timeout=10)) as connection:
-            connection.request("GET", "/json/")
-            found: dict[str, Any] = json.load(connection.getresponse())
+        found: dict[str, Any] = fetch(self.page, "/json/")
         return found
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from spark_consumers.spark import defaults, executors, job_group, requirements
 from spark_consumers.spark.given import given, properties
+from spark_consumers.spark.slots import expected
 from walsender_bridge.errors import NotSupportedError, UsageError
 
 OURS = {
@@ -225,3 +226,22 @@ def test_an_executor_without_the_daemon_s_module_is_told_which_setting_names_it(
 def test_a_job_says_what_it_does_for_which_tables(tables, expected):
     found = job_group.description("epoch 123", "lake", tables, "fold and write")
     assert found == f"tuskline: epoch 123 of lake lake: {expected}, fold and write"
+
+
+@pytest.mark.parametrize(
+    ("now", "is_dynamic", "most", "cores", "cpus", "slots"),
+    [
+        (8, False, "100", 4, 1, 8),
+        # No executor is there yet: Spark says 2.
+        (2, True, "5", 4, 1, 20),
+        (2, True, "5", 4, 2, 10),
+        (2, True, None, 4, 1, 64),
+        (2, True, "infinity", 4, 1, 64),
+        (200, True, "500", 4, 1, 200),
+        (2, True, "3", 1, 2, 3),
+    ],
+)
+def test_dynamic_allocation_is_asked_for_the_executors_it_may_have(
+    now, is_dynamic, most, cores, cpus, slots
+):
+    assert expected(now, is_dynamic=is_dynamic, most=most, cores=cores, cpus=cpus) == slots

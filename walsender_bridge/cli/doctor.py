@@ -349,8 +349,8 @@ def _executors(lake: "LakeSection") -> Iterator[Finding]:
             cause=Cause.UNAVAILABLE,
         )
         return
-    for error in errors:
-        yield failed("executors", error.where, error)
+    for lacking in errors:
+        yield failed("executors", lacking.where, lacking)
     if not errors:
         hosts = ", ".join(sorted({each.host for each in seen}))
         yield Finding("executors", master, f"on {hosts}, they have what the driver has")

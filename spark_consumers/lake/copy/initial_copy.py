@@ -19,6 +19,7 @@ from spark_consumers.lake.format.data_files import sync
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.spark.job_group import described
+from spark_consumers.spark.slots import slots
 from walsender_bridge.errors import UnavailableError
 
 
@@ -117,7 +118,7 @@ def write_source(
     """
     work = list(enumerate(reader.partitions()))
     context = spark.sparkContext
-    at_once = max(1, min(len(work), context.defaultParallelism))
+    at_once = max(1, min(len(work), slots(context)))
     # If a table cannot be read in parts, its single task has to keep to the rate.
     within = rate if len(work) == 1 else None
     pace, stop = _Pace(rate), stop or threading.Event()

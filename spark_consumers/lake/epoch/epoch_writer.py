@@ -54,6 +54,7 @@ from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
 from spark_consumers.spark.job_group import described, description
+from spark_consumers.spark.slots import slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.pgoutput import Column
@@ -341,7 +342,7 @@ class EpochWriter:
             return []
         context = self._spark.sparkContext
         # A Spark task costs more than most of these tasks: as many as run concurrently are enough.
-        slices = min(len(work), context.defaultParallelism)
+        slices = min(len(work), slots(context))
         epoch = f"epoch {plan.version}"
         text = description(epoch, self._chain.root.name, tables, what)
         with described(context, f"tuskline {epoch}", text):
