@@ -5,6 +5,7 @@ What is missing on one of several executors shows as a task that fails now and t
 """
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -112,9 +113,15 @@ def _looker() -> Callable[[tuple[str, ...], str | None], tuple[Any, ...]]:
     return look
 
 
+def are_like_driver(master: str, python: str) -> bool:
+    """Whether executors have what the driver has, since they are on its machine with its Python."""
+    return defaults.is_local(master) and python == sys.executable
+
+
 def check(spark: "SparkSession", lake: Path | None = None) -> None:
-    """Raise `NotSupportedError` for the first thing that an executor lacks; those of this machine have what the driver has."""
-    if defaults.is_local(str(spark.sparkContext.master)):
+    """Raise `NotSupportedError` for the first thing that an executor lacks."""
+    context = spark.sparkContext
+    if are_like_driver(str(context.master), context.pythonExec):
         return
     for error in lacking(here(lake), look(spark, lake)):
         raise error
@@ -133,6 +140,8 @@ def lacking(driver: Found, executors: Iterable[Found]) -> Iterator[NotSupportedE
                 repair="set spark.pyspark.python to the same minor version of Python on each machine",
             )
         for name, version in executor.packages:
+            if wanted[name] is None:
+                continue  # a driver that runs from a source tree
             if version is None:
                 yield NotSupportedError(
                     f"the package {name} is not installed",

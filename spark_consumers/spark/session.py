@@ -48,6 +48,11 @@ def master_of(master: str | None = None) -> str:
     return master or given.here().get("spark.master") or defaults.MASTER
 
 
+def python_of() -> str:
+    """The workers' Python in a session that is started here."""
+    return given.here().get("spark.pyspark.python") or _python()
+
+
 def session(
     app_name: str = "tuskline",
     master: str | None = None,
@@ -150,7 +155,7 @@ def _set_environment(found: Mapping[str, str]) -> None:
 
 
 def _python() -> str:
-    """The Python of the workers."""
+    """The workers' Python, where Spark's settings name none."""
     return os.environ.get("PYSPARK_PYTHON") or sys.executable
 
 

@@ -4,21 +4,27 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from spark_consumers import Source, read
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from tests.support import probe
+from tests.support.child import run_tuskline
 from tests.support.lake_check import assert_equal, assert_no_orphans
-from tests.support.spark_jvm import SHORT, work_removed
+from tests.support.spark_jvm import SHORT, in_pysparks_home, work_removed
 from tests.support.spark_server import environment, job_descriptions, standalone
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import free_port
 
+PACKAGE = Path(pyspark.__path__[0])
+#: A Python of the driver's minor version without the project, as an executor's may be.
+SYSTEM_PYTHON = f"/usr/bin/python3.{sys.version_info.minor}"
 EXECUTOR = "CoarseGrainedExecutorBackend"
 TABLES = (
     "CREATE TABLE orders (id int PRIMARY KEY, note text)",
@@ -142,3 +148,39 @@ def test_an_executor_killed_in_mid_write_costs_a_retry_alone(tmp_path, database,
             assert all(job.startswith("tuskline: ") for job in jobs), jobs
             assert stack.stop("lake") == 0
             assert_no_orphans(spark, stack.lake)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("python", "expected"),
+    [
+        ("", []),
+        (SYSTEM_PYTHON, ["the package tuskline is not installed"]),
+        ("/nowhere/python", ["executors cannot run a task of Python"]),
+    ],
+)
+def test_the_doctor_names_what_executors_lack(tmp_path, database, python, expected):
+    """The driver has Tuskline; the executors have it if they are given the driver's Python."""
+    place = tmp_path / "cluster"
+    place.mkdir()
+    env = {**in_pysparks_home(environment()), "SPARK_HOME": str(PACKAGE)}
+    executors = {key: value for key, value in env.items() if key != "PYTHONPATH"}
+    with standalone(place, executors) as cluster:
+        (place / "spark-defaults.conf").write_text(
+            f"spark.master {cluster.master}\nspark.driver.host 127.0.0.1\n"
+            f"spark.driver.memory 600m\nspark.executor.memory 512m\nspark.log.level OFF\n"
+            + (f"spark.pyspark.python {python}\n" if python else "")
+        )
+        with Stack(tmp_path, {"shop": database.dsn}) as stack:
+            told = ["doctor", "--json", "--config", str(stack.config)]
+            done = run_tuskline(told, env={**env, "SPARK_CONF_DIR": str(place)}, seconds=300)
+    found = json.loads(done.stdout.splitlines()[-1])["findings"]
+    seen = [each for each in found if each["check"] == "executors"]
+    assert seen, done.stdout + done.stderr
+    errors = [each["what"] for each in seen if each["severity"] == "error"]
+    if expected:
+        assert expected[0] in errors[0], errors
+        assert all(each["repair"] for each in seen)
+    else:
+        assert not errors

@@ -8,6 +8,9 @@ import pytest
 from spark_consumers.spark import defaults, executors, job_group, requirements
 from spark_consumers.spark.given import given, properties
 from spark_consumers.spark.slots import expected
+from walsender_bridge.cli import doctor
+from walsender_bridge.config.sections import LakeSection
+from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import NotSupportedError, UsageError
 
 OURS = {
@@ -215,6 +218,11 @@ def test_an_executor_without_the_daemon_s_module_is_told_which_setting_names_it(
     assert other.what == "executors cannot run a task of Python: OSError: no such python"
 
 
+def test_a_driver_that_is_not_installed_asks_for_nothing_more_of_executors():
+    driver = replace(DRIVER, packages=(("tuskline", None), PACKAGES[1]))
+    assert not [*executors.lacking(driver, [driver])]
+
+
 @pytest.mark.parametrize(
     ("tables", "expected"),
     [
@@ -245,3 +253,21 @@ def test_dynamic_allocation_is_asked_for_the_executors_it_may_have(
     now, is_dynamic, most, cores, cpus, slots
 ):
     assert expected(now, is_dynamic=is_dynamic, most=most, cores=cores, cpus=cpus) == slots
+
+
+def test_the_doctor_names_the_one_setting_that_is_wrong(tmp_path, monkeypatch):
+    key = "spark.hadoop.fs.file.impl"
+    file = tmp_path / "spark-defaults.conf"
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    lake = LakeSection(uri=str(tmp_path / "lake"))
+
+    def errors():
+        found = [*doctor._spark(lake)]
+        return [(each.what, each.repair) for each in found if each.severity is Severity.ERROR]
+
+    file.write_text(f"spark.executor.memory 8g\n{key} org.apache.hadoop.fs.LocalFileSystem\n")
+    assert errors() == []
+    file.write_text(f"spark.executor.memory 8g\n{key} org.apache.hadoop.fs.RawLocalFileSystem\n")
+    ((what, repair),) = errors()
+    assert f"the Spark setting {key} is org.apache.hadoop.fs.RawLocalFileSystem" in what
+    assert repair == f"remove the setting {key}"

@@ -318,15 +318,14 @@ def _spark(lake: "LakeSection") -> Iterator[Finding]:
 
 
 def _executors(lake: "LakeSection") -> Iterator[Finding]:
-    """What the executors of a cluster lack; on this machine they have what this process has."""
+    """What the executors lack, unless they are on this machine with this Python."""
     from spark_consumers.spark import executors
-    from spark_consumers.spark.defaults import is_local
     from spark_consumers.spark.failures import SPARK_ERRORS
-    from spark_consumers.spark.session import master_of, session, submitted
+    from spark_consumers.spark.session import master_of, python_of, session, submitted
     from walsender_bridge.doctor.server import failed
 
     master = master_of(lake.spark_master)
-    if is_local(master) and not submitted():
+    if executors.are_like_driver(master, python_of()) and not submitted():
         return
     try:
         spark = session("tuskline-doctor", lake.spark_master, lake=lake.uri)
