@@ -81,6 +81,15 @@ def _separated(words: list[str]) -> Iterator[str]:
             yield word
 
 
+def with_jars(arguments: str, jars: str) -> str:
+    """These arguments, with these jars if they have the flag `--jars`, which wins over the setting `spark.jars`."""
+    words = shlex.split(arguments)
+    if not words or not any(word == "--jars" for word in _separated(words)):
+        return arguments
+    # The last word is what is to be run; of two flags the later one counts.
+    return shlex.join([*words[:-1], "--jars", jars, words[-1]])
+
+
 def properties(text: str) -> dict[str, str]:
     """The settings in a file of Java properties, as `spark-defaults.conf` is one.
 

@@ -87,7 +87,7 @@ def session(
         theirs, ours = _of_submitted()
     else:
         theirs = given.here()
-        asked |= {"spark.master": master} if master else {}
+        asked = {"spark.master": master, **asked} if master else asked
         ours = {"spark.app.name": app_name, **_of_started(theirs | asked, progress)}
         ours |= default_conf or {}
     defaults.check_catalog(wanted, theirs)
@@ -150,6 +150,8 @@ def _set_environment(found: Mapping[str, str]) -> None:
     os.environ["PYSPARK_DRIVER_PYTHON"] = found["spark.pyspark.driver.python"]
     if defaults.is_local(found["spark.master"]):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if arguments := os.environ.get("PYSPARK_SUBMIT_ARGS"):
+        os.environ["PYSPARK_SUBMIT_ARGS"] = given.with_jars(arguments, found.get("spark.jars", ""))
     # The JVM that only makes up the other one's command line keeps no counters in /tmp.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:-UsePerfData")
 

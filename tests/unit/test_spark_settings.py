@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spark_consumers.spark import defaults, executors, job_group, requirements
-from spark_consumers.spark.given import given, properties
+from spark_consumers.spark.given import given, properties, with_jars
 from spark_consumers.spark.slots import expected
 from walsender_bridge.cli import doctor
 from walsender_bridge.config.sections import LakeSection
@@ -57,6 +57,18 @@ def test_a_file_of_spark_s_defaults_is_read_as_java_does(text, expected):
 )
 def test_the_arguments_of_pyspark_are_read_as_spark_submit_does(tmp_path, words, expected):
     assert given({"PYSPARK_SUBMIT_ARGS": words}, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--master yarn pyspark-shell", "--master yarn pyspark-shell"),
+        ("--jars b.jar pyspark-shell", "--jars b.jar --jars a.jar,b.jar pyspark-shell"),
+        ("--jars=b.jar pyspark-shell", "--jars=b.jar --jars a.jar,b.jar pyspark-shell"),
+    ],
+)
+def test_jars_that_a_flag_names_do_not_displace_iceberg_s(arguments, expected):
+    assert with_jars(arguments, "a.jar,b.jar") == expected
 
 
 def test_a_flag_wins_over_the_properties_file_and_that_over_spark_s_defaults(tmp_path):
