@@ -10,6 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+import tests
 from spark_consumers import Source, read
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.format.data_files import Stage
@@ -18,11 +19,13 @@ from tests.support import probe
 from tests.support.child import run_tuskline
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.spark_jvm import SHORT, in_pysparks_home, work_removed
-from tests.support.spark_server import environment, job_descriptions, standalone
+from tests.support.spark_server import environment, job_descriptions, process, standalone
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.runtime import processes
 
+SUBMIT = Path(tests.__path__[0]).parent / "docs" / "examples" / "submit.py"
 PACKAGE = Path(pyspark.__path__[0])
 #: A Python of the driver's minor version without the project, as an executor's may be.
 SYSTEM_PYTHON = f"/usr/bin/python3.{sys.version_info.minor}"
@@ -66,6 +69,62 @@ def cluster_of(kind, folder, env):
             yield "local-cluster[2,1,1024]", None
 
 
+@contextlib.contextmanager
+def driver_of(kind, stack, env, master):
+    """The lake's driver, until it has ended in order: by itself, or under spark-submit; the function of its pid."""
+    if kind == "standalone":
+        stack.start("lake", env=env)
+        yield lambda: stack.pid("lake")
+        assert stack.stop("lake") == 0
+        return
+    command = [
+        *(f"{env['SPARK_HOME']}/bin/spark-submit", "--master", master, str(SUBMIT)),
+        *("lake", "run", "--config", str(stack.config)),
+    ]
+    with process(command, env, stack.directory / "lake.log") as job:
+
+        def pid():
+            found = processes.family(job.pid)
+            (python,) = (
+                p for p in found if f"{SUBMIT} lake run" in processes.command_line(p)[:400]
+            )
+            return python
+
+        yield pid
+        os.kill(pid(), signal.SIGTERM)
+        assert job.wait(60) == 0
+
+
+def assert_by_executors(told, known, victim, driver):
+    """All was decoded and written by executors; what the `victim` had begun after `known` lines, again by another one."""
+    # A worker may outlive its executor, and is nobody's child then.
+    workers = {line["pid"] for line in told if executor_of(line)}
+    assert {line["pid"] for line in told} == workers
+    assert driver not in workers
+    again = [line for line in told[known:] if "half" in line]
+    assert {executor_of(line) for line in again} - {victim, None}
+
+
+def assert_whole_epochs(spark, lake, first):
+    """From epoch `first` on, the transaction is in all tables or in none, and stays."""
+    epochs = sorted({link.epoch for link in open_chain(lake).links()})
+    shown = []
+    for epoch in epochs[epochs.index(first) :]:
+        seen = read(spark, lake, epoch=epoch)
+        notes = seen["orders"].where("note = 'after'").select("id")
+        shown.append(notes.unionAll(seen["lines"].where("id = 1000").select("id")).count())
+    assert set(shown) == {0, 34}
+    assert shown == sorted(shown)
+
+
+def assert_jobs_are_named(jobs):
+    """Spark's UI says of each job what it does, for which tables."""
+    assert f"tuskline: copy of lake lake: {NAMES[0]}, read and write, part 1 of 1" in jobs
+    end = f" of lake lake: {', '.join(NAMES)}, fold and write"
+    assert any(job.startswith("tuskline: epoch ") and job.endswith(end) for job in jobs), jobs
+    assert all(job.startswith("tuskline: ") for job in jobs), jobs
+
+
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     "kind", ["standalone", pytest.param("local-cluster", marks=pytest.mark.long)]
@@ -106,54 +165,35 @@ def test_an_executor_killed_in_mid_write_costs_a_retry_alone(tmp_path, database,
         )
         with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.3) as stack:
             stack.start("log-server", "bridge")
-            stack.start("lake", env=env)
 
             def head():
                 return open_chain(stack.lake).head()
 
-            wait_for(lambda: (h := head()) and sorted(h.readable) == NAMES, 200, "all tables")
-            if given is not None:
-                assert given() == ("theirs", 512, 2)
-            before = head().epoch
-            half.touch()
-            database.execute(CHANGES)
-            wait_for(lambda: [li for li in lines() if "half" in li], 100, "half of a file")
-            written = [li for li in lines() if "half" in li][-1]
-            victim, stage = executor_of(written), Stage.of(written["half"].removeprefix("."))
-            assert victim is not None
-            assert stage is not None
-            os.kill(victim, signal.SIGKILL)
-            known = len(lines())
-            assert head().epoch == before
-            whole.touch()
-            source = Source("shop", database.dsn, "tuskline_shop")
-            flush(stack.lake, stack.log_address, [source], timeout=200)
-            snap = read(spark, stack.lake)
-            assert_equal(database.dsn, snap)
-            assert snap.tables == NAMES
-            told = lines()
-            assert [li for li in told[known:] if "half" in li], "the write was not done again"
-            # By a retry of the task: the epoch is that of the driver's attempt that was interrupted.
-            assert open_chain(stack.lake).at_link(stage.link).stage == str(stage)
-            assert {executor_of(li) for li in told[known:]} - {victim, None}
-            # A worker may outlive its executor, and is nobody's child then.
-            workers = {line["pid"] for line in told if executor_of(line)}
-            assert {line["pid"] for line in told} == workers, "decoded or written elsewhere"
-            assert stack.pid("lake") not in workers
-            # Each epoch is whole: the transaction is in all tables or in none.
-            epochs = sorted({link.epoch for link in open_chain(stack.lake).links()})
-            shown = []
-            for epoch in epochs[epochs.index(before) :]:
-                seen = read(spark, stack.lake, epoch=epoch)
-                notes = seen["orders"].where("note = 'after'").select("id")
-                shown.append(notes.unionAll(seen["lines"].where("id = 1000").select("id")).count())
-            assert shown == [0, *[34] * (len(shown) - 1)]
-            jobs = job_descriptions(f"127.0.0.1:{page}")
-            assert f"tuskline: copy of lake lake: {NAMES[0]}, read and write, part 1 of 1" in jobs
-            begin, end = "tuskline: epoch ", f" of lake lake: {', '.join(NAMES)}, fold and write"
-            assert any(job.startswith(begin) and job.endswith(end) for job in jobs), jobs
-            assert all(job.startswith("tuskline: ") for job in jobs), jobs
-            assert stack.stop("lake") == 0
+            with driver_of(kind, stack, env, master) as pid:
+                wait_for(lambda: (h := head()) and sorted(h.readable) == NAMES, 200, "all tables")
+                if given is not None:
+                    assert given() == ("theirs", 512, 2)
+                before = head().epoch
+                half.touch()
+                database.execute(CHANGES)
+                wait_for(lambda: [li for li in lines() if "half" in li], 100, "half of a file")
+                written = [li for li in lines() if "half" in li][-1]
+                victim, stage = executor_of(written), Stage.of(written["half"].removeprefix("."))
+                assert victim is not None
+                assert stage is not None
+                os.kill(victim, signal.SIGKILL)
+                known = len(lines())
+                whole.touch()
+                source = Source("shop", database.dsn, "tuskline_shop")
+                flush(stack.lake, stack.log_address, [source], timeout=200)
+                snap = read(spark, stack.lake)
+                assert snap.tables == NAMES
+                assert_equal(database.dsn, snap)
+                # A retry of the task: the epoch is that of the driver's attempt that was interrupted.
+                assert open_chain(stack.lake).at_link(stage.link).stage == str(stage)
+                assert_by_executors(lines(), known, victim, pid())
+                assert_whole_epochs(spark, stack.lake, before)
+                assert_jobs_are_named(job_descriptions(f"127.0.0.1:{page}"))
             assert_no_orphans(spark, stack.lake)
 
 
@@ -171,6 +211,7 @@ def test_the_doctor_names_what_executors_lack(tmp_path, database, python, expect
     """The driver has Tuskline; the executors have it if they are given the driver's Python."""
     place = tmp_path / "cluster"
     place.mkdir()
+    # The test's own Spark home has no archive of PySpark, which a Python without it needs.
     env = {**in_pysparks_home(environment()), "SPARK_HOME": str(PACKAGE)}
     executors = {key: value for key, value in env.items() if key != "PYTHONPATH"}
     with standalone(place, executors) as cluster:

@@ -11,11 +11,13 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from tuskline import read
+from tuskline import read, session
 
 
 def main(server: str, lake: str, log: str, dsn: str, snapshot: str, folder: str) -> None:
+    # As a user's own program does; `session` then finds it, and adds the lake's catalog.
     spark = SparkSession.builder.remote(server).getOrCreate()
+    assert session(lake=lake) is spark
     assert pyspark.SparkContext._jvm is None, "this is no session of Spark Connect"
     snap = read(spark, lake)
     again = read(spark, lake, epoch=snap.epoch)
@@ -25,6 +27,7 @@ def main(server: str, lake: str, log: str, dsn: str, snapshot: str, folder: str)
         "epoch": snap.epoch,
         "again": again.epoch,
         "tables": {name: rows(frame) for name, frame in snap.items()},
+        "named": rows(spark.table("tuskline.shop.public.docs")),
         "views": {view: spark.sql(f"SELECT * FROM `{view}`").count() for view in views},
     }
     changes = spark.read.format("tuskline").option("log", log).load()
@@ -52,6 +55,7 @@ def main(server: str, lake: str, log: str, dsn: str, snapshot: str, folder: str)
         _lost(spark, lake, snap)
     except Exception as error:
         answer["lost"] = f"{type(error).__name__}: {error}"
+    # Over Spark Connect this ends the session, not the server.
     spark.stop()
     print(json.dumps(answer, default=str))
 

@@ -17,6 +17,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final
 
+import pyspark
 import pytest
 
 import spark_consumers
@@ -27,6 +28,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import free_port
 
 ROOT: Final = Path(tests.__path__[0]).parent
+_PACKAGE: Final = Path(pyspark.__path__[0])
 #: What an executor, a server or a client has to find: the package, and the modules by which Spark finds its sources.
 PATHS: Final = (ROOT, Path(spark_consumers.__path__[0]) / "discovery")
 #: Where `make venv` puts what a client of Spark Connect needs.
@@ -89,8 +91,8 @@ def wait_for_port(port: int, started: subprocess.Popen[bytes], log: Path) -> Non
 
 
 @contextlib.contextmanager
-def connect_server(folder: Path, conf: Mapping[str, str] = {}) -> Iterator[str]:
-    """A Spark Connect server with two cores, in a folder of its own; its address."""
+def connect_server(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A Spark Connect server with two cores and this environment, in a folder of its own; its address."""
     port = free_port()
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -101,11 +103,10 @@ def connect_server(folder: Path, conf: Mapping[str, str] = {}) -> Iterator[str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.ui.enabled": "false",
-        **conf,
     }
-    env = environment()
+    env = environment() if env is None else env
     command = [
-        f"{env['SPARK_HOME']}/bin/spark-submit",
+        f"{env.get('SPARK_HOME', _PACKAGE)}/bin/spark-submit",
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *("--master", "local[2]", "--driver-memory", "1g", "--name", "connect"),
         *(part for key, value in settings.items() for part in ("--conf", f"{key}={value}")),
@@ -157,7 +158,7 @@ def standalone(folder: Path, env: Mapping[str, str], cores: int = 2) -> Iterator
         "SPARK_LOCAL_DIRS": str(folder),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    run, deploy = f"{env['SPARK_HOME']}/bin/spark-class", "org.apache.spark.deploy"
+    run, deploy = f"{env.get('SPARK_HOME', _PACKAGE)}/bin/spark-class", "org.apache.spark.deploy"
     address = f"spark://127.0.0.1:{port}"
     master = [
         *(run, f"{deploy}.master.Master", "--host", "127.0.0.1"),
