@@ -35,7 +35,7 @@ help:  ## this list
 .PHONY: venv
 venv: $(READY)  ## .venv with the locked dependencies, the project itself and Spark's jars
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock requirements-connect.lock pyproject.toml
 	@PYTHON="$(PYTHON)" bash tests/support/make_venv.sh .venv
 	@touch $@
 
@@ -91,6 +91,9 @@ fmt: $(READY)  ## format, and mend what a tool can mend
 lock:  ## resolve the dependencies again into requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade --quiet -o requirements.lock
+	sed -n 's/^pyspark==\([^ ]*\).*/pyspark[connect]==\1/p' requirements.lock | $(BIN)/uv pip compile - -c requirements.lock --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-connect.lock \
+	  $(foreach name,numpy py4j pyarrow pyspark zstandard,--no-emit-package $(name))
 
 .PHONY: clean
 clean:  ## remove what was built and every cache here, but not .venv

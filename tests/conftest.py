@@ -5,7 +5,17 @@ import os
 import hypothesis
 import pytest
 
-from tests.support import containers, etcd, extension, ports, resume, s3, servers, spark_jvm
+from tests.support import (
+    containers,
+    etcd,
+    extension,
+    ports,
+    resume,
+    s3,
+    servers,
+    spark_jvm,
+    spark_server,
+)
 from tests.support.containers import container_dsn
 from tests.support.servers import database, make_server, pg_server, pg_servers
 from tests.support.spark import spark
@@ -57,6 +67,7 @@ def _inventory() -> list[str]:
         f"headers for the extension: {', '.join(map(str, extension.buildable())) or 'none'}",
         f"etcd: {etcd.missing() or etcd.PROGRAM}",
         f"S3: {s3.described()}",
+        f"Spark Connect: {spark_server.missing_connect() or spark_server.CLIENT}",
         f"containers: {containers.missing() or containers.IMAGE}",
     ]
 

@@ -29,6 +29,7 @@ from spark_consumers.lake.manifest.newest import is_lost, lost
 from spark_consumers.lake.manifest.pinned_links import at_epoch, at_pin, is_kept
 from spark_consumers.lake.manifest.reader_leases import lease_on
 from spark_consumers.lake.tables.states import is_behind
+from spark_consumers.spark import requirements
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 _PATIENCE = 10.0
 _POLL_SECONDS = 0.1
 
-#: For each Spark application and lake the newest epoch that it has read.
-_seen: "WeakKeyDictionary[Any, dict[str, int]]" = WeakKeyDictionary()
+#: For each Spark application, by its ID, and lake the newest epoch that it has read.
+_seen: defaultdict[str, dict[str, int]] = defaultdict(dict)
 #: For each Spark session the views that were registered, by lake and prefix.
 _views: "WeakKeyDictionary[Any, dict[tuple[Path, str], set[str]]]" = WeakKeyDictionary()
 
@@ -60,7 +61,8 @@ def read(
     `as_of` is in seconds since the Unix epoch: the epoch that was the newest then. `pin` is the name of a pin
     (`tuskline epochs pin`), which alone keeps the epoch for this reader. A suspended table has the rows of an
     earlier epoch, and may lack parts of transactions that others show: it is not in the snapshot, unless `allow_stale`.
-    Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
+    Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`, or a session that
+    cannot read a lake: `spark.requirements`).
     """
     if live:
         raise NotSupportedError(
@@ -71,10 +73,11 @@ def read(
         raise UsageError(
             "epoch, as_of and pin are mutually exclusive", repair="specify only one of them"
         )
+    requirements.check(spark)
     chain = open_chain(lake)
     root = chain.root
     identity: str = chain.identity()["lake"]
-    seen = _seen.setdefault(spark.sparkContext, {})
+    seen = _seen[str(spark.conf.get("spark.app.id"))]
     lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():
         if epoch is not None:

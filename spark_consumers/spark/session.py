@@ -1,45 +1,31 @@
 """A Spark session that can read and write a lake: Java, jars, catalog and time zone set up.
 
 Tuskline's sources are found in any PySpark 4.1 session without this. It is for those who have no session
-yet: the pipeline, the demo, the tests, a notebook on a laptop. Under spark-submit the JVM is there already, and
-what its flags and `spark-defaults.conf` say goes before what is chosen here.
+yet: the pipeline, the demo, the tests, a notebook on a laptop. What a user has set for Spark (`given`), what spark-submit's
+flags say, and a session that runs already go before what is chosen here (`defaults`).
 """
 
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
-from spark_consumers.spark import jars, java
-from walsender_bridge.errors import NotSupportedError, UsageError
+from spark_consumers.spark import defaults, given, jars, java, requirements
+from spark_consumers.spark.defaults import DELTA, ICEBERG
+from walsender_bridge.errors import UsageError
 
 CATALOG = "tuskline"
 #: What spark-submit gives a Python program: where the JVM that it has started listens.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-_ICEBERG = "org.apache.iceberg.spark.SparkCatalog"
-_EXTENSIONS = (
-    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    "io.delta.sql.DeltaSparkSessionExtension",
-)
 
 
 def catalog_settings(lake: str | Path, catalog: str = CATALOG) -> dict[str, str]:
-    """The settings that make `catalog` the lake's tables: an Iceberg catalog in the folder `<lake>/tables`.
-
-    Without `cache-enabled=false` a session goes on seeing the snapshots that it saw first.
-    """
-    name = f"spark.sql.catalog.{catalog}"
-    return {
-        name: "org.apache.iceberg.spark.SparkCatalog",
-        f"{name}.type": "hadoop",
-        f"{name}.warehouse": f"{str(lake).rstrip('/')}/tables",
-        f"{name}.cache-enabled": "false",
-    }
+    """The settings that make `catalog` the lake's tables: an Iceberg catalog in the folder `<lake>/tables`."""
+    return defaults.of_lake(lake, catalog)
 
 
 def settings(
@@ -48,70 +34,73 @@ def settings(
     catalog: str = CATALOG,
     progress: jars.Progress = jars.print_progress,
 ) -> dict[str, str]:
-    """Everything `session` sets beyond name and master, for those who build their own session."""
-    own_jvm = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
+    """Everything `session` sets on one machine beyond name and master, for those who build their own session."""
+    return {
+        **defaults.of_one_machine(),
+        **defaults.of_any_session((ICEBERG, DELTA), _python()),
         "spark.jars": ",".join(str(jar) for jar in jars.paths(progress)),
+        **(catalog_settings(lake, catalog) if lake is not None else {}),
     }
-    return own_jvm | _in_any_jvm(lake, catalog)
 
 
-def _in_any_jvm(lake: str | Path | None, catalog: str) -> dict[str, str]:
-    common = {
-        "spark.pyspark.driver.python": sys.executable,
-        "spark.pyspark.python": sys.executable,
-        "spark.python.daemon.module": "spark_consumers.spark.daemon",
-        "spark.python.worker.reuse": "true",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.extensions": ",".join(_EXTENSIONS),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    return common | (catalog_settings(lake, catalog) if lake is not None else {})
+def master_of(master: str | None = None) -> str:
+    """The master of a session that is started here: this one, or the one that the user has set for Spark, or `local[2]`."""
+    return master or given.here().get("spark.master") or defaults.MASTER
+
+
+def python_of() -> str:
+    """The workers' Python in a session that is started here."""
+    return given.here().get("spark.pyspark.python") or _python()
 
 
 def session(
     app_name: str = "tuskline",
-    master: str = "local[2]",
+    master: str | None = None,
     *,
     lake: str | Path | None = None,
     catalog: str = CATALOG,
     conf: Mapping[str, str] | None = None,
+    default_conf: Mapping[str, str] | None = None,
     progress: jars.Progress = jars.print_progress,
 ) -> SparkSession:
-    """The process's Spark session, started if there is none.
+    """The process's Spark session, started if there is none; with SPARK_REMOTE set, one of Spark Connect.
 
     `lake` names the lake's root folder or URI and makes its tables the catalog `catalog`; on a session that
     runs already the catalog is added to it, so several lakes can be read at once under different names.
-    `conf` overrides any setting; on a running session only what Spark can change then. Driver memory and
-    jars are set when the JVM starts. Under spark-submit its own master, name and settings are kept; only what
-    is in `conf` overrides them. Raises `NotSupportedError` without a Java, or without the jars under spark-submit,
-    `UnavailableError` when they cannot be fetched, `UsageError` for a catalog name that a running session uses for
-    another lake.
+    A session that is started has what the user has set in `spark-defaults.conf` and PYSPARK_SUBMIT_ARGS; where that leaves
+    the master open, it is `local[2]`. `conf` overrides any setting; on a running session only what Spark can change then.
+    `default_conf` holds only where the user has set nothing. Driver memory and jars are set when the JVM starts. Under
+    spark-submit its own master, name and settings are kept; only what is in `conf` overrides them. Raises `NotSupportedError`
+    without a Java, without Iceberg's jar in a JVM that runs already, or for a setting with which a lake is not read
+    correctly, `UnavailableError` when the jars cannot be fetched, `UsageError` for a catalog name that is another lake's.
     """
-    if SparkContext._active_spark_context is not None:  # noqa: SLF001  # a session is active in its thread only
+    wanted = catalog_settings(lake, catalog) if lake is not None else {}
+    asked = dict(conf or {})
+    if is_remote() or SparkContext._active_spark_context is not None:  # noqa: SLF001  # a session is active in its thread only
         running = SparkSession.builder.getOrCreate()
-        wanted = catalog_settings(lake, catalog) if lake is not None else {}
-        for key, value in (wanted | dict(conf or {})).items():
+        if lake is not None:
+            requirements.check(running)
+        for key, value in (wanted | asked).items():
             _set(running, key, value, fixed=key in wanted)
         return running
     if submitted():
-        return _in_submitted(lake, catalog, conf or {}, progress)
-    os.environ["JAVA_HOME"] = str(java.find().home)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # The JVM that only makes up the other one's command line keeps no counters in /tmp.
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:-UsePerfData")
-    builder = SparkSession.builder.appName(app_name).master(master)
-    for key, value in (
-        settings(lake=lake, catalog=catalog, progress=progress) | dict(conf or {})
-    ).items():
+        theirs, ours = _of_submitted()
+    else:
+        theirs = given.here()
+        asked = {"spark.master": master, **asked} if master else asked
+        ours = {"spark.app.name": app_name, **_of_started(theirs | asked, progress)}
+        ours |= default_conf or {}
+    defaults.check_catalog(wanted, theirs)
+    found = defaults.merged(ours | wanted, theirs, asked)
+    requirements.check_settings(found)
+    if not submitted():
+        _set_environment(found)
+    builder = SparkSession.builder
+    for key, value in found.items():
         builder = builder.config(key, value)
+    # Once its JVM runs, nothing can be added to its class path.
+    SparkContext._ensure_initialized(conf=SparkConf().setAll([*found.items()]))  # noqa: SLF001  # PySpark's own way to start it
+    requirements.check_iceberg(SparkContext._jvm, progress)  # noqa: SLF001  # as above
     return builder.getOrCreate()
 
 
@@ -128,32 +117,54 @@ def submitted() -> bool:
     return _SUBMITTED in os.environ
 
 
-def _in_submitted(
-    lake: str | Path | None, catalog: str, conf: Mapping[str, str], progress: jars.Progress
-) -> SparkSession:
-    # With the JVM known, the configuration is what spark-submit has made of its flags and files.
+def _of_submitted() -> tuple[dict[str, str], dict[str, str]]:
+    """What spark-submit has made of its flags and files, and what is ours in its JVM."""
     SparkContext._ensure_initialized()  # noqa: SLF001  # PySpark's own way to a JVM that runs
-    submitted = dict(SparkConf().getAll())
-    _check_iceberg(SparkContext._jvm, progress)  # noqa: SLF001  # as above
-    ours = _in_any_jvm(lake, catalog)
-    extensions = [submitted.get("spark.sql.extensions", ""), ours["spark.sql.extensions"]]
-    both = {"spark.sql.extensions": ",".join(filter(None, extensions))}
-    builder = SparkSession.builder
-    for key, value in (ours | submitted | both | dict(conf)).items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    theirs = dict(SparkConf().getAll())
+    formats = requirements.formats_in(SparkContext._jvm)  # noqa: SLF001  # as above
+    ours = defaults.of_any_session(formats, _python())
+    if defaults.is_local(theirs.get("spark.master", "")):
+        ours["spark.python.daemon.module"] = defaults.DAEMON
+    return theirs, ours
 
 
-def _check_iceberg(jvm: Any, progress: jars.Progress) -> None:
-    """See that the JVM has Iceberg: once it runs, nothing can be added to its class path."""
-    try:
-        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_ICEBERG)
-    except Py4JError:
-        needed = ",".join(str(jar) for jar in jars.paths(progress))
-        raise NotSupportedError(
-            "spark-submit was started without Iceberg's jars",
-            repair=f"spark-submit --jars {needed}",
-        ) from None
+def _of_started(known: Mapping[str, str], progress: jars.Progress) -> dict[str, str]:
+    """What is ours in a session that is started here, where these settings are known."""
+    master = known.get("spark.master", defaults.MASTER)
+    here = [jar.name for jar in (_spark_home() / "jars").glob("*.jar")]
+    formats = defaults.brought(known, here)
+    added = defaults.added_jars([] if ICEBERG in formats else jars.paths(progress), formats)
+    formats |= defaults.brought({}, [jar.name for jar in added])
+    return {
+        **(defaults.of_one_machine() if defaults.is_local(master) else {}),
+        **defaults.of_any_session(formats, _python()),
+        "spark.jars": ",".join(map(str, added)),
+        "spark.master": master,
+    }
+
+
+def _set_environment(found: Mapping[str, str]) -> None:
+    """Set for the JVM, and for what PySpark reads in this process, what Spark takes from the environment only."""
+    os.environ["JAVA_HOME"] = str(java.find().home)
+    os.environ["PYSPARK_PYTHON"] = found["spark.pyspark.python"]
+    os.environ["PYSPARK_DRIVER_PYTHON"] = found["spark.pyspark.driver.python"]
+    if defaults.is_local(found["spark.master"]):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if arguments := os.environ.get("PYSPARK_SUBMIT_ARGS"):
+        os.environ["PYSPARK_SUBMIT_ARGS"] = given.with_jars(arguments, found.get("spark.jars", ""))
+    # The JVM that only makes up the other one's command line keeps no counters in /tmp.
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:-UsePerfData")
+
+
+def _python() -> str:
+    """The workers' Python, where Spark's settings name none."""
+    return os.environ.get("PYSPARK_PYTHON") or sys.executable
+
+
+def _spark_home() -> Path:
+    import pyspark
+
+    return Path(os.environ.get("SPARK_HOME") or pyspark.__path__[0])
 
 
 def _set(running: SparkSession, key: str, value: str, *, fixed: bool) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
-from spark_consumers.spark import java
+from spark_consumers.spark import jars, java
 from walsender_bridge.errors import NotSupportedError
 
 #: Minor versions of PySpark that were tried, and what works there with the newest jars that exist for it.
 TRIED: Final = {
+    # 4.1.0 to 4.1.4.
     "4.1": ("Iceberg", "Delta"),
     "4.2": ("Delta",),
     "4.3": (),
@@ -38,7 +39,7 @@ def problems(
 
 
 def _spark(version: str | None) -> Iterator[VersionProblem]:
-    repair = "pip install 'pyspark==4.1.4'"
+    repair = "pip install 'pyspark>=4.1,<4.2'"
     if version is None:
         yield VersionProblem("PySpark is not installed", "pip install 'tuskline[spark]'")
         return
@@ -71,6 +72,12 @@ def _java(problem: str | None) -> Iterator[VersionProblem]:
         yield VersionProblem(
             problem, "install a Java of 17 to 22, or: pip install 'tuskline[local]'"
         )
+
+
+def combination() -> str:
+    """The combination of this machine, for a person."""
+    iceberg = jars.ICEBERG.rpartition(":")[2]
+    return f"PySpark {_installed('pyspark')}, Iceberg {iceberg} for Spark {WANTED}, Java {java.find().major}"
 
 
 def here() -> list[VersionProblem]:

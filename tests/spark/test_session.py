@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pyspark
@@ -118,9 +119,60 @@ def test_what_spark_submit_is_told_is_not_overridden(tmp_path):
 def test_spark_submit_without_the_jars_is_told_which(tmp_path):
     done = _submit(tmp_path)
     # spark-submit sends all that its program says to stdout.
-    assert "NotSupportedError: spark-submit was started without Iceberg's jars" in done.stdout
+    assert "NotSupportedError: Spark's JVM was started without Iceberg's jars" in done.stdout
     assert "--jars" in done.stdout
     assert "RESULT" not in done.stdout
+
+
+# A session that Python starts, as in a notebook, and what it has; a lake is written and read in it.
+_STARTED = """
+import sys
+from spark_consumers.spark.session import session
+spark = session("ours", lake=sys.argv[1], default_conf={"spark.local.dir": sys.argv[1]})
+spark.sql("CREATE TABLE tuskline.shop.orders (id BIGINT) USING iceberg")
+spark.sql("INSERT INTO tuskline.shop.orders VALUES (1), (2)")
+assert spark.table("tuskline.shop.orders").count() == 2
+context = spark.sparkContext
+names = ("spark.driver.memory", "spark.sql.session.timeZone", "spark.local.dir", "spark.sql.shuffle.partitions")
+print("RESULT", context.master, context.appName, *(spark.conf.get(name) for name in names))
+heap = context._jvm.java.lang.Runtime.getRuntime().maxMemory() >> 20
+loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+print("RESULT", heap < 700, loader.getResource("mine.txt") is not None, "tuskline-test.Listed" in spark.conf.get("spark.sql.extensions"))
+spark.stop()
+"""
+
+
+@pytest.mark.long
+def test_a_session_keeps_what_the_user_has_set_for_spark(tmp_path):
+    mine = tmp_path / "mine.jar"
+    with zipfile.ZipFile(mine, "w") as jar:
+        jar.writestr("mine.txt", "")
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.master local[3]\n"
+        "spark.driver.memory 3g\n"
+        "spark.sql.session.timeZone Asia/Tokyo\n"
+        f"spark.local.dir={tmp_path}/theirs\n"
+        "spark.sql.extensions tuskline-test.Listed\n"
+        "spark.log.level ERROR\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTED, str(tmp_path / "lake")],
+        env=in_pysparks_home(os.environ)
+        | {
+            "PYSPARK_SUBMIT_ARGS": f"--driver-memory 600m --master local[1] --jars {mine} pyspark-shell",
+            "SPARK_CONF_DIR": str(tmp_path),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert results == [
+        ["local[1]", "ours", "600m", "Asia/Tokyo", f"{tmp_path}/theirs", "2"],
+        ["True", "True", "True"],
+    ], done.stderr[-4000:]
 
 
 @pytest.mark.skipif(

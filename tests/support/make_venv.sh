@@ -39,6 +39,9 @@ export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300}
 say "packages: $(grep -c '==' requirements.lock) by their hashes"
 # Compiled once, here: where PYTHONDONTWRITEBYTECODE is set, each process would compile all that it imports at its start.
 "$venv/bin/uv" pip install --python "$venv/bin/python" --compile-bytecode --require-hashes -r requirements.lock
+say "Spark Connect's client, in a folder of its own: pandas is among its packages, and slows every Python worker that has it"
+"$venv/bin/uv" pip install --python "$venv/bin/python" --target "$venv/connect" --no-deps --compile-bytecode --require-hashes --quiet \
+  -r requirements-connect.lock
 say "the project itself"
 "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --no-build-isolation --quiet --editable .
 say "Spark's jars"

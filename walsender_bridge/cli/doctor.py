@@ -274,7 +274,7 @@ def of_machine(settings: "Config") -> list[Finding]:
             section.max_laggard_bytes,
         )
     if settings.lake is not None and "lake" in settings.parts:
-        found += [*_lake(settings.lake), *_spark()]
+        found += [*_lake(settings.lake), *_spark(settings.lake)]
     return found
 
 
@@ -291,8 +291,9 @@ def _lake(lake: "LakeSection") -> Iterator[Finding]:
         yield machine.room("[lake] uri", Path(lake.uri), free)
 
 
-def _spark() -> Iterator[Finding]:
-    from spark_consumers.spark import versions
+def _spark(lake: "LakeSection") -> Iterator[Finding]:
+    from spark_consumers.spark import given, requirements, versions
+    from walsender_bridge.doctor.server import failed
 
     found = versions.here()
     for problem in found:
@@ -304,8 +305,54 @@ def _spark() -> Iterator[Finding]:
             repair=problem.repair,
             cause=Cause.NOT_SUPPORTED,
         )
+    if any(problem.fatal for problem in found):
+        return
     if not found:
-        yield Finding("spark", "this machine", "Spark, Java and the jars are compatible")
+        works = f"{versions.combination()}: this combination works"
+        yield Finding("spark", "this machine", works)
+    unmet = requirements.unmet(given.here())
+    if unmet is not None:
+        yield failed("spark", "this machine", unmet)
+        return
+    yield from _executors(lake)
+
+
+def _executors(lake: "LakeSection") -> Iterator[Finding]:
+    """What the executors lack, unless they are on this machine with this Python."""
+    from spark_consumers.spark import executors
+    from spark_consumers.spark.failures import SPARK_ERRORS
+    from spark_consumers.spark.session import master_of, python_of, session, submitted
+    from walsender_bridge.doctor.server import failed
+
+    master = master_of(lake.spark_master)
+    if executors.are_like_driver(master, python_of()) and not submitted():
+        return
+    try:
+        spark = session("tuskline-doctor", lake.spark_master, lake=lake.uri)
+        try:
+            place = Path(lake.uri)
+            seen = executors.look(spark, place)
+            errors = [*executors.lacking(executors.here(place), seen)]
+        finally:
+            spark.stop()
+    except TusklineError as error:
+        yield failed("executors", master, error)
+        return
+    except SPARK_ERRORS as error:
+        yield Finding(
+            "executors",
+            master,
+            f"no session can be started there: {str(error).partition(chr(10))[0][:300]}",
+            Severity.ERROR,
+            repair="check [lake] spark_master, or Spark's own setting spark.master",
+            cause=Cause.UNAVAILABLE,
+        )
+        return
+    for lacking in errors:
+        yield failed("executors", lacking.where, lacking)
+    if not errors:
+        hosts = ", ".join(sorted({each.host for each in seen}))
+        yield Finding("executors", master, f"on {hosts}, they have what the driver has")
 
 
 def _count(findings: list[Finding], severity: Severity) -> int:

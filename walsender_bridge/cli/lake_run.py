@@ -79,15 +79,15 @@ def _drive(settings: Config) -> None:
     from spark_consumers.lake.writer.pipeline import Lakehouse, Source
     from spark_consumers.spark.scratch import scratch
     from spark_consumers.spark.scratch import settings as scratch_settings
-    from spark_consumers.spark.session import session, submitted
+    from spark_consumers.spark.session import master_of, session, submitted
 
     lake, stop = lake_section(settings), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     with scratch(settings.scratch_dir) as own_folder:
         # Under spark-submit the JVM already runs, with the folders of its own settings.
-        own = {} if submitted() else scratch_settings(own_folder, lake.spark_master)
-        spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri, conf=own)
+        own = {} if submitted() else scratch_settings(own_folder, master_of(lake.spark_master))
+        spark = session("tuskline-lake", lake.spark_master, lake=lake.uri, default_conf=own)
         try:
             with CopyBars(shown=sys.stderr.isatty()) as bars:
                 Lakehouse(

@@ -235,8 +235,9 @@ class LakeSection(_Section):
     #: How rows are removed from a table, by `stream.schema.table`, or `default` for all others: by deletion vectors, or by
     #: writing data files again, for engines that do not apply vectors.
     deletes: dict[str, Literal["vectors", "copy-on-write"]] = {}
-    #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
-    spark_master: str = "local[2]"
+    #: Spark's master for `tuskline lake run`; by default what Spark's own settings say, or else local[2]. Under spark-submit its
+    #: master wins.
+    spark_master: str | None = None
 
 
 class SafekeepersSection(_Section):

@@ -55,6 +55,7 @@ from spark_consumers.snapshot.exported import (
     reading,
 )
 from spark_consumers.sources.snapshot import PARTITION_BYTES, SnapshotSource
+from spark_consumers.spark.job_group import described, description
 from walsender_bridge import errors
 from walsender_bridge.change_log.client import StreamCut
 from walsender_bridge.change_log.stream_reader import StreamReader
@@ -227,13 +228,14 @@ class TableCopier:
             progress=progress,
             stop=self.stop,
             apart=QuarantineOfCopy(name, prefix, columns, snapshot.lsn) if apart else None,
+            description=description("copy", self._root.name, [name], "read and write"),
         )
         _remove_others(Path(folder) / "data", request.term, {file.path for file in files})
         rows = sum(file.rows for file in files)
         # Version 0: a copy is of no range of the log.
         write = TableWrite(0, None, "", files, count=rows)
         made = self._format.write(folder, request.term, write).snapshot
-        indexed = self._indexed(folder, request.term, key, files)
+        indexed = self._indexed(name, folder, request.term, key, files)
         seconds = round(time.monotonic() - began, 3)
         log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
         version = TableVersion(
@@ -258,13 +260,15 @@ class TableCopier:
         return with_quarantined(version, quarantined)
 
     def _indexed(
-        self, folder: str, term: int, key: tuple[str, ...], files: Collection[FileInfo]
+        self, name: str, folder: str, term: int, key: tuple[str, ...], files: Collection[FileInfo]
     ) -> index.Whole:
         """The row index of the copy."""
         context = self._spark.sparkContext
+        text = description("copy", self._root.name, [name], "build row index")
 
         def run(function: Callable[[Any], Any], work: Sequence[Any]) -> list[Any]:
-            found: list[Any] = context.parallelize(work, len(work)).map(function).collect()
+            with described(context, "tuskline copy", text):
+                found: list[Any] = context.parallelize(work, len(work)).map(function).collect()
             return found
 
         schema = self._format.schemas(folder)[1]

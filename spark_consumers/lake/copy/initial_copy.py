@@ -18,6 +18,8 @@ from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import sync
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.status import CopyStatus
+from spark_consumers.spark.job_group import described
+from spark_consumers.spark.slots import slots
 from walsender_bridge.errors import UnavailableError
 
 
@@ -101,18 +103,19 @@ def write_source(
     progress: CopyProgress | None = None,
     stop: threading.Event | None = None,
     apart: QuarantineOfCopy | None = None,
+    description: str = "",
 ) -> tuple[list[FileInfo], list[QuarantineFile]]:
     """Write what a data source reads, a file a partition; the rows never pass through the JVM.
 
     Every partition is a separate job, as many at a time as there are cores: other work of the session gets the
     next free core, and need not wait for the whole table. `rate`: bytes a second, of all partitions together.
-    `apart`: rows that do not fit are written to separate files; the reader identifies them. Returns the files that
-    have rows, and those of rows that do not fit. An error on an executor is raised by Spark; `stop` ends the copy
-    between two partitions, with `UnavailableError`.
+    `apart`: rows that do not fit are written to separate files; the reader identifies them. `description`: what Spark's
+    UI says of its jobs. Returns the files that have rows, and those of rows that do not fit. An error on an executor is
+    raised by Spark; `stop` ends the copy between two partitions, with `UnavailableError`.
     """
     work = list(enumerate(reader.partitions()))
     context = spark.sparkContext
-    at_once = max(1, min(len(work), context.defaultParallelism))
+    at_once = max(1, min(len(work), slots(context)))
     # If a table cannot be read in parts, its single task has to keep to the rate.
     within = rate if len(work) == 1 else None
     pace, stop = _Pace(rate), stop or threading.Event()
@@ -142,7 +145,9 @@ def write_source(
                 "the copy was stopped", repair="no action is needed: it restarts with the lake job"
             )
         done: tuple[FileInfo, int, QuarantineFile | None]
-        (done,) = context.parallelize([numbered], 1).map(write).collect()
+        part = f"{description}, part {numbered[0] + 1} of {len(work)}"
+        with described(context, "tuskline copy", part):
+            (done,) = context.parallelize([numbered], 1).map(write).collect()
         progress.add(done[0].rows, done[1])
         pace.spent(done[1])
         return done[0], done[2]

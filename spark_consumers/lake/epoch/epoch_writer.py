@@ -54,6 +54,8 @@ from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
+from spark_consumers.spark.job_group import described, description
+from spark_consumers.spark.slots import slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.pgoutput import Column
@@ -233,7 +235,9 @@ class EpochWriter:
 
         def stage(work: Sequence[RangeTask | ComposeTask]) -> Iterator[Staged]:
             tasks_ = [_stage_task(task, indexes) for task in work]
-            for one, gone in chain.from_iterable(self._run(run_stage, tasks_, plan)):
+            names = {name for task in tasks_ for name in task.targets}
+            made = self._run(run_stage, tasks_, plan, "fold and write", names)
+            for one, gone in chain.from_iterable(made):
                 if isinstance(one, SchemaMismatch):
                     mismatches.append(one)
                 elif isinstance(one, TableFault):
@@ -329,15 +333,26 @@ class EpochWriter:
         )
 
     def _run(
-        self, function: Callable[[_In], _Out], work: Sequence[_In], plan: EpochPlan
+        self,
+        function: Callable[[_In], _Out],
+        work: Sequence[_In],
+        plan: EpochPlan,
+        what: str,
+        tables: Collection[str],
     ) -> list[_Out]:
-        """Run the tasks on the executors. An error of Tuskline is raised here as the same class."""
+        """Run the tasks on the executors; Spark's UI says `what` they do for these tables.
+
+        An error of Tuskline is raised here as the same class.
+        """
         if not work:
             return []
         context = self._spark.sparkContext
         # A Spark task costs more than most of these tasks: as many as run concurrently are enough.
-        slices = min(len(work), context.defaultParallelism)
-        done = context.parallelize(work, slices).map(table_fault.as_values(function)).collect()
+        slices = min(len(work), slots(context))
+        epoch = f"epoch {plan.version}"
+        text = description(epoch, self._chain.root.name, tables, what)
+        with described(context, f"tuskline {epoch}", text):
+            done = context.parallelize(work, slices).map(table_fault.as_values(function)).collect()
         return table_fault.results(done, plan.tables)
 
     def _write_tables(
@@ -397,13 +412,16 @@ class EpochWriter:
         unknown = [
             drafts[n].removal(scratch, _small_files(n)) for n in names if not drafts[n].is_found
         ]
-        for one in self._run(run_removal, unknown, plan):
+        finding = [task.target.name for task in unknown]
+        for one in self._run(run_removal, unknown, plan, "find removed rows", finding):
             drafts[one.table].found(one)
         work = [task for name in names for task in drafts[name].completing()]
-        for done in self._run(run_complete, work, plan):
+        completing = {task.target.name for task in work}
+        for done in self._run(run_complete, work, plan, "complete rows", completing):
             drafts[done.table].completed(done)
         last = [task for name in names if (task := drafts[name].indexing()) is not None]
-        for indexed in self._run(run_index, last, plan):
+        indexing = [task.target.name for task in last]
+        for indexed in self._run(run_index, last, plan, "update row index", indexing):
             drafts[indexed.table].indexed(indexed)
         return [name for name in names if drafts[name].damage]
 
@@ -422,7 +440,7 @@ class EpochWriter:
             path, target = self._path(table), draft.target
             files = self._format.scan(path, draft.base)
             whole = index.build(
-                lambda function, work: self._run(function, work, plan),
+                lambda function, work: self._run(function, work, plan, "build row index", [name]),
                 path,
                 index.Identity.of(target.key, target.file_schema),
                 target.key or (ROW_ID,),

@@ -58,6 +58,16 @@ def versions_in(folder: Path) -> list[int]:
     return sorted(int(each) for each in versions if each.isdecimal())
 
 
+def newest_metadata(table: Path) -> Path | None:
+    """The metadata file that Iceberg opens of the table in a folder, which may be a compressed one; None without any."""
+    files = [
+        file
+        for file in (table / "metadata").glob("v*.metadata.json")
+        if file.name.removeprefix("v").partition(".")[0].isdecimal()
+    ]
+    return max(files, key=version_of, default=None)
+
+
 def version_of(metadata: Path) -> int:
     """The version of a metadata file, also of a compressed one."""
     return int(metadata.name.removeprefix("v").partition(".")[0])

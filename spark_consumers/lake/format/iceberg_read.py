@@ -3,21 +3,26 @@
 Invariant: the files that Iceberg's own code reads (metadata, manifest list, manifests) have the content that was
 written, or there is a `CorruptError` with the file's name. Data files are verified chunk by chunk, by Hadoop, where
 they are read (`checksums`).
+
+What is read here is read in Python, so that a session without a JVM of its own (Spark Connect) reads in the same way.
 """
 
+import gzip
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
-from spark_consumers.lake.format.iceberg_files import local
-from walsender_bridge.errors import CorruptError, LakeError
+from spark_consumers.lake.format.iceberg_files import local, newest_metadata
+from spark_consumers.spark.failures import SPARK_ERRORS
+from spark_consumers.spark.jars import ICEBERG
+from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: How Iceberg says that a table's own files are not there, or are none.
 _LOST = (
@@ -30,36 +35,50 @@ _LOST = (
 )
 
 
-def read_snapshot(spark: SparkSession, path: str, snapshot: int) -> Any:
+def read_snapshot(spark: "SparkSession", path: str, snapshot: int) -> Any:
     """The Iceberg table in folder `path` at a snapshot, as a Spark DataFrame.
 
     Raises `CorruptError` for a small file that is not what was written, `LakeError` for a table that
     cannot be opened.
     """
-    jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
     with named(path):
-        configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
-        table = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(path)
-        if table.snapshot(snapshot) is None:
+        if not check_snapshot(Path(path), snapshot):
             raise LakeError(
                 f"the table has lost snapshot {snapshot}",
                 where=path,
                 repair="let no other program expire snapshots, or pin the epochs to keep: tuskline epochs pin",
             )
-        check_snapshot(table, snapshot)
-        return spark.read.format("iceberg").option("versionAsOf", snapshot).load(path)
+        frame = spark.read.format("iceberg").option("versionAsOf", snapshot).load(path)
+        # Over Spark Connect, a table is only opened when something of it is needed.
+        _ = frame.schema
+        return frame
 
 
-def check_snapshot(table: Any, snapshot: int) -> None:
-    """Verify the metadata of Iceberg's table object, and the manifests of a snapshot if it is there.
+def check_snapshot(table: Path, snapshot: int) -> bool:
+    """Verify the newest metadata of a table in a folder, and the manifests of a snapshot; whether that is there.
 
     Raises `CorruptError`.
     """
-    with named(str(table.location())):
-        checksums.check(local(table.operations().current().metadataFileLocation()))
-        found = table.snapshot(snapshot)
-        if found is not None:
-            Checked().snapshot(local(str(found.manifestListLocation())))
+    file = newest_metadata(table)
+    if file is None:
+        raise CorruptError(
+            "the table has no metadata", where=str(table / "metadata"), repair=checksums.REPAIR
+        )
+    checksums.check(file)
+    try:
+        content = file.read_bytes()
+        record = json.loads(gzip.decompress(content) if ".gz." in file.name else content)
+        places = {each["snapshot-id"]: each["manifest-list"] for each in record["snapshots"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptError(
+            f"the table's metadata cannot be read: {error}",
+            where=str(file),
+            repair=checksums.REPAIR,
+        ) from error
+    if snapshot not in places:
+        return False
+    Checked().snapshot(local(places[snapshot]))
+    return True
 
 
 @contextmanager
@@ -71,7 +90,7 @@ def blamed(path: str) -> Iterator[None]:
     """
     try:
         yield
-    except (Py4JJavaError, PySparkException) as error:
+    except SPARK_ERRORS as error:
         for sums in sorted((Path(path) / "metadata").glob(".*.crc")):
             file = checksums.file_of(sums)
             if file is not None and file.exists():
@@ -87,11 +106,17 @@ def blamed(path: str) -> Iterator[None]:
 
 @contextmanager
 def named(path: str) -> Iterator[None]:
-    """As `blamed`, and everything else as `LakeError`."""
+    """As `blamed`, and everything else as `LakeError`; a session without Iceberg as `NotSupportedError`."""
     try:
         with blamed(path):
             yield
-    except (Py4JJavaError, PySparkException) as error:
+    except SPARK_ERRORS as error:
+        if "DATA_SOURCE_NOT_FOUND" in str(error):
+            raise NotSupportedError(
+                "this Spark session has no Iceberg",
+                where=path,
+                repair=f"start Spark, or the Spark Connect server, with spark.jars.packages={ICEBERG}",
+            ) from error
         raise LakeError(
             f"the table cannot be opened: {_line(error)}",
             where=path,

@@ -44,6 +44,7 @@ from spark_consumers.lake.writer.requests import Request
 from spark_consumers.lake.writer.retention import Retention, clock_after
 from spark_consumers.lake.writer.round_failures import RoundFailures
 from spark_consumers.lake.writer.table_work import TableWork
+from spark_consumers.spark import executors, requirements
 from spark_consumers.spark.session import is_alive
 from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import (
@@ -355,6 +356,8 @@ class Lakehouse:
 
     def _take_over(self) -> _Writer:
         """Fence every earlier writer, in the chain first and then in each table."""
+        requirements.check(self._spark)
+        executors.check(self._spark, self._chain.root)
         status = self._log.status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
         catalog = FolderCatalog(self._chain.root)

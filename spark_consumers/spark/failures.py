@@ -1,0 +1,17 @@
+"""What Spark raises where a call of it fails, in a session with a JVM of its own and in one of Spark Connect."""
+
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    try:
+        from py4j.protocol import Py4JJavaError
+    except ImportError:
+        # The package pyspark-client has no JVM to call.
+        return (PySparkException,)
+    return (PySparkException, Py4JJavaError)
+
+
+SPARK_ERRORS: Final = _errors()

@@ -1,0 +1,88 @@
+"""What a Spark session needs so that a lake is read and written correctly, whatever else a user has set.
+
+A session that lacks it is refused with an error that names the setting or the jar, and `tuskline doctor` reports the same.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from spark_consumers.spark import jars
+from spark_consumers.spark.defaults import DELTA, ICEBERG
+from walsender_bridge.errors import NotSupportedError
+
+_CLASSES = {
+    ICEBERG: "org.apache.iceberg.spark.SparkCatalog",
+    DELTA: "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+#: Which file system Hadoop has for local files, and the one that compares checksums.
+_FILES, _CHECKED = "spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem"
+
+
+def unmet(settings: Mapping[str, str]) -> NotSupportedError | None:
+    """The error for a setting with which a lake is not read correctly; None if there is none."""
+    files = settings.get(_FILES, _CHECKED)
+    if files != _CHECKED:
+        return NotSupportedError(
+            f"the Spark setting {_FILES} is {files}, which does not verify the checksums of a lake's data files",
+            repair=f"remove the setting {_FILES}",
+        )
+    return None
+
+
+def check(spark: Any) -> None:
+    """Raise `NotSupportedError` for a session with which a lake is not read correctly.
+
+    The JVM of a session of Spark Connect is out of sight: there, a missing Iceberg shows when a table is opened.
+    """
+    found = spark.conf.get(_FILES, None)
+    check_settings({} if found is None else {_FILES: found})
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:
+        check_iceberg(jvm)
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Raise `NotSupportedError` for a setting with which a lake is not read correctly."""
+    if (error := unmet(settings)) is not None:
+        raise error
+
+
+def check_iceberg(jvm: Any, progress: jars.Progress = jars.print_progress) -> None:
+    """Raise `NotSupportedError` unless the JVM has Iceberg for its own version of Spark."""
+    place = _place(jvm, _CLASSES[ICEBERG])
+    if place is None:
+        needed = ",".join(str(jar) for jar in jars.paths(progress))
+        raise NotSupportedError(
+            "Spark's JVM was started without Iceberg's jars",
+            repair=f"start it with them: spark-submit --jars {needed}, or the setting spark.jars",
+        )
+    if (
+        error := other_runtime(place, str(jvm.org.apache.spark.package.SPARK_VERSION()))
+    ) is not None:
+        raise error
+
+
+def other_runtime(place: str, spark: str) -> NotSupportedError | None:
+    """The error for an Iceberg runtime, at this place, that is built for another version of Spark than `spark`."""
+    built = re.search(rf"{ICEBERG}-(\d+\.\d+)_", place)
+    minor = ".".join(spark.split(".")[:2])
+    if built is None or built[1] == minor:
+        return None
+    return NotSupportedError(
+        f"Spark {spark} has Iceberg's jar for Spark {built[1]}",
+        where=place.partition("!")[0],
+        repair=f"use {ICEBERG}-{minor}_2.13 instead",
+    )
+
+
+def formats_in(jvm: Any) -> set[str]:
+    """The table formats on the JVM's class path."""
+    return {format_ for format_, name in _CLASSES.items() if _place(jvm, name) is not None}
+
+
+def _place(jvm: Any, name: str) -> str | None:
+    """Where a class comes from; None if it is not on the class path."""
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    found = loader.getResource(f"{name.replace('.', '/')}.class")
+    return None if found is None else str(found.toString())

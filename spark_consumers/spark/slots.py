@@ -1,0 +1,32 @@
+"""How many tasks a session can run at once, also those of executors that are not there yet."""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+#: With dynamic allocation and no limit of the user's: far more than the driver has to hand out at once.
+_UNLIMITED: Final = 64
+
+
+def slots(context: "SparkContext") -> int:
+    """The tasks that the session runs at once; with dynamic allocation, once it has all executors that it may have."""
+    conf = context.getConf()
+    return expected(
+        context.defaultParallelism,
+        is_dynamic=conf.get("spark.dynamicAllocation.enabled", "false") == "true",
+        most=conf.get("spark.dynamicAllocation.maxExecutors"),
+        cores=int(conf.get("spark.executor.cores", "1")),
+        cpus=int(conf.get("spark.task.cpus", "1")),
+    )
+
+
+def expected(now: int, *, is_dynamic: bool, most: str | None, cores: int, cpus: int) -> int:
+    """The slots of a session that has `now`: it asks for executors only while there are tasks that wait for one.
+
+    `most`: executors at most, None without a limit. `cores` of an executor, `cpus` of them for a task.
+    """
+    if not is_dynamic:
+        return now
+    limit = int(most) if most is not None and most.isdecimal() else _UNLIMITED
+    return max(now, min(limit * max(1, cores // cpus), _UNLIMITED))

@@ -1,0 +1,98 @@
+"""A session of Spark Connect reads what a session of its own JVM reads: a lake, and both sources."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from spark_consumers import ExportedSnapshot
+from tests.support.capture_stack import STREAM
+from tests.support.connect_job import rows
+from tests.support.spark_jvm import in_pysparks_home
+from tests.support.spark_server import CLIENT, connect_server, environment, needs_connect
+
+pytestmark = [pytest.mark.timeout(400), needs_connect]
+
+
+def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline, database):
+    database.execute(
+        "UPDATE docs SET title = 'new' WHERE id = 3",
+        "DELETE FROM docs WHERE id = 4",
+        "UPDATE pairs SET tags = '{7}' WHERE a = 2",
+    )
+    snap = pipeline.flush()
+    # The client damages a table at its end.
+    expected = {name: rows(frame) for name, frame in snap.items()}
+    place = tmp_path / "connect"
+    place.mkdir()
+    with ExportedSnapshot(database.dsn) as exported, connect_server(place) as server:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "tests.support.connect_job", server, str(pipeline.lake)),
+                *(pipeline.log.address, database.dsn, exported.snapshot, str(place)),
+            ],
+            env=environment(CLIENT),
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-4000:] + (place / "connect.log").read_text()[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["session"] == "pyspark.sql.connect.session"
+    assert found["epoch"] == found["again"] == snap.epoch
+    assert found["tables"] == expected
+    assert found["named"] == expected[f"{STREAM}.public.docs"]
+    assert found["views"] == {
+        f"now_public_{name}": len(expected[f"{STREAM}.public.{name}"])
+        for name in ("bag", "docs", "pairs")
+    }
+    changes = [
+        ("public.docs", "D", None),
+        ("public.docs", "U", "new"),
+        ("public.pairs", "U", "{7}"),
+    ]
+    assert [
+        (relation, op, after and after.get("title", after.get("tags")))
+        for relation, op, after in found["changes"]
+        if relation != "tuskline.flush"
+    ] == changes
+    assert found["snapshot"] == expected[f"{STREAM}.public.pairs"]
+    assert found["streamed"] == [["D", "None", "None"], ["U", "3", "new"]]
+    assert found["lost"].startswith("CorruptError: "), found["lost"]
+    assert "checksum mismatch" in found["lost"]
+
+
+_READ = """
+import sys
+from pyspark.sql import SparkSession
+from tuskline import errors, read
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+try:
+    read(spark, sys.argv[2])["docs"]
+except errors.NotSupportedError as error:
+    print("RESULT", error.what, error.repair)
+"""
+
+
+@pytest.mark.long
+def test_a_server_without_iceberg_is_named_with_what_it_needs(tmp_path, pipeline):
+    place = tmp_path / "connect"
+    place.mkdir()
+    with connect_server(place, env=in_pysparks_home(environment())) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", _READ, server, str(pipeline.lake)],
+            env=environment(CLIENT),
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert told.startswith(
+        "RESULT this Spark session has no Iceberg start Spark, or the Spark Connect"
+    )
+    assert "spark.jars.packages=org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0" in told
