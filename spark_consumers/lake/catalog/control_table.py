@@ -1,0 +1,110 @@
+"""An epoch as one commit of all its tables, fenced by a control table. Pure.
+
+Where the catalog has a commit of several tables, a lake has a control table beside them. Each takeover and each epoch adds
+a snapshot to its `main`, whose summary has the term, the writer and the epoch, and requires that `main` is on the snapshot
+that this writer has added last. So
+
+- a writer that was taken over gets 409, and changes none of its tables, also those that the newer writer has not come to yet;
+- of two writers of one term, one has the epoch;
+- what became of a commit whose outcome is unknown is in one table, and stays there: `has`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from spark_consumers.lake.catalog.table_catalog import (
+    TableCommit,
+    TableId,
+    assert_ref,
+    assert_uuid,
+    set_ref,
+)
+from walsender_bridge.errors import FencedError
+
+#: The members of a snapshot's summary.
+_TERM, _WRITER, _EPOCH = "tuskline.term", "tuskline.writer", "tuskline.epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class NewSnapshot:
+    """A snapshot of the control table that is to be: an id drawn for it, its (empty) manifest list, milliseconds since 1970."""
+
+    id: int
+    manifest_list: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control table at its newest snapshot, whose term, writer and epoch these are; 0, empty and 0 in a new one."""
+
+    table: TableId
+    metadata: Mapping[str, Any]
+    snapshot: int | None
+    term: int
+    writer: str
+    epoch: int
+
+    @classmethod
+    def of(cls, table: TableId, metadata: Mapping[str, Any]) -> Self:
+        """The control table that has this metadata."""
+        ref = metadata.get("refs", {}).get("main")
+        if ref is None:
+            return cls(table, metadata, None, 0, "", 0)
+        summary = _summaries(metadata)[ref["snapshot-id"]]
+        found = int(summary[_TERM]), summary[_WRITER], int(summary[_EPOCH])
+        return cls(table, metadata, ref["snapshot-id"], *found)
+
+    def taken_over(self, term: int, writer: str, new: NewSnapshot) -> TableCommit:
+        """The commit by which a writer takes the lake over. Raises `FencedError` if a later one has."""
+        if term <= self.term:
+            raise FencedError(
+                f"another writer has taken over, under term {self.term}",
+                where=str(self.table),
+                repair="no action is needed: the newer writer continues",
+            )
+        return self._commit(term, writer, self.epoch, new)
+
+    def published(
+        self, epoch: int, commits: Sequence[TableCommit], new: NewSnapshot
+    ) -> list[TableCommit]:
+        """An epoch of this table's writer: the control table's part and `commits`, to be made by `commit_all`."""
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch {epoch} does not follow epoch {self.epoch}")
+        return [self._commit(self.term, self.writer, epoch, new), *commits]
+
+    def has(self, writer: str, epoch: int) -> bool:
+        """Whether this writer has published that epoch, as long as its snapshot has not expired."""
+        wanted = (writer, str(epoch))
+        summaries = _summaries(self.metadata).values()
+        return any((each.get(_WRITER), each.get(_EPOCH)) == wanted for each in summaries)
+
+    def _commit(self, term: int, writer: str, epoch: int, new: NewSnapshot) -> TableCommit:
+        record = {
+            "snapshot-id": new.id,
+            "sequence-number": self.metadata["last-sequence-number"] + 1,
+            "timestamp-ms": max(new.now, self.metadata["last-updated-ms"]),
+            "manifest-list": new.manifest_list,
+            "schema-id": self.metadata["current-schema-id"],
+            "summary": {
+                "operation": "append",
+                _TERM: str(term),
+                _WRITER: writer,
+                _EPOCH: str(epoch),
+            },
+        }
+        if self.snapshot is not None:
+            record["parent-snapshot-id"] = self.snapshot
+        if self.metadata["format-version"] >= 3:
+            record |= {"first-row-id": self.metadata["next-row-id"], "added-rows": 0}
+        return TableCommit(
+            self.table,
+            [assert_uuid(self.metadata["table-uuid"]), assert_ref("main", self.snapshot)],
+            [{"action": "add-snapshot", "snapshot": record}, set_ref("main", new.id, "branch")],
+        )
+
+
+def _summaries(metadata: Mapping[str, Any]) -> dict[int, Mapping[str, str]]:
+    """The summary of each snapshot, by its id."""
+    return {each["snapshot-id"]: each["summary"] for each in metadata.get("snapshots", ())}
