@@ -200,14 +200,9 @@ def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
         table.format._tables.at(table.path).refresh()
         return set(refs_of(table.format._tables.at(table.path).operations().current()))
 
-    # The tag of a version that was not published is ours, and so is the branch of the term before.
-    assert refs() == users | branches | {
-        "main",
-        "tuskline_t2",
-        "tuskline_epoch_1",
-        "tuskline_epoch_2",
-    }
-    # What a user has tagged stays readable; our own tag on it goes only with its snapshot.
+    # The branch of the term before is ours; epochs have no tags.
+    assert refs() == users | branches | {"main", "tuskline_t2"}
+    # What a user has tagged stays readable.
     table.format.expire(table.path, 2, {second})
     assert users | branches <= refs()
     assert table.ids(first) == [1]
@@ -216,12 +211,12 @@ def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
     fourth = table.write(4, second, add=[4], term=2)
     table.format.show(table.path, 2, fourth)
     table.format.expire(table.path, 2, {fourth})
-    assert "tuskline_epoch_2" not in refs()
     assert table.ids(fourth) == [1, 2, 4]
+    assert users | branches <= refs()
 
 
 def test_references_of_users_are_never_moved_whatever_names_they_have(table):
-    """Also those that have the name of the next epoch's tag, in this version's form or an earlier one's."""
+    """Also those that have the name which an earlier version would have given to the tag of this very epoch."""
     first = table.write(1, None, add=[1])
     raw = table.format._tables._tables.load(table.path)
     tags = {"epoch_1", "epoch_2", "tuskline_epoch_2", "tuskline_epoch_2_2", "tuskline_epoch_9"}
@@ -243,31 +238,98 @@ def test_references_of_users_are_never_moved_whatever_names_they_have(table):
     assert {name: refs()[name].snapshot for name in tags | branches} == dict.fromkeys(
         tags | branches, first
     )
-    assert [refs()[name].snapshot for name in ("tuskline_epoch_2_3", "tuskline_epoch_4")] == [
-        second,
-        fourth,
-    ]
     assert set(table.format.users_refs(table.path)) == tags | branches
     table.format.show(table.path, 2, fourth)
     table.format.expire(table.path, 2, {fourth})
-    # Ours go with their snapshots; the first one's is kept by the users' references.
-    ours = {"main", "tuskline_t2", "tuskline_epoch_1", "tuskline_epoch_4"}
-    assert set(refs()) == tags | branches | ours
+    assert set(refs()) == tags | branches | {"main", "tuskline_t2"}
     assert table.ids(first) == [1]
 
 
-def test_the_tags_of_an_earlier_version_expire(table, monkeypatch):
+def test_the_tags_that_earlier_versions_made_for_epochs_go_with_the_next_expiry(table, monkeypatch):
     with monkeypatch.context() as earlier:
-        earlier.setattr(iceberg, "free_tag", lambda version, _: f"epoch_{version}")
         earlier.setattr(iceberg, "TAG", "tuskline.unknown")
         first = table.write(1, None, add=[1])
-    second = table.write(2, first, add=[2])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(iceberg, "NO_TAG", "tuskline_epoch_2_2")
+        second = table.write(2, first, add=[2])
+    raw = table.format._tables._tables.load(table.path)
+    for name, snapshot in (("epoch_1", first), ("tuskline_epoch_2_2", second)):
+        raw.manageSnapshots().createTag(name, snapshot).commit()
     assert table.format.users_refs(table.path) == []
-    table.format.expire(table.path, 1, {second})
+    # Although their snapshots stay.
+    table.format.expire(table.path, 1, {first, second})
     table.format._tables.at(table.path).refresh()
     found = set(refs_of(table.format._tables.at(table.path).operations().current()))
     # The branch of a first writer is made with its first snapshot.
-    assert found == {"tuskline_t1", "tuskline_epoch_2"}
+    assert found == {"tuskline_t1"}
+    assert [table.ids(each) for each in (first, second)] == [[1], [1, 2]]
+
+
+def test_the_tags_of_pins_are_exactly_those_that_are_asked_for(table):
+    first = table.write(1, None, add=[1])
+    second = table.write(2, first, add=[2])
+    raw = table.format._tables._tables.load(table.path)
+    raw.manageSnapshots().createTag("tuskline_pin_mine", first).commit()
+
+    def pins():
+        found = iceberg_files.refs_in(table.path)
+        return {name: ref.snapshot for name, ref in found.items() if ref.is_pin}
+
+    def versions():
+        return len(list(Path(table.path, "metadata").glob("v*.metadata.json")))
+
+    for wanted in ({"tuskline_pin_a": first, "tuskline_pin_b": second}, {"tuskline_pin_b": second}):
+        table.format.pin(table.path, 1, wanted)
+        assert pins() == wanted
+        before = versions()
+        table.format.pin(table.path, 1, wanted)
+        assert versions() == before
+    # A user's tag of such a name is neither taken over nor removed, and counts as the user's.
+    with pytest.raises(LakeError, match="a tag 'tuskline_pin_mine' exists that no pin has made"):
+        table.format.pin(table.path, 1, {"tuskline_pin_mine": second})
+    assert table.format.users_refs(table.path) == ["tuskline_pin_mine"]
+    # So is ours, once a user has moved it.
+    raw.refresh()
+    raw.manageSnapshots().replaceTag("tuskline_pin_b", first).commit()
+    with pytest.raises(LakeError, match="no pin has made"):
+        table.format.pin(table.path, 1, {"tuskline_pin_b": second})
+    table.format.pin(table.path, 1, {})
+    assert set(table.format.users_refs(table.path)) == {"tuskline_pin_b", "tuskline_pin_mine"}
+    with pytest.raises(CorruptError, match="snapshot 7 is missing"):
+        table.format.pin(table.path, 1, {"tuskline_pin_c": 7})
+    # A newer writer's change of tags fences an older one, also at a table that it has not taken over.
+    table.format.show(table.path, 1, second)
+    table.format.pin(table.path, 2, {"tuskline_pin_c": second})
+    with pytest.raises(FencedError):
+        table.format.pin(table.path, 1, {"tuskline_pin_d": second})
+    assert pins() == {"tuskline_pin_c": second}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_table_s_metadata_does_not_grow_with_its_epochs(table):
+    """200 epochs, of which the last five are retained: references, snapshots and bytes stay as they were."""
+
+    def metadata():
+        folder = Path(table.path, "metadata")
+        newest = iceberg_files.metadata_file(folder, iceberg_files.versions_in(folder)[-1])
+        return len(newest.read_bytes()), len(json.loads(newest.read_bytes())["snapshots"])
+
+    base, kept = None, []
+    sizes = {}
+    for version in range(1, 201):
+        base = table.write(version, base, add=[version])
+        table.format.show(table.path, 1, base)
+        kept = [*kept[-4:], base]
+        if version % 5 == 0:
+            table.format.expire(table.path, 1, set(kept))
+            sizes[version] = metadata()
+    assert set(iceberg_files.refs_in(table.path)) == {"main", "tuskline_t1"}
+    print(sizes)
+    # The log of earlier metadata files grows up to 100 of them.
+    (early, snapshots), (late, same) = sizes[100], sizes[200]
+    assert snapshots == same == 5
+    assert late < 1.05 * early
 
 
 @pytest.mark.parametrize("place", ["takeover.ReadNamed", "takeover.RemovePrepared"])

@@ -18,6 +18,7 @@ from spark_consumers.lake.writer import requests
 from spark_consumers.spark.session import catalog_settings
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_no_orphans
+from tests.support.machine_files import machine
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 from walsender_bridge.cli import app as cli
@@ -289,9 +290,7 @@ def test_what_show_prints_reads_the_cut_in_spark_and_pyiceberg(pipeline, databas
     snapshot = changed(pipeline, database)
     link, kept = snapshot.manifest, rows(snapshot)
     config = pipeline.folder / "lake.toml"
-    config.write_text(
-        f'[log]\ndata_dir = "{pipeline.folder}/log"\n[lake]\nuri = "{pipeline.lake}"\n'
-    )
+    config.write_text(machine("lake").replace('uri = "lake"', f'uri = "{pipeline.lake}"'))
     for key, value in catalog_settings(pipeline.lake, "tuskline").items():
         spark.conf.set(key, value)
 

@@ -41,7 +41,8 @@ class Ref:
         version = summary.get(VERSION)
         if version is None:
             return cls(snapshot, is_branch)
-        return cls(snapshot, is_branch, int(version), summary.get(TAG, f"epoch_{version}"))
+        tag = summary.get(TAG)
+        return cls(snapshot, is_branch, int(version), f"epoch_{version}" if tag is None else tag)
 
 
 def branch_of(term: int) -> str:
