@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_consumers import read
+from tests.support.engines import assert_engines_agree
 from walsender_bridge.demo.local_server import by_major
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
@@ -50,10 +52,14 @@ def _assert_whole(code, figures):
 # `make test` has it with kills, which checks all of this and more.
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_demo_ends_equal(tmp_path):
+def test_the_demo_ends_equal(tmp_path, spark):
+    """And other engines read the same rows of its tables."""
     code, figures = _demo(tmp_path / "demo", "--seconds", "6", "--seed", "11", seconds=540)
     _assert_whole(code, figures)
-    assert Path(figures["lake"]).is_dir()
+    lake = Path(figures["lake"])
+    shown = read(spark, lake)
+    assert len(shown.tables) == 12
+    assert_engines_agree(lake, shown)
 
 
 @pytest.mark.timeout(900)

@@ -1,12 +1,16 @@
 """What other engines show of a lake: PostgreSQL's columns and rows at the published cut, after changes of every kind."""
 
 import pytest
+from pyiceberg.table import StaticTable
 
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
-from tests.support.engines import assert_read_by_engines
+from tests.support.capture_stack import STREAM
+from tests.support.engines import assert_read_by_engines, metadata_of
+from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import PUBLISHED, TABLES, Pipeline
 from tests.support.pinned import connect_pinned
+from tests.support.waiting import wait_for
 
 MORE_TABLES = (
     "CREATE TABLE days (day date, id int, note text, PRIMARY KEY (day, id)) PARTITION BY RANGE (day)",
@@ -79,10 +83,73 @@ def test_other_engines_read_postgresql_s_rows_after_every_kind_of_change(
             followed(pipeline, database) if each else pipeline.flush()
         followed(pipeline, database)
         assert list(pipeline.lake.glob("tables/*/*/*/data/*.puffin"))
-        for remade in REMADE:
+        for number, remade in enumerate(REMADE, 1):
             database.execute(*remade, *TOUCHED)
-            followed(pipeline, database) if each else pipeline.flush()
+            if each or number == len(REMADE):
+                followed(pipeline, database)
+
+
+WRITTEN_AGAIN = {"default": "copy-on-write", f"{STREAM}.public.days": "vectors"}
+
+
+def deletes_of(pipeline):
+    """Of each table the version of Iceberg's format, and whether PyIceberg sees files with deletes in it."""
+    found = {}
+    for name, file in metadata_of(pipeline.lake).items():
+        table = StaticTable.from_metadata(file)
+        files = [d for task in table.scan().plan_files() for d in task.delete_files]
+        found[name.rpartition(".")[2]] = (table.metadata.format_version, bool(files))
+    return found
+
+
+def test_a_table_that_is_copied_on_write_has_no_deletes_at_all(spark, tmp_path, database):
+    names = ("docs", "bag", "days", "odd")
+    database.execute(
+        *TABLES,
+        *MORE_TABLES,
+        "CREATE TABLE odd (id int PRIMARY KEY, d date)",
+        "INSERT INTO odd VALUES (1, '2024-01-01'), (2, '2024-01-02')",
+    )
+    aside = {"on_unrepresentable_value": {"default": "quarantine"}}
+    with Pipeline(spark, tmp_path, database, [f"public.{name}" for name in names]) as pipeline:
+        pipeline.wait_for_tables(*names)
+        pipeline.house.close()
+        pipeline.house = pipeline.lakehouse(**aside)
+        database.execute(
+            *(statement for statement in EPOCHS[0] if "many" not in statement),
+            "INSERT INTO odd VALUES (3, 'infinity')",
+            "DELETE FROM odd WHERE id = 1",
+        )
+        pipeline.flush()
+        before = pipeline.head().tables
+        assert all(deletes for _, deletes in deletes_of(pipeline).values())
+        pipeline.house.close()
+        # Without a change of a table, and without a copy.
+        pipeline.house = pipeline.lakehouse(deletes=WRITTEN_AGAIN, **aside)
+        wait_for(lambda: pipeline.house.run_once(force=True), 60, "the epoch that replaces vectors")
+        after = pipeline.head().tables
+        assert {n: t.path for n, t in after.items()} == {n: t.path for n, t in before.items()}
+        assert {n: t.rows for n, t in after.items()} == {n: t.rows for n, t in before.items()}
+        assert [n for n, (_, deletes) in deletes_of(pipeline).items() if deletes] == ["days"]
+        # Of a table that is only rewritten, the quarantined rows are kept.
+        assert after[f"{STREAM}.public.odd"].quarantined_rows == 1
+        database.execute(
+            "DELETE FROM odd WHERE id = 3",
+            *(s for epoch in EPOCHS[1:] for s in epoch if "many" not in s and "docs" not in s),
+            "ALTER TABLE docs RENAME title TO heading",
+            "UPDATE docs SET n = 0 WHERE id = 4",
+        )
+        pipeline.flush()
+        database.execute("UPDATE docs SET n = 1 WHERE id = 5")
         followed(pipeline, database)
+        # A copy has the version of the format that engines without vectors know, until its first vector.
+        assert deletes_of(pipeline)["docs"] == (2, False)
+        pipeline.house.close()
+        pipeline.house = pipeline.lakehouse()
+        database.execute("UPDATE docs SET n = 2 WHERE id = 6")
+        followed(pipeline, database)
+        assert deletes_of(pipeline)["docs"] == (3, True)
+        assert_no_orphans(pipeline.spark, pipeline.lake)
 
 
 def test_other_engines_read_values_of_every_type(spark, tmp_path, database):

@@ -1,5 +1,6 @@
 """What an epoch removes from a table's files, by the functions of the executors: vectors, files that go, files rewritten."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ class Epochs:
         self.disk = TableOnDisk(folder / "t")
         self.schema = COLUMNS.append(pa.field(ROW_ID, pa.string())) if hidden else COLUMNS
         self.number = 0
+        self.copy_on_write = False
 
     def target(self) -> Target:
         prefix = f"{self.folder}/t/data/{Stage(self.number, 1, 1)}"
         key = ("k",) if self.keyed else ()
-        return Target("shop.public.t", "public.t", prefix, COLUMNS, self.schema, key, 0, 1)
+        made = Target("shop.public.t", "public.t", prefix, COLUMNS, self.schema, key, 0, 1)
+        return replace(made, copy_on_write=self.copy_on_write)
 
     def staged(self, add=(), remove=(), patch=None, counts=None) -> Staged:
         self.number += 1
@@ -149,6 +152,32 @@ def test_a_file_without_living_rows_goes_with_its_vector(tmp_path):
     assert not table.disk.files
     table.apply(add=[(1, "a")])
     assert table.rows() == [(1, "a")]
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_table_that_is_copied_on_write_has_no_vector(tmp_path, keyed):
+    table = Epochs(tmp_path, keyed=keyed)
+    rows = [(k, f"v{k}") for k in range(10)]
+
+    def removal(*keys):
+        return {"remove": list(keys)} if keyed else {"counts": {(k, f"v{k}"): 1 for k in keys}}
+
+    table.apply(add=rows[:5])
+    table.apply(add=rows[5:], **removal(3))
+    assert len(table.disk.vectors) == 1
+    table.copy_on_write = True
+    # The vectors that were there go with the next epoch, whatever it removes.
+    table.apply(**removal(7))
+    assert not table.disk.vectors
+    table.apply(add=[(20, "x")], **removal(8))
+    table.apply(add=[(21, "x")])
+    assert not table.disk.vectors
+    left = [row for row in rows if row[0] not in {3, 7, 8}]
+    assert table.rows() == [*left, (20, "x"), (21, "x")]
+    table.copy_on_write = False
+    table.apply(**removal(0))
+    assert len(table.disk.vectors) == 1
+    assert table.rows() == [*left[1:], (20, "x"), (21, "x")]
 
 
 def test_many_small_files_become_one(tmp_path):
