@@ -42,6 +42,15 @@ def check(spark: Any) -> None:
         check_iceberg(jvm)
 
 
+def check_driver(spark: Any) -> None:
+    """Raise `NotSupportedError` for a session of Spark Connect, in which no lake is written."""
+    if getattr(spark, "_jvm", None) is None:
+        raise NotSupportedError(
+            "a session of Spark Connect cannot write a lake",
+            repair="start the lake's driver by spark-submit, or with `tuskline lake run`",
+        )
+
+
 def check_settings(settings: Mapping[str, str]) -> None:
     """Raise `NotSupportedError` for a setting with which a lake is not read correctly."""
     if (error := unmet(settings)) is not None:
