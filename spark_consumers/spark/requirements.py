@@ -57,18 +57,18 @@ def check_settings(settings: Mapping[str, str]) -> None:
         raise error
 
 
-def check_iceberg(jvm: Any, progress: jars.Progress = jars.print_progress) -> None:
+def check_iceberg(jvm: Any) -> None:
     """Raise `NotSupportedError` unless the JVM has Iceberg for its own version of Spark."""
     place = _place(jvm, _CLASSES[ICEBERG])
     if place is None:
-        needed = ",".join(str(jar) for jar in jars.paths(progress))
+        kept = ",".join(str(jar) for jar in jars.kept())
+        flag = f"--jars {kept}" if kept else f"--packages {jars.ICEBERG}"
         raise NotSupportedError(
             "Spark's JVM was started without Iceberg's jars",
-            repair=f"start it with them: spark-submit --jars {needed}, or the setting spark.jars",
+            repair=f"start it with them: spark-submit {flag}, or the setting spark.jars or spark.jars.packages",
         )
-    if (
-        error := other_runtime(place, str(jvm.org.apache.spark.package.SPARK_VERSION()))
-    ) is not None:
+    spark = str(jvm.org.apache.spark.package.SPARK_VERSION())
+    if (error := other_runtime(place, spark)) is not None:
         raise error
 
 
