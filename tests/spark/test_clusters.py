@@ -190,7 +190,9 @@ def test_an_executor_killed_in_mid_write_costs_a_retry_alone(tmp_path, database,
                 assert snap.tables == NAMES
                 assert_equal(database.dsn, snap)
                 # A retry of the task: the epoch is that of the driver's attempt that was interrupted.
-                assert open_chain(stack.lake).at_link(stage.link).stage == str(stage)
+                link = open_chain(stack.lake).at_link(stage.link)
+                assert link is not None
+                assert link.stage == str(stage)
                 assert_by_executors(lines(), known, victim, pid())
                 assert_whole_epochs(spark, stack.lake, before)
                 assert_jobs_are_named(job_descriptions(f"127.0.0.1:{page}"))
