@@ -42,24 +42,33 @@ def check(spark: Any) -> None:
         check_iceberg(jvm)
 
 
+def check_driver(spark: Any) -> None:
+    """Raise `NotSupportedError` for a session of Spark Connect, in which no lake is written."""
+    if getattr(spark, "_jvm", None) is None:
+        raise NotSupportedError(
+            "a session of Spark Connect cannot write a lake",
+            repair="start the lake's driver by spark-submit, or with `tuskline lake run`",
+        )
+
+
 def check_settings(settings: Mapping[str, str]) -> None:
     """Raise `NotSupportedError` for a setting with which a lake is not read correctly."""
     if (error := unmet(settings)) is not None:
         raise error
 
 
-def check_iceberg(jvm: Any, progress: jars.Progress = jars.print_progress) -> None:
+def check_iceberg(jvm: Any) -> None:
     """Raise `NotSupportedError` unless the JVM has Iceberg for its own version of Spark."""
     place = _place(jvm, _CLASSES[ICEBERG])
     if place is None:
-        needed = ",".join(str(jar) for jar in jars.paths(progress))
+        kept = ",".join(str(jar) for jar in jars.kept())
+        flag = f"--jars {kept}" if kept else f"--packages {jars.ICEBERG}"
         raise NotSupportedError(
             "Spark's JVM was started without Iceberg's jars",
-            repair=f"start it with them: spark-submit --jars {needed}, or the setting spark.jars",
+            repair=f"start it with them: spark-submit {flag}, or the setting spark.jars or spark.jars.packages",
         )
-    if (
-        error := other_runtime(place, str(jvm.org.apache.spark.package.SPARK_VERSION()))
-    ) is not None:
+    spark = str(jvm.org.apache.spark.package.SPARK_VERSION())
+    if (error := other_runtime(place, spark)) is not None:
         raise error
 
 

@@ -100,7 +100,7 @@ def session(
         builder = builder.config(key, value)
     # Once its JVM runs, nothing can be added to its class path.
     SparkContext._ensure_initialized(conf=SparkConf().setAll([*found.items()]))  # noqa: SLF001  # PySpark's own way to start it
-    requirements.check_iceberg(SparkContext._jvm, progress)  # noqa: SLF001  # as above
+    requirements.check_iceberg(SparkContext._jvm)  # noqa: SLF001  # as above
     return builder.getOrCreate()
 
 

@@ -125,7 +125,7 @@ def assert_jobs_are_named(jobs):
     assert all(job.startswith("tuskline: ") for job in jobs), jobs
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "kind", ["standalone", pytest.param("local-cluster", marks=pytest.mark.long)]
 )
@@ -170,13 +170,13 @@ def test_an_executor_killed_in_mid_write_costs_a_retry_alone(tmp_path, database,
                 return open_chain(stack.lake).head()
 
             with driver_of(kind, stack, env, master) as pid:
-                wait_for(lambda: (h := head()) and sorted(h.readable) == NAMES, 200, "all tables")
+                wait_for(lambda: (h := head()) and sorted(h.readable) == NAMES, 400, "all tables")
                 if given is not None:
                     assert given() == ("theirs", 512, 2)
                 before = head().epoch
                 half.touch()
                 database.execute(CHANGES)
-                wait_for(lambda: [li for li in lines() if "half" in li], 100, "half of a file")
+                wait_for(lambda: [li for li in lines() if "half" in li], 200, "half of a file")
                 written = [li for li in lines() if "half" in li][-1]
                 victim, stage = executor_of(written), Stage.of(written["half"].removeprefix("."))
                 assert victim is not None
@@ -190,7 +190,9 @@ def test_an_executor_killed_in_mid_write_costs_a_retry_alone(tmp_path, database,
                 assert snap.tables == NAMES
                 assert_equal(database.dsn, snap)
                 # A retry of the task: the epoch is that of the driver's attempt that was interrupted.
-                assert open_chain(stack.lake).at_link(stage.link).stage == str(stage)
+                link = open_chain(stack.lake).at_link(stage.link)
+                assert link is not None
+                assert link.stage == str(stage)
                 assert_by_executors(lines(), known, victim, pid())
                 assert_whole_epochs(spark, stack.lake, before)
                 assert_jobs_are_named(job_descriptions(f"127.0.0.1:{page}"))

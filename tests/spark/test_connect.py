@@ -61,6 +61,7 @@ def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline,
     ] == changes
     assert found["snapshot"] == expected[f"{STREAM}.public.pairs"]
     assert found["streamed"] == [["D", "None", "None"], ["U", "3", "new"]]
+    assert found["written"] == "a session of Spark Connect cannot write a lake"
     assert found["lost"].startswith("CorruptError: "), found["lost"]
     assert "checksum mismatch" in found["lost"]
 

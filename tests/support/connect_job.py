@@ -11,7 +11,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from tuskline import read, session
+from tuskline import Lakehouse, errors, read, session
 
 
 def main(server: str, lake: str, log: str, dsn: str, snapshot: str, folder: str) -> None:
@@ -51,6 +51,10 @@ def main(server: str, lake: str, log: str, dsn: str, snapshot: str, folder: str)
     )
     assert query.awaitTermination(120)
     answer["streamed"] = rows(spark.read.parquet(f"{folder}/streamed"))
+    try:
+        Lakehouse(spark, lake, log, [])
+    except errors.NotSupportedError as error:
+        answer["written"] = error.what
     try:
         _lost(spark, lake, snap)
     except Exception as error:

@@ -121,6 +121,7 @@ class Lakehouse:
         failing: Callable[[TusklineError | None], None] | None = None,
         store: StoreOptions = FROM_ENVIRONMENT,
     ) -> None:
+        requirements.check_driver(spark)
         if format != IcebergFormat.name:
             raise NotSupportedError(
                 f"format {format!r} is not supported by this version", repair="use iceberg"
