@@ -41,10 +41,15 @@ def _many(
     report: Report, running: Bench, names: Sequence[str], rounds: int, say: Callable[[str], None]
 ) -> None:
     changed = names[: min(_CHANGED, len(names))]
-    lakes = [Lake(running, "few", running.publish("few", changed)), Lake(running, "many", running.publish("many", names))]
+    lakes = [
+        Lake(running, "few", running.publish("few", changed)),
+        Lake(running, "many", running.publish("many", names)),
+    ]
     for lake in lakes:
         lake.create()
-        say(f"{lake.name}: {len(lake.head().tables)} tables; taken over in {lake.take_over():.1f} s")
+        say(
+            f"{lake.name}: {len(lake.head().tables)} tables; taken over in {lake.take_over():.1f} s"
+        )
     # Rows to change, and a warm-up: the whole of it does not count.
     running.execute(*(_fill(name) for name in names))
     version = running.barrier()
@@ -55,7 +60,9 @@ def _many(
         version = running.barrier()
         for lake in lakes if number % 2 else lakes[::-1]:
             turn = lake.epoch(version, "20 changed")
-            say(f"{number + 1}/{rounds} {lake.name}: {turn.wall:.2f} s, CPU {turn.cpu:.2f} s, load {turn.load}")
+            say(
+                f"{number + 1}/{rounds} {lake.name}: {turn.wall:.2f} s, CPU {turn.cpu:.2f} s, load {turn.load}"
+            )
             if number >= 0:
                 report.add(turn)
     found = [lake.sums(changed) for lake in lakes]

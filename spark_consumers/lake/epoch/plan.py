@@ -4,6 +4,7 @@ Pure: the log's answers come in, tasks go out. A range ends at a commit of the l
 never in two ranges of which one is written without the other, and never split by the epoch's end.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -192,7 +193,7 @@ def tasks(
         )
         if names:
             pieces += [(part.stream, a, b, names) for a, b in _pieces(part.start, part.cuts)]
-    count = {name: sum(name in piece[3] for piece in pieces) for name in targets}
+    count = Counter(name for piece in pieces for name in piece[3])
     return [
         RangeTask(
             stream,

@@ -27,7 +27,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +35,15 @@ from typing import Any, Self
 from spark_consumers.lake.manifest import delta, home
 from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
 from spark_consumers.lake.manifest.newest_record import NewestRecord
-from spark_consumers.lake.manifest.sealed_json import FORMAT_VERSION, REPAIR, dump, load, parse_sealed, sealed, unreadable
+from spark_consumers.lake.manifest.sealed_json import (
+    FORMAT_VERSION,
+    REPAIR,
+    dump,
+    load,
+    parse_sealed,
+    sealed,
+    unreadable,
+)
 from spark_consumers.lake.manifest.table_version import (
     COPIED,
     HELD,
@@ -142,15 +150,16 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as the file of a full link has it (`delta`)."""
-        # Not `asdict`, which copies every member of every table.
-        members = {member.name: getattr(self, member.name) for member in fields(self)}
-        for name in ("tables", "copies"):
-            members[name] = {name: table.to_json() for name, table in members[name].items()}
-        members["streams"] = {stream: asdict(at) for stream, at in self.streams.items()}
+        # `asdict` would copy every member of every table.
+        members = asdict(replace(self, tables={}, copies={}))
+        members["tables"] = {name: table.to_json() for name, table in self.tables.items()}
+        members["copies"] = {name: table.to_json() for name, table in self.copies.items()}
         return {"format_version": FORMAT_VERSION, **members, "rows": self.rows}
 
     @classmethod
-    def from_json(cls, record: dict[str, Any], where: str, base: delta.Tables | None = None) -> Self:
+    def from_json(
+        cls, record: dict[str, Any], where: str, base: delta.Tables | None = None
+    ) -> Self:
         """The manifest in a file's JSON, of a delta with the tables of its base.
 
         Raises `CorruptError`, or `NotSupportedError` for a newer format.
