@@ -52,11 +52,11 @@ class Bench:
     spark: SparkSession
     folder: Path
 
-    def execute(self, *statements: str | sql.Composable) -> None:
+    def execute(self, *statements: sql.Composed) -> None:
         """Run statements, each in a transaction of its own."""
         with psycopg.connect(self.server.dsn(), autocommit=True) as connection:
-            for each_ in statements:
-                connection.execute(each_ if isinstance(each_, sql.Composable) else each_.encode())
+            for one in statements:
+                connection.execute(one)
 
     def publish(self, publication: str, tables: Sequence[str]) -> Source:
         """A publication of these tables (of `public`), as a lake's source."""
@@ -81,7 +81,7 @@ class Bench:
 
 
 @contextmanager
-def bench(tables: Sequence[sql.Composable | str], *, memory: str = "2g") -> Iterator[Bench]:
+def bench(tables: Sequence[sql.Composed], *, memory: str = "2g") -> Iterator[Bench]:
     """A new server on which these statements have run, its tables in `public` captured."""
     with (
         workload.server() as server,

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     return report
 
 
-def _table(name: str) -> sql.Composable:
+def _table(name: str) -> sql.Composed:
     make = sql.SQL("CREATE TABLE {} (id bigint PRIMARY KEY, n int NOT NULL, v text)")
     return make.format(sql.Identifier(name))
 
@@ -83,12 +83,12 @@ def _many(
         lake.close()
 
 
-def _fill(name: str) -> sql.Composable:
+def _fill(name: str) -> sql.Composed:
     fill = sql.SQL("INSERT INTO {} SELECT g, g, 'value ' || g FROM generate_series(1, {}) AS g")
     return fill.format(sql.Identifier(name), sql.Literal(_ROWS))
 
 
-def _change(names: Sequence[str], number: int) -> sql.Composable:
+def _change(names: Sequence[str], number: int) -> sql.Composed:
     """Update half of the rows of each, in one transaction."""
     one = sql.SQL("UPDATE {} SET n = n + 1 WHERE id % 2 = {}")
     updates = [one.format(sql.Identifier(name), sql.Literal(number % 2)) for name in names]
