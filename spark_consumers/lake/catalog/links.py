@@ -72,7 +72,7 @@ def follow(root: Path, paths: Iterable[str]) -> list[str]:
 def _found(root: Path) -> Iterator[tuple[str, str]]:
     beginning = len(f"{root}/")
     for entry in _entries(root):
-        if entry.is_symlink() and is_ours(entry.name, target := str(Path(entry.path).readlink()))::
+        if entry.is_symlink() and is_ours(entry.name, target := str(Path(entry.path).readlink())):
             yield entry.path[beginning:], target
 
 

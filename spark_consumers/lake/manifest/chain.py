@@ -360,7 +360,7 @@ class Chain:
                 high = middle
         if best is not None and best.epoch == epoch:
             return best
-        oldest = self._read(numbers[0]) if numbers else None
+        oldest = next(self.links(), None)
         if oldest is not None and epoch < oldest.epoch:
             raise TrimmedError(
                 f"epoch {epoch} has expired; the oldest retained epoch is {oldest.epoch}",

@@ -22,6 +22,8 @@ from walsender_bridge.errors import FencedError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
+#: Tables that are cleaned at a time, at most, though more have changed: epochs wait meanwhile.
+_MOST = 100
 #: Tables that did not change, and are looked at all the same, each time: users drop references, and crashes leave files.
 _OTHERS = 20
 #: How often what is past its retention is removed, in seconds, at most.
@@ -125,8 +127,9 @@ class Retention:
     def _turn(self, current: Collection[str]) -> list[str]:
         """The tables to clean this time, of these: as many as there is work for, not as many as there are."""
         self._turns = dict.fromkeys([*(t for t in self._turns if t in current), *current])
-        due = [path for path in self._due if path in current]
-        self._due.clear()
+        self._due &= set(current)
+        due = [path for path in self._turns if path in self._due][:_MOST]
+        self._due -= set(due)
         others = (path for path in self._turns if path not in due)
         found = [*due, *islice(others, _OTHERS)]
         for path in found:
