@@ -26,7 +26,9 @@ from spark_consumers.decode.types import arrow_schema, text_columns
 from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.copy.bootstrap import new_path, usable_key
 from spark_consumers.lake.epoch.log_view import first_link
+from spark_consumers.lake.format.data_files import Stage, write_data
 from spark_consumers.lake.format.iceberg import IcebergFormat
+from spark_consumers.lake.format.iceberg_refs import VERSION, branch_of
 from spark_consumers.lake.format.table_format import ROW_ID, TableWrite
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion, open_chain
 from spark_consumers.lake.tables.schema_change import schema_hash
@@ -41,6 +43,10 @@ from walsender_bridge.runtime.sql import load as statement
 
 #: What creates an empty table in a lake: as the copier, version 0 of term 1.
 _TERM, _VERSION = 1, 0
+#: The key of a row that no client has.
+_NO_KEY = -1
+#: Seconds between two epochs, by default.
+_EVERY = 60.0
 
 
 @dataclass
@@ -112,8 +118,12 @@ class Lake:
         self.chain: Chain = open_chain(self.root)
         self._house: Lakehouse | None = None
 
-    def create(self) -> Manifest:
+    def create(self) -> None:
         """Make its tables, and the link that names them."""
+        self.chain.publish(self._tables(), None)
+
+    def _tables(self) -> Manifest:
+        """Make its tables; the first link."""
         bench = self._bench
         bench.barrier()
         status = bench.status()
@@ -157,9 +167,36 @@ class Lake:
 
             versions = each(published.items(), create)
         names = [f"{STREAM}.{name}" for name in published]
-        made = replace(made, tables=dict(zip(names, versions, strict=True)))
-        self.chain.publish(made, None)
-        return made
+        return replace(made, tables=dict(zip(names, versions, strict=True)))
+
+    def age(self, epochs: int, retained: int) -> None:
+        """Make its one table and its chain what so many epochs leave, of which the last `retained` have not expired.
+
+        Real snapshots, with the manifests that these make, and real links, but neither the log nor Spark has a part in them.
+        In each, a data file of one row takes the place of the one before.
+        """
+        bench, first = self._bench, self._tables()
+        ((name, table),) = first.tables.items()
+        tables = IcebergFormat(bench.spark, first.lake)
+        folder = str(self.root / table.path)
+        kept = min(epochs, retained)
+        with LogClient(bench.log.address) as log:
+            log.raise_version(first.epoch + epochs)
+        snapshots = _snapshots(bench.spark, tables, folder, kept)
+        head = None
+        for number, snapshot in enumerate(snapshots, epochs - kept + 1):
+            made = replace(
+                first,
+                link=number + 1,
+                epoch=first.epoch + number,
+                previous_epoch=first.epoch + number - 1,
+                steady_at=first.steady_at - (epochs - number) * _EVERY,
+                stage=str(Stage(number + 1, _TERM, 1)),
+                tables={name: replace(table, snapshot_id=snapshot, rows=1)},
+            )
+            self.chain.publish(made, head)
+            head = made
+        tables.forget(folder)
 
     @property
     def house(self) -> Lakehouse:
@@ -188,9 +225,9 @@ class Lake:
         assert found is not None
         return found
 
-    def epoch(self, version: int, work: str, **more: float) -> Round:
-        """Publish everything up to this version of the log, which is there."""
-        busy, before = load(), self.head().epoch
+    def epoch(self, version: int, work: str) -> Round:
+        """Publish everything up to this version of the log, which is there. `driver_cpu`: seconds of this process alone."""
+        busy, before, own = load(), self.head().epoch, time.process_time()
         cpu, began = tree_cpu_seconds(os.getpid()), time.monotonic()
         changes = 0
         while before < version:
@@ -198,6 +235,7 @@ class Lake:
             if made is not None:
                 before, changes = made.epoch, changes + made.changes
         wall, cpu = time.monotonic() - began, tree_cpu_seconds(os.getpid()) - cpu
+        more = {"driver_cpu": time.process_time() - own}
         return Round(self.name, work, changes, wall, cpu, None, busy, more)
 
     def sums(self, tables: Sequence[str]) -> list[Any]:
@@ -210,6 +248,49 @@ class Lake:
         if self._house is not None:
             self._house.close()
             self._house = None
+
+
+def _snapshots(spark: SparkSession, tables: IcebergFormat, folder: str, count: int) -> list[int]:
+    """Commit so many snapshots to the table in this folder, at once; their ids."""
+    jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
+    iceberg, branch = jvm.org.apache.iceberg, branch_of(_TERM)
+    schema = tables.schemas(folder)[1]
+    data = f"{folder}/data/{Stage(1, _TERM, 1)}.parquet"
+    row = [pa.array([_NO_KEY if not i else None], field.type) for i, field in enumerate(schema)]
+    written = write_data(data, row, schema)
+    assert written is not None
+    made: list[int] = []
+
+    def file(number: int) -> Any:
+        path = Path(folder, "data", f"{Stage(number + 1, _TERM, 1)}.parquet")
+        if not path.exists():
+            path.hardlink_to(data)
+        unpartitioned = iceberg.PartitionSpec.unpartitioned()
+        return (
+            iceberg.DataFiles.builder(unpartitioned)
+            .withPath(str(path))
+            .withFormat("parquet")
+            .withFileSizeInBytes(written.size)
+            .withRecordCount(written.rows)
+            .build()
+        )
+
+    def change(table: Any) -> Any:
+        transaction = table.newTransaction()
+        for number in range(count):
+            update = transaction.newRowDelta()
+            update.addRows(file(number))
+            if number:
+                update.removeRows(file(number - 1))
+            update.set(VERSION, str(number))
+            update.set("tuskline.stage", str(Stage(number + 1, _TERM, 1)))
+            update.toBranch(branch)
+            update.commit()
+            made.append(transaction.currentMetadata().ref(branch).snapshotId())
+        return transaction.currentMetadata()
+
+    tables._commit(folder, change)  # noqa: SLF001  # as its own writes do
+    return made
 
 
 def _sums(frame: Any) -> list[str]:
