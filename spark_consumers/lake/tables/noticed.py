@@ -169,13 +169,16 @@ def _added_since(table: TableVersion, before: Shape, now: Shape) -> str | None:
 
 def known(head: Manifest, stream: str) -> set[int]:
     """The OIDs of a stream's tables and their partitions."""
-    versions = [
-        table
-        for tables in (head.tables, head.copies)
-        for name, table in tables.items()
-        if stream_of(name) == stream and table.shape
-    ]
-    return {oid for table in versions for oid in Shape.load(table.shape).relations}
+    found: set[int] = set()
+    for tables in (head.tables, head.copies):
+        for name, table in tables.items():
+            if stream_of(name) == stream and table.shape:
+                found |= _relations(table)
+    return found
+
+
+def _relations(table: TableVersion) -> set[int]:
+    return {table.relation_id} if _NO_PARTS in table.shape else Shape.load(table.shape).relations
 
 
 def unshown(head: Manifest, publications: Mapping[str, Publication]) -> dict[str, str]:
