@@ -20,6 +20,7 @@ NAMES = (
     "memory",
     "snapshot",
     "slot-scan",
+    "tables",
     "throttle",
     "wal",
     "wal-catchup",

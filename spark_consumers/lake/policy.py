@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from spark_consumers.lake.manifest.chain import Manifest
-from spark_consumers.lake.manifest.table_version import HELD, LIVE, STALE
+from spark_consumers.lake.manifest.table_version import HELD, LIVE, STALE, TableVersion
 
 HOLD, WAIT_FOR_COPY, GO_ON = "hold", "wait_for_copy", "go_on"
 VECTORS, COPY_ON_WRITE = "vectors", "copy-on-write"
@@ -33,11 +33,11 @@ def copies_on_write(deletes: Mapping[str, str], name: str) -> bool:
     return deletes.get(name, deletes.get("default", VECTORS)) == COPY_ON_WRITE
 
 
-def vectors_to_replace(deletes: Mapping[str, str], head: Manifest) -> set[str]:
-    """The streams with a table that is copied on write from now on, and was not."""
+def to_copy_on_write(deletes: Mapping[str, str], tables: Mapping[str, TableVersion]) -> set[str]:
+    """The tables that are copied on write from now on, and were not: their vectors are replaced."""
     return {
-        name.partition(".")[0]
-        for name, table in head.tables.items()
+        name
+        for name, table in tables.items()
         if table.state == LIVE and copies_on_write(deletes, name) and not table.copy_on_write
     }
 

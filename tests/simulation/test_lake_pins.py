@@ -93,13 +93,13 @@ class Lake:
             if len(epochs) > 1:
                 raise ViolationError(f"{tag} stands for epochs {epochs}")
         if self.refs[NEW].get(USERS) != Ref(7, is_branch=False):
-            raise ViolationError("a user's tag was changed")
+            raise ViolationError("a user's found was changed")
         for name, pin in head.pins.items():
             if pin.record not in self.records:
                 raise ViolationError(f"the copy of {name} is lost")
             for table in self.records[pin.record].tables.values():
-                ref = self.refs[table.path].get(tag_of(name))
-                if pin.state == PINNED and (ref is None or ref.snapshot != table.snapshot_id):
+                found = self.refs[table.path].get(tag_of(name))
+                if pin.state == PINNED and (found is None or found.snapshot != table.snapshot_id):
                     raise ViolationError(f"{name} is not in {table.path}")
 
 
@@ -264,7 +264,7 @@ def finish(run):
         path: {name: ref.snapshot for name, ref in refs.items() if ref.is_pin}
         for path, refs in run.lake.refs.items()
     }
-    wanted = {path: {} for path in there}
+    wanted: dict[str, dict[str, int]] = {path: {} for path in there}
     for path in EPOCHS[3]:
         wanted[path] = {tag_of("a"): version(path, 3).snapshot_id}
     if there != wanted:

@@ -56,7 +56,7 @@ def list_epochs(
         newest = {manifest.link for manifest in links}
         older = [link for link in pinned(chain.store, links[0]) if link.link not in newest]
         links += sorted(older, key=lambda manifest: -manifest.link)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "epoch": manifest.epoch,
             "link": manifest.link,

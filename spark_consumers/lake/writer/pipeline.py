@@ -26,7 +26,7 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
-from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, vectors_to_replace
+from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.tables import states
@@ -85,6 +85,8 @@ class _Writer:
     pins: Pins
     #: Paths of tables that were damaged: before one is written again, it is taken over.
     damaged: set[str] = field(default_factory=set)
+    #: Whether a round has failed since the last link: it may have written files of any table.
+    has_failed: bool = False
     #: Streams of which the log has another history than the lake, and why (`rolled_back`).
     apart: dict[str, str] = field(default_factory=dict)
 
@@ -290,8 +292,7 @@ class Lakehouse:
             return None
         writer.damaged -= set(found)
         try:
-            known = tables.layouts, tables.polled
-            manifest = writer.epochs.write(head, status, *known, everything=everything)
+            manifest = self._try_to_write(writer, status, everything=everything)
         except ShapeChangedError as changed:
             self._publish(writer, tables.reshape(head, changed))
             return None
@@ -311,6 +312,14 @@ class Lakehouse:
         tables.written(head, manifest)
         return manifest
 
+    def _try_to_write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest:
+        known = writer.tables.layouts, writer.tables.polled
+        try:
+            return writer.epochs.write(writer.head, status, *known, everything=everything)
+        except Exception:
+            writer.has_failed = True
+            raise
+
     def _give_up(self, writer: _Writer, errors: Mapping[str, TusklineError]) -> bool:
         """Suspend these tables, by path, and continue with the others; return whether any was not suspended before."""
         damage = (CorruptError, NotSupportedError)
@@ -326,9 +335,15 @@ class Lakehouse:
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
         """Continue from this link, which this writer published."""
-        writer.head = head
+        before, writer.head = writer.head, head
         writer.kept.remember(head)
-        remove_orphans(self._chain.root, head.tables, {head.link: head.tables})
+        written = {
+            name: table
+            for name, table in head.tables.items()
+            if writer.has_failed or table is not before.tables.get(name)
+        }
+        writer.has_failed = False
+        remove_orphans(self._chain.root, written, {head.link: head.tables})
 
     # -- taking over ------------------------------------------------------------------------------------
 
@@ -402,7 +417,8 @@ class Lakehouse:
         if gone := departed(head, self._sources):
             log.warning("no source for these tables: their rows stay as they are", tables=gone)
         log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
-        for stream in vectors_to_replace(self._deletes, head) & self._sources.keys():
+        replaced = to_copy_on_write(self._deletes, head.tables)
+        for stream in {name.partition(".")[0] for name in replaced} & self._sources.keys():
             # With the next epoch, and there may be nothing else for one.
             mark(self._sources[stream])
         self._writer = writer
