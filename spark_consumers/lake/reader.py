@@ -73,8 +73,8 @@ def read(
         raise UsageError(
             "epoch, as_of and pin are mutually exclusive", repair="specify only one of them"
         )
-    requirements.check(spark)
     chain = open_chain(lake)
+    requirements.check(spark)
     root = chain.root
     identity: str = chain.identity()["lake"]
     seen = _seen[str(spark.conf.get("spark.app.id"))]

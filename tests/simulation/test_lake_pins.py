@@ -93,13 +93,13 @@ class Lake:
             if len(epochs) > 1:
                 raise ViolationError(f"{tag} stands for epochs {epochs}")
         if self.refs[NEW].get(USERS) != Ref(7, is_branch=False):
-            raise ViolationError("a user's found was changed")
+            raise ViolationError("a user's tag was changed")
         for name, pin in head.pins.items():
             if pin.record not in self.records:
                 raise ViolationError(f"the copy of {name} is lost")
             for table in self.records[pin.record].tables.values():
-                found = self.refs[table.path].get(tag_of(name))
-                if pin.state == PINNED and (found is None or found.snapshot != table.snapshot_id):
+                tagged = self.refs[table.path].get(tag_of(name))
+                if pin.state == PINNED and (tagged is None or tagged.snapshot != table.snapshot_id):
                     raise ViolationError(f"{name} is not in {table.path}")
 
 
