@@ -98,8 +98,9 @@ class Lake:
             if pin.record not in self.records:
                 raise ViolationError(f"the copy of {name} is lost")
             for table in self.records[pin.record].tables.values():
-                ref = self.refs[table.path].get(tag_of(name))
-                if pin.state == PINNED and (ref is None or ref.snapshot != table.snapshot_id):
+                there = self.refs[table.path].get(tag_of(name))
+                at = there.snapshot if there is not None else None
+                if pin.state == PINNED and at != table.snapshot_id:
                     raise ViolationError(f"{name} is not in {table.path}")
 
 
@@ -264,7 +265,7 @@ def finish(run):
         path: {name: ref.snapshot for name, ref in refs.items() if ref.is_pin}
         for path, refs in run.lake.refs.items()
     }
-    wanted = {path: {} for path in there}
+    wanted: dict[str, dict[str, int]] = {path: {} for path in there}
     for path in EPOCHS[3]:
         wanted[path] = {tag_of("a"): version(path, 3).snapshot_id}
     if there != wanted:

@@ -308,7 +308,8 @@ def test_a_table_s_metadata_does_not_grow_with_its_epochs(table):
         newest = iceberg_files.metadata_file(folder, iceberg_files.versions_in(folder)[-1])
         return len(newest.read_bytes()), len(json.loads(newest.read_bytes())["snapshots"])
 
-    base, kept = None, []
+    base: int | None = None
+    kept: list[int] = []
     sizes = {}
     for version in range(1, 201):
         base = table.write(version, base, add=[version])

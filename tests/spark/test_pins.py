@@ -3,6 +3,7 @@
 import json
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyiceberg.table import StaticTable
@@ -324,7 +325,7 @@ def test_what_show_prints_reads_the_cut_in_spark_and_pyiceberg(pipeline, databas
             assert sorted(str(tuple(row)) for row in found.collect()) == kept[name]
             spark.catalog.dropTempView(view)
         made = printed(PYICEBERG)
-        space: dict[str, object] = {}
+        space: dict[str, Any] = {}
         exec("\n".join([made["preamble"], *(s["statement"] for s in made["statements"])]), space)  # noqa: S102
         for name, scan in space["tables"].items():
             assert scan.to_arrow().num_rows == len(kept[name])
