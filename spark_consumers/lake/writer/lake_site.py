@@ -37,7 +37,7 @@ class LakeSite:
             case takeover.ReadHead():
                 return self._chain.listed_head()
             case takeover.ReadLinks():
-                return self._needed() or []
+                return [*(self._pinned() or []), *self._chain.links()]
             case takeover.Publish(link, after):
                 return self._publish(link, after)
             case takeover.TakeTable(path, snapshot, term, epoch):
@@ -83,15 +83,14 @@ class LakeSite:
         pins = (term_of(record) for record in PinnedLinks(self._chain.store).names())
         return max(takeover.greatest_term(names), *branches, *pins)
 
-    def _needed(self) -> list[Manifest] | None:
-        """The links whose files are needed; None if that is not known, since a pinned one is damaged."""
-        head = self._chain.listed_head()
+    def _pinned(self) -> list[Manifest] | None:
+        """The pinned links, whose files are needed beside those of the chain; None if a copy of one is damaged."""
+        head = self._chain.head()
         try:
-            kept = pinned(self._chain.store, head) if head is not None else []
+            return pinned(self._chain.store, head) if head is not None else []
         except CorruptError as error:
             log.warning("leftovers of tables stay: what a pin keeps is not known", error=str(error))
             return None
-        return [*kept, *self._chain.links()]
 
     def left(self) -> Iterator[Leftover]:
         """What writers have made before it counts."""
@@ -99,7 +98,7 @@ class LakeSite:
             yield Leftover(LeftoverKind.LINK_DRAFT, name)
         for path in self._chain.staging.glob("*"):
             yield Leftover(LeftoverKind.STAGING, self._relative(path))
-        if self._needed() is None:
+        if self._pinned() is None:
             return
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
@@ -150,10 +149,10 @@ class LakeSite:
     def sweep_of_links(self, head: Manifest) -> int:
         """Remove our own and earlier files of tables that only links name, and none does; how many. `head` is ours."""
         found = list(self._of_links())
-        links = self._needed() if found else None
-        if links is None:
+        pinned_links = self._pinned() if found else None
+        if pinned_links is None:
             return 0
-        named = takeover.names_of(links, head)
+        named = takeover.names_of([*pinned_links, *self._chain.links()], head)
         # A round writes such files and publishes them before this writer comes to sweep again.
         garbage = [
             left for left in found if takeover.is_garbage(left, head, named, below=head.term + 1)
