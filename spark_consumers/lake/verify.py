@@ -6,7 +6,7 @@ removed.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +15,15 @@ from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import count
 from spark_consumers.lake.format.iceberg_files import local, metadata_file, versions_in
 from spark_consumers.lake.format.table_format import ROW_ID
-from spark_consumers.lake.manifest.chain import Chain, Manifest
+from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.newest import PublishedLink, is_lost, lost
+from spark_consumers.lake.manifest.pinned_links import PinnedLinks
 from walsender_bridge.errors import CorruptError, TusklineError
 
 _INDEX_REPAIR = (
     "no action is needed: the lake's driver builds the table's row index again when it needs it"
 )
+_PIN_REPAIR = "restore it from a backup, or release the pin: tuskline epochs unpin"
 #: Which file (relative to the lake), how many of how many.
 Progress = Callable[[str, int, int], None]
 
@@ -59,7 +61,8 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
         where = chain.where(PublishedLink(number, 0, 0))
         found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
     if newest is not None:
-        found.errors += _lost_snapshots(root, newest)
+        found.errors += _lost_snapshots(root, newest.versions)
+        found.errors += _lost_pins(chain, newest)
         found.errors += _lost_runs(chain, root, newest)
     found.errors += _wrong_hints(root)
     files = sorted(_files(root))
@@ -136,9 +139,28 @@ def _text(file: Path) -> str | None:
         return None
 
 
-def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:
-    """Tables of the newest epoch whose own metadata does not have the snapshot."""
-    for table in manifest.versions:
+def _lost_pins(chain: Chain, newest: Manifest) -> list[TusklineError]:
+    """Pinned epochs whose links or snapshots are not there, unless they have been released meanwhile."""
+    found: dict[str, list[TusklineError]] = {}
+    for name, pin in newest.pins.items():
+        try:
+            link = PinnedLinks(chain.store).read(pin.record)
+            found[name] = list(_lost_snapshots(chain.root, link.tables.values()))
+        except CorruptError as error:
+            found[name] = [error]
+    head = chain.head() if any(found.values()) else None
+    pins = head.pins if head is not None else {}
+    return [
+        CorruptError(f"pin {name}: {error.what}", where=error.where, repair=_PIN_REPAIR)
+        for name, errors in found.items()
+        if name in pins and pins[name].keeps_tags
+        for error in errors
+    ]
+
+
+def _lost_snapshots(root: Path, tables: Iterable[TableVersion]) -> Iterator[TusklineError]:
+    """Tables of an epoch whose own metadata does not have the snapshot."""
+    for table in tables:
         folder = root / table.path / "metadata"
         try:
             lists = _manifest_list(folder, table.snapshot_id)

@@ -98,8 +98,9 @@ class Lake:
             if pin.record not in self.records:
                 raise ViolationError(f"the copy of {name} is lost")
             for table in self.records[pin.record].tables.values():
-                tagged = self.refs[table.path].get(tag_of(name))
-                if pin.state == PINNED and (tagged is None or tagged.snapshot != table.snapshot_id):
+                there = self.refs[table.path].get(tag_of(name))
+                at = there.snapshot if there is not None else None
+                if pin.state == PINNED and at != table.snapshot_id:
                     raise ViolationError(f"{name} is not in {table.path}")
 
 

@@ -1,6 +1,7 @@
 """What housekeeping removes of a lake's folder, and what of users keeps it from it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ from spark_consumers.lake.format.iceberg_files import refs_in, versions_in
 from spark_consumers.lake.format.iceberg_refs import of_users
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion, open_chain
+from spark_consumers.lake.manifest.pin import PINNED, Pin
+from spark_consumers.lake.manifest.pinned_links import PinnedLinks
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.retention import Retention, clock_after
@@ -104,6 +107,41 @@ def test_retention_keeps_it_too_and_removes_it_when_they_are_dropped(chain, site
     write(chain.root, 10, OURS)
     kept.expire(head, 0.0)
     assert not (chain.root / OLD).exists()
+
+
+def test_what_a_pin_keeps_is_no_leftover_also_while_that_is_not_known(chain, site):
+    """Of a table that was copied again since: only the copy of the pinned link names its folder and its files."""
+    head = chain.head()
+    rows = f"quarantine/{1:020d}-t1-a1-rows.parquet"
+    old = replace(head.tables["shop.public.t"], path=OLD, quarantine_files=(rows,))
+    record = PinnedLinks(chain.store).keep(replace(head, tables={"shop.public.t": old}), 2)
+    file = chain.root / "_tuskline" / "pins" / record
+    write(chain.root, 9, OURS)
+    for name in (rows, f"quarantine/{1:020d}-t1-a1-garbage.parquet"):
+        (chain.root / OLD / name).parent.mkdir(exist_ok=True)
+        (chain.root / OLD / name).touch()
+    pinned = head.next(1000.0, pins={"a": Pin(head.epoch, head.link, record, PINNED)})
+    chain.publish(pinned, head)
+    content = file.read_bytes()
+    kept = Retention.begin(chain, cast("Any", Format()), site, clock_after(pinned))
+
+    def clean():
+        takeover.carry_out(takeover.sweep(chain.head()), site.do)
+        kept.expire(chain.head(), 0.0)
+
+    file.write_bytes(content.replace(b"tables", b"tablet"))
+    clean()
+    assert len(list((chain.root / OLD / "quarantine").iterdir())) == 2
+    assert chain.numbers() == [1, 2]
+    file.write_bytes(content)
+    clean()
+    assert [path.name for path in (chain.root / OLD / "quarantine").iterdir()] == [Path(rows).name]
+    assert chain.numbers() == [2]
+    # Released, it goes, and with it the copy of the link.
+    chain.publish(pinned.next(1000.0, pins={}), pinned)
+    clean()
+    assert not (chain.root / OLD).exists()
+    assert not file.exists()
 
 
 def test_metadata_that_is_damaged_does_not_hide_the_references_before_it(chain, site):

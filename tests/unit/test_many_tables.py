@@ -311,12 +311,17 @@ class CountedTables:
 
     def __init__(self) -> None:
         self.expired: list[str] = []
+        self.tagged: list[str] = []
         self.swept: list[str] = []
 
     def expire(self, path: str, _: int, kept: set[int]) -> int:
         assert kept
         self.expired.append(path)
         return 0
+
+    def pin(self, path: str, _: int, tags: dict[str, int]) -> None:
+        assert not tags
+        self.tagged.append(path)
 
     def sweep_of_links(self, _: Manifest, tables: list[str]) -> int:
         self.swept += tables
@@ -337,6 +342,7 @@ def test_housekeeping_looks_at_what_changed_and_at_all_others_in_turn(chain: Cha
     head = made[-1]
     for _ in range(-(-TABLES // _OTHERS)):
         tables.expired.clear()
+        tables.tagged.clear()
         tables.swept.clear()
         after = epoch(head, range(CHANGED))
         chain.publish(after, head)
@@ -346,6 +352,7 @@ def test_housekeeping_looks_at_what_changed_and_at_all_others_in_turn(chain: Cha
         kept.expire(head, 1e6)
         assert of(chain).calls["read"] < 20
         assert len(tables.expired) == CHANGED + _OTHERS
+        assert tables.tagged == tables.expired
         assert {f"{chain.root}/{path}" for path in tables.swept} == set(tables.expired)
         looked |= set(tables.swept)
     assert len(looked) == TABLES

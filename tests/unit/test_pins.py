@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from spark_consumers.lake.manifest.chain import Manifest, TableVersion, open_cha
 from spark_consumers.lake.manifest.pin import PINNED, PINNING, RELEASING, checked_name
 from spark_consumers.lake.manifest.pinned_links import PinnedLinks, at_epoch, at_pin
 from spark_consumers.lake.manifest.table_version import STALE
+from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer import pins, requests
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.requests import Request
@@ -148,12 +150,16 @@ def test_a_pinned_epoch_is_read_from_its_copy_once_its_link_is_gone(chain):
     path.unlink()
     with pytest.raises(CorruptError, match="the pinned epoch is lost"):
         at_epoch(chain, 10)
+    lost = [e for e in verify(chain, lambda *_: None).errors if e.what.startswith("pin a: ")]
+    assert [(each.what, each.where) for each in lost] == [
+        ("pin a: the pinned epoch is lost", str(path))
+    ]
 
 
 def test_the_terms_of_copies_are_not_used_again(chain):
     """They are what is left of a writer whose links are lost."""
     PinnedLinks(chain.store).keep(chain.at_link(1), 9)
-    assert LakeSite(chain, None).used_term()  # type: ignore[arg-type]  # there are no tables == 9
+    assert LakeSite(chain, Mock(terms=lambda _: [])).used_term() == 9
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,11 @@ def list_epochs(
             "term": manifest.term,
             "published_at": iso_time(manifest.published_at),
             "tables": len(manifest.tables),
-            "pins": [name for name, pin in _pins(links[0], manifest.epoch).items()],
+            "pins": names if as_json else ", ".join(names) or None,
         }
         for manifest in links
+        for names in [list(_pins(links[0], manifest.epoch))]
     ]
-    if not as_json:
-        rows = [{**row, "pins": ", ".join(row["pins"]) or None} for row in rows]
     Output(as_json=as_json).rows("epochs", rows)
 
 

@@ -37,7 +37,7 @@ class LakeSite:
             case takeover.ReadHead():
                 return self._chain.listed_head()
             case takeover.ReadLinks():
-                return self._needed() or []
+                return [*(self._pinned() or []), *self._chain.links()]
             case takeover.Publish(link, after):
                 return self._publish(link, after)
             case takeover.TakeTable(path, snapshot, term, epoch):
@@ -83,15 +83,14 @@ class LakeSite:
         pins = (term_of(record) for record in PinnedLinks(self._chain.store).names())
         return max(takeover.greatest_term(names), *branches, *pins)
 
-    def _needed(self) -> list[Manifest] | None:
-        """The links whose files are needed; None if that is not known, since a pinned one is damaged."""
-        head = self._chain.listed_head()
+    def _pinned(self) -> list[Manifest] | None:
+        """The pinned links, whose files are needed beside those of the chain; None if a copy of one is damaged."""
+        head = self._chain.head()
         try:
-            kept = pinned(self._chain.store, head) if head is not None else []
+            return pinned(self._chain.store, head) if head is not None else []
         except CorruptError as error:
             log.warning("leftovers of tables stay: what a pin keeps is not known", error=str(error))
             return None
-        return [*kept, *self._chain.links()]
 
     def left(self) -> Iterator[Leftover]:
         """What writers have made before it counts."""
@@ -99,7 +98,7 @@ class LakeSite:
             yield Leftover(LeftoverKind.LINK_DRAFT, name)
         for path in self._chain.staging.glob("*"):
             yield Leftover(LeftoverKind.STAGING, self._relative(path))
-        if self._needed() is None:
+        if self._pinned() is None:
             return
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
@@ -154,9 +153,10 @@ class LakeSite:
         found = list(self._of_links(self._chain.root / path for path in tables))
         # Of the index, only the newest link counts.
         quarantine = any(left.kind is LeftoverKind.QUARANTINE for left in found)
-        links = self._needed() if quarantine else [head]
-        if not found or links is None:
+        pinned_links = self._pinned() if quarantine else []
+        if not found or pinned_links is None:
             return 0
+        links = [*pinned_links, *self._chain.links()] if quarantine else [head]
         named = takeover.names_of(links, head)
         # A round writes such files and publishes them before this writer comes to sweep again.
         garbage = [
