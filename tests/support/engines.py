@@ -7,7 +7,7 @@ What PostgreSQL has comes from COPY, in the words of its output functions, so no
 import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC
 from functools import partial
@@ -69,14 +69,16 @@ def metadata_of(lake: Path) -> dict[str, str]:
     return {f"{space}.{table}": file for space, table, file in rows}
 
 
-def assert_read_by_engines(dsn: str, lake: Path, shown: Snapshot) -> None:
+def assert_read_by_engines(
+    dsn: str, lake: Path, shown: Snapshot, engines: Mapping[str, Engine] = ENGINES
+) -> None:
     """Every engine, and our own reader, gives PostgreSQL's columns and rows of the tables shown, and nothing else."""
     files, faults = metadata_of(lake), []
     for name in shown.tables:
         _, schema, table = name.split(".")
         columns, expected = _postgres_rows(dsn, schema, table)
         readers: dict[str, Callable[[], pa.Table]] = {"Spark": shown[name].toArrow}
-        readers |= {engine: partial(read, files[name]) for engine, read in ENGINES.items()}
+        readers |= {engine: partial(read, files[name]) for engine, read in engines.items()}
         for reader, read in readers.items():
             try:
                 fault = _fault(columns, expected, read())
