@@ -77,7 +77,9 @@ def session(
     wanted = catalog_settings(lake, catalog) if lake is not None else {}
     asked = dict(conf or {})
     if is_remote() or SparkContext._active_spark_context is not None:  # noqa: SLF001  # a session is active in its thread only
-        running = SparkSession.builder.getOrCreate()
+        # A builder does not know the address of a session of Spark Connect that another one has made.
+        active = SparkSession.getActiveSession() if is_remote() else None
+        running = active or SparkSession.builder.getOrCreate()
         if lake is not None:
             requirements.check(running)
         for key, value in (wanted | asked).items():
