@@ -25,7 +25,8 @@ def folders(root: Path) -> Iterator[Path]:
 
 def _entries(root: Path) -> list["os.DirEntry[str]"]:
     """What is in the place of tables. A folder's entry says what it is: no look at each of many tables is needed."""
-    found, folders = [], [str(root / _TABLES)]
+    found: list[os.DirEntry[str]] = []
+    folders = [str(root / _TABLES)]
     for depth in range(_DEPTH):
         found = []
         for folder in folders:
