@@ -13,6 +13,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from psycopg import sql
 from pyspark.sql import DataFrame
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
         for number in range(-1, options.rounds):
             _change(running, rows, changes, number)
             until = running.barrier()
-            turns = _turn(running, lake, version, until, changes, own_first=number % 2 == 0)
+            turns = _turn(running, lake, version, until, own_first=number % 2 == 0)
             version = until
             for turn in turns:
                 say(
@@ -118,9 +119,7 @@ def _copy(lake: Lake, running: Bench) -> float:
     return seconds
 
 
-def _turn(
-    running: Bench, lake: Lake, version: int, until: int, changes: int, *, own_first: bool
-) -> list[Round]:
+def _turn(running: Bench, lake: Lake, version: int, until: int, *, own_first: bool) -> list[Round]:
     def own() -> Round:
         return lake.epoch(until, _WORK)
 
@@ -128,9 +127,11 @@ def _turn(
         busy, cpu, began = load(), tree_cpu_seconds(os.getpid()), time.monotonic()
         _merge(running, version, until)
         wall, cpu = time.monotonic() - began, tree_cpu_seconds(os.getpid()) - cpu
-        return Round("merge", _WORK, changes, wall, cpu, None, busy)
+        return Round("merge", _WORK, 0, wall, cpu, None, busy)
 
-    return [side() for side in ((own, peer) if own_first else (peer, own))]
+    turns = [side() for side in ((own, peer) if own_first else (peer, own))]
+    # The epoch knows how many changes there were.
+    return [replace(turn, rows=max(t.rows for t in turns)) for turn in turns]
 
 
 def _merge(running: Bench, version: int, until: int) -> None:
