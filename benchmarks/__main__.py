@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.report import keep
 
 NAMES = (
+    "apply",
     "capture",
     "decode",
     "log-recovery",

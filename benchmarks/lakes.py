@@ -220,6 +220,11 @@ class Lake:
         self.house.run_once()
         return time.monotonic() - began
 
+    def has_tables(self) -> bool:
+        """Whether a table is shown."""
+        head = self.chain.head()
+        return head is not None and bool(head.tables)
+
     def head(self) -> Manifest:
         """The newest link."""
         found = self.chain.head()
@@ -242,7 +247,7 @@ class Lake:
     def sums(self, tables: Sequence[str]) -> list[Any]:
         """Count and a sum of hashes of these tables, as readers see them."""
         found = read(self._bench.spark, self.root)
-        return [_sums(found[f"public.{name}"]) for name in tables]
+        return [sums(found[f"public.{name}"]) for name in tables]
 
     def close(self) -> None:
         """End its pipeline."""
@@ -294,7 +299,8 @@ def _snapshots(spark: SparkSession, tables: IcebergFormat, folder: str, count: i
     return made
 
 
-def _sums(frame: Any) -> list[str]:
+def sums(frame: Any) -> list[str]:
+    """Count, and a sum of hashes over all columns, of a DataFrame."""
     hashed = f"sum(cast(xxhash64({', '.join(frame.columns)}) as decimal(38)))"
     count, total = frame.selectExpr("count(*)", hashed).first()
     return [str(count), str(total)]

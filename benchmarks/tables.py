@@ -18,6 +18,8 @@ from benchmarks.report import Report
 NAME = "tables"
 #: Changed tables of an epoch, and rows of each.
 _CHANGED, _ROWS = 20, 50
+#: 20 changed tables among many; all of them; a table with many epochs.
+_PARTS = ("some", "all", "old")
 #: Epochs of the young lake.
 _YOUNG = 100
 
@@ -27,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=int, default=1000, help="of the large lake")
     parser.add_argument("--epochs", type=int, default=10_000, help="of the old lake")
     parser.add_argument("--retained", type=int, default=1440, help="of these")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
@@ -35,8 +38,10 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     count = max(int(options.tables * options.scale), 2 * _CHANGED)
     names = [f"t{number:04}" for number in range(count)]
     with bench([_table(name) for name in names]) as running:
-        _many(report, running, names, options.rounds, say)
-        _old(report, running, names[0], options, say)
+        if {"some", "all"} & set(options.parts):
+            _many(report, running, names, options, say)
+        if "old" in options.parts:
+            _old(report, running, names[0], options, say)
     return report
 
 
@@ -46,7 +51,11 @@ def _table(name: str) -> sql.Composed:
 
 
 def _many(
-    report: Report, running: Bench, names: Sequence[str], rounds: int, say: Callable[[str], None]
+    report: Report,
+    running: Bench,
+    names: Sequence[str],
+    options: argparse.Namespace,
+    say: Callable[[str], None],
 ) -> None:
     changed = names[:_CHANGED]
     lakes = [
@@ -57,22 +66,36 @@ def _many(
         lake.create()
         count = len(lake.head().tables)
         say(f"{lake.name}: {count} tables; taken over in {lake.take_over():.1f} s")
-    # Rows to change, and a warm-up: the whole of it does not count.
-    running.execute(*(_fill(name) for name in names))
+    running.execute(*(_fill(name) for name in changed))
     version = running.barrier()
     for lake in lakes:
         say(f"{lake.name}: first epoch in {lake.epoch(version, 'first').wall:.1f} s")
-    _in_turn(report, running, lakes, changed, "20 changed", rounds, say)
-    for number in range(rounds):
-        running.execute(_change(names, number))
-        version = running.barrier()
-        turn = lakes[1].epoch(version, "all changed")
-        say(f"all changed: {turn.wall:.2f} s, CPU {turn.cpu:.2f} s, load {turn.load}")
-        report.add(turn)
-    _ratios(report, "epoch_20_of_1000_vs_20_of_20", "many", "few", "20 changed")
-    report.ratios["epoch_1000_of_1000_seconds"] = report.median("many", "all changed", "wall")
+    if "some" in options.parts:
+        _in_turn(report, running, lakes, changed, "20 changed", options.rounds, say)
+        _ratios(report, "epoch_20_of_1000_vs_20_of_20", "many", "few", "20 changed")
+    if "all" in options.parts:
+        _all(report, running, lakes[1], names, options.rounds, say)
     for lake in lakes:
         lake.close()
+
+
+def _all(
+    report: Report,
+    running: Bench,
+    lake: Lake,
+    names: Sequence[str],
+    rounds: int,
+    say: Callable[[str], None],
+) -> None:
+    """Change every table; once more at first, to have rows to change, which does not count."""
+    running.execute(*(_fill(name) for name in names[_CHANGED:]))
+    for number in range(rounds + 1):
+        turn = lake.epoch(running.barrier(), "all changed")
+        say(f"all changed: {turn.wall:.2f} s, CPU {turn.cpu:.2f} s, load {turn.load}")
+        if number:
+            report.add(turn)
+        running.execute(_change(names, number))
+    report.ratios["epoch_1000_of_1000_seconds"] = report.median(lake.name, "all changed", "wall")
 
 
 def _old(

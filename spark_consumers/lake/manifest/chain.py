@@ -553,7 +553,7 @@ class Chain:
             raise CorruptError(
                 f"is missing, and link {link} builds on it",
                 where=self.store.where(name),
-                repair=REPAIR,
+                repair=f"restore it from a backup; or move link {link} away, too: its epoch is then lost",
             ) from None
         record, found = parse_sealed(content, self.store.where(name))
         if found != crc:
