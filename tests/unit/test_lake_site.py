@@ -123,7 +123,7 @@ def test_what_a_pin_keeps_is_no_leftover_also_while_that_is_not_known(chain, sit
     pinned = head.next(1000.0, pins={"a": Pin(head.epoch, head.link, record, PINNED)})
     chain.publish(pinned, head)
     content = file.read_bytes()
-    kept = Retention.begin(chain, cast("Any", Format()), site, clock_after(pinned))
+    kept = Retention.begin(chain, cast("Any", Format(chain.root)), site, clock_after(pinned))
 
     def clean():
         takeover.carry_out(takeover.sweep(chain.head()), site.do)
