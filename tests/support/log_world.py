@@ -17,6 +17,7 @@ from functools import partial
 
 from tests.support.etcd_model import LEADER, EtcdModel
 from tests.support.log_entries import SCHEMAS, EntryMaker
+from walsender_bridge.change_log.entry import read_header
 from walsender_bridge.change_log.protocol import (
     MAX_COUNT,
     START,
@@ -501,8 +502,14 @@ class World:
         low = durable.low_offset
         if low == durable.committed_end:
             return durable.position, durable
-        behind = [row for row in source.disk.rows if row.context.end <= low]
-        return (behind[-1].position if behind else START), durable
+        before = [row for row in source.disk.rows if row.context.end <= low]
+        if before or low == START.end_offset:
+            return (before[-1].position if before else START), durable
+        # As the store's `position_at`: what a replica has taken from its source's low watermark on has no commit in front.
+        first = source.disk.rows[0]
+        total = first.position.bytes_total - first.size
+        crc = read_header(source.disk.entries[low]).previous_crc
+        return replace(START, end_offset=low, bytes_total=total, crc=crc), durable
 
     @staticmethod
     def _batches(source: Machine, start: int, end: int, durable: Durable) -> list[SyncBatch]:
