@@ -892,7 +892,7 @@ def test_a_commit_makes_of_a_table_what_icebergs_own_library_makes_of_it(
     table.format.expire(table.path, 2, [fourth])
     assert [s["snapshot-id"] for s in compared[-1].metadata["snapshots"]] == [fourth]
     assert compared[-1].metadata["format-version"] == 3
-    assert len(compared) == 8
+    assert len(compared) == 9
 
 
 def timeless(metadata):

@@ -1,7 +1,5 @@
 """Whole epochs in a catalog with a commit of several tables: all tables or none, and of the newest writer only."""
 
-import threading
-
 import pytest
 
 from spark_consumers.lake.catalog.rest_catalog import RestCatalog
@@ -16,7 +14,7 @@ from tests.support.lake.controlled import (
     make_tables,
     new_snapshot,
 )
-from tests.support.lake.table_commits import ORDERS, snapshots
+from tests.support.lake.table_commits import ORDERS, raced, snapshots
 from tests.support.rest_catalog import RestServer
 from walsender_bridge.errors import FencedError
 
@@ -110,20 +108,11 @@ def _change(commit):
 def test_of_writers_that_take_over_at_once_one_has_the_lake(catalog):
     for _ in range(10):
         control = control_of(catalog)
-        start = threading.Barrier(4)
-        outcomes: dict[str, Outcome] = {}
-
-        def run(name, control=control, start=start, outcomes=outcomes):
-            new = new_snapshot(control)
-            commit = control.taken_over(control.term + 1, name, new)
-            start.wait()
-            outcomes[name] = catalog.commit(commit)
-
-        threads = [threading.Thread(target=run, args=(name,)) for name in "abcd"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        commits = [
+            (control.taken_over(control.term + 1, name, new_snapshot(control)), name)
+            for name in "abcd"
+        ]
+        outcomes = raced(commits, catalog.commit)
         (won,) = (name for name, how in outcomes.items() if how is Outcome.WON)
         assert control_of(catalog).writer == won
 

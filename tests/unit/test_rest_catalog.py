@@ -1,6 +1,5 @@
 """An Iceberg REST catalog that loses answers, is slow, or has several writers: what a commit did is always known."""
 
-import threading
 import time
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.store.create import Answer
-from tests.support.lake.table_commits import LINES, ORDERS, SCHEMA, main_of, snapshots, write
+from tests.support.lake.table_commits import LINES, ORDERS, SCHEMA, main_of, raced, snapshots, write
 from tests.support.rest_catalog import CLIENT, SECRET, VENDED, RestServer
 from walsender_bridge.errors import (
     AuthenticationError,
@@ -99,9 +98,10 @@ def test_new_tables_have_version_2_on_a_server_without_version_3():
         assert set(server.tables) == {(*ORDERS.namespace, ORDERS.name)}
 
 
-def test_a_server_that_ignores_requirements_is_refused(server):
-    server.checks = False
-    with pytest.raises(NotSupportedError, match="requirement does not hold"):
+@pytest.mark.parametrize("ignored", ["assert-table-uuid", "assert-ref-snapshot-id"])
+def test_a_server_that_ignores_requirements_is_refused(server, ignored):
+    server.ignored = ignored
+    with pytest.raises(NotSupportedError, match=rf"does not hold \({ignored}\)"):
         opened(server)
     assert server.tables == {}
 
@@ -210,23 +210,6 @@ def test_of_writers_that_meet_one_has_the_commit(catalog):
         (won,) = (snapshot for snapshot, how in outcomes.items() if how is Outcome.WON)
         assert set(outcomes.values()) == {Outcome.WON, Outcome.LOST}
         assert main_of(catalog.load(ORDERS)) == won
-
-
-def raced(commits, commit):
-    """The outcome of each of these, made at once, by its snapshot."""
-    outcomes = {}
-    start = threading.Barrier(len(commits))
-
-    def run(made, snapshot):
-        start.wait()
-        outcomes[snapshot] = commit(made)
-
-    threads = [threading.Thread(target=run, args=each) for each in commits]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
 
 
 # -- several tables ---------------------------------------------------------------------------------

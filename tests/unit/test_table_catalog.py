@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,16 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.catalog.updates import applied, created
-from tests.support.lake.table_commits import LINES, ORDERS, SCHEMA, added, main_of, snapshots, write
+from tests.support.lake.table_commits import (
+    LINES,
+    ORDERS,
+    SCHEMA,
+    added,
+    main_of,
+    raced,
+    snapshots,
+    write,
+)
 from walsender_bridge.errors import CorruptError, NotSupportedError
 
 
@@ -199,18 +207,7 @@ def test_of_writers_that_meet_one_has_the_commit(catalog):
     for _ in range(100):
         there = catalog.load(ORDERS)
         commits = [write(ORDERS, there) for _ in range(8)]
-        outcomes: dict[int, Outcome] = {}
-        start = threading.Barrier(len(commits))
-
-        def run(commit, snapshot, outcomes=outcomes, start=start):
-            start.wait()
-            outcomes[snapshot] = catalog.commit(commit)
-
-        threads = [threading.Thread(target=run, args=each) for each in commits]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        outcomes = raced(commits, catalog.commit)
         (won,) = (snapshot for snapshot, how in outcomes.items() if how is Outcome.WON)
         assert main_of(catalog.load(ORDERS)) == won
 

@@ -7,6 +7,9 @@ that this writer has added last. So
 - a writer that was taken over gets 409, and changes none of its tables, also those that the newer writer has not come to yet;
 - of two writers of one term, one has the epoch;
 - what became of a commit whose outcome is unknown is in one table, and stays there: `has`.
+
+The first takeover has no snapshot to require, and there are servers (Nessie 0.99) that do not look at a requirement that
+`main` does not exist. So it adds a column as well, and requires the number of columns that it has found.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +19,15 @@ from typing import Any, Self
 from spark_consumers.lake.catalog.table_catalog import (
     TableCommit,
     TableId,
+    Update,
     assert_ref,
     assert_uuid,
     set_ref,
 )
 from walsender_bridge.errors import FencedError
 
+#: The column that the first takeover adds.
+_COLUMN = "taken_over"
 #: The members of a snapshot's summary.
 _TERM, _WRITER, _EPOCH = "tuskline.term", "tuskline.writer", "tuskline.epoch"
 
@@ -98,11 +104,32 @@ class Control:
             record["parent-snapshot-id"] = self.snapshot
         if self.metadata["format-version"] >= 3:
             record |= {"first-row-id": self.metadata["next-row-id"], "added-rows": 0}
-        return TableCommit(
-            self.table,
-            [assert_uuid(self.metadata["table-uuid"]), assert_ref("main", self.snapshot)],
-            [{"action": "add-snapshot", "snapshot": record}, set_ref("main", new.id, "branch")],
+        required = [assert_uuid(self.metadata["table-uuid"]), assert_ref("main", self.snapshot)]
+        updates = [
+            {"action": "add-snapshot", "snapshot": record},
+            set_ref("main", new.id, "branch"),
+        ]
+        if self.snapshot is None:
+            count = self.metadata["last-column-id"]
+            required.append(
+                {"type": "assert-last-assigned-field-id", "last-assigned-field-id": count}
+            )
+            updates = [*self._one_more_column(count + 1), *updates]
+        return TableCommit(self.table, required, updates)
+
+    def _one_more_column(self, number: int) -> list[Update]:
+        (schema,) = (
+            each
+            for each in self.metadata["schemas"]
+            if each["schema-id"] == self.metadata["current-schema-id"]
         )
+        column = {"id": number, "name": _COLUMN, "required": False, "type": "boolean"}
+        added = {**schema, "fields": [*schema["fields"], column]}
+        added["schema-id"] = schema["schema-id"] + 1
+        return [
+            {"action": "add-schema", "schema": added, "last-column-id": number},
+            {"action": "set-current-schema", "schema-id": -1},
+        ]
 
 
 def _summaries(metadata: Mapping[str, Any]) -> dict[int, Mapping[str, str]]:

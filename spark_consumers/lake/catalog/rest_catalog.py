@@ -8,6 +8,7 @@ more.
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from spark_consumers.lake.catalog import read_back
@@ -17,6 +18,7 @@ from spark_consumers.lake.catalog.table_catalog import (
     Outcome,
     TableCommit,
     TableId,
+    assert_ref,
     assert_uuid,
 )
 from spark_consumers.lake.catalog.updates import VERSION_PROPERTY
@@ -24,8 +26,8 @@ from spark_consumers.lake.store import create as steps
 from spark_consumers.lake.store.create import Answer, Creation, Request
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
 
-#: Seconds for which the outcome of a commit is looked for.
-_OUTCOME = 30.0
+#: Seconds for which the outcome of a commit is looked for, and that of one that some servers always fail at.
+_OUTCOME, _PROBE = 30.0, 2.0
 _MULTI_TABLE = "POST /v1/{prefix}/transactions/commit"
 #: The property by which a table's creation is known.
 _CREATION = "tuskline.creation"
@@ -47,6 +49,7 @@ class RestCatalog:
         self.supports_multi_table = multi_table
         self.supports_v3 = v3
         self._outcome = outcome
+        self._namespaces: set[tuple[str, ...]] = set()
 
     @classmethod
     def opened(
@@ -90,7 +93,9 @@ class RestCatalog:
         schema: Mapping[str, Any],
         properties: Mapping[str, str],
         version: int,
+        outcome: float | None = None,
     ) -> Outcome:
+        """Create the table; `outcome`: seconds for which the outcome is looked for, if not as long as for all changes."""
         own = uuid.uuid4().hex
         body = {
             "name": table.name,
@@ -98,14 +103,12 @@ class RestCatalog:
             "stage-create": False,
             "properties": {**properties, VERSION_PROPERTY: str(version), _CREATION: own},
         }
+        path = f"{self._client.namespace(table.namespace)}/tables"
 
         def create() -> Answer:
-            path = f"{self._client.namespace(table.namespace)}/tables"
-            reply = self._client.send("POST", path, body)
-            if reply.status == _NOT_FOUND:
-                self._create_namespace(table.namespace)
-                reply = self._client.send("POST", path, body)
-            return self._answered(reply)
+            # Servers say 404 of a table in a namespace that is missing, or 409 as of one that is there.
+            self._need_namespace(table.namespace)
+            return self._answered(self._client.send("POST", path, body))
 
         def look() -> Answer:
             there = self._load(table)
@@ -114,7 +117,7 @@ class RestCatalog:
             mark = there.metadata.get("properties", {}).get(_CREATION)
             return Answer.OWN if mark == own else Answer.ANOTHERS
 
-        return self._settled(create, look)
+        return self._settled(create, look, outcome)
 
     def commit(self, commit: TableCommit) -> Outcome:
         """See `TableCatalog`."""
@@ -159,33 +162,36 @@ class RestCatalog:
         try:
             v3 = self._creates_v3(table)
             update = {"action": "set-properties", "updates": {"tuskline.probe": "1"}}
-            wrong = TableCommit(table, [assert_uuid(str(uuid.uuid4()))], [update])
-            if self.commit(wrong) is not Outcome.LOST:
-                raise NotSupportedError(
-                    "the catalog makes a commit whose requirement does not hold",
-                    where=self._client.where,
-                    repair="use another catalog: two writers would overwrite each other's tables",
-                )
+            for required in (assert_uuid(str(uuid.uuid4())), assert_ref("main", 1)):
+                if self.commit(TableCommit(table, [required], [update])) is not Outcome.LOST:
+                    raise NotSupportedError(
+                        f"the catalog makes a commit whose requirement does not hold ({required['type']})",
+                        where=self._client.where,
+                        repair="use another catalog: two writers would overwrite each other's tables",
+                    )
         finally:
             self.drop(table)
         return v3
 
     def _creates_v3(self, table: TableId) -> bool:
-        """Create an empty table; whether it has version 3. Servers refuse it, or give the table version 2."""
+        """Create an empty table; whether it has version 3. Other servers refuse it, fail, or give the table version 2."""
         column = {"id": 1, "name": "probe", "type": "int", "required": False}
         schema = {"type": "struct", "schema-id": 0, "fields": [column]}
-        try:
-            self._create(table, schema, {}, 3)
-        except LakeError:
-            self._create(table, schema, {}, 2)
+        with suppress(LakeError):
+            self._create(table, schema, {}, 3, _PROBE)
         there = self.load(table)
-        return there is not None and there.metadata["format-version"] >= 3
+        if there is None:
+            self._create(table, schema, {}, 2)
+            return False
+        return bool(there.metadata["format-version"] >= 3)
 
     # -- requests -----------------------------------------------------------------------------------
 
-    def _settled(self, ask: Callable[[], Answer], look: Callable[[], Answer]) -> Outcome:
+    def _settled(
+        self, ask: Callable[[], Answer], look: Callable[[], Answer], outcome: float | None = None
+    ) -> Outcome:
         """Send a change, and find out what became of it. The steps are `store.create`'s."""
-        deadline = time.monotonic() + self._outcome
+        deadline = time.monotonic() + (self._outcome if outcome is None else outcome)
         change = Creation()
         while True:
             time.sleep(change.pause)
@@ -225,13 +231,16 @@ class RestCatalog:
         location = str(reply.body.get("metadata-location") or "")
         return LoadedTable(location, metadata, _config(reply.body, str(metadata["location"])))
 
-    def _create_namespace(self, parts: tuple[str, ...]) -> None:
-        """Create the namespace, and those that it is in."""
+    def _need_namespace(self, parts: tuple[str, ...]) -> None:
+        """Create the namespace, and those that it is in, unless this client has seen it. Raises `NoReplyError`."""
+        if parts in self._namespaces:
+            return
         for depth in range(1, len(parts) + 1):
             body = {"namespace": list(parts[:depth]), "properties": {}}
             reply = self._client.send("POST", self._client.path("namespaces"), body)
             if not reply.is_ok and reply.status != _CONFLICT:
                 raise self._client.refused(reply)
+        self._namespaces.add(parts)
 
     def _reply(self, method: str, path: str, *, query: Mapping[str, str]) -> Reply:
         try:

@@ -1,6 +1,7 @@
 """Commits for tests of catalogs, without data files: snapshots are numbers, and nothing reads their manifests."""
 
 import itertools
+import threading
 import time
 
 from spark_consumers.lake.catalog.table_catalog import (
@@ -77,3 +78,20 @@ def main_of(there):
 def snapshots(there):
     """The ids of all snapshots, in their order."""
     return [each["snapshot-id"] for each in there.metadata.get("snapshots", [])]
+
+
+def raced(commits, commit):
+    """The outcome of each of these (commit, name), made at once, by its name."""
+    outcomes = {}
+    start = threading.Barrier(len(commits))
+
+    def run(made, name):
+        start.wait()
+        outcomes[name] = commit(made)
+
+    threads = [threading.Thread(target=run, args=each) for each in commits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
