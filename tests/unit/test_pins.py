@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -207,7 +208,7 @@ def test_the_commands_ask_and_show_what_is_pinned(chain, tmp_path_factory):
     records = PinnedLinks(chain.store)
     for request in requests.waiting(chain):
         found = at_epoch(chain, request.epoch)
-        head = pins.made(head, request, found, 1800.0, lambda f=found: records.keep(f, 1))
+        head = pins.made(head, request, found, 1800.0, partial(records.keep, found, 1))
         requests.forget(chain, request)
     done = {name: replace(each, state=PINNED) for name, each in head.pins.items()}
     chain.publish(head.next(1900.0, pins=done), chain.head())
