@@ -89,7 +89,7 @@ def test_every_decision_has_a_status_and_is_in_the_index() -> None:
     for page in (DOCS / "decisions").glob("*.md"):
         if page.name != "README.md":
             status = re.search(
-                r"^Status: (accepted|superseded by .*)\. Date: (2\d{3}-\d\d-\d\d)",
+                r"^Status: (accepted|proposed|superseded by .*)\. Date: (2\d{3}-\d\d-\d\d)",
                 page.read_text(),
                 re.MULTILINE,
             )

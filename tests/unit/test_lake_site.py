@@ -110,11 +110,16 @@ def test_retention_keeps_it_too_and_removes_it_when_they_are_dropped(chain, site
 
 
 def test_what_a_pin_keeps_is_no_leftover_also_while_that_is_not_known(chain, site):
-    """Of a table that was copied again since: only the copy of the pinned link names its folder and its files."""
+    """Of a table that was copied again since, and of one that goes on: only the copy of the pinned link names these files."""
     head = chain.head()
     rows = f"quarantine/{1:020d}-t1-a1-rows.parquet"
     old = replace(head.tables["shop.public.t"], path=OLD, quarantine_files=(rows,))
-    record = PinnedLinks(chain.store).keep(replace(head, tables={"shop.public.t": old}), 2)
+    same = replace(head.tables["shop.public.t"], quarantine_files=(rows,))
+    tables = {"shop.public.t": same, "shop.public.old": old}
+    record = PinnedLinks(chain.store).keep(replace(head, tables=tables), 2)
+    of_same = chain.root / same.path / rows
+    of_same.parent.mkdir(parents=True)
+    of_same.touch()
     file = chain.root / "_tuskline" / "pins" / record
     write(chain.root, 9, OURS)
     for name in (rows, f"quarantine/{1:020d}-t1-a1-garbage.parquet"):
@@ -136,11 +141,13 @@ def test_what_a_pin_keeps_is_no_leftover_also_while_that_is_not_known(chain, sit
     file.write_bytes(content)
     clean()
     assert [path.name for path in (chain.root / OLD / "quarantine").iterdir()] == [Path(rows).name]
+    assert of_same.exists()
     assert chain.numbers() == [2]
     # Released, it goes, and with it the copy of the link.
     chain.publish(pinned.next(1000.0, pins={}), pinned)
     clean()
     assert not (chain.root / OLD).exists()
+    assert not of_same.exists()
     assert not file.exists()
 
 

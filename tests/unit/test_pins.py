@@ -1,10 +1,14 @@
 """Pins as they are decided: names, requests and their answers, what is printed for other engines."""
 
+import json
 import re
 from dataclasses import replace
+from datetime import datetime
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
+from typer.testing import CliRunner
 
 from spark_consumers.lake.catalog import statements
 from spark_consumers.lake.catalog.statements import ENGINES, CutTable
@@ -17,6 +21,8 @@ from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer import pins, requests
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.requests import Request
+from tests.support.machine_files import machine
+from walsender_bridge.cli import app as cli
 from walsender_bridge.cli.epochs import cut_tables
 from walsender_bridge.errors import CorruptError, LakeError, TrimmedError, UsageError
 
@@ -173,6 +179,54 @@ def test_a_request_for_a_pin_that_is_none_is_put_aside(chain, wrong):
     path.write_bytes(sealed_json.dump({**record, **wrong}))
     assert list(requests.waiting(chain)) == []
     assert not path.exists()
+
+
+def test_the_commands_ask_and_show_what_is_pinned(chain, tmp_path_factory):
+    config = tmp_path_factory.mktemp("config") / "tuskline.toml"
+    config.write_text(machine("lake").replace('uri = "lake"', f'uri = "{chain.root}"'))
+
+    def run(*arguments):
+        done = CliRunner().invoke(cli.app, ["epochs", *arguments, "-c", str(config), "--json"])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return json.loads(done.stdout.splitlines()[-1])
+
+    for wrong, error in (
+        (("pin", "A"), UsageError),
+        (("pin", "a", "--for", "soon"), UsageError),
+        (("pin", "a", "--for", "0d"), UsageError),
+        (("pin", "a", "--epoch", "25"), LakeError),
+        (("show", "10", "--sql", "oracle"), UsageError),
+    ):
+        with pytest.raises(error):
+            run(*wrong)
+    assert list(requests.waiting(chain)) == []
+    assert run("pin", "a", "--epoch", "10", "--for", "30d", "--no-wait")["outcome"] == "requested"
+    # Without an epoch it is the newest.
+    assert run("pin", "new", "--no-wait")["epoch"] == 30
+    head = chain.head()
+    records = PinnedLinks(chain.store)
+    for request in requests.waiting(chain):
+        found = at_epoch(chain, request.epoch)
+        head = pins.made(head, request, found, 1800.0, partial(records.keep, found, 1))
+        requests.forget(chain, request)
+    done = {name: replace(each, state=PINNED) for name, each in head.pins.items()}
+    chain.publish(head.next(1900.0, pins=done), chain.head())
+    chain.retire(10_000.0)
+    # Named again, it is the epoch that it pins.
+    assert run("pin", "a", "--no-wait")["epoch"] == 10
+    assert run("unpin", "a", "--no-wait")["outcome"] == "requested"
+    *newest, oldest = [(row["epoch"], row["pins"]) for row in run("list")["epochs"]]
+    assert oldest == (10, ["a"])
+    assert newest == [(30, ["new"])] * len(newest) != []
+    shown = run("show", "10")
+    (found,) = shown["pins"]
+    assert (shown["epoch"], found["pin"], found["state"]) == (10, "a", "pinned")
+    pinned_at, expires_at = map(datetime.fromisoformat, (found["pinned_at"], found["expires_at"]))
+    assert (expires_at - pinned_at).days == 30
+    (statement,) = run("show", "10", "--sql", "spark")["statements"]
+    assert statement["table"] == NAME
+    assert statement["statement"].endswith("VERSION AS OF 'tuskline_pin_a';")
 
 
 def test_names_are_quoted_in_each_language():
