@@ -1,12 +1,15 @@
 """What other engines show of a lake: PostgreSQL's columns and rows at the published cut, after changes of every kind."""
 
+from contextlib import closing
+
 import pytest
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import StaticTable
 
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
 from tests.support.capture_stack import STREAM
-from tests.support.engines import assert_read_by_engines, metadata_of
+from tests.support.engines import assert_read_by_engines, connected, metadata_of
 from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import PUBLISHED, TABLES, Pipeline
 from tests.support.pinned import connect_pinned
@@ -64,6 +67,21 @@ def followed(pipeline, database):
     assert_read_by_engines(database.dsn, pipeline.lake, pipeline.flush())
 
 
+def assert_counted(pipeline, database):
+    """Counts are right, which may come from the metadata, and filters, by which data files are left out."""
+    file = metadata_of(pipeline.lake)[f"{STREAM}.public.many"]
+    for condition in ("true", "v < 0", "id > 4000"):
+        with database.connect() as connection:
+            query = f"SELECT count(*) FROM many WHERE {condition}".encode()
+            wanted = connection.execute(query).fetchone()
+        with closing(connected()) as duckdb:
+            query = f"SELECT count(*) FROM iceberg_scan(?) WHERE {condition}"
+            assert duckdb.execute(query, [file]).fetchone() == wanted
+        row_filter = AlwaysTrue() if condition == "true" else condition
+        scan = StaticTable.from_metadata(file).scan(row_filter=row_filter)
+        assert (scan.count(),) == (scan.to_arrow().num_rows,) == wanted
+
+
 @pytest.mark.parametrize(
     ("rows", "each"),
     # So many rows have several row groups, so positions are of all sizes.
@@ -84,6 +102,7 @@ def test_other_engines_read_postgresql_s_rows_after_every_kind_of_change(
             followed(pipeline, database) if each else pipeline.flush()
         followed(pipeline, database)
         assert list(pipeline.lake.glob("tables/*/*/*/data/*.puffin"))
+        assert_counted(pipeline, database)
         for number, remade in enumerate(REMADE, 1):
             database.execute(*remade, *TOUCHED)
             if each or number == len(REMADE):

@@ -102,9 +102,9 @@ def with_hidden_column(monkeypatch):
     """From here on copies of tables without a key have the column by which an earlier version told equal rows apart."""
     create, write_source = IcebergFormat.create, initial_copy.write_source
 
-    def create_with(self, path, columns):
+    def create_with(self, path, columns, **options):
         hidden = pa.schema([*columns, (ROW_ID, pa.string())])
-        create(self, path, hidden if "/bag%" in path else columns)
+        create(self, path, hidden if "/bag%" in path else columns, **options)
 
     def write_with(spark, reader, prefix, schema, **options):
         own = pa.schema([field for field in schema if field.name != ROW_ID])

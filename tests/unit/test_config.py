@@ -218,6 +218,22 @@ def test_a_policy_for_no_table_is_named(tmp_path, line, message):
         _load(tmp_path, f"{text}[lake.on_unrepresentable_value]\n{line}\n")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('default = "positions"', r"lake\.deletes\.default: input should be 'vectors' or"),
+        (
+            '"shop.public.b" = "vectors"',
+            r"lake\.deletes: .* is not a table .*\n.*'shop\.public\.a'",
+        ),
+    ],
+)
+def test_deletes_of_no_table_are_named(tmp_path, line, message):
+    text = GOOD.replace('name = "shop"', 'name = "shop"\ntables = ["public.a"]')
+    with pytest.raises(ConfigError, match=message):
+        _load(tmp_path, f"{text}[lake.deletes]\n{line}\n")
+
+
 def test_without_safekeepers_nothing_is_hosted_and_no_server_waits(tmp_path):
     config = _load(tmp_path, GOOD)
     assert config.quorum_source is None
