@@ -70,10 +70,10 @@ def read(
         raise UsageError(
             "epoch and as_of are mutually exclusive", repair="specify only one of them"
         )
-    requirements.check(spark)
     chain = open_chain(lake)
     root = chain.root
     identity: str = chain.identity()["lake"]
+    requirements.check(spark)
     seen = _seen[str(spark.conf.get("spark.app.id"))]
     lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():
