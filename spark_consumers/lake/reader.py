@@ -77,6 +77,7 @@ def read(
     requirements.check(spark)
     root = chain.root
     identity: str = chain.identity()["lake"]
+    requirements.check(spark)
     seen = _seen[str(spark.conf.get("spark.app.id"))]
     lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():

@@ -14,7 +14,7 @@ from walsender_bridge.errors import NotSupportedError
 
 #: Minor versions of PySpark that were tried, and what works there with the newest jars that exist for it.
 TRIED: Final = {
-    # 4.1.0 to 4.1.4.
+    # 4.1.4, and the oldest, 4.1.0.
     "4.1": ("Iceberg", "Delta"),
     "4.2": ("Delta",),
     "4.3": (),

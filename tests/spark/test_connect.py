@@ -12,7 +12,7 @@ from tests.support.connect_job import rows
 from tests.support.spark_jvm import in_pysparks_home
 from tests.support.spark_server import CLIENT, connect_server, environment, needs_connect
 
-pytestmark = [pytest.mark.timeout(400), needs_connect]
+pytestmark = [pytest.mark.timeout(900), needs_connect]
 
 
 def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline, database):
@@ -36,7 +36,7 @@ def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline,
             cwd=place,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             check=False,
         )
     assert done.returncode == 0, done.stderr[-4000:] + (place / "connect.log").read_text()[-4000:]
@@ -89,7 +89,7 @@ def test_a_server_without_iceberg_is_named_with_what_it_needs(tmp_path, pipeline
             cwd=place,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
             check=False,
         )
     (told,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]

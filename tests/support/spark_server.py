@@ -87,7 +87,7 @@ def wait_for_port(port: int, started: subprocess.Popen[bytes], log: Path) -> Non
             return True
         return False
 
-    wait_for(listens, 120, f"a server on port {port}")
+    wait_for(listens, 240, f"a server on port {port}")
 
 
 @contextlib.contextmanager
@@ -174,5 +174,5 @@ def standalone(folder: Path, env: Mapping[str, str], cores: int = 2) -> Iterator
         wait_for_port(port, started, folder / "master.log")
         wait_for_port(page, started, folder / "master.log")
         with process(worker, env, folder / "worker.log"):
-            wait_for(lambda: cluster.state()["aliveworkers"] == 1, 120, "the worker")
+            wait_for(lambda: cluster.state()["aliveworkers"] == 1, 240, "the worker")
             yield cluster
