@@ -328,17 +328,18 @@ class CountedTables:
 
 def test_housekeeping_looks_at_what_changed_and_at_all_others_in_turn(chain: Chain) -> None:
     tables: Any = CountedTables()
-    made = grown(chain, lake(TABLES), 5)
+    count = 3 * _MOST
+    made = grown(chain, lake(count), 5)
     kept = Retention(chain, tables, tables, SteadyClock(made[-1].steady_at))
     for link in made:
         kept.remember(link)
     # Of a takeover everything is new: so much that it is done in parts.
-    for _ in range(TABLES // _MOST):
+    for _ in range(count // _MOST):
         kept.expire(made[-1], 1e6)
-    assert len(set(tables.expired)) == TABLES
+    assert len(set(tables.expired)) == count
     looked = set()
     head = made[-1]
-    for _ in range(-(-TABLES // _OTHERS)):
+    for _ in range(count // _OTHERS):
         tables.expired.clear()
         tables.swept.clear()
         after = epoch(head, range(CHANGED))
@@ -351,4 +352,4 @@ def test_housekeeping_looks_at_what_changed_and_at_all_others_in_turn(chain: Cha
         assert len(tables.expired) == CHANGED + _OTHERS
         assert {f"{chain.root}/{path}" for path in tables.swept} == set(tables.expired)
         looked |= set(tables.swept)
-    assert len(looked) == TABLES
+    assert len(looked) == count
