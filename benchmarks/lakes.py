@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -245,9 +246,13 @@ class Lake:
         return Round(self.name, work, changes, wall, cpu, None, busy, more)
 
     def sums(self, tables: Sequence[str]) -> list[Any]:
-        """Count and a sum of hashes of these tables, as readers see them."""
+        """Count and a sum of hashes of these tables, as readers see them, in one query."""
         found = read(self._bench.spark, self.root)
-        return [sums(found[f"public.{name}"]) for name in tables]
+        frames = [
+            frame.selectExpr(f"'{name}' AS name", "count(*)", _hashed(frame))
+            for name, frame in ((name, found[f"public.{name}"]) for name in tables)
+        ]
+        return sorted([str(value) for value in row] for row in reduce(_union, frames).collect())
 
     def close(self) -> None:
         """End its pipeline."""
@@ -301,6 +306,13 @@ def _snapshots(spark: SparkSession, tables: IcebergFormat, folder: str, count: i
 
 def sums(frame: Any) -> list[str]:
     """Count, and a sum of hashes over all columns, of a DataFrame."""
-    hashed = f"sum(cast(xxhash64({', '.join(frame.columns)}) as decimal(38)))"
-    count, total = frame.selectExpr("count(*)", hashed).first()
+    count, total = frame.selectExpr("count(*)", _hashed(frame)).first()
     return [str(count), str(total)]
+
+
+def _hashed(frame: Any) -> str:
+    return f"sum(cast(xxhash64({', '.join(frame.columns)}) as decimal(38)))"
+
+
+def _union(one: Any, other: Any) -> Any:
+    return one.unionAll(other)
