@@ -26,6 +26,7 @@ class LogServer:
     address: str = "grpc://here:1"
     answers: bool = True
     heard: bool = True
+    problem: TusklineError | None = None
     refused: dict[str, TusklineError] = field(default_factory=dict)
 
 

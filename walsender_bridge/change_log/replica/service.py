@@ -274,7 +274,7 @@ class ReplicaServer:
         return synchronizer.synchronize(
             self.replica(request.stream),
             self.log_server_id,
-            partial(connect, request.address, self._tls),
+            partial(connect, request.address, self._tls, streams=[request.stream]),
             request.address,
             self.throttle if request.throttled else None,
         )
