@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
+from structlog.testing import capture_logs
+
 from tests.unit.test_repository import log_of, report, tick
+from walsender_bridge.change_log.log_server_messages import ReplicaDescription, ReplicasAnswer
 from walsender_bridge.change_log.repository.core import (
     LogServerSeen,
     Repository,
@@ -10,6 +13,7 @@ from walsender_bridge.change_log.repository.core import (
     StreamState,
     StreamUnsealed,
 )
+from walsender_bridge.change_log.repository.status import describe
 from walsender_bridge.change_log.repository.stream_faults import AWAY_SECONDS, StreamFaults
 from walsender_bridge.errors import (
     ConfigError,
@@ -17,7 +21,9 @@ from walsender_bridge.errors import (
     InvalidReplicaError,
     TusklineError,
     UnavailableError,
+    UntrustedServiceError,
 )
+from walsender_bridge.observability.log_view import LogView
 
 
 @dataclass
@@ -26,6 +32,7 @@ class LogServer:
     address: str = "grpc://here:1"
     answers: bool = True
     heard: bool = True
+    problem: TusklineError | None = None
     refused: dict[str, TusklineError] = field(default_factory=dict)
 
 
@@ -147,6 +154,50 @@ def test_a_log_server_with_another_id_is_told_the_id_that_it_had() -> None:
         "the replica is on log server k, which is not among the log servers x at grpc://here:1"
         in (found["b"].what)
     )
+
+
+def test_a_copy_in_the_place_of_another_log_server_is_named_and_logged_once() -> None:
+    case = Case()
+    case.state = log_of("a", log_servers=("k", "l"))
+    case.state.apply(LogServerSeen("l", "grpc://there:1"))
+    copy = LogServer("k", "grpc://there:1")
+    with capture_logs() as said:
+        for _ in range(3):
+            case.found(LogServer(), copy)
+        copy.answers = False
+        case.found(LogServer(), copy)
+        copy.answers = True
+        case.found(LogServer(), copy)
+    lines = [each for each in said if each["event"] == "log servers with the same id"]
+    assert len(lines) == 2, "once each time that it begins"
+    assert "grpc://there:1" in lines[0]["reason"]
+    answer = describe(case.state, {}, {}, [LogServer(), copy], 0.0, 0.0)
+    (place,) = [each for each in answer.streams[0].replicas if each.log_server == "l"]
+    assert place.failure is not None
+    assert place.failure.what == "another log server, k, answers there"
+    replica = ReplicaDescription("a", "APPENDABLE", "", "", None, None, None, None, 0)
+    seen = LogView(answer, {"grpc://there:1": ReplicasAnswer("k", (replica,))})
+    assert isinstance(seen.replica("a", place), ConfigError), "the exit code of log verify"
+
+
+def test_a_log_server_whose_certificate_is_not_accepted_is_named_with_the_reason() -> None:
+    case = Case()
+    problem = UntrustedServiceError("not valid for '10.0.0.3'", repair="issue another one")
+    refused = LogServer(answers=False, problem=problem)
+    case.state.apply(LogServerSeen("k", refused.address))
+    case.found(refused)
+    case.now = AWAY_SECONDS
+    fault = case.found(refused)["a"]
+    assert fault.what == "its log server is not accepted: not valid for '10.0.0.3'"
+    assert fault.repair == "issue another one"
+    refused.heard = False
+    waits = case.faults.refusal(case.state.streams, [refused])
+    assert waits is not None
+    assert "not valid for '10.0.0.3'" in waits.what
+    (described,) = describe(case.state, {}, {}, [refused], 0.0, 0.0).streams[:1]
+    failure = described.replicas[0].failure
+    assert failure is not None
+    assert failure.what == "not valid for '10.0.0.3'"
 
 
 def test_a_log_server_that_is_away_is_a_fault_when_that_takes_longer_than_its_restart() -> None:

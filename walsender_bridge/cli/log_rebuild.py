@@ -34,6 +34,14 @@ def log_rebuild(
             help="Continue without this log server, which is lost for good. Repeatable; fewer than min_replicas.",
         ),
     ] = None,
+    stopped: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stopped",
+            metavar="ADDRESS",
+            help="Take the repository at this address for stopped, although its machine does not answer. Repeatable.",
+        ),
+    ] = None,
     hold: Annotated[
         str,
         typer.Option(
@@ -55,7 +63,7 @@ def log_rebuild(
         raise UsageError(f"{hold} is longer than any lease", repair=f"use --hold {_HOLD} or less")
     settings, output = load_config(config), Output(as_json=as_json)
     need_here(settings, "repository")
-    _refuse_running(settings)
+    _refuse_running(settings, stopped or [])
     from walsender_bridge.change_log.repository import empty_store
     from walsender_bridge.change_log.repository.etcd import EtcdSettings
 
@@ -73,13 +81,13 @@ def log_rebuild(
         _show(_record(plan, rebuilder, state), output)
 
 
-def _refuse_running(settings: "Config") -> None:
+def _refuse_running(settings: "Config", stopped: list[str]) -> None:
     from walsender_bridge.change_log.repository import rebuilder
     from walsender_bridge.runtime import pid_file
 
     for part in ("up", "bridge"):
         pid_file.refuse_while_running(settings.run_dir, part)
-    rebuilder.refuse_running(settings.repository_listens, settings.tls_files)
+    rebuilder.refuse_running(settings.repository_listens, stopped)
 
 
 def _rebuilder(settings: "Config", given_up: list[str], output: Output) -> "Rebuilder":

@@ -3,8 +3,10 @@
 Also checks whether a service is listening on an address, before gRPC is imported.
 """
 
+import errno
 import socket
 import time
+from enum import Enum, auto
 from ipaddress import ip_address
 
 from walsender_bridge.errors import ConfigError
@@ -62,16 +64,35 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_refused(address: str, *, seconds: float) -> bool:
-    """Whether connections to `host:port` are refused, so no service is listening. The client reports other failures."""
+class Reach(Enum):
+    """What a connection to an address met."""
+
+    #: Its machine runs, and no service listens there.
+    REFUSED = auto()
+    #: A program listens there, or the kernel does for one that hangs.
+    ACCEPTED = auto()
+    #: Neither, in time: the machine is off, or the network is down. What runs there is not known.
+    SILENT = auto()
+
+
+def reach(address: str, *, seconds: float) -> Reach:
+    """Try to connect to `host:port`."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
-            return False
-    except ConnectionRefusedError:
-        return True
-    except (OSError, ValueError, OverflowError):
-        return False
+        place = host.strip("[]"), int(port)
+        with socket.create_connection(place, timeout=seconds, all_errors=True):
+            return Reach.ACCEPTED
+    except* ConnectionRefusedError:
+        found = Reach.REFUSED
+    except* (OSError, ValueError, OverflowError):
+        # Of a name with several addresses, each has to refuse.
+        found = Reach.SILENT
+    return found
+
+
+def is_refused(address: str, *, seconds: float) -> bool:
+    """Whether connections to `host:port` are refused, so no service is listening. The client reports other failures."""
+    return reach(address, seconds=seconds) is Reach.REFUSED
 
 
 def _listen(address: str, *, bind_only: bool) -> None:
@@ -101,8 +122,15 @@ def refused(address: str, error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return ConfigError(
-        f"cannot listen: {reason[:300]}",
-        where=address,
-        repair="stop the program that listens there, or choose another `listen`",
-    )
+    return ConfigError(f"cannot listen: {reason[:300]}", where=address, repair=_repair(error))
+
+
+def _repair(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, socket.gaierror):
+        return "correct the host of `listen`, or its entry in DNS or /etc/hosts"
+    if number == errno.EADDRNOTAVAIL:
+        return "correct the host of `listen`: this machine has no such address (`ip address` lists those that it has)"
+    if number in {errno.EACCES, errno.EPERM}:
+        return "choose a port above 1023 for `listen`, or let this account use lower ones"
+    return "stop the program that listens there, or choose another `listen`"

@@ -12,7 +12,6 @@ from typing import Final
 
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.actions import Empty
-from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.log_server_messages import ReplicaDescription
 from walsender_bridge.change_log.protocol import (
     MAX_COUNT,
@@ -37,19 +36,22 @@ from walsender_bridge.change_log.repository.rebuild import (
 from walsender_bridge.errors import (
     FencedError,
     InvalidReplicaError,
-    NotLeaderError,
     RunningError,
     TrimmedError,
     TusklineError,
     UnavailableError,
-    UnreachableError,
     UsageError,
 )
-from walsender_bridge.runtime.tls_files import TlsFiles, with_files
+from walsender_bridge.runtime import listening
+from walsender_bridge.runtime.listening import Reach
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds for an answer, and for a synchronization.
 _ANSWER: Final = 10.0
 _SYNCHRONIZING: Final = 3600.0
+#: Seconds for which a port refuses connections until no repository has it, and between two attempts.
+_REFUSING: Final = 1.0
+_PAUSE: Final = 0.2
 #: Rows of one answer.
 _PAGE: Final = 2000
 
@@ -274,20 +276,41 @@ class Rebuilder:
 # -- the old repository ---------------------------------------------------------------------------
 
 
-def refuse_running(listens: Sequence[str], tls: TlsFiles | None) -> None:
-    """Raise `RunningError` if a repository of this log answers."""
-    for listen in listens:
-        try:
-            with LogClient(with_files(listen, tls), timeout=_ANSWER / 5) as log:
-                log.status()
-        except NotLeaderError:
-            pass
-        except UnreachableError:
-            continue
-        except TusklineError:
-            pass
-        raise RunningError(
-            "a repository answers",
-            where=listen,
-            repair="stop it, and all others of this log (`tuskline down`), before you rebuild one",
+def refuse_running(listens: Sequence[str], stopped: Collection[str] = ()) -> None:
+    """Raise `RunningError` if a repository of this log may be running at one of these addresses, `host:port`.
+
+    `stopped`: those that are known to be stopped although their machines do not answer. Raises `UnavailableError` for another
+    one whose machine does not answer: it may be cut off from this machine alone, and its repository may run.
+    """
+    if unknown := sorted({*stopped} - {*listens}):
+        raise UsageError(
+            "no repository is configured under this address",
+            where=", ".join(unknown),
+            repair=f"name one of: {', '.join(listens)}",
         )
+    found = {listen: _reach(listen) for listen in listens}
+    for listen, reach in found.items():
+        if reach is Reach.ACCEPTED:
+            raise RunningError(
+                "a program listens here: a repository of this log may run",
+                where=listen,
+                repair="stop it, and all others of this log (`tuskline down`), before you rebuild one",
+            )
+    silent = [each for each, reach in found.items() if reach is Reach.SILENT]
+    if left := [each for each in silent if each not in stopped]:
+        options = " ".join(f"--stopped {each}" for each in left)
+        raise UnavailableError(
+            "its machine does not answer, so it is not known whether a repository runs there",
+            where=", ".join(left),
+            repair=f"check the network; if the machine is switched off, or its repository is stopped, add {options}",
+        )
+
+
+def _reach(listen: str) -> Reach:
+    """What listens there. A repository that takes a new certificate refuses connections for a moment."""
+    deadline = time.monotonic() + _REFUSING
+    while True:
+        found = listening.reach(listen, seconds=_ANSWER / 2)
+        if found is not Reach.REFUSED or time.monotonic() >= deadline:
+            return found
+        time.sleep(_PAUSE)

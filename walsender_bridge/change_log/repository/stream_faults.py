@@ -46,13 +46,14 @@ _log = logs.logger()
 class LogServer(Protocol):
     """The repository's view of a log server. `log_server_id` is empty before its first answer; `refused`: by stream.
 
-    `heard`: the repository has received its reports since it started.
+    `heard`: the repository has received its reports since it started. `problem`: why what answers there is not accepted.
     """
 
     log_server_id: str
     address: str
     answers: bool
     heard: bool
+    problem: TusklineError | None
     refused: dict[str, TusklineError]
 
 
@@ -74,6 +75,8 @@ class StreamFaults:
         #: Since when a stream is sealed.
         self._sealed: dict[str, float] = {}
         self._began = clock()
+        #: Of log servers with the same id, as it was logged last.
+        self._said = ""
 
     @property
     def diverged(self) -> bool:
@@ -104,6 +107,12 @@ class StreamFaults:
         if copies := duplicate_ids(known):
             return _duplicate_id_fault(copies, "the log's log servers")
         if silent := unheard(streams, known, self._min_replicas):
+            if refused := next((each.problem for each in silent if each.problem), None):
+                return UnavailableError(
+                    f"log server is not accepted, and no version is issued before it is: {refused.what}",
+                    where=refused.where,
+                    repair=refused.repair,
+                )
             return UnavailableError(
                 "log server has not answered since the repository started, and no version is issued before it does",
                 where=", ".join(log_server.address for log_server in silent),
@@ -147,9 +156,18 @@ class StreamFaults:
         }
         found = {**self._sealed_faults(streams), **found}
         waits = self.refusal(streams, known)
+        self._say_copies(known)
         if self.diverged or self._clock() - self._began >= AWAY_SECONDS:
             found |= {name: waits for name in streams if waits and name not in found}
         return found
+
+    def _say_copies(self, log_servers: Sequence[LogServer]) -> None:
+        """Log, once for each time that it begins, that log servers have the same id."""
+        copies = duplicate_ids(log_servers)
+        found = _duplicate_id_fault(copies, "the log's log servers") if copies else None
+        if found is not None and found.what != self._said:
+            _log.error("log servers with the same id", reason=found.what, repair=found.repair)
+        self._said = "" if found is None else found.what
 
     def _sealed_faults(self, streams: Mapping[str, StreamState]) -> dict[str, TusklineError]:
         """Of streams that stay sealed, which takes a moment unless too few log servers can be written."""
@@ -223,6 +241,12 @@ class StreamFaults:
             )
         if self._clock() - self._away.setdefault(replica, self._clock()) < AWAY_SECONDS:
             return None
+        if problem := problem_at(address, log_servers):
+            return UnavailableError(
+                f"its log server is not accepted: {problem.what}",
+                where=f"stream {stream}, log server {address}",
+                repair=problem.repair,
+            )
         return UnavailableError(
             "its log server does not answer",
             where=f"stream {stream}, log server {address}",
@@ -234,6 +258,30 @@ def _repair(evaluation: ReportEvaluation) -> str:
     if evaluation.ahead:
         return _OLDER
     return _FOREIGN if evaluation.foreign else REPAIR
+
+
+def problem_at(address: str, log_servers: Iterable[LogServer]) -> TusklineError | None:
+    """Why what answers at this address is not accepted as a log server; None: it is, or nothing answers."""
+    return next((each.problem for each in log_servers if each.address == address), None)
+
+
+def other_at(
+    log_server: str, address: str, log_servers: Iterable[LogServer]
+) -> TusklineError | None:
+    """The error for another log server that answers at the address of this one; None: none does."""
+    for each in log_servers:
+        if each.address == address and each.answers and each.log_server_id not in {"", log_server}:
+            return answers_instead(each.log_server_id, f"log server {log_server} at {address}")
+    return None
+
+
+def answers_instead(found: str, where: str) -> ConfigError:
+    """The error for a log server whose address has been taken by another one, with the id `found`."""
+    return ConfigError(
+        f"another log server, {found}, answers there",
+        where=where,
+        repair="start the log server there with its own data_dir; if that is lost, with an empty one: docs/log-lost.md",
+    )
 
 
 def duplicate_ids(log_servers: Iterable[_K]) -> list[_K]:
