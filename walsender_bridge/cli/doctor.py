@@ -224,9 +224,11 @@ def of_log(settings: "Config") -> Iterator[Finding]:
     from walsender_bridge.doctor import log as files
     from walsender_bridge.doctor import parts as doctor_parts
     from walsender_bridge.doctor.server import failed
-    from walsender_bridge.observability import log_problems
+    from walsender_bridge.observability import log_problems, log_server_folders
 
     yield from files.log_servers(log_server.data_dir for log_server in settings.hosted_log_servers)
+    for listen, error in log_server_folders.lost(settings).items():
+        yield failed(f"log server {listen}", error.where, error)
     if not settings.asks_log:
         return
     try:

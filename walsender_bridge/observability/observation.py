@@ -27,6 +27,7 @@ from walsender_bridge.observability import (
     gate_view,
     lake_status,
     log_problems,
+    log_server_folders,
     quorum_view,
     slots_view,
     table_problems,
@@ -324,6 +325,8 @@ class Observer(Closing):
         full = disk_full.of_folder(settings.data_dir)
         if full is not None:
             errors["disk"] = full
+        lost = log_server_folders.lost(settings)
+        errors |= {f"log server {listen}": error for listen, error in lost.items()}
         manifest = None
         copying: Mapping[str, CopyStatus] = {}
         if settings.lake is not None and "lake" in settings.parts:
