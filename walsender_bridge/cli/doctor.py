@@ -77,7 +77,7 @@ def doctor(
     findings = [each for _, _, found in parts for each in found]
     findings += [*of_log(settings), *of_machine(settings)]
     findings += [*doctor_parts.of_ports(settings), *doctor_parts.of_processes(settings)]
-    findings += doctor_parts.of_certificate(settings)
+    findings += [*doctor_parts.of_certificate(settings), *doctor_parts.of_hosts(settings)]
     findings += of_etcd(settings)
     # The error with which a job ended and the check of its folder may be the same finding.
     findings = [*dict.fromkeys(findings)]

@@ -62,6 +62,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether a numeric host stands for all addresses of this machine, or none is given."""
+    try:
+        return not host or ip_address(host.partition("%")[0]).is_unspecified
+    except ValueError:
+        return False
+
+
 def is_refused(address: str, *, seconds: float) -> bool:
     """Whether connections to `host:port` are refused, so no service is listening. The client reports other failures."""
     host, _, port = address.rpartition(":")
