@@ -251,7 +251,8 @@ class Observation:
         found += [
             f"capture of {source.name} is {source.state}{source.reason}"
             for source in self.sources
-            if source.state != "streaming"
+            # Without any process, its state is of earlier.
+            if source.state != "streaming" and self.processes
         ]
         found += [source.silent for source in self.sources if source.silent]
         found += [
@@ -457,6 +458,8 @@ def seen_processes(run_dir: Path, up: int | None) -> list[Process]:
         found.append(_process("up", ChildState(up, "running")))
     for supervisor in SUPERVISORS:
         for name, child in read_states(run_dir, supervisor).children.items():
+            if up is None and child.state == "stopped":
+                continue  # as its supervisor, it was told to end
             if supervisor == "up" and up is None:
                 # The file is of an `up` that was killed: its children died with it.
                 child.state, child.pid = "gone", None
