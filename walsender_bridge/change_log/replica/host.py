@@ -214,8 +214,8 @@ class HostedReplica:
 
     def _look(self) -> None:
         """Recover from disk if its files are gone or others, also while nothing is written. The lock is held."""
-        if self._broken is not None:
-            return
+        if self._broken is not None or self._core.state == ReplicaState.LEARNING:
+            return  # nothing is reported; a damaged segment has been renamed
         try:
             self._store.check_place()
         except (UnavailableError, OSError) as error:
