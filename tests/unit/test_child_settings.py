@@ -136,7 +136,7 @@ def test_the_settings_of_each_child_of_a_log_server(whole, tmp_path):
     place = tmp_path / "log-server"
     memory = shared_files.folder(config.run_dir)
     assert received(found["replicas"], ReplicaServerSettings) == ReplicaServerSettings(
-        place, "127.0.0.1:8401"
+        place, "127.0.0.1:8401", create=False
     )
     data = place / "safekeeper-2"
     assert received(found["safekeeper-2"], SafekeeperSettings) == SafekeeperSettings(

@@ -145,6 +145,17 @@ def test_a_command_of_the_log_says_that_the_file_names_none(
     assert error.where == str(file)
 
 
+def test_a_hint_names_all_parts_that_would_do(tmp_path: Path) -> None:
+    error = error_of("reattach", written(tmp_path, "log-server"))
+    assert isinstance(error, ConfigError)
+    assert 'add "bridge" or "lake" to' in error.repair
+    error = error_of("slots status", written(tmp_path, "log-server"))
+    assert isinstance(error, ConfigError)
+    assert error.what == (
+        "the slots of this configuration are on another machine, or there are none: there is no [slots]"
+    )
+
+
 def test_the_table_has_every_command() -> None:
     found: set[str] = set()
 

@@ -1,8 +1,11 @@
 """What `doctor` finds in the parts: ports that others have, processes that end, tables of the lake that do not follow."""
 
+import os
 import socket
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -13,6 +16,8 @@ from spark_consumers.lake.manifest.chain import (
     open_chain,
 )
 from tests.support.parts_config import configuration
+from tests.support.tls import Authority
+from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository.candidate import RepositoryCandidate
 from walsender_bridge.change_log.repository.etcd import EtcdSettings
 from walsender_bridge.change_log.repository.service import RepositoryServer
@@ -20,6 +25,7 @@ from walsender_bridge.config import Config, load_config
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.doctor import machine
 from walsender_bridge.doctor import parts as doctor_parts
+from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause, LakeError
 from walsender_bridge.observability import lake_status
 from walsender_bridge.runtime import json_model, pid_file
@@ -45,7 +51,7 @@ def test_a_port_that_another_program_has_is_named(settings: Config) -> None:
                 assert list(doctor_parts.of_ports(settings)) == []
 
 
-def test_a_repository_of_ours_that_does_not_lead_is_no_other_program(settings: Config) -> None:
+def test_a_repository_of_another_configuration_is_named(settings: Config) -> None:
     cluster = EtcdSettings((f"127.0.0.1:{free_port()}",), lease=2.0)
 
     def serve(_: object) -> RepositoryServer:
@@ -54,9 +60,94 @@ def test_a_repository_of_ours_that_does_not_lead_is_no_other_program(settings: C
     follower = RepositoryCandidate(cluster, settings.log.listen, serve)
     follower.start()
     try:
-        assert list(doctor_parts.of_ports(settings)) == []
+        (found,) = doctor_parts.of_ports(settings)
+        assert found.what == "the bridge of another configuration listens there"
+        assert found.severity is Severity.ERROR
+        with pid_file.held(settings.run_dir, "bridge"):
+            assert list(doctor_parts.of_ports(settings)) == []
     finally:
         follower.stop()
+
+
+def test_a_log_server_of_another_configuration_is_named(settings: Config, tmp_path: Path) -> None:
+    (place,) = settings.hosted_log_servers
+    other = ReplicaServer(tmp_path / "other", place.listen)
+    try:
+        (found,) = doctor_parts.of_ports(settings)
+        assert (found.where, found.cause) == (place.listen, Cause.CONFIG)
+        assert found.what == "the log-server of another configuration listens there"
+    finally:
+        other.stop()
+
+
+def test_a_folder_that_another_configuration_uses_is_named(settings: Config) -> None:
+    folder = settings.hosted_log_servers[0].data_dir
+    folder.mkdir()
+    with pid_file.held(folder, "log-server"):
+        (found,) = doctor_parts.of_ports(settings)
+        assert (found.where, found.cause) == (str(folder), Cause.RUNNING)
+        assert f"as process {os.getpid()}" in found.what
+        settings.run_dir.mkdir(parents=True, exist_ok=True)
+        with pid_file.held(settings.run_dir, "log-server"):
+            assert list(doctor_parts.of_ports(settings)) == []
+
+
+def test_other_metrics_are_a_warning_as_up_starts_all_the_same(settings: Config) -> None:
+    assert settings.metrics is not None
+    port = int(settings.metrics.listen.rpartition(":")[2])
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", port), Health) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        (found,) = doctor_parts.of_ports(settings)
+        server.shutdown()
+    assert (found.where, found.severity) == (settings.metrics.listen, Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("listen", "hosts", "words"),
+    [
+        ("127.0.0.1", ("127.0.0.1",), ""),
+        ("localhost", ("localhost",), ""),
+        (
+            "127.0.0.1",
+            ("localhost",),
+            "it does not name 127.0.0.1, the host of [[log_server]] listen",
+        ),
+        ("localhost", ("127.0.0.1",), "it does not name localhost"),
+        ("localhost", (), "it does not name localhost"),
+        ("[::]", ("::",), "is no address under which another machine reaches this one"),
+    ],
+)
+def test_an_address_that_no_client_accepts_is_named(
+    tmp_path: Path, listen: str, hosts: tuple[str, ...], words: str
+) -> None:
+    tls = Authority(tmp_path).issue("log-server", hosts=hosts)
+    config = tmp_path / "tuskline.toml"
+    config.write_text(
+        f"""
+[machine]
+parts = ["log-server"]
+data_dir = "machine"
+[tls]
+ca = "{tls.ca}"
+certificate = "{tls.certificate}"
+key = "{tls.key}"
+[[log_server]]
+data_dir = "log-server"
+listen = "{listen}:{free_port()}"
+"""
+    )
+    found = list(doctor_parts.of_hosts(load_config(config)))
+    assert [each.severity for each in found] == [Severity.ERROR] * bool(words)
+    assert all(words in each.what and each.repair for each in found)
 
 
 def test_a_process_that_ends_again_and_again_is_named_while_up_runs(settings: Config) -> None:

@@ -467,6 +467,8 @@ def test_a_replica_that_is_learning_or_away_is_a_violation(
     assert shown["invariant"] is None
     assert "could not be verified" in shown["what"]
     assert shown["replica"] == log.servers[1].address
+    printed = run("verify").stdout
+    assert "\nviolations: 0\nreplicas that do not answer: 1\n" in printed
 
 
 def test_a_replica_that_lacks_a_commit_of_the_repository_is_named(
@@ -578,8 +580,9 @@ def test_trim_refuses_by_name_what_a_lease_holds_and_trims_nothing(log: Log) -> 
         assert {row["low_offset"] for row in log.summary()["streams"][0]["replicas"]} == {1}
         answer = operator.trim_stream(STREAM, versions[0], None)
         assert [each.low_offset for each in answer.replicas] == [2, 2]
-        with pytest.raises(UsageError, match="cannot be read yet"):
+        with pytest.raises(UsageError, match="cannot be read yet") as found:
             operator.trim_stream(STREAM, versions[2] + 1000, None)
+        assert "leave --to-version out" in found.value.repair
         with pytest.raises(UnknownStreamError):
             operator.trim_stream("nowhere", None, None)
         for older_than in (float("nan"), float("inf"), -1.0):

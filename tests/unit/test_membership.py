@@ -29,9 +29,16 @@ class Case:
         self.membership = Membership(policy)
         self.configured = [ADDRESSES[each] for each in "klm"]
 
-    def at(self, now: float, reporting: str, learning: str = "") -> list[Decision]:
+    def at(
+        self, now: float, reporting: str, learning: str = "", owes: dict[str, float] | None = None
+    ) -> list[Decision]:
         views = [
-            LogServerView(each, ADDRESSES[each], frozenset("s" if each in reporting else ""))
+            LogServerView(
+                each,
+                ADDRESSES[each],
+                frozenset("s" if each in reporting else ""),
+                (owes or {}).get(each),
+            )
             for each in reporting + learning
         ]
         return self.membership.step(now, {"s": self.stream}, ADDRESSES, views, self.configured)
@@ -47,6 +54,33 @@ def test_a_member_is_left_out_when_it_has_been_silent_and_others_suffice() -> No
     assert case.at(12, "klm") == []
     assert case.at(13, "kl", learning="m") == []
     assert case.at(23, "kl", learning="m") == [LeaveOut("s", ("m",))]
+
+
+def test_a_member_is_silent_since_the_request_that_it_does_not_answer() -> None:
+    case = Case()
+    for now in (2, 3):
+        assert case.at(now, "klm", owes={"m": 0.5}) == []
+    # The request has failed after its own five seconds, and the next one is not answered either.
+    assert case.at(6, "kl") == []
+    assert case.at(10.4, "kl") == []
+    assert case.at(10.5, "kl") == [LeaveOut("s", ("m",))]
+
+
+def test_a_member_that_answers_late_each_time_stays() -> None:
+    case = Case()
+    for now in range(0, 60, 3):
+        assert case.at(now + 2, "klm", owes={"m": float(now)}) == []
+
+
+def test_one_look_after_a_pause_of_the_repository_leaves_nobody_out() -> None:
+    case = Case()
+    assert case.at(0, "klm") == []
+    assert case.at(100, "klm", owes={"m": 1.0}) == []
+    assert case.at(101, "klm") == []
+    # It does not count as one of those that go on, either.
+    case = Case()
+    for now in (2, 11):
+        assert case.at(now, "klm", owes={"l": 1.0, "m": 1.0}) == []
 
 
 def test_not_fewer_than_min_replicas_are_left() -> None:

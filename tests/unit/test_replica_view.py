@@ -105,6 +105,19 @@ def test_a_stream_on_too_few_log_servers_needs_another_one():
     )
 
 
+def test_a_configured_log_server_that_has_not_joined_is_named():
+    configured = {"10.0.0.1:7401", "10.0.0.2:7401", "10.0.0.3:7401"}
+    (replicas,) = of_streams([stream(place(1), place(2))], 3, configured)
+    short, free = observed(replicas).degraded
+    assert short == "log: stream shop has 2 of 3 replicas in sync"
+    assert free.startswith(
+        "log: the log server at 10.0.0.3:7401 has no replica of stream shop yet; start it"
+    )
+    # One more than wanted is only a spare.
+    (replicas,) = of_streams([stream(place(1), place(2))], 2, configured)
+    assert observed(replicas).degraded == []
+
+
 def test_a_replica_at_an_address_that_is_not_configured_is_red():
     streams = [stream(place(1), place(2), ReplicaPlace("id-3", "", False, 5, True))]
     configured = {"10.0.0.1:7401", "10.0.0.2:7401", "10.0.0.3:7401"}

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from walsender_bridge.observability.observation import seen_processes
 from walsender_bridge.runtime import json_model
 from walsender_bridge.runtime.processes import alive
 from walsender_bridge.runtime.supervisor import (
@@ -91,6 +92,29 @@ def test_a_killed_child_is_started_again_and_stopped_at_the_end(tmp_path):
         return read_states(tmp_path, "s").children["c"]
 
     assert asyncio.run(run()).state == "stopped"
+
+
+def test_children_that_have_ended_count_as_stopped_after_a_stop(tmp_path: Path) -> None:
+    """One waits to be restarted, one has ended for good; `status` listed both after a regular end."""
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        ends = [sys.executable, "-c", "raise SystemExit(3)"]
+        children = [Child("again", ends), Child("final", ends, final={3})]
+        running = asyncio.create_task(Supervisor("bridge", children, run_dir=tmp_path).run(stop))
+
+        def both() -> bool:
+            states = read_states(tmp_path, "bridge").children
+            found = {name: state.state for name, state in states.items()}
+            return found == {"again": "restarting", "final": "ended"}
+
+        await asyncio.to_thread(_wait, both)
+        assert {each.state for each in seen_processes(tmp_path, None)} == {"restarting", "ended"}
+        stop.set()
+        await running
+
+    asyncio.run(run())
+    assert seen_processes(tmp_path, None) == []
 
 
 def test_a_child_is_told_which_signal_ended_the_one_before(tmp_path):
@@ -206,7 +230,7 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):
 
     asyncio.run(asyncio.wait_for(run(), 20))
     assert marks.read_text() == "x"
-    assert (state().state, state().exit_code, state().restarts) == ("ended", 11, 0)
+    assert (state().state, state().exit_code, state().restarts) == ("stopped", 11, 0)
 
 
 def test_a_stopped_child_of_a_child_is_killed_with_it(tmp_path):

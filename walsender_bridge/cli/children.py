@@ -37,7 +37,8 @@ def replicas(config: Config) -> list[Child]:
         child(
             f"replicas-{number}" if number > 1 else "replicas",
             "walsender_bridge.change_log.log_server",
-            ReplicaServerSettings(each.data_dir, each.listen, tls=config.tls_files),
+            # A directory that is missing at a restart has been lost (`cli.parts` creates a new one).
+            ReplicaServerSettings(each.data_dir, each.listen, tls=config.tls_files, create=False),
         )
         for number, each in enumerate(config.hosted_log_servers, 1)
     ]

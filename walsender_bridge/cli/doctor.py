@@ -77,7 +77,7 @@ def doctor(
     findings = [each for _, _, found in parts for each in found]
     findings += [*of_log(settings), *of_machine(settings)]
     findings += [*doctor_parts.of_ports(settings), *doctor_parts.of_processes(settings)]
-    findings += doctor_parts.of_certificate(settings)
+    findings += [*doctor_parts.of_certificate(settings), *doctor_parts.of_hosts(settings)]
     findings += of_etcd(settings)
     # The error with which a job ended and the check of its folder may be the same finding.
     findings = [*dict.fromkeys(findings)]
@@ -224,9 +224,11 @@ def of_log(settings: "Config") -> Iterator[Finding]:
     from walsender_bridge.doctor import log as files
     from walsender_bridge.doctor import parts as doctor_parts
     from walsender_bridge.doctor.server import failed
-    from walsender_bridge.observability import log_problems
+    from walsender_bridge.observability import log_problems, log_server_folders
 
     yield from files.log_servers(log_server.data_dir for log_server in settings.hosted_log_servers)
+    for listen, error in log_server_folders.lost(settings).items():
+        yield failed(f"log server {listen}", error.where, error)
     if not settings.asks_log:
         return
     try:

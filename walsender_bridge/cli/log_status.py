@@ -25,11 +25,14 @@ def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> 
 
     Exit code: that of the first fault.
     """
-    address = named_log(load_config(config), config)
-    from walsender_bridge.observability import log_view
+    settings = load_config(config)
+    address = named_log(settings, config)
+    from walsender_bridge.observability import log_problems, log_view
 
     seen = log_view.observe(address)
     record, output = log_view.summary(seen), Output(as_json=as_json)
+    replicas = log_problems.as_configured(settings, seen.log.streams)
+    record["degraded"] = [each for stream in replicas for each in stream.not_joined()]
     faults = log_view.faults(seen)
     if as_json:
         output.record(record)
@@ -54,6 +57,8 @@ def _show(record: dict[str, Any], output: Output) -> None:
     for each in replicas:
         if each["reason"]:
             output.note(f"{each['stream']} at {each['address']}: {each['reason']}")
+    for text in record["degraded"]:
+        output.note(text)
 
 
 def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:

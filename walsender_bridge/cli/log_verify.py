@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config, named_log
-from walsender_bridge.errors import UsageError
+from walsender_bridge.errors import Cause, UsageError
 from walsender_bridge.runtime.output import Output
 
 
@@ -58,9 +58,11 @@ def log_verify(
         output.record(report.record())
     else:
         output.rows("replicas", report.rows)
+        silent = sum(each.cause is Cause.UNAVAILABLE for each in report.violations)
         output.record(
             {
-                "violations": len(report.violations),
+                "violations": len(report.violations) - silent,
+                **({"replicas that do not answer": silent} if silent else {}),
                 "global_ranges_to_version": report.version,
             }
         )

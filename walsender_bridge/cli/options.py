@@ -51,10 +51,14 @@ def chosen_sources(settings: "Config", name: str | None) -> "list[SourceSection]
 def need_here(settings: "Config", *parts: "Part") -> None:
     """Raises `ConfigError` unless one of the parts is on this machine."""
     if settings.parts.isdisjoint(parts):
+        plural = len(parts) > 1 or parts[0].endswith("s")
+        missing = ", or there are none: there is no [slots]" if parts == ("slots",) else ""
+        named = " or ".join(f'"{part}"' for part in parts)
         raise ConfigError(
-            f"the {' and the '.join(parts)} of this configuration {'is' if len(parts) == 1 else 'are'} on another machine",
+            f"the {' and the '.join(parts)} of this configuration {'are' if plural else 'is'} on another machine"
+            + (missing if settings.slots is None else ""),
             where="[machine] parts",
-            repair=f'run the command there, or add "{parts[0]}" to machine.parts',
+            repair=f"run the command there, or add {named} to machine.parts",
         )
 
 

@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.cli import children
 from walsender_bridge.config import Config
 from walsender_bridge.errors import ConfigError, RunningError, TusklineError
 from walsender_bridge.runtime import (
+    disk_full,
     listening,
     logs,
     malloc_trim,
@@ -108,6 +110,10 @@ def log_server(settings: Config) -> None:
         for folder in folders:
             private_folder(folder)
     with alone("log-server", dict.fromkeys((settings.run_dir, *folders)), regardless=regardless):
+        with _reported(regardless=regardless):
+            for folder in folders:
+                with disk_full.named(folder):
+                    log_server_identity.prepare(folder)
         with _reported(regardless=regardless):
             _check_ports(settings)
         _log_server(settings)

@@ -40,7 +40,7 @@ def examine(folders: dict[str, Path]) -> Iterator[Finding]:
                 cause=Cause.CONFIG,
             )
             continue
-        yield room(name, folder, shutil.disk_usage(place).free)
+        yield room(name, place, shutil.disk_usage(place).free)
 
 
 def laggard_room(

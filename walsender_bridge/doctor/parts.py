@@ -14,6 +14,7 @@ from walsender_bridge.errors import (
     ConfigError,
     NotLeaderError,
     PrivilegeError,
+    RunningError,
     TusklineError,
 )
 from walsender_bridge.observability import lake_status, table_problems
@@ -29,7 +30,9 @@ _ANSWER_SECONDS: Final = 3.0
 
 
 def of_ports(settings: "Config") -> Iterator[Finding]:
-    """The addresses on which a part that is not running could not listen."""
+    """Why a part that is not running could not start: another configuration's part has its folder, or its address is taken."""
+    if pid_file.owner(settings.run_dir):
+        return
     here = "repository" in settings.parts
     places = [("bridge", settings.log.listen, settings.run_dir)] if here else []
     places += [
@@ -39,16 +42,34 @@ def of_ports(settings: "Config") -> Iterator[Finding]:
     if settings.metrics is not None:
         places.append(("metrics", settings.metrics.listen, settings.run_dir))
     for part, address, folder in places:
-        if pid_file.owner(settings.run_dir) or pid_file.owner(folder, part):
+        if pid_file.owner(settings.run_dir, part):
             continue
         try:
+            pid_file.refuse_while_running(folder, part)
             listening.check(address)
+        except RunningError as error:
+            # It belongs to another configuration: this one's part would have its lock in the run folder, too.
+            yield failed(f"folder of the {part}", error.where, error)
         except ConfigError as error:
-            if not _is_ours(part, address, settings.tls_files):
-                yield failed(f"address of the {part}", address, error)
+            alike = _is_alike(part, address, settings.tls_files)
+            yield (
+                _taken(part, address) if alike else failed(f"address of the {part}", address, error)
+            )
 
 
-def _is_ours(part: str, address: str, tls: "TlsFiles | None") -> bool:
+def _taken(part: str, address: str) -> Finding:
+    """The finding about an address that a part of the same kind has. `up` starts without metrics, which may run by themselves."""
+    return Finding(
+        f"address of the {part}",
+        address,
+        f"the {part} of another configuration listens there",
+        Severity.WARNING if part == "metrics" else Severity.ERROR,
+        repair="stop it with its own configuration (`tuskline down`), or choose another `listen`",
+        cause=Cause.CONFIG,
+    )
+
+
+def _is_alike(part: str, address: str, tls: "TlsFiles | None") -> bool:
     """Whether the listener is the same kind of part, of another configuration or account."""
     from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.change_log.repository.log_server_link import LogServerLink
@@ -104,6 +125,37 @@ def of_certificate(settings: "Config") -> Iterator[Finding]:
     else:
         days = int((its.ends - now) // 86_400)
         yield Finding("certificate", its.file, f"is valid for {days} days")
+
+
+def of_hosts(settings: "Config") -> Iterator[Finding]:
+    """The addresses of the log's services here under which no other machine reaches them, or which the certificate does not name."""
+    files = settings.tls_files
+    if files is None:
+        return
+    places = [("[log] listen", settings.log.listen)] * ("repository" in settings.parts)
+    places += [("[[log_server]] listen", each.listen) for each in settings.hosted_log_servers]
+    for key, address in places:
+        host = address.rpartition(":")[0].strip("[]")
+        if listening.is_wildcard(host):
+            yield Finding(
+                "address",
+                key,
+                f"{address} is no address under which another machine reaches this one",
+                Severity.ERROR,
+                repair="name the address or the host name that the other machines use, and have the certificate name it",
+                cause=Cause.CONFIG,
+            )
+            continue
+        with suppress(ConfigError):  # `of_certificate` reports files that do not fit
+            if not files.names(host):
+                yield Finding(
+                    "certificate",
+                    str(files.certificate),
+                    f"it does not name {host}, the host of {key}: no client accepts it there",
+                    Severity.ERROR,
+                    repair=f"issue one with `tuskline certs issue --host {host}`, or correct listen (docs/certificates.md)",
+                    cause=Cause.CONFIG,
+                )
 
 
 def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[Finding]:

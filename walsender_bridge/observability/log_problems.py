@@ -15,7 +15,10 @@ from walsender_bridge.errors import (
 from walsender_bridge.runtime import listening
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from walsender_bridge.change_log.client import LogStatus, StreamCut
+    from walsender_bridge.change_log.repository_messages import StreamDescription
     from walsender_bridge.config import Config
     from walsender_bridge.observability.replica_view import StreamReplicas
 
@@ -40,10 +43,17 @@ def log_status(settings: "Config") -> "LogStatus":
 def replicas(settings: "Config") -> "tuple[StreamReplicas, ...]":
     """The replicas of each stream, as the repository has them. Raises `UnavailableError`."""
     from walsender_bridge.change_log.operator_client import OperatorLog
-    from walsender_bridge.observability import replica_view
 
     with OperatorLog(settings.log_address, timeout=_ANSWER) as log:
-        streams = log.describe().streams
+        return as_configured(settings, log.describe().streams)
+
+
+def as_configured(
+    settings: "Config", streams: "Iterable[StreamDescription]"
+) -> "tuple[StreamReplicas, ...]":
+    """The replicas of these streams, compared with the configuration where that names all log servers."""
+    from walsender_bridge.observability import replica_view
+
     if "repository" not in settings.parts:
         # Elsewhere, the configuration need not name all log servers.
         return replica_view.of_streams(streams, None)

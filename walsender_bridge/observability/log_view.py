@@ -21,6 +21,7 @@ from walsender_bridge.change_log.repository_messages import (
     StreamDescription,
 )
 from walsender_bridge.errors import (
+    HINT,
     CorruptError,
     InvalidReplicaError,
     TusklineError,
@@ -234,8 +235,9 @@ def _of_replicas(seen: LogView, stream: StreamDescription) -> Iterator[TusklineE
 
 def learning(replica: ReplicaDescription, address: str) -> TusklineError:
     """The error of a replica that does not take part."""
+    reason, _, own = replica.reason.partition(HINT)
     return InvalidReplicaError(
-        f"its replica is learning: {replica.reason.splitlines()[0]}",
+        f"its replica is learning: {reason.splitlines()[0]}",
         where=f"stream {replica.stream}, log server {address}",
-        repair="wait until it has been synchronized" if replica.syncing_from else REPAIR,
+        repair="wait until it has been synchronized" if replica.syncing_from else own or REPAIR,
     )

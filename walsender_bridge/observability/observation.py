@@ -27,6 +27,7 @@ from walsender_bridge.observability import (
     gate_view,
     lake_status,
     log_problems,
+    log_server_folders,
     quorum_view,
     slots_view,
     table_problems,
@@ -250,7 +251,8 @@ class Observation:
         found += [
             f"capture of {source.name} is {source.state}{source.reason}"
             for source in self.sources
-            if source.state != "streaming"
+            # Without any process, its state is of earlier.
+            if source.state != "streaming" and self.processes
         ]
         found += [source.silent for source in self.sources if source.silent]
         found += [
@@ -324,6 +326,8 @@ class Observer(Closing):
         full = disk_full.of_folder(settings.data_dir)
         if full is not None:
             errors["disk"] = full
+        lost = log_server_folders.lost(settings)
+        errors |= {f"log server {listen}": error for listen, error in lost.items()}
         manifest = None
         copying: Mapping[str, CopyStatus] = {}
         if settings.lake is not None and "lake" in settings.parts:
@@ -454,6 +458,8 @@ def seen_processes(run_dir: Path, up: int | None) -> list[Process]:
         found.append(_process("up", ChildState(up, "running")))
     for supervisor in SUPERVISORS:
         for name, child in read_states(run_dir, supervisor).children.items():
+            if up is None and child.state == "stopped":
+                continue  # as its supervisor, it was told to end
             if supervisor == "up" and up is None:
                 # The file is of an `up` that was killed: its children died with it.
                 child.state, child.pid = "gone", None

@@ -10,6 +10,9 @@ from typing import Final
 from walsender_bridge.change_log.repository_messages import ReplicaPlace, StreamDescription
 
 _ADD: Final = "start another log server and add it as a [[log_server]] where the repository runs, then restart the bridge there"
+_JOIN: Final = (
+    "start it (tuskline up on its machine), or check the network between; it then joins by itself"
+)
 _START: Final = "run tuskline up on its machine, or check the network between; it is synchronized once it answers"
 _NAME: Final = (
     "correct the addresses of [[log_server]] where the repository runs, and restart the bridge there;"
@@ -20,12 +23,16 @@ _WAIT: Final = "it is being synchronized; tuskline log status shows its lag; if 
 
 @dataclass(frozen=True, slots=True)
 class StreamReplicas:
-    """The replicas of one stream. `wanted`: how many should be in sync. `unlike`: addresses that are not configured."""
+    """The replicas of one stream. `wanted`: how many should be in sync. `unlike`: addresses that are not configured.
+
+    `free`: configured log servers, `host:port`, that have no replica of it.
+    """
 
     stream: str
     wanted: int
     places: tuple[ReplicaPlace, ...]
     unlike: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()
 
     @property
     def in_sync(self) -> int:
@@ -42,11 +49,21 @@ class StreamReplicas:
         for address in self.unlike:
             yield f"log: stream {self.stream} has a replica at {address}, which no [[log_server]] names; {_NAME}"
 
+    @property
+    def _lacks_place(self) -> bool:
+        return len(self.places) < self.wanted
+
+    def not_joined(self) -> Iterator[str]:
+        """The configured log servers that could hold another replica and have not been heard of, as sentences."""
+        for address in self.free if self._lacks_place else ():
+            yield f"log: the log server at {address} has no replica of stream {self.stream} yet; {_JOIN}"
+
     def degraded(self) -> Iterator[str]:
         """What is less safe than it should be, as sentences."""
         if self.missing:
             short = f"stream {self.stream} has {self.in_sync} of {self.wanted} replicas in sync"
-            yield f"log: {short}" + (f"; {_ADD}" if len(self.places) < self.wanted else "")
+            yield f"log: {short}" + (f"; {_ADD}" if self._lacks_place and not self.free else "")
+        yield from self.not_joined()
         for place in self.places:
             if not place.in_sync:
                 where = f"log: the replica of stream {self.stream} at {place.address or place.log_server}"
@@ -78,6 +95,7 @@ def of_streams(
             replicas or len(each.replicas),
             each.replicas,
             () if configured is None else tuple(_unlike(each.replicas, configured)),
+            () if configured is None else tuple(_free(each.replicas, configured)),
         )
         for each in streams
     )
@@ -85,5 +103,13 @@ def of_streams(
 
 def _unlike(places: Iterable[ReplicaPlace], configured: Collection[str]) -> Iterator[str]:
     for place in places:
-        if place.address.rpartition("://")[2] not in configured:
+        if _host_port(place) not in configured:
             yield place.address or place.log_server
+
+
+def _free(places: Iterable[ReplicaPlace], configured: Collection[str]) -> list[str]:
+    return sorted({*configured} - {_host_port(place) for place in places})
+
+
+def _host_port(place: ReplicaPlace) -> str:
+    return place.address.rpartition("://")[2]

@@ -64,6 +64,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether a numeric host stands for all addresses of this machine, or none is given."""
+    try:
+        return not host or ip_address(host.partition("%")[0]).is_unspecified
+    except ValueError:
+        return False
+
+
 class Reach(Enum):
     """What a connection to an address met."""
 

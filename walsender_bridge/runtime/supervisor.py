@@ -105,6 +105,10 @@ class Supervisor:
         finally:
             os.close(read_end)
             os.close(write_end)
+            if stop.is_set():
+                # Also those that waited to be restarted, or had ended for good.
+                for state in self.states.values():
+                    state.state = "stopped"
             self._write()
 
     async def _keep(self, child: Child, read_end: int, stop: asyncio.Event) -> None:

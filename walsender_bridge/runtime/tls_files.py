@@ -28,6 +28,8 @@ _MOST_BYTES: Final = 1 << 20
 _PEM: Final = re.compile(rb"-----BEGIN [^-]*-----[^-]*-----END")
 #: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which `ssl` has no name for.
 _NO_CHECK_TIME: Final = 0x200000
+#: OpenSSL's codes for a certificate that is no server's, or not one of that host name or address.
+_NOT_THERE: Final = frozenset({26, 62, 64})
 #: Seconds before its end from which on a certificate is warned of; for one of few days, the last third of them.
 _SOON: Final = 14 * 86_400.0
 #: Messages of a handshake are few.
@@ -72,6 +74,24 @@ class TlsFiles:
         if self._read() != found:
             raise self._unfit("they were replaced while they were read")
         return replace(proved, ca=found.ca, certificate=found.certificate, key=found.key)
+
+    def names(self, host: str) -> bool:
+        """Whether the certificate is a server's, and a client accepts it of this host. Raises as `load`, whatever its days."""
+        self._read()
+        try:
+            accepting = self._context(ssl.PROTOCOL_TLS_SERVER)
+            asking = self._context(ssl.PROTOCOL_TLS_CLIENT)
+            accepting.verify_flags |= _NO_CHECK_TIME
+            asking.verify_flags |= _NO_CHECK_TIME
+            accepting.verify_mode = ssl.CERT_REQUIRED
+            _shake_hands(accepting, asking, host)
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code in _NOT_THERE:
+                return False
+            raise self._unfit(error.verify_message) from None
+        except (OSError, ValueError) as error:
+            raise self._unfit(getattr(error, "reason", None) or str(error)) from None
+        return True
 
     def context(self, *, server: bool = False) -> tuple[ssl.SSLContext, TlsBytes]:
         """TLS 1.3 between holders of this authority's certificates, and what `load` returned; `server`: for its listener.
@@ -161,14 +181,16 @@ def _no_password() -> str:
     raise ValueError("the key has a passphrase")
 
 
-def _shake_hands(accepting: ssl.SSLContext, asking: ssl.SSLContext) -> TlsBytes:
+def _shake_hands(
+    accepting: ssl.SSLContext, asking: ssl.SSLContext, host: str | None = None
+) -> TlsBytes:
     """Let two ends of a connection in memory complete their handshake; returns what the client's certificate says.
 
-    Raises `ssl.SSLError`.
+    `host`: which the client expects there, if it checks that. Raises `ssl.SSLError`.
     """
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = accepting.wrap_bio(to_server, to_client, server_side=True)
-    ends = [asking.wrap_bio(to_client, to_server), server]
+    ends = [asking.wrap_bio(to_client, to_server, server_hostname=host), server]
     for _ in range(_MOST_STEPS):
         for end in list(ends):
             try:

@@ -56,6 +56,7 @@ from walsender_bridge.change_log.replica.synchronization import (
     SyncRange,
     source_of,
 )
+from walsender_bridge.change_log.storage.segment import PUT_BACK
 from walsender_bridge.change_log.storage.store import StoredEntry, StreamStore
 from walsender_bridge.errors import (
     BehindError,
@@ -76,10 +77,6 @@ LAZY_SECONDS = 1.0
 FOREVER = 2**62
 #: The repairs of a disk that could not be accessed.
 _BUSY: Final = "check for a full disk and for exhausted file descriptors"
-_GONE: Final = (
-    "put the folder back, or mount its disk; if it is lost, restart the log server:"
-    " the replica is then synchronized from another one"
-)
 
 _log = logs.logger()
 
@@ -185,7 +182,7 @@ class HostedReplica:
         return UnavailableError(
             f"could not access the replica's disk: {error}",
             where=str(self.folder),
-            repair=_GONE if isinstance(error, FileNotFoundError) else _BUSY,
+            repair=PUT_BACK if isinstance(error, FileNotFoundError) else _BUSY,
         )
 
     def close(self) -> None:
@@ -213,6 +210,17 @@ class HostedReplica:
     def _try_again(self) -> None:
         """Recover again if the disk was only temporarily inaccessible. The lock is held."""
         if isinstance(self._broken, UnavailableError) and not self._closed:
+            self.recover()
+
+    def _look(self) -> None:
+        """Recover from disk if its files are gone or others, also while nothing is written. The lock is held."""
+        if self._broken is not None or self._core.state == ReplicaState.LEARNING:
+            return  # nothing is reported; a damaged segment has been renamed
+        try:
+            self._store.check_place()
+        except (UnavailableError, OSError) as error:
+            _log.error("replica's files are gone", stream=self.folder.name, error=str(error))
+            self._store.close()
             self.recover()
 
     def _healthy(self) -> Replica:
@@ -291,6 +299,7 @@ class HostedReplica:
         """Report what may be committed; None while LEARNING. Writes an empty commit that has been pending long enough."""
         with self._lock:
             self._try_again()
+            self._look()
             if self._broken is not None:
                 return None
             if self._core.current == self._core.durable:

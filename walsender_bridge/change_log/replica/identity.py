@@ -12,8 +12,9 @@ from typing import Final
 
 import google_crc32c
 
-from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.errors import CorruptError, NotSupportedError, UnavailableError
 from walsender_bridge.runtime import checksummed_json
+from walsender_bridge.runtime.private_folder import private_folder
 
 FORMAT: Final = 1
 NAME: Final = "log-server.json"
@@ -23,6 +24,23 @@ def make(data_dir: Path) -> None:
     """Create the id of a new log server."""
     record = {"format": FORMAT, "log_server_id": str(uuid.uuid4())}
     checksummed_json.save(data_dir / NAME, record, mode=0o600)
+
+
+def prepare(data_dir: Path) -> None:
+    """Create the data directory and the id of a new log server, unless they exist. Raises as `private_folder`, and `OSError`."""
+    private_folder(data_dir)
+    if not (data_dir / NAME).exists():
+        make(data_dir)
+
+
+def lost(data_dir: Path) -> UnavailableError:
+    """The error of a log server that runs, and whose data directory is gone or empty."""
+    return UnavailableError(
+        f"the data directory is gone: there is no {NAME}",
+        where=str(data_dir),
+        repair="put it back, or mount its disk: the log server then goes on by itself; if it is lost, run `tuskline down` and"
+        " `tuskline up` here: the log server begins with an empty one, and is synchronized from the others",
+    )
 
 
 def load(data_dir: Path) -> str:

@@ -53,7 +53,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from walsender_bridge.runtime import lock_file, logs
+from walsender_bridge.runtime import lock_file, logs, same_file
 from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.durable import sync_folder
 from walsender_bridge.runtime.error_record import ErrorRecord
@@ -73,11 +73,16 @@ class DataDirectory:
     """A log server's folder: its identity, a lock, and a folder for each stream.
 
     A file (`running`) is there from before the first stream is opened until all are closed. `crashed`: it was there before.
+    `create`: see `ReplicaServer`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
         self.streams = path / "streams"
+        if create:
+            log_server_identity.prepare(path)
+        elif not (path / log_server_identity.NAME).exists():
+            raise log_server_identity.lost(path)
         private_folder(path)
         private_folder(self.streams)
         taken = ConfigError(
@@ -86,8 +91,7 @@ class DataDirectory:
             repair="stop that log server, or give each one its own [[log_server]] data_dir",
         )
         self._lock = lock_file.lock(path / "lock", taken)
-        if not (path / log_server_identity.NAME).exists():
-            log_server_identity.make(path)
+        self._locked = os.fstat(self._lock)
         self.log_server_id = log_server_identity.load(path)
         self.replica_ids = ReplicaIds(path, self.log_server_id)
         self._running = path / "running"
@@ -108,6 +112,18 @@ class DataDirectory:
             )
         )
 
+    def check(self) -> None:
+        """Raise `UnavailableError` if another directory, or none, is at the path now."""
+        # An error of the moment says nothing; the next write meets it.
+        with contextlib.suppress(OSError):
+            if not same_file.leads_to(self.path / "lock", self._locked):
+                raise UnavailableError(
+                    "the directory is not the one that this log server has locked: it was removed, moved or replaced, or a"
+                    " disk was mounted or unmounted there",
+                    where=str(self.path),
+                    repair="put the original directory back; the log server restarts with its contents",
+                )
+
     def close(self) -> None:
         """Release the lock; all streams are closed."""
         with contextlib.suppress(OSError):
@@ -119,8 +135,10 @@ class ReplicaServer:
     """Hosts the replicas in `data_dir`, and listens on `listen` (`host:port`, port 0: any).
 
     It serves as soon as it is created. `segment_bytes`: see `StreamStore`. `after`: the signal that killed its predecessor,
-    possibly because of a damaged segment (`fatal_segments`). `tls`: its certificate; None: no TLS, so `listen` has to be on
-    loopback. Raises `ConfigError` if the directory or the port is in use, and the errors of `identity.load`.
+    possibly because of a damaged segment (`fatal_segments`). `create`: whether a missing directory is created; where one is
+    already running, it has been lost. `tls`: its certificate; None: no TLS, so `listen` has to be on
+    loopback. Raises `ConfigError` if the directory or the port is in use, `UnavailableError` if the directory is missing, and the
+    errors of `identity.load`.
     """
 
     def __init__(
@@ -131,9 +149,10 @@ class ReplicaServer:
         segment_bytes: int = SEGMENT_BYTES,
         after: signal.Signals | None = None,
         tls: TlsFiles | None = None,
+        create: bool = True,
     ) -> None:
         self._tls = tls
-        self._directory = DataDirectory(data_dir)
+        self._directory = DataDirectory(data_dir, create=create)
         if after in fatal_segments.SIGNALS:
             _log.warning("checking all segments in a child process", after=after.name)
             fatal_segments.keep_fatal_aside(self._directory.streams)
@@ -166,6 +185,10 @@ class ReplicaServer:
     def log_server_id(self) -> str:
         """The log server's id, kept in its data directory."""
         return self._directory.log_server_id
+
+    def check_directory(self) -> None:
+        """Raise `UnavailableError` if its data directory is gone, or another one: what it holds will not be found again."""
+        self._directory.check()
 
     def serve(self) -> None:
         """Wait until `stop` is called."""
@@ -221,6 +244,7 @@ class ReplicaServer:
     def create(self, request: m.CreateRequest) -> ReplicaStatus:
         """Create a replica of a stream of this log, unless it exists."""
         stream, log_id = check_stream(request.stream), request.log_id
+        self._directory.check()
         with self._lock:
             if self._stopped.is_set():
                 raise UnavailableError("log server is shutting down", where=self.address)
@@ -240,7 +264,8 @@ class ReplicaServer:
         return status
 
     def report(self) -> m.ReportAnswer:
-        """The reports of all replicas that are not LEARNING."""
+        """The reports of all replicas that are not LEARNING. Raises as `check_directory`."""
+        self._directory.check()
         with self._lock:
             streams = list(self._replicas)
         return m.ReportAnswer(self.log_server_id, self._reports(streams))
@@ -283,6 +308,7 @@ class ReplicaServer:
     def learn(self, request: m.CreateRequest) -> Empty:
         """Host a replica that is to be synchronized, unless there is one of this stream."""
         stream = check_stream(request.stream)
+        self._directory.check()
         with self._lock:
             if self._stopped.is_set():
                 raise UnavailableError("log server is shutting down", where=self.address)

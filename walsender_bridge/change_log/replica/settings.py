@@ -12,9 +12,10 @@ SEGMENT_BYTES: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReplicaServerSettings:
-    """`listen`: `host:port`. `segment_bytes`: see `StreamStore`. `tls`: see `ReplicaServer`."""
+    """`listen`: `host:port`. `segment_bytes`: see `StreamStore`. `tls`, `create`: see `ReplicaServer`."""
 
     data_dir: Path
     listen: str
     segment_bytes: int = SEGMENT_BYTES
     tls: TlsFiles | None = None
+    create: bool = True

@@ -36,6 +36,8 @@ _ANSWER = 5.0
 _MOST_COMMITS = 1000
 #: Seconds that a log server has to start together with its bridge before a missing answer is logged as a warning.
 _STARTING = 30.0
+#: Seconds after which the answer to a request for reports is overdue.
+_OVERDUE = 1.0
 
 _log = logs.logger()
 _R = TypeVar("_R")
@@ -105,6 +107,13 @@ class LogServerLink:
             )
         self._connection.check(found)
         return [*found.values()]
+
+    def owes(self, now: float) -> float | None:
+        """When the request for reports was sent whose answer is overdue; None: none is. In seconds of `time.monotonic`."""
+        asked = self.asked
+        if asked is None or asked.done() or now - self.asked_at <= _OVERDUE:
+            return None
+        return self.asked_at
 
     def lost(self, error: TusklineError) -> None:
         """Note that the log server did not answer."""

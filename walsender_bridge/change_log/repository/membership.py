@@ -45,11 +45,15 @@ class ReplicationPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LogServerView:
-    """A log server that answers, with an id of its own. `reports`: the streams of which it sent a valid report last."""
+    """A log server that answers, with an id of its own. `reports`: the streams of which it sent a valid report last.
+
+    `owes`: when the request was sent whose answer is overdue, in monotonic seconds; None: none is.
+    """
 
     log_server_id: str
     address: str
     reports: frozenset[str]
+    owes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +187,29 @@ class Membership:
             for each in stream.members
             if now - self._silent.get((name, each), now) >= self.policy.silence
         ]
-        return [each for each in quiet if each in views] if len(quiet) < len(stream.members) else []
+        if len(quiet) == len(stream.members):
+            return []
+        return [each for each in quiet if each in views and views[each].owes is None]
 
     def _failed(
         self, now: float, name: str, stream: StreamState, views: Mapping[str, LogServerView]
     ) -> tuple[str, ...]:
-        reporting = [m for m in stream.members if m in views and name in views[m].reports]
+        reporting = []
         silent = []
         for member in stream.members:
-            key = (name, member)
-            if member in reporting:
-                self._silent.pop(key, None)
-            elif now - self._silent.setdefault(key, now) >= self.policy.silence:
+            key, view = (name, member), views.get(member)
+            if view is not None and name in view.reports:
+                if view.owes is None:
+                    self._silent.pop(key, None)
+                    reporting.append(member)
+                    continue
+                # It counts as one that answers until the request has failed, and is silent since that was sent.
+                if key not in self._silent:
+                    # A single look says nothing more: this process may have been suspended itself.
+                    self._silent[key] = now
+                    continue
+                self._silent[key] = view.owes
+            if now - self._silent.setdefault(key, now) >= self.policy.silence:
                 silent.append(member)
         return tuple(silent) if silent and len(reporting) >= self.policy.least(stream) else ()
 

@@ -54,6 +54,7 @@ def decide(state: Repository, request: m.TrimStreamRequest, now: float) -> TrimO
         raise UsageError(
             f"version {version} cannot be read yet; the newest is {state.published}",
             where=f"stream {name}",
+            repair=f"name a version up to {state.published}, or leave --to-version out",
         )
     at = stream.at(state.published if version is None else version)
     held_by = _holders(state, name, at or version, now)

@@ -203,9 +203,11 @@ class Replication:
             sealed[replica] = status
 
     def _not_taken_back(self, name: str, replica: str, error: TusklineError) -> None:
+        # The first attempt may only have come before its recovery had ended.
+        report = _log.warning if (name, replica) in self.failures else _log.info
         self.failures[name, replica] = error
         self._membership.failed(time.monotonic(), name, replica)
-        _log.warning(
+        report(
             "could not take a replica back",
             stream=name,
             log_server=replica,
@@ -416,6 +418,7 @@ class Replication:
                 _log.exception("replication step failed", error=str(error))
 
     def _decide(self) -> None:
+        now = time.monotonic()
         with self._lock:
             state, reports = self._state(), self._reports()
             views = [
@@ -423,12 +426,13 @@ class Replication:
                     link.log_server_id,
                     link.address,
                     frozenset(stream for stream, at in reports if at == link.log_server_id),
+                    link.owes(now),
                 )
                 for link in self._log_servers.with_own_id()
             ]
             configured = [link.address for link in self._log_servers]
             decisions = self._membership.step(
-                time.monotonic(), state.streams, state.log_servers, views, configured
+                now, state.streams, state.log_servers, views, configured
             )
             for decision in decisions:
                 if isinstance(decision, Assign):
@@ -473,8 +477,14 @@ class Replication:
         with self._sealing[name]:
             with self._lock:
                 members, reports = self._state().streams[name].members, self._reports()
+            now = time.monotonic()
+            owing = {each.log_server_id for each in self._log_servers if each.owes(now) is not None}
             # Somebody else may have left them out meanwhile, or they may have answered.
-            failed = [each for each in failed if each in members and (name, each) not in reports]
+            failed = [
+                each
+                for each in failed
+                if each in members and (each in owing or (name, each) not in reports)
+            ]
             if failed:
                 self._try_to_seal(name, failed)
 

@@ -18,7 +18,7 @@ import sqlite3
 from contextlib import ExitStack
 from pathlib import Path
 
-from walsender_bridge.change_log.repository.core import Repository, record_from_json
+from walsender_bridge.change_log.repository.core import Record, Repository, record_from_json
 from walsender_bridge.change_log.repository.record_store import (
     CHECKPOINT_EVERY,
     FoldedStore,
@@ -31,7 +31,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from walsender_bridge.runtime import disk_full, lock_file, sql
+from walsender_bridge.runtime import disk_full, lock_file, same_file, sql
 from walsender_bridge.runtime.private_folder import private_file
 
 FORMAT = 2
@@ -68,6 +68,7 @@ class RepositoryStore(FoldedStore):
             )
             self._held.callback(self._db.close)
             self._open()
+            self._opened = path.stat()
             self._state = self._load()
         except (OSError, sqlite3.OperationalError) as error:
             if "locked" in str(error):
@@ -123,6 +124,23 @@ class RepositoryStore(FoldedStore):
             state.apply(record_from_json(body))
             self._number = number
         return state
+
+    def append(self, record: Record) -> bool:
+        """See `RecordStore`. Raises `UnavailableError`, too, if the file is no longer at its path: SQLite writes on into it."""
+        self._check_place()
+        return super().append(record)
+
+    def _check_place(self) -> None:
+        with disk_full.named(self._path):
+            if same_file.leads_to(self._path, self._opened):
+                return
+        raise UnavailableError(
+            "the file at this path is not the one that is open: it was removed, moved or replaced, or a disk was mounted or"
+            " unmounted there",
+            where=str(self._path),
+            repair=f"put {self._path.name}* back; if they are lost, stop Tuskline and run `tuskline log rebuild`:"
+            " docs/log-lost.md",
+        )
 
     def _keep(self, number: int, body: str) -> None:
         row = (number, body)

@@ -20,7 +20,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import lmdb
 
@@ -43,7 +43,7 @@ from walsender_bridge.change_log.storage.records import (
     unpack_state,
 )
 from walsender_bridge.errors import CorruptError, UnavailableError
-from walsender_bridge.runtime import disk_full
+from walsender_bridge.runtime import disk_full, same_file
 from walsender_bridge.runtime.disk_full import NO_ROOM
 
 #: Address space, not disk: a transaction of this size fits into one segment.
@@ -55,6 +55,11 @@ _DATABASES = (b"meta", b"entries", b"index", b"schemas", b"relations")
 _PREFIX = "segment-"
 #: In `meta`: the id of the replica.
 REPLICA = b"replica"
+#: The repair of a folder that is gone.
+PUT_BACK: Final = (
+    "put the folder back, or mount its disk; if it is lost, restart the log server:"
+    " the replica is then synchronized from another one"
+)
 
 
 #: What LMDB says of a file that is not what it wrote. Its other errors are of the moment, not of the file.
@@ -140,6 +145,8 @@ class Segment:
         self._retired: Callable[[], None] | None = None
         self._env: Any = None
         self._databases: dict[bytes, Any] = {}
+        #: The data file that is open for writing.
+        self._opened: os.stat_result | None = None
 
     @classmethod
     def at(cls, stream_folder: Path, first_offset: int) -> "Segment":
@@ -201,6 +208,7 @@ class Segment:
             env.close()
             raise _may_pass(self.folder, error) from error
         self._env = env
+        self._opened = data.stat() if write else None
 
     def _reserve_lock_file(self) -> None:
         """Have the disk's room for the table of readers. Raises `OSError`.
@@ -213,6 +221,20 @@ class Segment:
             os.posix_fallocate(descriptor, 0, _LOCK_FILE_BYTES)
         finally:
             os.close(descriptor)
+
+    def check_place(self) -> None:
+        """Raise `UnavailableError` if the file that is open for writing is no longer at its path; `OSError`.
+
+        LMDB writes on without an error, into a file that nobody finds after a restart.
+        """
+        data = self.folder / "data.mdb"
+        if self._opened is not None and not same_file.leads_to(data, self._opened):
+            raise UnavailableError(
+                "the file at this path is not the one that is open: it was removed, moved or replaced, or a disk was"
+                " mounted or unmounted there",
+                where=str(data),
+                repair=PUT_BACK,
+            )
 
     def close(self) -> None:
         """Close the environment now; it has no user."""

@@ -246,6 +246,11 @@ class StreamStore:
                 segment.retire()
             self._segments = []
 
+    def check_place(self) -> None:
+        """See `Segment.check_place`, of the newest one."""
+        for newest in self._segments[-1:]:
+            newest.check_place()
+
     # -- writing ------------------------------------------------------------------------------------
 
     def apply(self, effects: list[Effect], *, tail_bytes: int = 0) -> None:
@@ -262,6 +267,8 @@ class StreamStore:
         newest = self._segments[-1]
         try:
             newest.write(effects, self._step)
+            # Afterwards: what is answered has been written where the next start looks for it.
+            newest.check_place()
             commits = [e.row.context.end for e in effects if isinstance(e, PutIndex)]
             full = newest.used_bytes >= self._segment_bytes + tail_bytes
             # A long transaction that is not finished is not copied about: the roll waits for its end.

@@ -21,6 +21,7 @@ from pathlib import Path
 from walsender_bridge.errors import ConfigError, RunningError, TusklineError, UnavailableError
 from walsender_bridge.quorum.safekeeper import control_file
 from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.runtime import same_file
 from walsender_bridge.runtime.folder import FolderDisk
 
 CONTROL, WAL, LOCK, SLOTS, USERS, ARCHIVED = (
@@ -102,11 +103,7 @@ class Holding:
 
     def check(self) -> None:
         """Raises `UnavailableError` when another directory, or none, is at that path now; `OSError`."""
-        try:
-            there = (self._data_dir / LOCK).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            there = None
-        if there is None or not os.path.samestat(there, os.fstat(self._descriptor)):
+        if not same_file.leads_to(self._data_dir / LOCK, os.fstat(self._descriptor)):
             raise UnavailableError(
                 "the directory is not the one that this process has locked: it was moved or replaced, or a disk was"
                 " mounted or unmounted there",
