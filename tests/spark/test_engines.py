@@ -72,8 +72,8 @@ def assert_counted(pipeline, database):
     file = metadata_of(pipeline.lake)[f"{STREAM}.public.many"]
     for condition in ("true", "v < 0", "id > 4000"):
         with database.connect() as connection:
-            query = f"SELECT count(*) FROM many WHERE {condition}".encode()
-            wanted = connection.execute(query).fetchone()
+            of_server = f"SELECT count(*) FROM many WHERE {condition}".encode()
+            wanted = connection.execute(of_server).fetchone()
         with closing(connected()) as duckdb:
             query = f"SELECT count(*) FROM iceberg_scan(?) WHERE {condition}"
             assert duckdb.execute(query, [file]).fetchone() == wanted
