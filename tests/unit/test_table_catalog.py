@@ -111,6 +111,12 @@ def test_current_snapshot_and_its_log_follow_main(catalog):
     assert snapshots(catalog.load(ORDERS)) == [second, elsewhere]
 
 
+def test_the_log_of_current_snapshots_begins_after_the_last_one_that_was_removed(catalog):
+    _, second, third = [put(catalog) for _ in range(3)]
+    there = made(catalog, {"action": "remove-snapshots", "snapshot-ids": [second]}).metadata
+    assert [each["snapshot-id"] for each in there["snapshot-log"]] == [third]
+
+
 def test_references_to_removed_snapshots_go_with_them(catalog):
     first, second = put(catalog), put(catalog)
     made(catalog, set_ref("kept", second, "tag"), set_ref("gone", first, "tag"))
