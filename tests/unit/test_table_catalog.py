@@ -124,6 +124,19 @@ def test_references_to_removed_snapshots_go_with_them(catalog):
     assert set(there.metadata["refs"]) == {"main", "kept"}
 
 
+@pytest.mark.parametrize("member", ["statistics", "partition-statistics"])
+def test_statistics_of_users_expire_with_their_snapshot(member):
+    metadata = {
+        **created("u", "/t", SCHEMA, {}, 0),
+        member: [{"snapshot-id": 5}, {"snapshot-id": 6}],
+    }
+    for update in (
+        {"action": f"remove-{member}", "snapshot-id": 5},
+        {"action": "remove-snapshots", "snapshot-ids": [5]},
+    ):
+        assert applied(metadata, [update], 0, "/t/v1")[member] == [{"snapshot-id": 6}]
+
+
 def test_a_reference_to_a_snapshot_that_is_not_there_is_refused(catalog):
     there = catalog.load(ORDERS)
     commit = TableCommit(ORDERS, [], [set_ref("main", 5, "branch")], there.location)
