@@ -111,11 +111,30 @@ def test_current_snapshot_and_its_log_follow_main(catalog):
     assert snapshots(catalog.load(ORDERS)) == [second, elsewhere]
 
 
+def test_the_log_of_current_snapshots_begins_after_the_last_one_that_was_removed(catalog):
+    _, second, third = [put(catalog) for _ in range(3)]
+    there = made(catalog, {"action": "remove-snapshots", "snapshot-ids": [second]}).metadata
+    assert [each["snapshot-id"] for each in there["snapshot-log"]] == [third]
+
+
 def test_references_to_removed_snapshots_go_with_them(catalog):
     first, second = put(catalog), put(catalog)
     made(catalog, set_ref("kept", second, "tag"), set_ref("gone", first, "tag"))
     there = made(catalog, {"action": "remove-snapshots", "snapshot-ids": [first]})
     assert set(there.metadata["refs"]) == {"main", "kept"}
+
+
+@pytest.mark.parametrize("member", ["statistics", "partition-statistics"])
+def test_statistics_of_users_expire_with_their_snapshot(member):
+    metadata = {
+        **created("u", "/t", SCHEMA, {}, 0),
+        member: [{"snapshot-id": 5}, {"snapshot-id": 6}],
+    }
+    for update in (
+        {"action": f"remove-{member}", "snapshot-id": 5},
+        {"action": "remove-snapshots", "snapshot-ids": [5]},
+    ):
+        assert applied(metadata, [update], 0, "/t/v1")[member] == [{"snapshot-id": 6}]
 
 
 def test_a_reference_to_a_snapshot_that_is_not_there_is_refused(catalog):

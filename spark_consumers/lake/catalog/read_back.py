@@ -66,8 +66,8 @@ def _is_visible(metadata: Mapping[str, Any], update: Update) -> bool:
             return all(name not in properties for name in update["removals"])
         case "add-schema":
             return any(_names(each) == _names(update["schema"]) for each in metadata["schemas"])
-        case "set-current-schema":
-            return True  # with the schema that was added
+        case "set-current-schema" | "remove-statistics" | "remove-partition-statistics":
+            return True  # with the schema that was added, or the snapshot that was removed
         case "upgrade-format-version":
             return bool(metadata["format-version"] >= update["format-version"])
     return False

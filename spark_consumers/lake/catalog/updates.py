@@ -152,6 +152,19 @@ def _remove_snapshots(made: _Metadata, update: Update) -> None:
     made["refs"] = {n: r for n, r in made.get("refs", {}).items() if r["snapshot-id"] not in gone}
 
 
+def _remove_statistics(made: _Metadata, update: Update) -> None:
+    _remove_of_snapshot(made, "statistics", update)
+
+
+def _remove_partition_statistics(made: _Metadata, update: Update) -> None:
+    _remove_of_snapshot(made, "partition-statistics", update)
+
+
+def _remove_of_snapshot(made: _Metadata, member: str, update: Update) -> None:
+    gone = update["snapshot-id"]
+    made[member] = [each for each in made.get(member, []) if each["snapshot-id"] != gone]
+
+
 _ACTIONS: Mapping[str, Callable[[_Metadata, Update], None]] = {
     "upgrade-format-version": _upgrade_format_version,
     "add-schema": _add_schema,
@@ -162,6 +175,9 @@ _ACTIONS: Mapping[str, Callable[[_Metadata, Update], None]] = {
     "set-snapshot-ref": _set_snapshot_ref,
     "remove-snapshot-ref": _remove_snapshot_ref,
     "remove-snapshots": _remove_snapshots,
+    # Those that users have made expire with their snapshots.
+    "remove-statistics": _remove_statistics,
+    "remove-partition-statistics": _remove_partition_statistics,
 }
 
 
