@@ -72,8 +72,8 @@ def assert_counted(pipeline, database):
     file = metadata_of(pipeline.lake)[f"{STREAM}.public.many"]
     for condition in ("true", "v < 0", "id > 4000"):
         with database.connect() as connection:
-            of_server = f"SELECT count(*) FROM many WHERE {condition}".encode()
-            wanted = connection.execute(of_server).fetchone()
+            own = f"SELECT count(*) FROM many WHERE {condition}".encode()
+            wanted = connection.execute(own).fetchone()
         with closing(connected()) as duckdb:
             query = f"SELECT count(*) FROM iceberg_scan(?) WHERE {condition}"
             assert duckdb.execute(query, [file]).fetchone() == wanted
@@ -184,7 +184,6 @@ def test_trino_reads_tables_that_are_copied_on_write(spark, tmp_path, database):
         trino(tmp_path / "trino") as server,
         Pipeline(spark, tmp_path, database, tables) as pipeline,
     ):
-        pipeline.wait_for_tables("docs")
         pipeline.house.close()
         pipeline.house = pipeline.lakehouse(deletes={"default": "copy-on-write"})
         pipeline.wait_for_tables(*names)
@@ -193,17 +192,21 @@ def test_trino_reads_tables_that_are_copied_on_write(spark, tmp_path, database):
         for statements in EPOCHS:
             database.execute(*(s for s in statements if "many" not in s))
             shown = pipeline.flush()
-        # One that was copied before is in version 3 of the format, but has no vector.
-        versions = {name: version for name, (version, _) in deletes_of(pipeline).items()}
-        assert (versions["docs"], versions["bag"]) == (3, 2)
+        assert {version for version, _ in deletes_of(pipeline).values()} == {2}
         assert_read_by_engines(database.dsn, pipeline.lake, shown, {"Trino": server.rows})
         pipeline.house.close()
         pipeline.house = pipeline.lakehouse()
         database.execute("UPDATE docs SET n = 2 WHERE id = 6")
         pipeline.flush()
+        assert deletes_of(pipeline)["docs"] == (3, True)
         # It fails, rather than show what was removed.
         with pytest.raises(QueryError, match="Unexpected PUFFIN file format"):
             server.rows(metadata_of(pipeline.lake)[f"{STREAM}.public.docs"])
+        pipeline.house.close()
+        pipeline.house = pipeline.lakehouse(deletes={"default": "copy-on-write"})
+        shown = pipeline.flush()
+        assert deletes_of(pipeline)["docs"] == (3, False)
+        assert_read_by_engines(database.dsn, pipeline.lake, shown, {"Trino": server.rows})
 
 
 def types_table(kinds):
