@@ -92,6 +92,7 @@ def test_a_server_without_iceberg_is_named_with_what_it_needs(tmp_path, pipeline
             timeout=600,
             check=False,
         )
+    assert done.returncode == 0, done.stderr[-3000:]
     (told,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert told.startswith(
         "RESULT this Spark session has no Iceberg start Spark, or the Spark Connect"

@@ -24,6 +24,8 @@ from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: How Spark says that it has no Iceberg.
+_NO_ICEBERG = "DATA_SOURCE_NOT_FOUND"
 #: How Iceberg says that a table's own files are not there, or are none.
 _LOST = (
     "NoSuchTableException",
@@ -91,6 +93,8 @@ def blamed(path: str) -> Iterator[None]:
     try:
         yield
     except SPARK_ERRORS as error:
+        if _NO_ICEBERG in str(error):
+            raise
         for sums in sorted((Path(path) / "metadata").glob(".*.crc")):
             file = checksums.file_of(sums)
             if file is not None and file.exists():
@@ -111,7 +115,7 @@ def named(path: str) -> Iterator[None]:
         with blamed(path):
             yield
     except SPARK_ERRORS as error:
-        if "DATA_SOURCE_NOT_FOUND" in str(error):
+        if _NO_ICEBERG in str(error):
             raise NotSupportedError(
                 "this Spark session has no Iceberg",
                 where=path,
