@@ -19,6 +19,8 @@ Why a table set is never torn and never goes back:
 
 Half-written files have temporary names and are not links. A damaged link is an error that names it, not a
 reason to read an older one.
+
+Most links have only what differs from a full one (`delta`), which retention keeps for as long as them.
 """
 
 import threading
@@ -30,10 +32,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from spark_consumers.lake.manifest import home
+from spark_consumers.lake.manifest import delta, home
 from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
 from spark_consumers.lake.manifest.newest_record import NewestRecord
-from spark_consumers.lake.manifest.sealed_json import FORMAT_VERSION, REPAIR, dump, load, unreadable
+from spark_consumers.lake.manifest.sealed_json import (
+    FORMAT_VERSION,
+    REPAIR,
+    dump,
+    load,
+    parse_sealed,
+    sealed,
+    unreadable,
+)
 from spark_consumers.lake.manifest.table_version import (
     COPIED,
     HELD,
@@ -79,6 +89,8 @@ _IDENTITY = f"{STATE}/lake.json"
 _EPOCHS = f"{STATE}/epochs"
 #: The former names of members, by the format that brought the present ones.
 _BEFORE_7 = {"set_aside": "not_copied"}
+#: Full links whose tables a reader of the chain keeps.
+_BASES = 4
 #: Seconds between a waiting reader's polls for a new link.
 _POLL_SECONDS = 0.05
 
@@ -137,12 +149,21 @@ class Manifest:
         return [table for table in self.versions if table.state != LEFT]
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as its file has it."""
-        return {"format_version": FORMAT_VERSION, **asdict(self), "rows": self.rows}
+        """The manifest as the file of a full link has it (`delta`)."""
+        # `asdict` would copy every member of every table.
+        members = asdict(replace(self, tables={}, copies={}))
+        members["tables"] = {name: table.to_json() for name, table in self.tables.items()}
+        members["copies"] = {name: table.to_json() for name, table in self.copies.items()}
+        return {"format_version": FORMAT_VERSION, **members, "rows": self.rows}
 
     @classmethod
-    def from_json(cls, record: dict[str, Any], where: str) -> Self:
-        """The manifest in a file's JSON. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
+    def from_json(
+        cls, record: dict[str, Any], where: str, base: delta.Tables | None = None
+    ) -> Self:
+        """The manifest in a file's JSON, of a delta with the tables of its base.
+
+        Raises `CorruptError`, or `NotSupportedError` for a newer format.
+        """
         version = record.get("format_version")
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise NotSupportedError(
@@ -155,7 +176,10 @@ class Manifest:
         }
         try:
             values["streams"] = {k: StreamPosition(**v) for k, v in values["streams"].items()}
-            for name in ("tables", "copies"):
+            differing = values.pop(delta.BASE, None)
+            if differing is not None:
+                values["tables"] = delta.applied(base or {}, differing)
+            for name in ("tables", "copies") if differing is None else ("copies",):
                 values[name] = {
                     k: TableVersion.from_json(v) for k, v in values.get(name, {}).items()
                 }
@@ -197,6 +221,9 @@ class Chain:
     def __init__(self, store: LakeStore) -> None:
         self.store = store
         self._newest = NewestRecord(store)
+        #: What our next links build on, and what deltas that were read lately do, by number and checksum.
+        self._base: delta.Base | None = None
+        self._bases: dict[tuple[int, int], delta.Tables] = {}
 
     @property
     def root(self) -> Path:
@@ -333,7 +360,7 @@ class Chain:
                 high = middle
         if best is not None and best.epoch == epoch:
             return best
-        oldest = self._read(numbers[0]) if numbers else None
+        oldest = next(self.links(), None)
         if oldest is not None and epoch < oldest.epoch:
             raise TrimmedError(
                 f"epoch {epoch} has expired; the oldest retained epoch is {oldest.epoch}",
@@ -386,13 +413,26 @@ class Chain:
                 )
         self._newest.fence(manifest)
         name = _name(manifest.link)
-        taken = self.store.create(name, dump(manifest.to_json())) is Created.LOST
+        content, base = self._encoded(manifest)
+        taken = self.store.create(name, content) is Created.LOST
         retired = self._is_retired(manifest, head)
         if retired and not taken:
             self.store.remove(name)
         if taken or retired:
             raise self._refused(manifest)
+        self._base = base
         self._newest.record(manifest)
+
+    def _encoded(self, manifest: Manifest) -> tuple[bytes, delta.Base]:
+        """The link's file: a delta, or a full one if that is due; and what the next link builds on once it is published."""
+        base, tables = self._base, manifest.tables
+        if base is None or delta.is_due(base, manifest.link, manifest.term, len(tables)):
+            content, crc = sealed(manifest.to_json())
+            return content, delta.Base(manifest.link, manifest.term, crc, tables)
+        differing = delta.delta(base.tables, tables)
+        record = replace(manifest, tables={}).to_json() | {"rows": manifest.rows}
+        record[delta.BASE] = {"link": base.link, "crc": base.crc, **differing}
+        return dump(record), replace(base, written=base.written + len(differing["changed"]))
 
     def _is_retired(self, manifest: Manifest, head: Manifest | None) -> bool:
         """Whether this link, just created, is far behind the chain's end."""
@@ -421,10 +461,10 @@ class Chain:
     def _follows(self, head: Manifest) -> bool:
         """Whether this link is there: not removed by retention, nor lost, and its number another writer's by now."""
         try:
-            there = self._read(head.link)
+            there = self._record(head.link)
         except CorruptError:
             return True
-        return there is not None and there.term == head.term
+        return there is not None and bool(there.get("term") == head.term)
 
     def recorded_newest(self) -> PublishedLink | None:
         """The newest link that a writer has recorded, which may not be the newest. Raises `CorruptError`.
@@ -455,38 +495,85 @@ class Chain:
     def retire(self, before: float, held_from: int | None = None) -> int:
         """Remove the links that were already succeeded at `before` (steady seconds), below `held_from`; how many.
 
-        The newest link published at or before that time stays, for it was current then; so does the head.
-        A link of an earlier format has no steady time: it counts as published with the next one that has.
+        The newest link published at or before that time stays, for it was current then; so does the head, and what a link
+        that stays builds on. A link of an earlier format has no steady time: it counts as published with the next one that
+        has.
         """
-        removed = 0
         succeeded: list[int] = []
+        waiting: list[int] = []
         for number, following in pairwise(self.numbers()):
-            after = self._read(following)
+            after = self._record(following)
             if after is None or (held_from is not None and number >= held_from):
                 break
-            succeeded.append(number)
-            if not after.steady_at:
+            waiting.append(number)
+            steady_at = after.get("steady_at", 0.0)
+            if not steady_at:
                 continue
-            if after.steady_at > before:
+            if steady_at > before:
                 break
-            for old in succeeded:
-                self.store.remove(_name(old))
-            removed += len(succeeded)
-            succeeded.clear()
-        return removed
+            succeeded += waiting
+            waiting.clear()
+        if not succeeded:
+            return 0
+        oldest = self._record(succeeded[-1] + 1)
+        needed = (oldest or {}).get(delta.BASE, {}).get("link", succeeded[-1] + 1)
+        gone = [number for number in succeeded if number < needed]
+        for number in gone:
+            self.store.remove(_name(number))
+        return len(gone)
 
     def _read(self, link: int) -> Manifest | None:
         """The link; None if it has been removed in between."""
+        record = self._record(link)
+        if record is None:
+            return None
+        where = self.store.where(_name(link))
+        base = record.get(delta.BASE)
+        if base is None:
+            return Manifest.from_json(record, where)
+        tables = self._tables_of(link, base)
+        return None if tables is None else Manifest.from_json(record, where, tables)
+
+    def _tables_of(self, link: int, base: dict[str, Any]) -> delta.Tables | None:
+        """The tables of a delta's base; None if both have been removed in between."""
+        number, crc = base["link"], base["crc"]
+        if (number, crc) in self._bases:
+            return self._bases[number, crc]
+        name = _name(number)
+        try:
+            content = self.store.read(name)
+        except FileNotFoundError:
+            there = self.numbers()
+            if there and number < there[0] and link < there[-1]:
+                return None
+            raise CorruptError(
+                f"is missing, and link {link} builds on it",
+                where=self.store.where(name),
+                repair=f"restore it from a backup; or move link {link} away, too: its epoch is then lost",
+            ) from None
+        record, found = parse_sealed(content, self.store.where(name))
+        if found != crc:
+            raise CorruptError(
+                f"is not what link {link} builds on", where=self.store.where(name), repair=REPAIR
+            )
+        tables = Manifest.from_json(record, self.store.where(name)).tables
+        while len(self._bases) >= _BASES:
+            del self._bases[next(iter(self._bases))]
+        self._bases[number, crc] = tables
+        return tables
+
+    def _record(self, link: int) -> dict[str, Any] | None:
+        """The link as its file has it; None if it has been removed in between. Raises `CorruptError`."""
         name = _name(link)
         try:
             record = load(self.store, name)
         except FileNotFoundError:
             return None
-        where = self.store.where(name)
-        manifest = Manifest.from_json(record, where)
-        if manifest.link != link:
-            raise CorruptError(f"holds link {manifest.link}", where=where, repair=REPAIR)
-        return manifest
+        if record.get("link") != link:
+            raise CorruptError(
+                f"holds link {record.get('link')}", where=self.store.where(name), repair=REPAIR
+            )
+        return record
 
 
 def _name(link: int) -> str:

@@ -14,11 +14,14 @@ from walsender_bridge.errors import CorruptError, LakeError
 #: 2 brought tables that do not follow, copies beside their tables, and answers to requests; 3 a checksum in each file;
 #: 4 the steady time in each link, and the shape of each table at its source; 5 the log that a link is of;
 #: 6 other names for what is quarantined; 7 another name for tables that were not copied, and output functions in a table's
-#: shape; 8 the writer of each link, the row index of each table, and deletion vectors.
-FORMAT_VERSION = 8
+#: shape; 8 the writer of each link, the row index of each table, and deletion vectors; 9 links that have what differs from
+#: another one.
+FORMAT_VERSION = 9
 #: The member that has the CRC32C of all others, and the format that brought it.
 _CRC = "crc"
 _SEALED_FROM = 3
+#: What is before the checksum, at the end of a file.
+_SEAL = b', "crc": '
 
 REPAIR = (
     "restore the file from a backup; or, if it is in _tuskline/epochs and there is no backup, move it away: its epoch is lost, "
@@ -37,11 +40,18 @@ def unreadable(where: str, error: OSError) -> LakeError:
 
 def dump(record: dict[str, Any]) -> bytes:
     """The file of a record."""
-    return json.dumps({**record, _CRC: _crc(record)}, indent=1).encode()
+    return sealed(record)[0]
 
 
-def _crc(record: dict[str, Any]) -> int:
-    crc: int = google_crc32c.value(json.dumps(record).encode())
+def sealed(record: dict[str, Any]) -> tuple[bytes, int]:
+    """The file of a record, and its checksum."""
+    content = json.dumps(record).encode()
+    crc = _crc(content)
+    return b"%s%s%d}" % (content[:-1], _SEAL, crc), crc
+
+
+def _crc(content: bytes) -> int:
+    crc: int = google_crc32c.value(content)
     return crc
 
 
@@ -52,6 +62,11 @@ def load(store: LakeStore, name: str) -> dict[str, Any]:
 
 def parse(content: bytes, where: str) -> dict[str, Any]:
     """The record in a file's content; `where` names the file. Raises `CorruptError`."""
+    return parse_sealed(content, where)[0]
+
+
+def parse_sealed(content: bytes, where: str) -> tuple[dict[str, Any], int | None]:
+    """As `parse`, with the checksum that the file states."""
     try:
         record = json.loads(content)
     except ValueError as error:
@@ -60,11 +75,21 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         raise CorruptError("not an object", where=where, repair=REPAIR)
     version = record.get("format_version")
     version = version if isinstance(version, int) else 0
-    sealed = version >= _SEALED_FROM
+    needs_seal = version >= _SEALED_FROM
     checksum = record.pop(_CRC, None)
     # A later format may be sealed otherwise.
-    if version <= FORMAT_VERSION and (sealed or checksum is not None) and checksum != _crc(record):
+    if (
+        version <= FORMAT_VERSION
+        and (needs_seal or checksum is not None)
+        and checksum != _crc_of(content, record)
+    ):
         raise CorruptError(
             "its content does not match its checksum (CRC32C)", where=where, repair=REPAIR
         )
-    return record
+    return record, checksum
+
+
+def _crc_of(content: bytes, record: dict[str, Any]) -> int:
+    """The checksum of a file's members; formats before 9 wrote them in another layout than the one that it is of."""
+    members, found, _ = content.rpartition(_SEAL)
+    return _crc(members + b"}") if found else _crc(json.dumps(record).encode())

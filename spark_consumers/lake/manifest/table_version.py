@@ -14,6 +14,7 @@ A table of an epoch is in one of these states (docs/tables.md):
 A copy that is not shown yet has the state `copied`; it stands beside the table, in `Manifest.copies`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -108,17 +109,29 @@ class TableVersion:
         return tuple(name for name, _ in self.runs or ())
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Self:
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
         """The table in a manifest's JSON. Raises `KeyError`, `TypeError` or `ValueError` for what is none."""
-        record = {_BEFORE_6.get(name, name): value for name, value in record.items()}
-        lists = {
-            "key": tuple(record["key"]),
-            "text_columns": tuple(record["text_columns"]),
-            "quarantine_files": tuple(record.get("quarantine_files", ())),
-            "mark": tuple(record.get("mark", ())),
-            "runs": tuple((str(n), int(w)) for n, w in record["runs"])
-            if record.get("runs") is not None
-            else None,
-            "layout": tuple((n, int(t), int(m)) for n, t, m in record.get("layout", ())),
+        return cls(**cls.members({_BEFORE_6.get(name, name): v for name, v in record.items()}))
+
+    @staticmethod
+    def members(record: Mapping[str, Any]) -> dict[str, Any]:
+        """These members of a table, from JSON. Raises as `from_json`."""
+        return {
+            name: _FROM_LISTS[name](value) if name in _FROM_LISTS else value
+            for name, value in record.items()
         }
-        return cls(**{**record, **lists})
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as a manifest has it. Its tuples are lists there."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+#: What JSON has as lists.
+_FROM_LISTS: dict[str, Callable[[Any], Any]] = {
+    "key": tuple,
+    "text_columns": tuple,
+    "quarantine_files": tuple,
+    "mark": tuple,
+    "runs": lambda runs: None if runs is None else tuple((str(n), int(w)) for n, w in runs),
+    "layout": lambda layout: tuple((n, int(t), int(m)) for n, t, m in layout),
+}
