@@ -30,7 +30,7 @@ class NoTables:
     def expire(self, *_: Any) -> int:
         return 0
 
-    def sweep_of_links(self, _: Manifest) -> int:
+    def sweep_of_links(self, _: Manifest, __: object) -> int:
         return 0
 
 

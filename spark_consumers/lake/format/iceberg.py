@@ -33,7 +33,14 @@ from spark_consumers.lake.format.iceberg_commit import (
     refs_of,
     sync_snapshots,
 )
-from spark_consumers.lake.format.iceberg_files import link, local, prepared, refs_in, version_of
+from spark_consumers.lake.format.iceberg_files import (
+    link,
+    local,
+    prepared,
+    refs_in,
+    snapshots_in,
+    version_of,
+)
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import (
     TAG,
@@ -392,7 +399,7 @@ class IcebergFormat:
             fenced_by(refs, term, path)
             tags = {name for name, ref in refs.items() if is_epoch(name, ref)}
             wanted = set(kept) | {ref.snapshot for name, ref in refs.items() if name not in tags}
-            gone = [s.snapshotId() for s in base.snapshots() if s.snapshotId() not in wanted]
+            gone = [one for one in snapshots_in(newest(table)) if one not in wanted]
             if not gone:
                 return None
             self._tables.check_all(path)

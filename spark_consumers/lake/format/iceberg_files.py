@@ -1,6 +1,7 @@
 """The metadata files of an Iceberg table in a folder, numbered in sequence; each is created by one writer."""
 
 import contextlib
+import gzip
 import json
 import os
 from pathlib import Path
@@ -86,6 +87,14 @@ def refs_in(path: str) -> dict[str, Ref]:
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return {}
+
+
+def snapshots_in(metadata: Path) -> list[int]:
+    """The ids of the snapshots in a metadata file, of which there may be thousands: each would be a call of the JVM."""
+    content = metadata.read_bytes()
+    if metadata.name.endswith(".gz.metadata.json"):
+        content = gzip.decompress(content)
+    return [snapshot["snapshot-id"] for snapshot in json.loads(content).get("snapshots", ())]
 
 
 def local(location: str) -> Path:

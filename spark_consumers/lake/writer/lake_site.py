@@ -1,7 +1,7 @@
 """The lake's folder as the steps of `takeover` act on it: each effect carried out, nothing decided."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,12 @@ class LakeSite:
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
-        yield from self._of_links()
+        yield from self._of_links(table_links.folders(self._chain.root))
 
-    def _of_links(self) -> Iterator[Leftover]:
-        """Files of tables that only links name."""
+    def _of_links(self, tables: Iterable[Path]) -> Iterator[Leftover]:
+        """Files of these tables that only links name."""
         kinds = (("quarantine", LeftoverKind.QUARANTINE), ("index", LeftoverKind.INDEX))
-        for table in table_links.folders(self._chain.root):
+        for table in tables:
             for place, kind in kinds:
                 for path in table.glob(f"{place}/*"):
                     sealed = checksums.file_of(path)
@@ -113,7 +113,9 @@ class LakeSite:
         if left.kind is LeftoverKind.TABLE:
             self.remove_table(left.path)
             return
-        log.info("leftover removed", kind=left.kind.name.lower(), path=left.path)
+        # Every epoch supersedes some of the index.
+        say = log.debug if left.kind is LeftoverKind.INDEX else log.info
+        say("leftover removed", kind=left.kind.name.lower(), path=left.path)
         if left.kind is LeftoverKind.STAGING:
             shutil.rmtree(path, ignore_errors=True)
         elif left.kind is LeftoverKind.LINK_DRAFT:
@@ -133,12 +135,14 @@ class LakeSite:
             shutil.rmtree(path, ignore_errors=True)
         return not users
 
-    def sweep_of_links(self, head: Manifest) -> int:
-        """Remove our own and earlier files of tables that only links name, and none does; how many. `head` is ours."""
-        found = list(self._of_links())
+    def sweep_of_links(self, head: Manifest, tables: Collection[str]) -> int:
+        """Remove our own and earlier files of these tables that only links name, and none does; how many. `head` is ours."""
+        found = list(self._of_links(self._chain.root / path for path in tables))
         if not found:
             return 0
-        named = takeover.names_of(self._chain.links(), head)
+        # Of the index, only the newest link counts.
+        quarantine = any(left.kind is LeftoverKind.QUARANTINE for left in found)
+        named = takeover.names_of(self._chain.links() if quarantine else [head], head)
         # A round writes such files and publishes them before this writer comes to sweep again.
         garbage = [
             left for left in found if takeover.is_garbage(left, head, named, below=head.term + 1)

@@ -22,6 +22,10 @@ from walsender_bridge.errors import FencedError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
+#: Tables that are cleaned at a time, at most, though more have changed: epochs wait meanwhile.
+_MOST = 100
+#: Tables that did not change, and are looked at all the same, each time: users drop references, and crashes leave files.
+_OTHERS = 20
 #: How often what is past its retention is removed, in seconds, at most.
 _HOUSEKEEPING = 60.0
 
@@ -50,6 +54,10 @@ class Retention:
     #: The last link of each snapshot, by the table's path.
     _last_use: dict[str, dict[int, int]] = field(default_factory=dict)
     _cleaned_at: float = float("-inf")
+    #: Paths of tables that may have something to remove, since they were written or a link that used them is gone.
+    _due: set[str] = field(default_factory=set)
+    #: Of all tables, those that it is longest ago for come first.
+    _turns: dict[str, None] = field(default_factory=dict)
     #: Tables that are still to be swept (`leaks`), and what the one that is under way may have left.
     _unswept: list[str] = field(default_factory=list)
     _listed: tuple[str, frozenset[str]] | None = None
@@ -75,7 +83,10 @@ class Retention:
     def remember(self, manifest: Manifest) -> None:
         """This link needs its tables' snapshots."""
         for table in manifest.versions:
-            self._last_use.setdefault(table.path, {})[table.snapshot_id] = manifest.link
+            uses = self._last_use.setdefault(table.path, {})
+            if table.snapshot_id not in uses:
+                self._due.add(table.path)
+            uses[table.snapshot_id] = manifest.link
 
     def is_due(self, seconds: float) -> bool:
         """Whether it is time to look, with a retention of so many seconds."""
@@ -93,21 +104,38 @@ class Retention:
         first = oldest.link if held is None else min(oldest.link, held)
         files = 0
         current = {table.path for table in head.versions}
-        for name, uses in list(self._last_use.items()):
+        for name, uses in self._last_use.items():
             for snapshot in [s for s, link in uses.items() if link < first]:
                 del uses[snapshot]
+                self._due.add(name)
+        cleaned = self._turn(current)
+        for name, uses in list(self._last_use.items()):
             path = self.chain.root / name
             if name in current:
-                files += self.tables.expire(str(path), head.term, set(uses))
+                if name in cleaned:
+                    files += self.tables.expire(str(path), head.term, set(uses))
             elif not uses and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
-        files += self.site.sweep_of_links(head)
+        files += self.site.sweep_of_links(head, cleaned)
         files += self._sweep(head, current) + self.chain.store.sweep_drafts()
         # Dead drivers' signs of life go.
         self._drivers.records()
         if removed or files:
             log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)
+
+    def _turn(self, current: Collection[str]) -> list[str]:
+        """The tables to clean this time, of these: as many as there is work for, not as many as there are."""
+        self._turns = dict.fromkeys([*(t for t in self._turns if t in current), *current])
+        self._due &= set(current)
+        due = [path for path in self._turns if path in self._due][:_MOST]
+        self._due -= set(due)
+        others = (path for path in self._turns if path not in due)
+        found = [*due, *islice(others, _OTHERS)]
+        for path in found:
+            del self._turns[path]
+            self._turns[path] = None
+        return found
 
     def _sweep(self, head: Manifest, current: Collection[str]) -> int:
         """One step in sweeping the tables of what earlier writers left: one table each time; how many files."""
