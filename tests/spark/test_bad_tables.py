@@ -148,11 +148,14 @@ def test_a_bug_that_one_table_meets_before_its_changes_are_read_stops_it_alone(
 ):
     original = EpochWriter._target
 
-    def target(self, name, table, stage):
+    def target(self, name, table):
         if name == PAIRS:
             raise KeyError(name)
-        return original(self, name, table, stage)
+        return original(self, name, table)
 
+    # A table is looked at again after it was written.
+    database.execute("UPDATE pairs SET at = now()")
+    pipeline.flush()
     monkeypatch.setattr(EpochWriter, "_target", target)
     database.execute(
         "UPDATE pairs SET a = 9 WHERE b = 'x'",

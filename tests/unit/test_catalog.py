@@ -227,6 +227,9 @@ def test_nothing_is_written_or_asked_while_nothing_changes(lake):
     # Metadata that was committed since, with the same snapshot shown.
     (lake.root / "tables/shop/public/orders%t1-ab/metadata/v2.metadata.json").touch()
     names.follow(lake.publish(orders="orders%t1-ab 1"))
+    assert lake.asked == asked, "a table that was not written is looked at now and again only"
+    lake.clock += 100
+    names.follow(lake.publish(orders="orders%t1-ab 1"))
     assert len(lake.asked) == len(asked) + 1
 
 

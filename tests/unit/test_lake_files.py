@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
 from spark_consumers.lake.epoch.removal import PatchedRows, Rewrite
-from spark_consumers.lake.epoch.stage import Target
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.checksums import sums_of
 from spark_consumers.lake.format.data_files import (
     Stage,

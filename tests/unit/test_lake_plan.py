@@ -10,7 +10,8 @@ import pyarrow as pa
 from spark_consumers.lake.copy.bootstrap import _remove_others, part_bytes
 from spark_consumers.lake.copy.initial_copy import _Pace
 from spark_consumers.lake.epoch import plan
-from spark_consumers.lake.epoch.stage import Target
+from spark_consumers.lake.epoch.packed import PackedTable
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.manifest.chain import COPIED, LIVE, Manifest, StreamPosition, TableVersion
 from walsender_bridge.change_log.client import CutPoint, StreamCut
 
@@ -34,8 +35,9 @@ def head(copies=None, **tables):
     return Manifest("lake", 3, 1, 0, 1, 0.0, streams=streams, tables=tables, copies=copies or {})
 
 
-def target(name):
-    return Target(name, "public.t", "", pa.schema([]), pa.schema([]), ("id",), 0, 1)
+def packed(name):
+    target = Target(name, "public.t", "", pa.schema([]), pa.schema([]), ("id",), 0, 1)
+    return PackedTable.of(target, (None, 8))
 
 
 CUTS = {"a": cut("a", 20, 70), "b": cut("b", 9, 60)}
@@ -80,7 +82,8 @@ def test_ranges_end_at_commits_and_leave_nothing_out(monkeypatch):
     monkeypatch.setattr(plan, "RANGE_BYTES", 250)
     commits = {"a": [commit(v, v + 5) for v in range(2, 16)]}
     chosen = plan.choose(head(**{"a.public.t": table()}), 15, {"a": CUTS["a"]}, commits)
-    tasks = plan.tasks(chosen, {"a.public.t": target("a.public.t")}, {"a": ("x", "y")}, {}, "")
+    tables = {"a.public.t": packed("a.public.t")}
+    tasks = plan.tasks(chosen, tables, {"a": ("x", "y")}, {}, "", "")
     edges = [(t.start, t.end) for t in tasks]
     assert edges[0][0] == 5
     assert edges[-1][1] == 20
@@ -97,10 +100,10 @@ def test_a_fresh_copy_reads_what_the_lake_has_already_and_the_rest_once():
     commits = {"a": [commit(7, 20)]}
     start = head(copied, **{"a.public.t": table()})
     chosen = plan.choose(start, 7, {"a": CUTS["a"]}, commits)
-    targets = {name: replace(target(name)) for name in chosen.tables}
+    tables = {name: packed(name) for name in chosen.tables}
     late = {"a.public.new": [commit(1, 5)]}
-    tasks = plan.tasks(chosen, targets, {"a": ("grpc://a",)}, late, "")
-    assert [(t.start, t.end, sorted(x.name for x in t.targets)) for t in tasks] == [
+    tasks = plan.tasks(chosen, tables, {"a": ("grpc://a",)}, late, "", "")
+    assert [(t.start, t.end, sorted(x.name for x in t.tables)) for t in tasks] == [
         (2, 5, ["a.public.new"]),
         (5, 20, ["a.public.new", "a.public.t"]),
     ]

@@ -16,12 +16,12 @@ from spark_consumers.lake.epoch.quarantined_rows import rows_of, skip
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     Staged,
-    Target,
     _Pending,
     composed,
     run_compose,
     write_fold,
 )
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.table_version import TableVersion
 from tests.support.change_entries import UNCHANGED, Table, cut, delete, insert, transactions, update

@@ -8,7 +8,8 @@ import pytest
 
 from spark_consumers.lake.epoch import removal
 from spark_consumers.lake.epoch.removal import RemovalTask, run_removal
-from spark_consumers.lake.epoch.stage import Staged, Target
+from spark_consumers.lake.epoch.stage import Staged
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import Stage, write_data, write_partial, write_table
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
 from tests.support.lake.table_on_disk import TableOnDisk

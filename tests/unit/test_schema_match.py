@@ -10,7 +10,7 @@ import pytest
 
 from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.lake.copy.bootstrap import usable_key
-from spark_consumers.lake.epoch.stage import Target
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.tables.schema_match import Layout, key_of, mismatch, unusable
 from spark_consumers.snapshot.exported import PublishedTable

@@ -9,7 +9,9 @@ from py4j.protocol import Py4JError
 
 from spark_consumers.decode.entries import decode_entries
 from spark_consumers.lake.epoch import stage
-from spark_consumers.lake.epoch.stage import ComposeTask, RangeTask, Staged, Target, run_range
+from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
+from spark_consumers.lake.epoch.stage import ComposeTask, RangeTask, Staged, run_range
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables import fault as table_fault
@@ -79,9 +81,10 @@ def staged(
     monkeypatch.setattr(stage, "StreamReader", lambda *_, **__: Reader(entries))
     targets = (target(folder, BILLS), target(folder, ORDERS))
     whole = frozenset(t.name for t in targets)
-    task = RangeTask("shop", ("",), 0, 99, 0, 1, str(folder), targets, whole)
+    tables = tuple(PackedTable.of(target, (None, 8)) for target in targets)
+    task = RangeTask("shop", ("",), 0, 99, 0, 1, str(folder), "", tables, whole)
     found: dict[str, Staged | TableFault] = {}
-    for one in run_range(task):
+    for one in run_range(task, TaskTables(tables, "")):
         assert isinstance(one, Staged | TableFault)
         found[one.table] = one
     return found

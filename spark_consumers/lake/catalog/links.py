@@ -7,18 +7,33 @@ of the lake's folder (`manifest.home`), and it is replaced by a rename, so the n
 In a table's name, `%` is written `%25`; so no name is that of another table's folder.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from spark_consumers.lake.manifest.takeover import name_of
 
-_TABLES = "tables/*/*/*"
+#: Below it: streams, schemas, tables.
+_TABLES, _DEPTH = "tables", 3
 
 
 def folders(root: Path) -> Iterator[Path]:
     """What is in the place of a table's folder, each once: links, which are second names, are left out."""
-    return (path for path in root.glob(_TABLES) if not path.is_symlink())
+    return (Path(entry.path) for entry in _entries(root) if not entry.is_symlink())
+
+
+def _entries(root: Path) -> list["os.DirEntry[str]"]:
+    """What is in the place of tables. A folder's entry says what it is: no look at each of many tables is needed."""
+    found: list[os.DirEntry[str]] = []
+    folders = [str(root / _TABLES)]
+    for depth in range(_DEPTH):
+        found = []
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                found += list(entries)
+        folders = [entry.path for entry in found if entry.is_dir()] if depth < _DEPTH - 1 else []
+    return found
 
 
 def links(paths: Iterable[str]) -> dict[str, str]:
@@ -56,9 +71,10 @@ def follow(root: Path, paths: Iterable[str]) -> list[str]:
 
 
 def _found(root: Path) -> Iterator[tuple[str, str]]:
-    for path in root.glob(_TABLES):
-        if path.is_symlink() and is_ours(path.name, target := str(path.readlink())):
-            yield str(path.relative_to(root)), target
+    beginning = len(f"{root}/")
+    for entry in _entries(root):
+        if entry.is_symlink() and is_ours(entry.name, target := str(Path(entry.path).readlink())):
+            yield entry.path[beginning:], target
 
 
 def _different(there: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:

@@ -84,6 +84,8 @@ class TableNames:
         self._known: dict[str, tuple[int, Path]] = {}
         self._link = 0
         self._check_at = float("-inf")
+        #: When the files of all tables are looked at again, also of those that were not written.
+        self._look_at = float("-inf")
         self._failure = ""
         self._taken: set[str] = set()
 
@@ -94,16 +96,18 @@ class TableNames:
             return
         self._link, self._check_at = head.link, now + _CHECK_SECONDS
         try:
-            self._check(head)
+            self._check(head, thorough=now >= self._look_at)
         except Exception as error:
             self._failed(error)
-            self._check_at = self._now() + _AFTER_FAILURE
+            self._check_at = self._look_at = self._now() + _AFTER_FAILURE
             return
+        if now >= self._look_at:
+            self._look_at = now + _CHECK_SECONDS
         if self._failure:
             log.info("table names are up to date again")
         self._failure = ""
 
-    def _check(self, head: Manifest) -> None:
+    def _check(self, head: Manifest, *, thorough: bool) -> None:
         with self._locked():
             newest = self._chain.head()
             if newest is None or newest.link != head.link:
@@ -111,7 +115,7 @@ class TableNames:
             try:
                 self._follow_links(head)
             finally:
-                self._file.follow(self._locations(head))
+                self._file.follow(self._locations(head, thorough=thorough))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -137,16 +141,20 @@ class TableNames:
             log.warning("no link for a table: its name is taken", path=name)
         self._taken = taken
 
-    def _locations(self, head: Manifest) -> Mapping[Name, str | None]:
+    def _locations(self, head: Manifest, *, thorough: bool) -> Mapping[Name, str | None]:
         tables = head.readable
-        found = {Name.of(name): self._location(table) for name, table in tables.items()}
+        found = {
+            Name.of(name): self._location(table, thorough=thorough)
+            for name, table in tables.items()
+        }
         folders = {table.path for table in tables.values()}
         self._known = {path: at for path, at in self._known.items() if path in folders}
         return found
 
-    def _location(self, table: TableVersion) -> str | None:
+    def _location(self, table: TableVersion, *, thorough: bool) -> str | None:
         snapshot, file = self._known.get(table.path, (None, None))
-        if file is None or snapshot != table.snapshot_id or not _is_newest(file):
+        known = file is not None and snapshot == table.snapshot_id
+        if file is None or not known or (thorough and not _is_newest(file)):
             try:
                 file = self._metadata(table.path, table.snapshot_id)
             except Exception:

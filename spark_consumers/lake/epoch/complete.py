@@ -27,7 +27,7 @@ from spark_consumers.lake.epoch.removal import (
     one,
     positions,
 )
-from spark_consumers.lake.epoch.stage import Target
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import (
     as_damage,

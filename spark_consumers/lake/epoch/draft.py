@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from spark_consumers.lake.epoch.complete import Completed, CompleteTask, Indexed, IndexTask
 from spark_consumers.lake.epoch.removal import RemovalTask, Removed
-from spark_consumers.lake.epoch.stage import Staged, Target
+from spark_consumers.lake.epoch.stage import Staged
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.index.run_format import Run
 

@@ -26,6 +26,7 @@ from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
+from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.plan import EpochPlan, Pace, choose, tasks
 from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
 from spark_consumers.lake.epoch.removal import (
@@ -39,10 +40,10 @@ from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     RangeTask,
     Staged,
-    Target,
     in_order,
     total_changes,
 )
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
 from spark_consumers.lake.index import build as index
@@ -125,6 +126,8 @@ class EpochWriter:
         self._attempt = 0
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
+        #: Tables as the executors get them, each with what it depends on.
+        self._packed: dict[str, tuple[tuple[object, ...], PackedTable]] = {}
         self._wrote_one = threading.Event()
         #: The row index of what was written, by path and snapshot, for as long as its epoch may be repeated.
         self._indexes: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
@@ -155,19 +158,10 @@ class EpochWriter:
         scratch = self._chain.staging / str(stage)
         try:
             plan = self._extended(plan, layouts)
-            following = {n: t for n, t in plan.tables.items() if t.state == LIVE}
-            known = aliases(status, following.items())
-
-            def target(name: str, table: TableVersion) -> Target:
-                return replace(
-                    self._target(name, table, stage),
-                    layouts=layouts.get(table.path, first_layout(table)),
-                    aliases=known.get(name, ()),
-                )
-
-            made = self._each_of(plan, list(following.items()), target)
-            targets = dict(zip(following, made, strict=True))
-            plan, staged, removed = self._stage(plan, targets, status, late, scratch, polled)
+            packed = self._pack(plan, layouts, status)
+            targets = TaskTables(list(packed.values()), str(stage))
+            work = self._range_tasks(plan, packed, status, late, stage)
+            plan, staged, removed = self._stage(plan, work, targets, scratch, polled)
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
             tables = self._write_tables(plan, targets, stage, staged, removed, timings)
@@ -206,30 +200,66 @@ class EpochWriter:
         plan = choose(head, status.version, status.streams, commits)
         return plan, late_commits(head, status, plan)
 
+    def _pack(
+        self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]], status: LogStatus
+    ) -> dict[str, PackedTable]:
+        """The tables that follow, packed for the executors. Those that are as at the last epoch still are."""
+        following = [(n, t) for n, t in plan.tables.items() if t.state == LIVE]
+        known = aliases(status, following)
+
+        def facts(name: str, table: TableVersion) -> tuple[object, ...]:
+            return table, layouts.get(table.path), known.get(name, ())
+
+        def pack(name: str, table: TableVersion) -> PackedTable:
+            target = replace(
+                self._target(name, table),
+                layouts=layouts.get(table.path, first_layout(table)),
+                aliases=known.get(name, ()),
+            )
+            return PackedTable.of(target, (_runs(table), _small_files(name)))
+
+        before = self._packed
+        changed = [(n, t) for n, t in following if n not in before or before[n][0] != facts(n, t)]
+        made = dict(zip((n for n, _ in changed), self._each_of(plan, changed, pack), strict=True))
+        self._packed = {
+            name: (facts(name, table), made[name]) if name in made else before[name]
+            for name, table in following
+        }
+        return {name: packed for name, (_, packed) in self._packed.items()}
+
+    def _range_tasks(
+        self,
+        plan: EpochPlan,
+        packed: Mapping[str, PackedTable],
+        status: LogStatus,
+        late: Mapping[str, Sequence[CutPoint]],
+        stage: Stage,
+    ) -> list[RangeTask]:
+        addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
+        scratch = self._chain.staging / str(stage)
+        return tasks(plan, packed, addresses, late, str(scratch), str(stage))
+
     def _stage(
         self,
         plan: EpochPlan,
-        targets: Mapping[str, Target],
-        status: LogStatus,
-        late: Mapping[str, Sequence[CutPoint]],
+        work: Sequence[RangeTask],
+        targets: TaskTables,
         scratch: Path,
         polled: Collection[str],
     ) -> tuple[EpochPlan, dict[str, Staged], dict[str, Removed]]:
         """Read and write everything: the plan with the partitions that came; the staged files by table, and what they remove."""
-        addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
-        work = tasks(plan, targets, addresses, late, str(scratch))
-        indexes = {
-            name: (runs, _small_files(name))
-            for name, table in plan.tables.items()
-            if (runs := _runs(table)) is not None
-        }
         found: dict[str, list[Staged]] = defaultdict(list)
         removed: dict[str, Removed] = {}
         mismatches: list[SchemaMismatch] = []
         faults: list[TableFault] = []
 
         def stage(work: Sequence[RangeTask | ComposeTask]) -> Iterator[Staged]:
-            tasks_ = [_stage_task(task, indexes) for task in work]
+            tasks_ = [
+                StageTask(
+                    task, targets.index(task.target.name) if isinstance(task, ComposeTask) else None
+                )
+                for task in work
+            ]
             for one, gone in chain.from_iterable(self._run(run_stage, tasks_, plan)):
                 if isinstance(one, SchemaMismatch):
                     mismatches.append(one)
@@ -264,9 +294,12 @@ class EpochWriter:
         ]
         composing += [
             # Rows to convert again, in a table that has no changes.
-            ComposeTask(target, (), plan.version, str(scratch), 0)
-            for name, target in targets.items()
-            if target.retry_quarantined and target.quarantine_files and name not in found
+            ComposeTask(targets[name], (), plan.version, str(scratch), 0)
+            for name, table in plan.tables.items()
+            if table.retry_quarantined
+            and table.quarantine_files
+            and table.state == LIVE
+            and name not in found
         ]
         for one in stage(composing):
             found[one.table] = [one]
@@ -294,7 +327,8 @@ class EpochWriter:
             )
         return replace(plan, tables=tables)
 
-    def _target(self, name: str, table: TableVersion, stage: Stage) -> Target:
+    def _target(self, name: str, table: TableVersion) -> Target:
+        """As a task needs it, but for the stage."""
         path = self._path(table)
         if (path, table.schema_hash) not in self._schemas:
             columns, files = self._format.schemas(path)
@@ -310,7 +344,7 @@ class EpochWriter:
         return Target(
             name=name,
             relation=name.partition(".")[2],
-            prefix=f"{path}/data/{stage}",
+            prefix=f"{path}/data/",
             columns=columns,
             file_schema=file_schema,
             key=table.key,
@@ -337,7 +371,7 @@ class EpochWriter:
     def _write_tables(
         self,
         plan: EpochPlan,
-        targets: Mapping[str, Target],
+        targets: TaskTables,
         stage: Stage,
         staged: Mapping[str, Staged],
         removed: Mapping[str, Removed],
@@ -512,10 +546,3 @@ def _runs(table: TableVersion) -> tuple[Run, ...] | None:
 
 def _small_files(name: str) -> int:
     return _COMPACT_FILES + crc32(name.encode()) % _COMPACT_FILES
-
-
-def _stage_task(
-    task: RangeTask | ComposeTask, indexes: Mapping[str, tuple[tuple[Run, ...], int]]
-) -> StageTask:
-    whole = {task.target.name} if isinstance(task, ComposeTask) else task.whole
-    return StageTask(task, {name: indexes[name] for name in whole if name in indexes})

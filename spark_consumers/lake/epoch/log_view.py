@@ -1,8 +1,10 @@
 """What an epoch needs to know of the log before it is planned: commits, and names that a table had."""
 
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from spark_consumers.lake.epoch.plan import EpochPlan, begin, position_of
 from spark_consumers.lake.epoch.rolled_back import mark_of, mark_of_copy, why_apart
@@ -111,16 +113,30 @@ def aliases(
     status: LogStatus, tables: Iterable[tuple[str, TableVersion]]
 ) -> Mapping[str, tuple[str, ...]]:
     """For tables by name: other names under which the log has the same table, because it was renamed."""
-    wanted = list(tables)
+    by_stream: dict[str, list[tuple[str, TableVersion]]] = defaultdict(list)
+    for name, table in tables:
+        by_stream[stream_of(name)].append((name, table))
     found: dict[str, tuple[str, ...]] = {}
-    for stream in {stream_of(name) for name, _ in wanted} & set(status.streams):
+    for stream in by_stream.keys() & set(status.streams):
         with StreamReader.of(status.streams[stream]) as reader:
-            relations = [relation_of(record) for record in reader.relations()]
-        for name, table in wanted:
-            if stream_of(name) == stream:
-                found[name] = tuple(
-                    r.full_name
-                    for r in relations
-                    if r.oid == table.relation_id and f"{stream}.{r.full_name}" != name
-                )
+            names = _names_by_oid(reader.relations())
+        for name, table in by_stream[stream]:
+            own = name.partition(".")[2]
+            known = names.get(table.relation_id, ())
+            found[name] = tuple(other for other in known if other != own)
     return found
+
+
+def _names_by_oid(records: Iterable[bytes]) -> Mapping[int, Sequence[str]]:
+    names: dict[int, list[str]] = defaultdict(list)
+    for record in records:
+        oid, name = _named(bytes(record))
+        names[oid].append(name)
+    return names
+
+
+@lru_cache(maxsize=100_000)
+def _named(record: bytes) -> tuple[int, str]:
+    """OID and name in a schema record: the log has them all, and an epoch few new ones."""
+    relation = relation_of(record)
+    return relation.oid, relation.full_name

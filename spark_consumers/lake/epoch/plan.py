@@ -4,10 +4,12 @@ Pure: the log's answers come in, tasks go out. A range ends at a commit of the l
 never in two ranges of which one is written without the other, and never split by the epoch's end.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spark_consumers.lake.epoch.stage import RangeTask, Target
+from spark_consumers.lake.epoch.packed import PackedTable
+from spark_consumers.lake.epoch.stage import RangeTask
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, StreamPosition, TableVersion
 from spark_consumers.lake.manifest.table_version import HELD, RESUMING
 from spark_consumers.lake.tables.origin import Joins, joins
@@ -171,12 +173,17 @@ def position_of(cut: StreamCut) -> StreamPosition:
 
 def tasks(
     plan: EpochPlan,
-    targets: Mapping[str, Target],
+    tables: Mapping[str, PackedTable],
     addresses: Mapping[str, Sequence[str]],
     late: Mapping[str, Sequence[CutPoint]],
     scratch: str,
+    stage: str,
 ) -> list[RangeTask]:
-    """The ranges to read, each from another replica of its stream first. `addresses`: of the replicas, by stream. `late`: for each fresh table the commits from its offset to where ranges begin."""
+    """The ranges to read, each from another replica of its stream first.
+
+    `tables`: those that follow. `addresses`: of the replicas, by stream. `late`: for each fresh table the commits from its
+    offset to where ranges begin. `stage`: what the names of new files begin with.
+    """
     pieces: list[tuple[str, int, int, tuple[str, ...]]] = []
     for name in sorted(plan.fresh):
         stream = stream_of(name)
@@ -192,7 +199,7 @@ def tasks(
         )
         if names:
             pieces += [(part.stream, a, b, names) for a, b in _pieces(part.start, part.cuts)]
-    count = {name: sum(name in piece[3] for piece in pieces) for name in targets}
+    count = Counter(name for piece in pieces for name in piece[3])
     return [
         RangeTask(
             stream,
@@ -202,7 +209,8 @@ def tasks(
             number,
             plan.version,
             scratch,
-            tuple(targets[name] for name in names),
+            stage,
+            tuple(tables[name] for name in names),
             frozenset(name for name in names if count[name] == 1),
         )
         for number, (stream, first, last, names) in enumerate(pieces)

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +27,11 @@ from spark_consumers.decode.spans import of_numbers
 from spark_consumers.decode.types import ColumnType, apart, from_text
 from spark_consumers.fold.keyed import PATCH, Bools, Bytes, Fold, fold
 from spark_consumers.fold.multiset import MultisetFold, fold_multiset
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import read_data, write_table
 from spark_consumers.lake.manifest.table_version import TableVersion
 from walsender_bridge.errors import CorruptError, UnsupportedValueError
 from walsender_bridge.postgres.protocol.lsn import Lsn
-
-if TYPE_CHECKING:
-    from spark_consumers.lake.epoch.stage import Target
 
 #: The policies for a row with an unrepresentable value.
 FAIL, QUARANTINE = "fail", "quarantine"
@@ -114,7 +111,7 @@ def alike(
     return first, then
 
 
-def held(target: "Target") -> Fold | MultisetFold | None:
+def held(target: Target) -> Fold | MultisetFold | None:
     """The quarantined rows of earlier epochs as the fold that comes before all others; None without any."""
     if not target.quarantine_files:
         return None

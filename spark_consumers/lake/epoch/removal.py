@@ -8,7 +8,7 @@ Every removal must find its rows: anything else means that the table and the log
 never a lost or additional row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,14 +16,15 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from spark_consumers.fold.row_codes import row_codes
+from spark_consumers.lake.epoch.packed import Index, TaskTables
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     RangeTask,
     Staged,
-    Target,
     run_compose,
     run_range,
 )
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import read_data, read_partial, write_partial
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import FileInfo, Vector
@@ -95,47 +96,48 @@ class Removed:
 class StageTask:
     """Stage changes, and find at once what they remove from tables whose changes are all in this task.
 
-    `indexes`: for each of these tables its index, if it has one, and how many small files it may have.
+    `index`: of the one table of a `ComposeTask`; the tables of a `RangeTask` have theirs.
     """
 
     stage: RangeTask | ComposeTask
-    indexes: Mapping[str, tuple[tuple[Run, ...], int]]
+    index: Index | None = None
 
     @property
     def target(self) -> Target | None:
         """Its one table."""
         return self.stage.target if isinstance(self.stage, ComposeTask) else None
 
-    @property
-    def targets(self) -> dict[str, Target]:
-        """Its tables by name."""
-        stage = self.stage
-        found = (stage.target,) if isinstance(stage, ComposeTask) else stage.targets
-        return {target.name: target for target in found}
-
 
 def run_stage(
     task: StageTask,
 ) -> list[tuple[Staged | SchemaMismatch | TableFault, "Removed | None"]]:
     """Carry out the task; for each table what was staged, and what that removes, if it was looked for."""
-    stage, targets = task.stage, task.targets
-    staged: Sequence[Staged | SchemaMismatch | TableFault]
-    staged = [run_compose(stage)] if isinstance(stage, ComposeTask) else run_range(stage)
-    found: list[tuple[Staged | SchemaMismatch | TableFault, Removed | None]] = []
-    for one in staged:
-        if not isinstance(one, Staged) or one.partial or one.table not in task.indexes:
-            found.append((one, None))
-            continue
-        runs, small_files = task.indexes[one.table]
-        work = RemovalTask(targets[one.table], one, runs, stage.scratch, small_files)
-        try:
-            found.append((one, run_removal(work) if one.changes_table else None))
-        except Exception as error:
-            fault = fault_of(one.table, error)
-            if fault is None:
-                raise
-            found.append((fault, None))
-    return found
+    stage = task.stage
+    if isinstance(stage, ComposeTask):
+        assert task.index is not None
+        return [_with_removed(run_compose(stage), stage.target, task.index, stage.scratch)]
+    tables = TaskTables(stage.tables, stage.stage)
+    return [
+        (one, None)
+        if not isinstance(one, Staged) or one.table not in stage.whole
+        else _with_removed(one, tables[one.table], tables.index(one.table), stage.scratch)
+        for one in run_range(stage, tables)
+    ]
+
+
+def _with_removed(
+    staged: Staged, target: Target, index: Index, scratch: str
+) -> tuple[Staged | TableFault, "Removed | None"]:
+    runs, small_files = index
+    if runs is None or not staged.changes_table:
+        return staged, None
+    try:
+        return staged, run_removal(RemovalTask(target, staged, runs, scratch, small_files))
+    except Exception as error:
+        fault = fault_of(staged.table, error)
+        if fault is None:
+            raise
+        return fault, None
 
 
 def run_removal(task: RemovalTask) -> Removed:

@@ -7,12 +7,9 @@ table's partials in order and writes its files. Either way a table gets one file
 Runs without Spark: a task is a function of its arguments, and what it returns is small.
 """
 
-import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +19,9 @@ from spark_consumers.fold.keyed import Fold, compose, fold
 from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_multiset
 from spark_consumers.fold.serial import fold_from_table, fold_to_table
 from spark_consumers.lake.epoch import quarantine
+from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.quarantine import QuarantineFile
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import (
     read_partial,
     write_data,
@@ -32,7 +31,6 @@ from spark_consumers.lake.format.data_files import (
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.tables.fault import TableFault, fault_of
 from spark_consumers.lake.tables.schema_match import (
-    Layout,
     SchemaMismatch,
     columns_of,
     key_of,
@@ -43,7 +41,6 @@ from spark_consumers.lake.tables.schema_match import (
 )
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import CorruptError
-from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import fail_point
 
 #: Changes of one table that are held unfolded.
@@ -51,60 +48,11 @@ _PENDING_ROWS = 200_000
 
 
 @dataclass(frozen=True)
-class Target:
-    """One table as a task needs it.
-
-    `name` is `stream.schema.table`, `relation` its last two parts, `prefix` the path that its data files
-    begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
-    (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
-    `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
-    that the log has for it. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
-    which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
-    that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
-    commit LSN they must not have had changes.
-    """
-
-    name: str
-    relation: str
-    prefix: str
-    columns: pa.Schema
-    file_schema: pa.Schema
-    key: tuple[str, ...]
-    start_lsn: Lsn
-    relation_id: int
-    layouts: tuple[Layout, ...] = ()
-    partitions: Mapping[int, int] = field(default_factory=dict)
-    aliases: tuple[str, ...] = ()
-    quarantines: bool = False
-    quarantine_files: tuple[str, ...] = ()
-    retry_quarantined: bool = False
-
-    @property
-    def scratch_name(self) -> str:
-        """How its scratch files begin: the table's name may be a path, chosen by any role that may create tables."""
-        return hashlib.sha256(self.name.encode()).hexdigest()[:20]
-
-    @property
-    def folder(self) -> str:
-        """The table's folder."""
-        return str(Path(self.prefix).parent.parent)
-
-    @property
-    def stage(self) -> str:
-        """What the names of all its new files begin with."""
-        return Path(self.prefix).name
-
-    @property
-    def key_positions(self) -> tuple[int, ...]:
-        """Where the key's columns are among the columns."""
-        return tuple(self.columns.get_field_index(name) for name in self.key)
-
-
-@dataclass(frozen=True)
 class RangeTask:
     """Read [start, end) of a stream for some tables; `number` orders the ranges of an epoch.
 
-    `addresses`: of the replicas to read from, in the order to try. The tables in `whole` get their files; the others leave partials in `scratch`.
+    `addresses`: of the replicas to read from, in the order to try. The tables in `whole` get their files, whose names begin
+    with `stage`; the others leave partials in `scratch`.
     """
 
     stream: str
@@ -114,7 +62,8 @@ class RangeTask:
     number: int
     version: int
     scratch: str
-    targets: tuple[Target, ...]
+    stage: str
+    tables: tuple[PackedTable, ...]
     whole: frozenset[str]
 
 
@@ -216,21 +165,17 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
     return compose(first, then)
 
 
-def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
+def run_range(task: RangeTask, tables: TaskTables) -> list[Staged | SchemaMismatch | TableFault]:
     """Read, fold and write. For a table with a change of another shape its mismatches are returned instead.
 
-    For a table whose changes cannot be applied that fault is returned. Raises the log's errors.
+    For a table whose changes cannot be applied that fault is returned. `tables`: the task's. Raises the log's errors.
     """
-    by_name: dict[str, list[Target]] = defaultdict(list)
-    for target in task.targets:
-        for name in (target.relation, *target.aliases):
-            by_name[name].append(target)
     pending: dict[str, _Pending] = {}
     mismatches: dict[str, list[SchemaMismatch]] = {}
     faults: dict[str, TableFault] = {}
 
     def failed(relation: str, error: Exception) -> None:
-        found = [fault_of(target.name, error) for target in by_name[relation]]
+        found = [fault_of(target.name, error) for target in tables.of(relation)]
         faults.update({fault.table: fault for fault in found if fault is not None})
         if None in found:
             raise error
@@ -240,13 +185,14 @@ def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
         def schema(digest: bytes) -> bytes:
             return reader.schemas([digest])[digest]
 
-        entries = reader.read(task.start, task.end, relations=sorted(by_name))
-        keeping = {name for name, found in by_name.items() if any(t.quarantines for t in found)}
+        wanted = tables.relations
+        entries = reader.read(task.start, task.end, relations=sorted(wanted))
+        keeping = tables.keeping_unrepresentable()
         batches = decode_entries(
-            entries, schema, relations=by_name, keep_unrepresentable=keeping, failed=failed
+            entries, schema, relations=wanted, keep_unrepresentable=keeping, failed=failed
         )
         for batch in batches:
-            for target in by_name[batch.relation.full_name]:
+            for target in tables.of(batch.relation.full_name):
                 if target.name not in faults:
                     with _caught(target, faults):
                         _take(task.number, target, batch, pending, mismatches)

@@ -24,49 +24,84 @@ from spark_consumers.lake.tables.states import stream_of
 from walsender_bridge.change_log.entry import NAMED_OTHERWISE
 from walsender_bridge.postgres.protocol.lsn import Lsn
 
+#: How the shape of a table without partitions is written.
+_NO_PARTS = '"parts":[]'
+#: What a table was compared with last, by its name, where the comparison has changed nothing.
+Seen = dict[str, tuple[TableVersion, Shape]]
+
 
 def compare(
-    head: Manifest, stream: str, publication: Publication, later: Collection[str], *, holds: bool
+    head: Manifest,
+    stream: str,
+    publication: Publication,
+    later: Collection[str],
+    *,
+    holds: bool,
+    seen: Seen | None = None,
 ) -> tuple[Manifest, dict[str, str]]:
     """The head after this comparison, and why tables must be copied again. `later`: tables that came after the read began.
 
-    `holds`: epochs wait for a table that is copied again.
+    `holds`: epochs wait for a table that is copied again. `seen`: kept by the caller from one comparison to the next, so that
+    only what has changed on either side is compared.
     """
     reasons: dict[str, str] = {}
+    tables, copies = dict(head.tables), dict(head.copies)
+    going: dict[str, str] = {}
+    seen = {} if seen is None else seen
     for relation, now in publication.shapes.items():
         name = f"{stream}.{relation}"
         if name in later:
             continue
-        copy, table = head.copies.get(name), head.tables.get(name)
+        copy, table = copies.get(name), tables.get(name)
         if copy is not None:
             reason = outdated(copy, now, publication)
-            made = {**head.copies, name: followed_by(copy, now, publication)}
-            if reason is not None:
+            if reason is None:
+                copies[name] = followed_by(copy, now, publication)
+            else:
                 reasons[name] = reason
-                del made[name]
-            head = replace(head, copies=made)
-        if table is None or _is_copied_again(table):
+                del copies[name]
+        if table is None or _is_copied_again(table) or _is_seen(table, now, seen.get(name)):
             continue
         reason = outdated(table, now, publication)
-        if reason is None:
-            head = replace(head, tables={**head.tables, name: followed_by(table, now, publication)})
-        else:
-            reasons[name] = reason
-            head = states.outdate(head, name, reason, holds=holds)
+        if reason is not None:
+            reasons[name] = going[name] = reason
+            continue
+        tables[name] = followed_by(table, now, publication)
+        if tables[name] is table:
+            seen[name] = table, now
+    if copies != head.copies or tables != head.tables:
+        head = replace(head, tables=tables, copies=copies)
+    for name, reason in going.items():
+        seen.pop(name, None)
+        head = states.outdate(head, name, reason, holds=holds)
     return head, reasons
+
+
+def _is_seen(table: TableVersion, now: Shape, seen: tuple[TableVersion, Shape] | None) -> bool:
+    """Whether this comparison is one that has changed nothing: it depends on no more than this of a table."""
+    if seen is None or seen[1] != now:
+        return False
+    before = seen[0]
+    return table is before or (
+        (table.shape, table.layout, table.relation_id)
+        == (before.shape, before.layout, before.relation_id)
+    )
 
 
 def followed_by(table: TableVersion, now: Shape, publication: Publication) -> TableVersion:
     """The table after a comparison in which it lacks nothing."""
     if table.shape:
         now = followed(Shape.load(table.shape), now, publication.lsn)
-    return replace(table, shape=now.dump())
+    shape = now.dump()
+    return table if shape == table.shape else replace(table, shape=shape)
 
 
 def partitions(table: TableVersion) -> dict[int, Lsn]:
     """The partitions that are known of a table, and before which LSN none of their changes was committed."""
-    parts = Shape.load(table.shape).parts if table.shape else ()
-    return {part.oid: part.empty_at for part in parts}
+    # Of a table without partitions, as most are, at no cost.
+    if not table.shape or _NO_PARTS in table.shape:
+        return {}
+    return {part.oid: part.empty_at for part in Shape.load(table.shape).parts}
 
 
 def after_partition_changes(
@@ -134,13 +169,16 @@ def _added_since(table: TableVersion, before: Shape, now: Shape) -> str | None:
 
 def known(head: Manifest, stream: str) -> set[int]:
     """The OIDs of a stream's tables and their partitions."""
-    versions = [
-        table
-        for tables in (head.tables, head.copies)
-        for name, table in tables.items()
-        if stream_of(name) == stream and table.shape
-    ]
-    return {oid for table in versions for oid in Shape.load(table.shape).relations}
+    found: set[int] = set()
+    for tables in (head.tables, head.copies):
+        for name, table in tables.items():
+            if stream_of(name) == stream and table.shape:
+                found |= _relations(table)
+    return found
+
+
+def _relations(table: TableVersion) -> set[int]:
+    return {table.relation_id} if _NO_PARTS in table.shape else Shape.load(table.shape).relations
 
 
 def unshown(head: Manifest, publications: Mapping[str, Publication]) -> dict[str, str]:

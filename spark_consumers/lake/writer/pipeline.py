@@ -81,6 +81,8 @@ class _Writer:
     engines: OtherEngines
     #: Paths of tables that were damaged: before one is written again, it is taken over.
     damaged: set[str] = field(default_factory=set)
+    #: Whether a round has failed since the last link: it may have written files of any table.
+    has_failed: bool = False
     #: Streams of which the log has another history than the lake, and why (`rolled_back`).
     apart: dict[str, str] = field(default_factory=dict)
 
@@ -280,8 +282,7 @@ class Lakehouse:
             return None
         writer.damaged -= set(found)
         try:
-            known = tables.layouts, tables.polled
-            manifest = writer.epochs.write(head, status, *known, everything=everything)
+            manifest = self._try_to_write(writer, status, everything=everything)
         except ShapeChangedError as changed:
             self._publish(writer, tables.reshape(head, changed))
             return None
@@ -301,6 +302,14 @@ class Lakehouse:
         tables.written(head, manifest)
         return manifest
 
+    def _try_to_write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest:
+        known = writer.tables.layouts, writer.tables.polled
+        try:
+            return writer.epochs.write(writer.head, status, *known, everything=everything)
+        except Exception:
+            writer.has_failed = True
+            raise
+
     def _give_up(self, writer: _Writer, errors: Mapping[str, TusklineError]) -> bool:
         """Suspend these tables, by path, and continue with the others; return whether any was not suspended before."""
         damage = (CorruptError, NotSupportedError)
@@ -316,9 +325,15 @@ class Lakehouse:
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
         """Continue from this link, which this writer published."""
-        writer.head = head
+        before, writer.head = writer.head, head
         writer.kept.remember(head)
-        remove_orphans(self._chain.root, head.tables, {head.link: head.tables})
+        written = {
+            name: table
+            for name, table in head.tables.items()
+            if writer.has_failed or table is not before.tables.get(name)
+        }
+        writer.has_failed = False
+        remove_orphans(self._chain.root, written, {head.link: head.tables})
 
     # -- taking over ------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class TableWork:
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
         self._copy_after: dict[str, float] = {}
+        self._seen_shapes: noticed.Seen = {}
         #: When what came of a copy, or of partitions in the log, came (monotonic seconds): a look that began before says
         #: nothing of it.
         self._arrived_at: dict[str, float] = {}
@@ -358,7 +359,9 @@ class TableWork:
         for stream, began, publication in publications:
             later = {name for name, at in self._arrived_at.items() if at >= began}
             holds = self._policy.holds(copied_again=True)
-            head, found = noticed.compare(head, stream, publication, later, holds=holds)
+            head, found = noticed.compare(
+                head, stream, publication, later, holds=holds, seen=self._seen_shapes
+            )
             reasons |= found
         for name, reason in reasons.items():
             log.warning("table changed at its source", table=name, reason=reason)

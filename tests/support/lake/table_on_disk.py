@@ -9,7 +9,8 @@ from pyroaring import BitMap64
 from spark_consumers.lake.epoch.complete import Completed, run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.removal import run_removal
-from spark_consumers.lake.epoch.stage import Staged, Target
+from spark_consumers.lake.epoch.stage import Staged
+from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.puffin import read_vector
 from spark_consumers.lake.format.table_format import FileInfo, Vector
 from spark_consumers.lake.index.run_format import Run

@@ -1,0 +1,84 @@
+"""Tables as a task gets them: packed, since it gets every table that its range may have changes of, and opens the few that have.
+
+A table is packed again only when something about it has changed, so what an epoch costs does not grow with the tables that
+follow. Runs without Spark.
+"""
+
+import pickle
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.index.run_format import Run
+
+#: The row index of a table (None: it has to be built), and how many small files the table may have.
+Index = tuple[tuple[Run, ...] | None, int]
+
+
+@dataclass(frozen=True)
+class PackedTable:
+    """One table. `relations`: the names under which the log has its changes. `content`: its target and index, pickled.
+
+    The target's `prefix` lacks the stage of the epoch, which the task has.
+    """
+
+    name: str
+    relations: tuple[str, ...]
+    quarantines: bool
+    content: bytes
+
+    @classmethod
+    def of(cls, target: Target, index: Index) -> "PackedTable":
+        """The table of this target, whose prefix lacks the stage, with this index."""
+        return cls(
+            target.name,
+            (target.relation, *target.aliases),
+            target.quarantines,
+            pickle.dumps((target, index), pickle.HIGHEST_PROTOCOL),
+        )
+
+    def open(self, stage: str) -> tuple[Target, Index]:
+        """The target of an epoch with this stage, and the index."""
+        target, index = pickle.loads(self.content)  # noqa: S301  # our driver has pickled it
+        return replace(target, prefix=f"{target.prefix}{stage}"), index
+
+
+class TaskTables:
+    """The tables of one task, each opened when it is first asked for."""
+
+    def __init__(self, packed: Sequence[PackedTable], stage: str) -> None:
+        self._stage = stage
+        self._packed = {table.name: table for table in packed}
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for table in packed:
+            for relation in table.relations:
+                self._names[relation].append(table.name)
+        self._open: dict[str, tuple[Target, Index]] = {}
+
+    @property
+    def relations(self) -> Collection[str]:
+        """The names of these tables in the log."""
+        return self._names.keys()
+
+    def keeping_unrepresentable(self) -> set[str]:
+        """Those of the names of which unrepresentable values are kept, to be quarantined."""
+        quarantining = [table for table in self._packed.values() if table.quarantines]
+        return {relation for table in quarantining for relation in table.relations}
+
+    def of(self, relation: str) -> list[Target]:
+        """The tables that the log has changes of under this name."""
+        return [self[name] for name in self._names[relation]]
+
+    def __getitem__(self, name: str) -> Target:
+        """The target of the table with this name."""
+        return self._opened(name)[0]
+
+    def index(self, name: str) -> Index:
+        """The index of the table with this name."""
+        return self._opened(name)[1]
+
+    def _opened(self, name: str) -> tuple[Target, Index]:
+        if name not in self._open:
+            self._open[name] = self._packed[name].open(self._stage)
+        return self._open[name]

@@ -1,0 +1,61 @@
+"""One table as the tasks of an epoch need it."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from spark_consumers.lake.tables.schema_match import Layout
+from walsender_bridge.postgres.protocol.lsn import Lsn
+
+
+@dataclass(frozen=True)
+class Target:
+    """One table as a task needs it.
+
+    `name` is `stream.schema.table`, `relation` its last two parts, `prefix` the path that its data files
+    begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
+    (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
+    `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
+    that the log has for it. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
+    which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
+    that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
+    commit LSN they must not have had changes.
+    """
+
+    name: str
+    relation: str
+    prefix: str
+    columns: pa.Schema
+    file_schema: pa.Schema
+    key: tuple[str, ...]
+    start_lsn: Lsn
+    relation_id: int
+    layouts: tuple[Layout, ...] = ()
+    partitions: Mapping[int, int] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    quarantines: bool = False
+    quarantine_files: tuple[str, ...] = ()
+    retry_quarantined: bool = False
+
+    @property
+    def scratch_name(self) -> str:
+        """How its scratch files begin: the table's name may be a path, chosen by any role that may create tables."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:20]
+
+    @property
+    def folder(self) -> str:
+        """The table's folder."""
+        return str(Path(self.prefix).parent.parent)
+
+    @property
+    def stage(self) -> str:
+        """What the names of all its new files begin with."""
+        return Path(self.prefix).name
+
+    @property
+    def key_positions(self) -> tuple[int, ...]:
+        """Where the key's columns are among the columns."""
+        return tuple(self.columns.get_field_index(name) for name in self.key)
