@@ -14,12 +14,14 @@ from typing import Any
 from benchmarks.report import keep
 
 NAMES = (
+    "apply",
     "capture",
     "decode",
     "log-recovery",
     "memory",
     "snapshot",
     "slot-scan",
+    "tables",
     "throttle",
     "wal",
     "wal-catchup",

@@ -101,3 +101,16 @@ def test_wal_prints_its_ratios():
 def test_wal_catchup_prints_its_ratios():
     found = run("wal-catchup", "--scale", "0.03")
     assert found["ratios"].keys() >= {"mb_s_vs_receiver", "proposer_rss_mb"}
+
+
+@pytest.mark.long
+def test_tables_prints_its_ratios():
+    ratios = run("tables", "--scale", "0.04", "--epochs", "130", "--retained", "120")["ratios"]
+    keys = {"epoch_20_of_1000_vs_20_of_20", "epoch_10000_vs_100", "epoch_1000_of_1000_seconds"}
+    assert ratios.keys() >= keys
+
+
+@pytest.mark.long
+def test_apply_prints_its_ratios():
+    ratios = run("apply", "--scale", "0.002")["ratios"]
+    assert ratios.keys() >= {"rows_s_vs_plain_merge", "rows_s", "rows_cpu_s", "read_vs_plain"}
