@@ -1,12 +1,13 @@
 """What housekeeping removes of a lake's folder, and what of users keeps it from it."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from spark_consumers.lake.format.iceberg_files import refs_in, versions_in
+from spark_consumers.lake.format.iceberg_files import refs_in, snapshots_in, versions_in
 from spark_consumers.lake.format.iceberg_refs import of_users
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion, open_chain
@@ -157,3 +158,13 @@ def test_each_table_is_swept_once_after_a_takeover_a_housekeeping_after_it_was_l
     kept.expire(head, 0.0)
     with pytest.raises(FencedError):
         kept.expire(head, 0.0)
+
+
+def test_the_snapshots_in_metadata_are_read_also_where_another_writer_compressed_it(tmp_path):
+    content = json.dumps({"snapshots": [{"snapshot-id": 7}, {"snapshot-id": 9}]}).encode()
+    plain, small = tmp_path / "v1.metadata.json", tmp_path / "v2.gz.metadata.json"
+    plain.write_bytes(content)
+    small.write_bytes(gzip.compress(content))
+    assert snapshots_in(plain) == snapshots_in(small) == [7, 9]
+    plain.write_bytes(b"{}")
+    assert snapshots_in(plain) == []
