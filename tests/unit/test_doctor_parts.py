@@ -123,7 +123,7 @@ def test_other_metrics_are_a_warning_as_up_starts_all_the_same(settings: Config)
         ),
         ("localhost", ("127.0.0.1",), "it does not name localhost"),
         ("localhost", (), "it does not name localhost"),
-        ("[::]", ("::",), "is no address under which another machine reaches this one"),
+        ("[0::0]", ("::",), "is no address under which another machine reaches this one"),
     ],
 )
 def test_an_address_that_no_client_accepts_is_named(

@@ -129,7 +129,7 @@ def test_a_folder_that_is_gone_is_named_until_it_is_back(tmp_path: Path) -> None
     replica.create("s", "log")
     written = write(replica, EntryMaker(), commits=3)
     place.rename(away)
-    with pytest.raises(UnavailableError, match="No such file"):
+    with pytest.raises(UnavailableError, match="not the one that is open"):
         replica.open_writer(2)
     with pytest.raises(UnavailableError) as found:
         replica.status()
