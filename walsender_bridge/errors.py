@@ -221,6 +221,10 @@ class UnreachableError(UnavailableError):
     """No connection to a service of Tuskline could be made, or it broke."""
 
 
+class UntrustedServiceError(UnreachableError):
+    """What answers at a service's address does not show a certificate of this service, so nothing was sent to it."""
+
+
 class NotLeaderError(UnavailableError):
     """Another one of the log's repositories leads, or none does at the moment."""
 

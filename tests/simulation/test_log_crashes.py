@@ -47,6 +47,7 @@ class LogServer:
     address: str = "here"
     answers: bool = True
     heard: bool = True
+    problem: TusklineError | None = None
     refused: dict[str, TusklineError] = field(default_factory=dict)
 
 

@@ -63,8 +63,8 @@ def overlaps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return SlowCall(writer, found), reader
 
     @contextlib.contextmanager
-    def slow(*arguments: Any) -> Iterator[SlowClient]:
-        with connect(*arguments) as client:
+    def slow(*arguments: Any, **options: Any) -> Iterator[SlowClient]:
+        with connect(*arguments, **options) as client:
             yield SlowClient(client)
 
     monkeypatch.setattr(append_writer, "connect", slow)

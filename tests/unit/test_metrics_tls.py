@@ -133,6 +133,8 @@ def test_36_metrics_do_not_listen_for_other_machines_without_certificates(tmp_pa
 def _settings(files: TlsFiles | None) -> Config:
     class Settings:
         tls_files = files
+        parts = frozenset[str]()
+        quorum_source = None
 
     return cast("Config", Settings())
 

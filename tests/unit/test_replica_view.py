@@ -13,6 +13,7 @@ import pytest
 from tests.support import statuses
 from tests.support.http_service import served
 from walsender_bridge.change_log.repository_messages import ReplicaPlace, StreamDescription
+from walsender_bridge.errors import UntrustedServiceError
 from walsender_bridge.observability import metrics, quorum_metrics
 from walsender_bridge.observability.observation import Observation, Process
 from walsender_bridge.observability.quorum_view import QuorumView
@@ -68,6 +69,15 @@ def test_a_log_server_that_does_not_answer_is_named_with_the_stream():
     short, out = observed(*replicas).degraded
     assert short == "log: stream shop has 1 of 2 replicas in sync"
     assert "at grpc://10.0.0.2:7401 is not in sync, and its log server does not answer" in out
+
+
+def test_a_log_server_whose_certificate_is_not_accepted_is_named_with_the_reason():
+    why = ErrorRecord.of(UntrustedServiceError("lacks the role log-server", repair="issue another"))
+    away = replace(place(2, in_sync=False, answers=False), failure=why)
+    _, out = observed(*of_streams([stream(place(1), away)], 2)).degraded
+    assert "its log server is not accepted: lacks the role log-server" in out
+    assert "issue another" in out
+    assert "does not answer" not in out
     assert "; run tuskline up on its machine" in out
 
 

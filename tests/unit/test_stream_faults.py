@@ -10,6 +10,7 @@ from walsender_bridge.change_log.repository.core import (
     StreamState,
     StreamUnsealed,
 )
+from walsender_bridge.change_log.repository.status import describe
 from walsender_bridge.change_log.repository.stream_faults import AWAY_SECONDS, StreamFaults
 from walsender_bridge.errors import (
     ConfigError,
@@ -17,6 +18,7 @@ from walsender_bridge.errors import (
     InvalidReplicaError,
     TusklineError,
     UnavailableError,
+    UntrustedServiceError,
 )
 
 
@@ -26,6 +28,7 @@ class LogServer:
     address: str = "grpc://here:1"
     answers: bool = True
     heard: bool = True
+    problem: TusklineError | None = None
     refused: dict[str, TusklineError] = field(default_factory=dict)
 
 
@@ -147,6 +150,25 @@ def test_a_log_server_with_another_id_is_told_the_id_that_it_had() -> None:
         "the replica is on log server k, which is not among the log servers x at grpc://here:1"
         in (found["b"].what)
     )
+
+
+def test_a_log_server_whose_certificate_is_not_accepted_is_named_with_the_reason() -> None:
+    case = Case()
+    problem = UntrustedServiceError("not valid for '10.0.0.3'", repair="issue another one")
+    refused = LogServer(answers=False, problem=problem)
+    case.found(refused)
+    case.now = AWAY_SECONDS
+    fault = case.found(refused)["a"]
+    assert fault.what == "its log server is not accepted: not valid for '10.0.0.3'"
+    assert fault.repair == "issue another one"
+    refused.heard = False
+    waits = case.faults.refusal(case.state.streams, [refused])
+    assert waits is not None
+    assert "not valid for '10.0.0.3'" in waits.what
+    (described,) = describe(case.state, {}, {}, [refused], 0.0, 0.0).streams[:1]
+    failure = described.replicas[0].failure
+    assert failure is not None
+    assert failure.what == "not valid for '10.0.0.3'"
 
 
 def test_a_log_server_that_is_away_is_a_fault_when_that_takes_longer_than_its_restart() -> None:

@@ -159,7 +159,7 @@ class AppendWriter(Closing):
         try:
             with (
                 actions.at(self.address),
-                connect(self.address, self._tls) as client,
+                connect(self.address, self._tls, streams=[self.stream]) as client,
             ):
                 writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
                 listener = threading.Thread(

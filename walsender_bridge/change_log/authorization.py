@@ -1,8 +1,9 @@
-"""What the holder of a certificate may ask of the change log's services. Pure.
+"""What the holder of a certificate may ask of the change log's services, and who may serve as one. Pure.
 
 A certificate names its holder's roles and streams (`runtime.certificate_holder`). The services ask `check` before each
 action, read, append and synchronization. An action that no role of the holder has, or on a stream that is not the holder's,
-is refused; so is a name that is no such URI. An action that is missing in the table is nobody's.
+is refused; so is a name that is no such URI. An action that is missing in the table is nobody's. Clients ask
+`not_its_service` before they use a server.
 
 | role | its holder |
 |---|---|
@@ -74,6 +75,14 @@ ALLOWED: Final[dict[Role, frozenset[str]]] = {
     Role.PROPOSER: frozenset(),
     Role.SAFEKEEPER: frozenset(),
 }
+
+
+def not_its_service(holder: Identity, role: Role, streams: Iterable[str] = ()) -> str:
+    """Why a server that shows this certificate is not a service of this role, of these streams; empty: it is one."""
+    if role not in holder.roles:
+        return f"the certificate of {holder} lacks the role {role}"
+    foreign = sorted(each for each in streams if each != ALL_STREAMS and not holder.has(each))
+    return f"the certificate of {holder} does not name stream {foreign[0]!r:.60}" if foreign else ""
 
 
 def has_all_leases(holder: Identity) -> bool:

@@ -50,6 +50,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import tls_files
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.closing import Closing
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -111,14 +112,18 @@ class _Client(Closing):
     `grpc+tls://db-1:7400?ca=FILE&certificate=FILE&key=FILE`. `address` of the client is without them.
     """
 
+    #: Of the service.
+    _role: Role
+
     def __init__(self, address: str, *, timeout: float = 10.0, tls: TlsFiles | None = None) -> None:
         self.timeout = timeout
-        self._connection = Connection(address, tls)
+        self._connection = Connection(address, tls, role=self._role, within=timeout)
         self.address = self._connection.address
 
     def _call(self, action: Action[_R, _A], request: _R, *, within: float | None = None) -> _A:
         within = self.timeout if within is None else within
-        return actions.call(self._connection.client, self.address, action, request, within)
+        client = self._connection.client(action.streams(request))
+        return actions.call(client, self.address, action, request, within)
 
     def _reachable(self, cut: StreamCut) -> StreamCut:
         """The cut, whose replicas are reached with the certificate of this client."""
@@ -136,10 +141,15 @@ class LogClient(_Client):
     answered last, and on to the others while it cannot be reached or does not lead. All calls may be repeated.
     """
 
+    _role = Role.REPOSITORY
+
     def __init__(self, address: str, *, timeout: float = 10.0, tls: TlsFiles | None = None) -> None:
         first, *others = tls_files.each(address)
         super().__init__(first, timeout=timeout, tls=tls)
-        self._connections = (self._connection, *(Connection(other, tls) for other in others))
+        share = timeout / (1 + len(others))
+        self._connections = tuple(
+            Connection(each, tls, role=self._role, within=share) for each in (first, *others)
+        )
         #: Which of them answered last.
         self._leader = 0
 
@@ -161,9 +171,8 @@ class LogClient(_Client):
         for number in range(first, first + count):
             connection = self._connections[number % count]
             try:
-                answer = actions.call(
-                    connection.client, connection.address, action, request, within
-                )
+                client = connection.client(action.streams(request))
+                answer = actions.call(client, connection.address, action, request, within)
             except (NotLeaderError, UnreachableError, SilentError) as error:
                 # Why a repository does not lead says more than that another one is not there.
                 if not isinstance(refusal, NotLeaderError):
@@ -249,6 +258,8 @@ class ReplicaClient(_Client):
     `holds`: the offset up to which a replica has to be committed to answer. Raises `BehindError`.
     """
 
+    _role = Role.LOG_SERVER
+
     def stream_status(self, stream: str) -> ReplicaStatus:
         """The status of this log server's replica of the stream."""
         return self._call(of_log_server.STREAM_STATUS, of_log_server.StreamRequest(stream))
@@ -298,9 +309,8 @@ class ReplicaClient(_Client):
         request = of_log_server.ReadRequest(stream, from_offset, to_offset, names)
         ticket = flight.Ticket(actions.encode(request))
         with actions.at(self.address):
-            reader = self._connection.client.do_get(
-                ticket, flight.FlightCallOptions(timeout=within)
-            )
+            client = self._connection.client([stream])
+            reader = client.do_get(ticket, flight.FlightCallOptions(timeout=within))
             try:
                 chunk = reader.read_chunk()
                 chunk.data.validate(full=True)

@@ -1,5 +1,8 @@
 """A connection to one of the change log's services, with a certificate if the service asks for one.
 
+Before the first call, and at most `_LOOK` seconds before every later one, the roles of the service's own certificate are looked
+at (`service_certificate`).
+
 Certificates may be replaced while a process runs: before a call, the connection is made again if their files differ from
 those that it was made with. Calls in progress end on the earlier one. Three files are not replaced in one step: meanwhile, and
 for as long as they do not fit together, a process that has used them goes on with what it had.
@@ -8,13 +11,16 @@ for as long as they do not fit together, a process that has used them goes on wi
 import json
 import os
 import threading
+import time
+from collections.abc import Collection
 from typing import Any, Final
 
 from pyarrow import flight
 
-from walsender_bridge.change_log import actions, protocol
-from walsender_bridge.errors import ConfigError
+from walsender_bridge.change_log import actions, authorization, protocol, service_certificate
+from walsender_bridge.errors import ConfigError, UnavailableError, UntrustedServiceError
 from walsender_bridge.runtime import peer_account, tls_files
+from walsender_bridge.runtime.certificate_holder import Identity, Role
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: While a service takes its new certificate, its port is closed for a few milliseconds, and a call may be canceled that has
@@ -46,7 +52,28 @@ def quiet() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def connect(address: str, tls: TlsFiles | None) -> flight.FlightClient:
+#: Seconds for the look at a service's certificate, and after which it is looked at again.
+_ANSWER: Final = 5.0
+_LOOK: Final = 30.0
+
+
+def connect(
+    address: str,
+    tls: TlsFiles | None,
+    role: Role = Role.LOG_SERVER,
+    streams: Collection[str] = (),
+) -> flight.FlightClient:
+    """A client for one call to the service of this role at this address, about these streams.
+
+    Raises as `_client`, and with `tls` `UntrustedServiceError` if the service's certificate lacks the role or a stream.
+    """
+    if tls is not None:
+        its = service_certificate.holder(address, tls, within=_ANSWER)
+        service_certificate.refuse(authorization.not_its_service(its, role, streams), address)
+    return _client(address, tls)
+
+
+def _client(address: str, tls: TlsFiles | None) -> flight.FlightClient:
     """A client of the service at this address, which contains no paths. With `tls`, it uses TLS whatever the scheme is.
 
     Raises `ConfigError`, Flight's errors, and `PrivilegeError` if another account listens there without TLS.
@@ -93,34 +120,73 @@ def _load(files: TlsFiles) -> TlsBytes:
 class Connection:
     """See the module. `address` may contain the paths of the files; without them it is plain, like `grpc://127.0.0.1:7400`.
 
-    Threads may share a connection.
+    `role`: of the service. `within`: seconds for the look at its certificate. Threads may share a connection.
     """
 
     def __init__(
         self,
         address: str,
         tls: TlsFiles | None = None,
+        *,
+        role: Role,
+        within: float = _ANSWER,
     ) -> None:
         place, files = tls_files.split(address)
         self.tls = tls or files
         self.address = place if self.tls is None else tls_files.with_scheme(place)
+        self._role = role
+        self._within = within
+        #: The holder of the service's certificate, once it was found to be this service's, and when that was.
+        self._holder: Identity | None = None
+        self._looked_at = 0.0
         self._lock = threading.Lock()
         self._stamp = self.tls and self.tls.stamp()
         with actions.at(self.address):
-            self._client = connect(self.address, self.tls)
+            self._client = _client(self.address, self.tls)
 
-    @property
-    def client(self) -> flight.FlightClient:
-        """The client for the next call."""
-        if self.tls is None or self.tls.stamp() == self._stamp:
+    def client(self, streams: Collection[str] = ()) -> flight.FlightClient:
+        """The client for the next call, about these streams.
+
+        Raises `UntrustedServiceError` if the service's certificate lacks its role, or a stream; before the first call also
+        `UnreachableError` and `SilentError`.
+        """
+        if self.tls is None:
             return self._client
         with self._lock:
             stamp = self.tls.stamp()
             if stamp != self._stamp:
                 self._stamp = stamp
                 # The earlier client closes after its last call.
-                self._client = connect(self.address, self.tls)
-        return self._client
+                self._client = _client(self.address, self.tls)
+            self._look(self.tls)
+            client = self._client
+        self.check(streams)
+        return client
+
+    def _look(self, tls: TlsFiles) -> None:
+        """Look at the service's certificate, unless that was done a moment ago."""
+        if self._holder is not None and time.monotonic() - self._looked_at < _LOOK:
+            return
+        try:
+            its = service_certificate.holder(self.address, tls, within=self._within)
+            why = authorization.not_its_service(its, self._role)
+            service_certificate.refuse(why, self.address)
+        except UntrustedServiceError:
+            self._holder = None
+            raise
+        except UnavailableError:
+            # The call reports a service that does not answer; it is looked at again once that is due.
+            if self._holder is None:
+                raise
+        else:
+            self._holder = its
+        self._looked_at = time.monotonic()
+
+    def check(self, streams: Collection[str]) -> None:
+        """Raise `UntrustedServiceError` unless the certificate last looked at names these streams."""
+        if self._holder is not None:
+            why = authorization.not_its_service(self._holder, self._role, streams)
+            service_certificate.refuse(why, self.address)
 
     def with_files(self, address: str) -> str:
         """The address of another service of the same log, to be reached with the same certificate."""

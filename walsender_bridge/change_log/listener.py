@@ -34,6 +34,7 @@ from walsender_bridge.runtime import (
     tcp_connections,
     tls_files,
 )
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
 
 #: Seconds between two looks at the files of the certificates.
@@ -147,7 +148,7 @@ class Listener:
     """Has a service listen on `listen` (`host:port`, port 0: any), and again with each replacement of its certificates.
 
     `serve` creates the service, for an address, the content of the files, and the calls in progress of all that were created.
-    Raises `ConfigError`.
+    `role`: of the service, which its certificate has to have. Raises `ConfigError`.
     """
 
     def __init__(
@@ -155,16 +156,18 @@ class Listener:
         serve: Callable[[str, TlsBytes | None, Calls], Service],
         listen: str,
         tls: TlsFiles | None,
+        role: Role,
     ) -> None:
         self._serve = serve
         self._calls = Calls()
         self._tls = tls
+        self._role = role
         self._stopping = threading.Event()
         self._stamp = tls and tls.stamp()
         #: The end of the certificate that was warned of, and whether it was over.
         self._warned = (0.0, False)
         listening.check_strangers(listen, tls=tls is not None)
-        self._used = None if tls is None else tls.load(server=True)
+        self._used = None if tls is None else _load(tls, role)
         try:
             listening.check(listen)
             self._service = serve(listen, self._used, self._calls)
@@ -197,7 +200,7 @@ class Listener:
             if stamp == self._stamp:
                 continue
             try:
-                found = self._tls.load(server=True)
+                found = _load(self._tls, self._role)
             except ConfigError as error:
                 # A replacement may be halfway through: it is an error if it remains so.
                 if failed == error.what != said:
@@ -269,6 +272,18 @@ class Listener:
             _log.info(
                 "ended connections", count=len(left), reason="an authority was removed from ca.pem"
             )
+
+
+def _load(files: TlsFiles, role: Role) -> TlsBytes:
+    """The content of the files of a service's certificate. Raises `ConfigError` also for one without its role."""
+    found = files.load(server=True)
+    if what := certificate_holder.lacks(found.names, [role], host=True):
+        raise ConfigError(
+            what,
+            where=str(files.certificate),
+            repair=f"issue one with `tuskline certs issue --role {role}`, and copy its files over these",
+        )
+    return found
 
 
 def _end(service: Service) -> threading.Thread:

@@ -86,7 +86,8 @@ class RaiseVersionRequest:
 class ReplicaPlace:
     """A replica as the repository knows it. `version`: the highest one that it has durably. `in_sync`: commits need it.
 
-    `failure`: why the last attempt to bring it in sync failed; None: none has since it was.
+    `failure`: why the last attempt to bring it in sync failed; None: none has since it was. Of one that does not answer: why
+    what is at its address is not accepted.
     """
 
     log_server: str

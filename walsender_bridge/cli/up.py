@@ -114,10 +114,14 @@ def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
 
 
 def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
-    """The errors that prevent the log's replicas or its repository from running."""
+    """The errors that prevent the log's replicas or its repository from running, or from being used."""
     from walsender_bridge.cli.parts import CLOSED_SECONDS, check_log_server
+    from walsender_bridge.observability import certificate_view
     from walsender_bridge.runtime import listening
 
+    files = settings.tls_files
+    if files is not None and (unfit := certificate_view.unfit(settings, files)):
+        yield unfit
     try:
         check_log_server(settings)
     except TusklineError as error:

@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from walsender_bridge.errors import ConfigError
+from walsender_bridge.runtime import certificate_holder
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.tls_files import TlsFiles, ends_soon
 
 if TYPE_CHECKING:
@@ -37,14 +39,54 @@ class CertificateView:
 
 
 def observe(settings: "Config") -> CertificateView | None:
-    """The certificate; None without `[tls]`."""
-    return None if settings.tls_files is None else of_files(settings.tls_files)
+    """The certificate; None without `[tls]`. One without the roles of this machine's parts is unfit."""
+    if settings.tls_files is None:
+        return None
+    error = unfit(settings, settings.tls_files)
+    if error is not None:
+        return CertificateView(str(settings.tls_files.certificate), error=error)
+    return of_files(settings.tls_files)
 
 
 def of_files(files: TlsFiles) -> CertificateView:
-    """The certificate of these files."""
+    """The certificate of these files, whatever its roles are."""
     try:
-        begins, ends = files.days()
+        found = files.load(ended=True)
     except ConfigError as error:
         return CertificateView(str(files.certificate), error=error)
-    return CertificateView(str(files.certificate), begins, ends)
+    return CertificateView(str(files.certificate), found.begins, found.ends)
+
+
+def unfit(settings: "Config", files: TlsFiles) -> ConfigError | None:
+    """Why the parts of this machine cannot run with its certificate; None: they can, but for its days."""
+    needed = needed_roles(settings)
+    if not needed:
+        return None
+    try:
+        names = files.load(ended=True).names
+    except ConfigError as error:
+        return error
+    serves = not settings.parts.isdisjoint({"repository", "log-server", "safekeepers"})
+    what = certificate_holder.lacks(names, *needed, host=serves)
+    if not what:
+        return None
+    return ConfigError(
+        what,
+        where=str(files.certificate),
+        repair=f"{REPAIR}, with --role for each part that runs here",
+    )
+
+
+def needed_roles(settings: "Config") -> list[frozenset[Role]]:
+    """Of each part of this machine, the roles one of which its certificate needs."""
+    found = {
+        "repository": frozenset({Role.REPOSITORY}),
+        "log-server": frozenset({Role.LOG_SERVER}),
+        "safekeepers": frozenset({Role.SAFEKEEPER}),
+        "bridge": frozenset({Role.WRITER, Role.OPERATOR}),
+        "lake": frozenset({Role.LAKE, Role.OPERATOR}),
+    }
+    needed = [roles for part, roles in found.items() if part in settings.parts]
+    if settings.quorum_source is not None:
+        needed.append(frozenset({Role.PROPOSER, Role.OPERATOR}))
+    return needed

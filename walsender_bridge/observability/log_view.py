@@ -141,7 +141,8 @@ def _replica(seen: LogView, stream: StreamDescription, place: ReplicaPlace) -> d
 
 def _reason(found: ReplicaDescription, place: ReplicaPlace) -> str | None:
     if place.failure is not None and not place.in_sync:
-        return f"could not be synchronized: {place.failure.what}"
+        verb = "could not be synchronized" if place.answers else "is not accepted"
+        return f"{verb}: {place.failure.what}"
     return found.reason or None
 
 

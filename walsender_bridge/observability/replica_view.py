@@ -55,6 +55,8 @@ class StreamReplicas:
 
 def _cause(place: ReplicaPlace) -> str:
     if not place.answers:
+        if place.failure is not None:
+            return f", and its log server is not accepted: {place.failure.sentence}"
         return f", and its log server does not answer; {_START}"
     if place.failure is not None:
         return f", and could not be synchronized: {place.failure.sentence}; it is tried again"

@@ -4,7 +4,7 @@ A certificate contains them as a URI, `tuskline:ROLE+ROLE?name=NAME&streams=STRE
 streams. What a role may do is each service's own table: `change_log.authorization`, `quorum.safekeeper.authorization`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -78,6 +78,25 @@ def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
     """The holder of a verified certificate, as `ssl` shows it. Raises `PrivilegeError`."""
     kind, name = next(iter((certificate or {}).get("subjectAltName", ())), ("", ""))
     return parse(str(name).encode(errors="replace") if kind == "URI" else b"")
+
+
+def lacks(names: Sequence[tuple[str, str]], *needed: Collection[Role], host: bool) -> str:
+    """What a machine's certificate lacks for its parts; empty: nothing. `names`: its alternative names (`tls_files.TlsBytes`).
+
+    `needed`: of each part, the roles one of which it needs. `host`: whether one of them is a server.
+    """
+    try:
+        its = of_certificate({"subjectAltName": names})
+    except PrivilegeError as error:
+        return error.what
+    if missing := [roles for roles in needed if its.roles.isdisjoint(roles)]:
+        listed = ", ".join(sorted({" or ".join(roles) for roles in missing}))
+        return (
+            f"the certificate of {its} lacks the role {listed}, which a part of this machine needs"
+        )
+    if host and all(kind == "URI" for kind, _ in names):
+        return f"the certificate of {its} names no host, so nobody can verify the services of this machine"
+    return ""
 
 
 def parse(name: bytes) -> Identity:

@@ -12,9 +12,10 @@ Only the standard library: executors of Spark use it.
 
 import re
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
 
 from walsender_bridge.errors import ConfigError
@@ -43,6 +44,8 @@ class TlsBytes:
     #: The first and the last second of the certificate's days, since the Unix epoch.
     begins: float = 0.0
     ends: float = 0.0
+    #: The certificate's alternative names, each with its kind, as `ssl` shows them.
+    names: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +60,18 @@ class TlsFiles:
         """It differs once a file has been replaced or written."""
         return tuple(stamp_of(path) for path in (self.ca, self.certificate, self.key))
 
-    def load(self, *, server: bool = False) -> TlsBytes:
-        """Read the files. `server`: whether the certificate is to be a server's, too.
+    def load(self, *, server: bool = False, ended: bool = False) -> TlsBytes:
+        """Read the files. `server`: whether the certificate is to be a server's, too; `ended`: its days may be over.
 
         Raises `ConfigError` for a file that cannot be read, a key that other accounts can read, and for a certificate that is
         not of this key and authority, not of this purpose, or not valid now.
         """
         found = self._read()
-        begins, ends = self._prove(server=server)
+        proved = self._prove(server=server, flags=_NO_CHECK_TIME if ended else 0)
         # What was proved is what was read.
         if self._read() != found:
             raise self._unfit("they were replaced while they were read")
-        return replace(found, begins=begins, ends=ends)
-
-    def days(self) -> tuple[float, float]:
-        """When the certificate begins and ends, also one whose days are over. Raises as `load`."""
-        self._read()
-        return self._prove(server=False, flags=_NO_CHECK_TIME)
+        return replace(proved, ca=found.ca, certificate=found.certificate, key=found.key)
 
     def context(self, *, server: bool = False) -> tuple[ssl.SSLContext, TlsBytes]:
         """TLS 1.3 between holders of this authority's certificates, and what `load` returned; `server`: for its listener.
@@ -86,7 +84,7 @@ class TlsFiles:
         context.verify_mode = ssl.CERT_REQUIRED
         if server:
             context.num_tickets = 0
-        if self._read() != replace(found, begins=0.0, ends=0.0):
+        if self._read() != replace(found, begins=0.0, ends=0.0, names=()):
             raise self._unfit("they were replaced while they were read")
         return context, found
 
@@ -94,7 +92,8 @@ class TlsFiles:
         secret_file.check_key(self.key)
         return TlsBytes(_content(self.ca), _content(self.certificate), _content(self.key))
 
-    def _prove(self, *, server: bool, flags: int = 0) -> tuple[float, float]:
+    def _prove(self, *, server: bool, flags: int = 0) -> TlsBytes:
+        """What the certificate says, in place of the files' content."""
         try:
             accepting = self._context(ssl.PROTOCOL_TLS_SERVER)
             accepting.verify_flags |= flags
@@ -162,8 +161,8 @@ def _no_password() -> str:
     raise ValueError("the key has a passphrase")
 
 
-def _shake_hands(accepting: ssl.SSLContext, asking: ssl.SSLContext) -> tuple[float, float]:
-    """Let two ends of a connection in memory complete their handshake; returns the days of the client's certificate.
+def _shake_hands(accepting: ssl.SSLContext, asking: ssl.SSLContext) -> TlsBytes:
+    """Let two ends of a connection in memory complete their handshake; returns what the client's certificate says.
 
     Raises `ssl.SSLError`.
     """
@@ -178,9 +177,15 @@ def _shake_hands(accepting: ssl.SSLContext, asking: ssl.SSLContext) -> tuple[flo
                 continue
             ends.remove(end)
         if not ends:
-            its = server.getpeercert() or {}
-            first, last = str(its["notBefore"]), str(its["notAfter"])
-            return float(ssl.cert_time_to_seconds(first)), float(ssl.cert_time_to_seconds(last))
+            its: Mapping[str, Any] = server.getpeercert() or {}
+            return TlsBytes(
+                b"",
+                b"",
+                b"",
+                float(ssl.cert_time_to_seconds(str(its["notBefore"]))),
+                float(ssl.cert_time_to_seconds(str(its["notAfter"]))),
+                tuple((str(kind), str(name)) for kind, name in its.get("subjectAltName", ())),
+            )
     raise ssl.SSLError("the handshake does not end")
 
 

@@ -54,6 +54,7 @@ from walsender_bridge.errors import (
     UnknownStreamError,
 )
 from walsender_bridge.runtime import lock_file, logs
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.durable import sync_folder
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
@@ -154,7 +155,7 @@ class ReplicaServer:
         self._directory.replica_ids.know(ids)
         self.address = listen
         try:
-            self._listener = Listener(partial(_ReplicaService, self), listen, tls)
+            self._listener = Listener(partial(_ReplicaService, self), listen, tls, Role.LOG_SERVER)
         except ConfigError:
             self._close()
             raise
@@ -274,7 +275,7 @@ class ReplicaServer:
         return synchronizer.synchronize(
             self.replica(request.stream),
             self.log_server_id,
-            partial(connect, request.address, self._tls),
+            partial(connect, request.address, self._tls, streams=[request.stream]),
             request.address,
             self.throttle if request.throttled else None,
         )

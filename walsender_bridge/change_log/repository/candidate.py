@@ -25,6 +25,7 @@ from walsender_bridge.change_log.repository.record_store import RecordStore
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime import listening, logs
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.tls_files import PLAIN, TLS, TlsBytes, TlsFiles
 
 #: Looks at who leads, in the time of a lease.
@@ -80,7 +81,9 @@ class RepositoryCandidate:
     # -- while another one leads --------------------------------------------------------------------
 
     def _follow(self) -> None:
-        self._follower = Listener(partial(_Follower, self.reason), self._listen, self._tls)
+        self._follower = Listener(
+            partial(_Follower, self.reason), self._listen, self._tls, Role.REPOSITORY
+        )
 
     def _unfollow(self) -> None:
         if self._follower is not None:

@@ -22,8 +22,11 @@ from walsender_bridge.errors import (
     NotSupportedError,
     PrivilegeError,
     TusklineError,
+    UnavailableError,
+    UntrustedServiceError,
 )
 from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -43,10 +46,12 @@ class LogServerLink:
     """One log server. `log_server_id` is known once it has answered."""
 
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
-        self._connection = Connection(address, tls)
+        self._connection = Connection(address, tls, role=Role.LOG_SERVER, within=_ANSWER)
         self.address = self._connection.address
         self.log_server_id = ""
         self.answers = True
+        #: Why its last answer, or its certificate, was not accepted; None: it was, or it does not answer.
+        self.problem: TusklineError | None = None
         #: Whether its reports have been received at least once.
         self.heard = False
         #: The streams that it reported last.
@@ -67,7 +72,8 @@ class LogServerLink:
 
     def call(self, action: actions.Action[_R, _A], request: _R, *, within: float = _ANSWER) -> _A:
         """Perform an action. Raises the log server's error, or `UnavailableError`."""
-        return actions.call(self._connection.client, self.address, action, request, within)
+        client = self._connection.client(action.streams(request))
+        return actions.call(client, self.address, action, request, within)
 
     def learn(self, stream: str, log_id: str) -> None:
         """Have it host a replica that can be synchronized, unless it has one. Raises as `call`."""
@@ -79,7 +85,7 @@ class LogServerLink:
         """Request the reports of its replicas."""
         answer = self.call(m.REPORT, actions.Empty())
         reports = self._own(answer.log_server, answer.reports)
-        self.log_server_id, self._warned = answer.log_server, False
+        self.log_server_id, self._warned, self.problem = answer.log_server, False, None
         return reports
 
     def commit(
@@ -97,6 +103,7 @@ class LogServerLink:
                 f"log server {log_server_id} reports a replica of log server {other.replica!r:.60}",
                 where=f"stream {other.stream!r:.60}, {self.address}",
             )
+        self._connection.check(found)
         return [*found.values()]
 
     def lost(self, error: TusklineError) -> None:
@@ -111,6 +118,8 @@ class LogServerLink:
             )
             self._warned = True
         self.answers = False
+        away = isinstance(error, UnavailableError) and not isinstance(error, UntrustedServiceError)
+        self.problem = None if away else error
         self.sent.clear()
         self.refused.clear()
 

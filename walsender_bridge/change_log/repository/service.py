@@ -70,6 +70,7 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.certificate_holder import Role
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.steady_clock import SteadyClock
@@ -159,7 +160,9 @@ class RepositoryServer:
         """Contact the log servers, then listen and tick. Raises `ConfigError`."""
         self._step()
         try:
-            self._listener = Listener(partial(_RepositoryService, self), self._listen, self._tls)
+            self._listener = Listener(
+                partial(_RepositoryService, self), self._listen, self._tls, Role.REPOSITORY
+            )
         except ConfigError:
             self._store.close()
             raise

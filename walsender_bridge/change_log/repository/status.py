@@ -1,10 +1,10 @@
 """The state of the whole log for operators, from the repository's state: action `describe`. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from walsender_bridge.change_log import repository_messages as m
 from walsender_bridge.change_log.repository.core import Consumer, Repository, StreamState
-from walsender_bridge.change_log.repository.stream_faults import LogServer
+from walsender_bridge.change_log.repository.stream_faults import LogServer, problem_at
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime.error_record import ErrorRecord
 
@@ -18,7 +18,14 @@ def describe(
     retention: float,
 ) -> m.DescribeAnswer:
     """See `DescribeAnswer`. `failures`: see `Replication`. `now`: of the log's steady clock."""
-    answering = {each.log_server_id for each in log_servers if each.answers}
+    known = [*log_servers]
+    answering = {each.log_server_id for each in known if each.answers}
+
+    def failure(stream: str, log_server: str) -> TusklineError | None:
+        if log_server in answering:
+            return failures.get((stream, log_server))
+        return problem_at(state.log_servers.get(log_server, ""), known)
+
     return m.DescribeAnswer(
         log_id=state.log_id,
         version=state.version,
@@ -27,7 +34,7 @@ def describe(
         next_global=state.next_global,
         retention=retention,
         streams=tuple(
-            _stream(state, name, failures, answering, now) for name in sorted(state.streams)
+            _stream(state, name, failure, answering, now) for name in sorted(state.streams)
         ),
         consumers=tuple(
             _consumer(state, name, consumer, now)
@@ -41,7 +48,7 @@ def describe(
 def _stream(
     state: Repository,
     name: str,
-    failures: Mapping[tuple[str, str], TusklineError],
+    failure: Callable[[str, str], TusklineError | None],
     answering: set[str],
     now: float,
 ) -> m.StreamDescription:
@@ -67,7 +74,7 @@ def _stream(
                 answers=each in answering,
                 version=stream.applied.get(each, 0),
                 in_sync=each in stream.members,
-                failure=ErrorRecord.of(failed) if (failed := failures.get((name, each))) else None,
+                failure=ErrorRecord.of(failed) if (failed := failure(name, each)) else None,
             )
             for each in stream.replicas
         ),

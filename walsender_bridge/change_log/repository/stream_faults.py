@@ -46,13 +46,14 @@ _log = logs.logger()
 class LogServer(Protocol):
     """The repository's view of a log server. `log_server_id` is empty before its first answer; `refused`: by stream.
 
-    `heard`: the repository has received its reports since it started.
+    `heard`: the repository has received its reports since it started. `problem`: why what answers there is not accepted.
     """
 
     log_server_id: str
     address: str
     answers: bool
     heard: bool
+    problem: TusklineError | None
     refused: dict[str, TusklineError]
 
 
@@ -104,6 +105,12 @@ class StreamFaults:
         if copies := duplicate_ids(known):
             return _duplicate_id_fault(copies, "the log's log servers")
         if silent := unheard(streams, known, self._min_replicas):
+            if refused := next((each.problem for each in silent if each.problem), None):
+                return UnavailableError(
+                    f"log server is not accepted, and no version is issued before it is: {refused.what}",
+                    where=refused.where,
+                    repair=refused.repair,
+                )
             return UnavailableError(
                 "log server has not answered since the repository started, and no version is issued before it does",
                 where=", ".join(log_server.address for log_server in silent),
@@ -223,6 +230,12 @@ class StreamFaults:
             )
         if self._clock() - self._away.setdefault(replica, self._clock()) < AWAY_SECONDS:
             return None
+        if problem := problem_at(address, log_servers):
+            return UnavailableError(
+                f"its log server is not accepted: {problem.what}",
+                where=f"stream {stream}, log server {address}",
+                repair=problem.repair,
+            )
         return UnavailableError(
             "its log server does not answer",
             where=f"stream {stream}, log server {address}",
@@ -234,6 +247,11 @@ def _repair(evaluation: ReportEvaluation) -> str:
     if evaluation.ahead:
         return _OLDER
     return _FOREIGN if evaluation.foreign else REPAIR
+
+
+def problem_at(address: str, log_servers: Iterable[LogServer]) -> TusklineError | None:
+    """Why what answers at this address is not accepted as a log server; None: it is, or nothing answers."""
+    return next((each.problem for each in log_servers if each.address == address), None)
 
 
 def duplicate_ids(log_servers: Iterable[_K]) -> list[_K]:

@@ -1,0 +1,213 @@
+"""The certificate of a log server or a repository: clients use no service whose certificate lacks its role."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.log_entries import append_to
+from tests.support.tls import HOSTS, SERVER, Authority, TlsLog, replace_files
+from tests.support.waiting import wait_for
+from walsender_bridge.change_log import authorization, connection, listener
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.connection import connect
+from walsender_bridge.change_log.replica.service import ReplicaServer
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink
+from walsender_bridge.cli.up import preflight
+from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.doctor import parts as doctor_parts
+from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.errors import (
+    ConfigError,
+    SilentError,
+    UnreachableError,
+    UntrustedServiceError,
+)
+from walsender_bridge.observability import certificate_view
+from walsender_bridge.runtime.certificate_holder import Role, identity
+from walsender_bridge.runtime.tls_files import TlsFiles
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def impostor(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ReplicaServer]:
+    """A log server whose certificate is a safekeeper's: it does not look at its own, as one of an earlier version."""
+    files = authority.issue("safekeeper", hosts=HOSTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(listener, "_load", lambda files, _: files.load(server=True))
+        server = ReplicaServer(tmp_path / "impostor", "127.0.0.1:0", tls=files)
+    yield server
+    server.stop()
+
+
+def test_37_no_client_uses_a_log_server_whose_certificate_is_not_one(
+    authority: Authority, impostor: ReplicaServer
+) -> None:
+    own = authority.issue(*SERVER, "operator", hosts=HOSTS)
+    with (
+        ReplicaClient(impostor.address, tls=own, timeout=5) as client,
+        closing(LogServerLink(impostor.address, own)) as link,
+    ):
+        for use in (
+            lambda: client.stream_status("shop"),
+            lambda: client.read_batch("shop", 1, 2),
+            lambda: append_to(client, "shop", 1),
+            link.report,
+            lambda: connect(impostor.address, own, streams=["shop"]),
+        ):
+            with pytest.raises(UntrustedServiceError, match="lacks the role log-server") as caught:
+                use()
+            assert "--host 127.0.0.1" in caught.value.repair
+
+
+def test_37_a_log_server_is_no_repository(authority: Authority, tmp_path: Path) -> None:
+    files = authority.issue("log-server", hosts=HOSTS)
+    server = ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=files)
+    try:
+        with (
+            LogClient(server.address, tls=authority.issue("operator"), timeout=5) as log,
+            pytest.raises(UntrustedServiceError, match="lacks the role repository"),
+        ):
+            log.status()
+    finally:
+        server.stop()
+
+
+def test_37_a_log_server_serves_the_streams_of_its_certificate_alone(
+    authority: Authority, tmp_path: Path
+) -> None:
+    files = authority.issue("log-server", streams=("shop",), hosts=HOSTS)
+    server = ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=files)
+    try:
+        with ReplicaClient(server.address, tls=authority.issue("operator"), timeout=5) as client:
+            with pytest.raises(UntrustedServiceError, match="does not name stream 'bank'"):
+                client.stream_status("bank")
+            with pytest.raises(UntrustedServiceError, match="does not name stream 'bank'"):
+                client.read_batch("bank", 1, 2)
+            with pytest.raises(UntrustedServiceError, match="does not name stream 'bank'"):
+                append_to(client, "bank", 1)
+    finally:
+        server.stop()
+
+
+def test_37_a_certificate_of_another_host_is_named_and_not_a_missing_service(
+    authority: Authority, tmp_path: Path
+) -> None:
+    server = ReplicaServer(
+        tmp_path / "one", "127.0.0.1:0", tls=authority.issue("log-server", hosts=("db-9",))
+    )
+    own = authority.issue(*SERVER, hosts=HOSTS)
+    try:
+        with closing(LogServerLink(server.address, own)) as link:
+            with pytest.raises(
+                UntrustedServiceError, match=r"not valid for '127\.0\.0\.1'"
+            ) as caught:
+                link.report()
+            link.lost(caught.value)
+            assert link.problem is caught.value
+    finally:
+        server.stop()
+
+
+def test_37_a_service_that_is_replaced_by_another_part_is_noticed(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC connects again by itself: the certificate is looked at again, too."""
+    monkeypatch.setattr(connection, "_LOOK", 0.0)
+    log = TlsLog(tmp_path / "log", authority)
+    try:
+        with log.replica() as client:
+            client.stream_status("shop")
+            monkeypatch.setattr(listener, "POLL", 0.05)
+            monkeypatch.setattr(listener, "_load", lambda files, _: files.load(server=True))
+            former = log.log_server._listener._service
+            replace_files(log.files, authority.issue("safekeeper", "repository", hosts=HOSTS))
+
+            def refused() -> bool:
+                try:
+                    client.stream_status("shop")
+                except UntrustedServiceError:
+                    return True
+                return False
+
+            wait_for(refused, 20, "the new certificate's roles are looked at")
+            assert log.log_server._listener._service is not former
+    finally:
+        log.stop()
+
+
+def test_37_a_service_does_not_run_with_a_certificate_of_another_part(
+    authority: Authority, tmp_path: Path
+) -> None:
+    for roles, said in (
+        (("repository",), "lacks the role log-server"),
+        (("reader",), "do not fit"),
+    ):
+        files = authority.issue(*roles, hosts=HOSTS if "repository" in roles else ())
+        with pytest.raises(ConfigError, match=said):
+            ReplicaServer(tmp_path / roles[0], "127.0.0.1:0", tls=files)
+
+
+def test_37_one_that_hangs_or_is_not_there_is_waited_for_no_longer_than_asked(
+    authority: Authority,
+) -> None:
+    own = authority.issue("operator")
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        address = f"grpc+tls://127.0.0.1:{hangs.getsockname()[1]}"
+        began = time.monotonic()
+        with ReplicaClient(address, tls=own, timeout=0.5) as client, pytest.raises(SilentError):
+            client.stream_status("shop")
+        assert time.monotonic() - began < 5
+    address = f"grpc+tls://127.0.0.1:{free_port()}"
+    with ReplicaClient(address, tls=own, timeout=5) as client, pytest.raises(UnreachableError):
+        client.stream_status("shop")
+
+
+def test_37_up_and_doctor_name_the_role_that_a_part_of_the_machine_lacks(
+    authority: Authority, tmp_path: Path
+) -> None:
+    def settings(tls: TlsFiles) -> Path:
+        file = tmp_path / "tuskline.toml"
+        file.write_text(
+            '[machine]\ndata_dir = "state"\nparts = ["log-server"]\n'
+            f'[[log_server]]\ndata_dir = "replicas"\nlisten = "127.0.0.1:{free_port()}"\n'
+            f'[tls]\nca = "{tls.ca}"\ncertificate = "{tls.certificate}"\nkey = "{tls.key}"\n'
+        )
+        return file
+
+    for tls, said in (
+        (authority.issue("safekeeper", hosts=HOSTS), "lacks the role log-server"),
+        (authority.issue("log-server"), "names no host"),
+        (authority.issue("reader"), "lacks the role log-server"),
+    ):
+        its = load_config(settings(tls))
+        with pytest.raises(ConfigError, match=said) as caught:
+            preflight(its)
+        assert "--role" in caught.value.repair
+        (found,) = doctor_parts.of_certificate(its)
+        assert found.severity is Severity.ERROR
+        assert said in found.what
+        seen = certificate_view.observe(its)
+        assert seen is not None
+        assert seen.is_over(time.time()), "status fails"
+    its = load_config(settings(authority.issue("log-server", hosts=HOSTS)))
+    preflight(its)
+    (found,) = doctor_parts.of_certificate(its)
+    assert found.severity is Severity.OK
+
+
+def test_every_service_has_a_role_and_no_other_role_stands_for_it() -> None:
+    for role in (Role.LOG_SERVER, Role.REPOSITORY):
+        for other in Role:
+            why = authorization.not_its_service(identity("it", [other]), role, ["shop", "*"])
+            assert (why == "") == (other is role)
