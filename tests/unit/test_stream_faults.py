@@ -156,6 +156,7 @@ def test_a_log_server_whose_certificate_is_not_accepted_is_named_with_the_reason
     case = Case()
     problem = UntrustedServiceError("not valid for '10.0.0.3'", repair="issue another one")
     refused = LogServer(answers=False, problem=problem)
+    case.state.apply(LogServerSeen("k", refused.address))
     case.found(refused)
     case.now = AWAY_SECONDS
     fault = case.found(refused)["a"]

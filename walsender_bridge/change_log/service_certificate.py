@@ -11,6 +11,7 @@ import time
 from typing import Final
 
 from walsender_bridge.errors import (
+    ConfigError,
     PrivilegeError,
     SilentError,
     UnreachableError,
@@ -18,7 +19,6 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.runtime import certificate_holder
 from walsender_bridge.runtime.certificate_holder import Identity
-from walsender_bridge.runtime.tls_context import client_context
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 #: Seconds for which a port may refuse connections: a service that takes its new certificate does for a moment.
@@ -47,7 +47,7 @@ def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
 
 def _ask(address: str, tls: TlsFiles, seconds: float) -> Identity:
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    host, context = host.strip("[]"), client_context(tls).current()
+    host, context = host.strip("[]"), _context(tls)
     try:
         with (
             socket.create_connection((host, int(port)), timeout=max(seconds, 0.01)) as plain,
@@ -71,6 +71,23 @@ def _ask(address: str, tls: TlsFiles, seconds: float) -> Identity:
         ) from None
     except PrivilegeError as error:
         raise _untrusted(error.what, address) from None
+
+
+#: The context of each of the files that this process has used last, while they fitted together, and their stamp.
+_used: Final[dict[TlsFiles, tuple[object, ssl.SSLContext]]] = {}
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """Their context, or the former one while they do not fit together. `tls_context` logs that, which an executor does not."""
+    stamp, known = files.stamp(), _used.get(files)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    try:
+        _used[files] = (stamp, files.context()[0])
+    except ConfigError:
+        if known is None:
+            raise
+    return _used[files][1]
 
 
 def _reason(error: Exception) -> str:
