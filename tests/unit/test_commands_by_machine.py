@@ -11,7 +11,7 @@ from walsender_bridge.cli import app as cli
 from walsender_bridge.cli import flush
 from walsender_bridge.config import SourceSection
 from walsender_bridge.demo.local_server import free_port
-from walsender_bridge.errors import ConfigError, TusklineError
+from walsender_bridge.errors import ConfigError, TusklineError, UnavailableError
 from walsender_bridge.runtime import logs, supervisor
 
 COMMAND_LINE = typer.main.get_command(cli.app)
@@ -126,6 +126,21 @@ def test_each_command_is_of_this_machine_or_names_the_other(tmp_path: Path, kind
         elif not is_refused(error) or "run the command there" not in getattr(error, "repair", ""):
             wrong[command] = error
     assert wrong == {}
+
+
+@pytest.mark.parametrize("kind", ["log-server", "safekeepers", "slots"])
+@pytest.mark.parametrize("command", ["status", "verify", "tail shop", "trim shop"])
+def test_a_command_of_the_log_says_that_the_file_names_none(
+    tmp_path: Path, kind: str, command: str
+) -> None:
+    """It asked for the default address, where nothing is on such a machine."""
+    file = written(tmp_path, kind)
+    assert isinstance(error_of(f"log {command}", file), UnavailableError), "it names one"
+    file.write_text(machine(kind))
+    error = error_of(f"log {command}", file)
+    assert isinstance(error, ConfigError)
+    assert "names no repository" in error.what
+    assert error.where == str(file)
 
 
 def test_the_table_has_every_command() -> None:

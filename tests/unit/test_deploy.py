@@ -11,6 +11,7 @@ import pytest
 
 from walsender_bridge.cli import parts
 from walsender_bridge.config import load_config
+from walsender_bridge.observability import certificate_view
 from walsender_bridge.runtime import service_manager
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
@@ -34,6 +35,34 @@ def test_each_file_is_of_its_kind(kind):
     assert parts.commands(settings).keys() == KINDS[kind]
     text = (DEPLOY / f"{kind}.toml").read_text()
     assert set(re.findall(r'data_dir = "(.*?)/[^/"]*"', text)) == {"/var/lib/tuskline"}
+
+
+def test_the_files_of_a_single_repository_load_as_they_are(tmp_path):
+    text = (DEPLOY / "README.md").read_text().partition("## A single repository\n")[2]
+    found = re.findall(
+        r"^```toml\n(.*?)^```$", text.partition("\n## ")[0], re.MULTILINE | re.DOTALL
+    )
+    loaded = []
+    for number, block in enumerate(found):
+        (tmp_path / f"{number}.toml").write_text(block)
+        loaded.append(load_config(tmp_path / f"{number}.toml"))
+    main, other = loaded
+    assert main.parts == {"repository", "bridge", "log-server"}
+    assert other.parts == {"log-server"}
+    assert main.log_address == other.log_address
+    assert other.names_repository
+    listens = {each.listen for each in main.log_server}
+    assert {each.listen for each in other.hosted_log_servers} < listens
+    said = text.partition("```")[0]
+    assert all(
+        any(f"`{role}`" in said for role in roles) for roles in certificate_view.needed_roles(main)
+    )
+
+
+def test_a_page_that_installs_etcd_installs_the_program_that_its_commands_need():
+    pages = [each for each in DEPLOY.parent.rglob("*.md") if "etcd-server" in each.read_text()]
+    assert len(pages) >= 2
+    assert all("etcd-client" in each.read_text() for each in pages)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

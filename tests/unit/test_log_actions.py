@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pyarrow import flight
 
 from walsender_bridge.change_log import actions, log_server_messages, repository_messages
 from walsender_bridge.change_log.actions import Action, Empty
+from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.protocol import (
     START,
     Ack,
@@ -20,6 +22,7 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
     StreamCut,
 )
+from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.errors import (
     DivergedError,
     MalformedMessageError,
@@ -220,3 +223,16 @@ def test_hexadecimal_that_is_none_is_malformed() -> None:
 def test_an_error_that_cannot_be_read_is_still_an_error(extra: bytes) -> None:
     error = actions.raised(flight.FlightServerError("broken", extra), "here")
     assert "the connection broke: broken" in error.what
+
+
+def test_a_service_of_another_kind_is_named_with_its_address(tmp_path: Path) -> None:
+    """`[log] listen` names a log server's port: the error had neither place nor hint."""
+    server = ReplicaServer(tmp_path, "127.0.0.1:0")
+    try:
+        with LogClient(server.address) as log, pytest.raises(NotSupportedError) as caught:
+            log.status()
+        assert caught.value.where == server.address
+        assert "of another kind" in caught.value.what
+        assert "[log] listen" in caught.value.repair
+    finally:
+        server.stop()

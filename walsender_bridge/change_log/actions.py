@@ -146,10 +146,24 @@ def call(
     client: flight.FlightClient, where: str, action: Action[_R, _A], request: _R, timeout: float
 ) -> _A:
     """Perform an action and return its answer. `timeout` in seconds. Raises the error that the service raised."""
-    with at(where):
-        options = flight.FlightCallOptions(timeout=timeout)
-        results = list(client.do_action(flight.Action(action.name, encode(request)), options))
+    try:
+        with at(where):
+            options = flight.FlightCallOptions(timeout=timeout)
+            results = list(client.do_action(flight.Action(action.name, encode(request)), options))
+    except NotSupportedError as error:
+        if error.what != _unknown(action.name):
+            raise
+        raise NotSupportedError(
+            f"{error.what}: the service there is of another kind, or of another version",
+            where=where,
+            repair="correct the address: [log] listen and repositories name repositories, [[log_server]] listen a log server;"
+            " run the same version of Tuskline on all machines",
+        ) from None
     return decode(action.answer, results[0].body.to_pybytes() if results else b"")
+
+
+def _unknown(name: str) -> str:
+    return f"unknown action {name!r:.60}"
 
 
 def by_name(*handlers: Handler) -> dict[str, Handler]:
@@ -170,7 +184,7 @@ def answer(
         allow(action.type, None)
         found = handlers.get(action.type)
         if found is None:
-            raise NotSupportedError(f"unknown action {action.type!r:.60}")
+            raise NotSupportedError(_unknown(action.type))
         request = decode_request(found.action.request, memoryview(action.body))
         allow(action.type, found.action.streams(request))
         return [encode(found.handle(request))]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
+from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config, need_here
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.runtime.output import Output
 
@@ -23,6 +23,7 @@ def log_backup(
 ) -> None:
     """Copy the repository's database, which may be in use, to a new file."""
     settings = load_config(config)
+    need_here(settings, "repository")
     if settings.etcd is not None:
         raise ConfigError(
             "the repository's records are in etcd",

@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
+from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config, named_log
 from walsender_bridge.runtime.output import Output
 
 _STREAMS = ("stream", "version", "end_offset", "trim_limit", "last_end_lsn", "last_commit_time")
@@ -25,10 +25,10 @@ def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> 
 
     Exit code: that of the first fault.
     """
-    settings = load_config(config)
+    address = named_log(load_config(config), config)
     from walsender_bridge.observability import log_view
 
-    seen = log_view.observe(settings.log_address)
+    seen = log_view.observe(address)
     record, output = log_view.summary(seen), Output(as_json=as_json)
     faults = log_view.faults(seen)
     if as_json:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.cli.options import DEFAULT_CONFIG, ConfigPath, load_config
+from walsender_bridge.cli.options import DEFAULT_CONFIG, ConfigPath, load_config, named_log
 from walsender_bridge.errors import UsageError
 from walsender_bridge.runtime.output import Output
 
@@ -50,7 +50,7 @@ def log_tail(
     """Show the committed transactions of a stream, oldest first."""
     if seconds is not None and not follow:
         raise UsageError("--seconds is for --follow", repair="add --follow")
-    settings = load_config(config)
+    address = named_log(load_config(config), config)
     from walsender_bridge.observability import log_tail as tailing
 
     output = Output(as_json=as_json)
@@ -63,7 +63,7 @@ def log_tail(
         rows=rows,
     )
     try:
-        for each in tailing.tail(settings.log_address, options, output.note):
+        for each in tailing.tail(address, options, output.note):
             if as_json:
                 output.record(tailing.record(each))
             else:

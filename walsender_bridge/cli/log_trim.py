@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
+from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config, named_log
 from walsender_bridge.errors import UsageError
 from walsender_bridge.runtime.output import Output
 
@@ -39,11 +39,11 @@ def log_trim(
     if to_version is not None and older_than is not None:
         raise UsageError("--to-version and --older-than exclude each other", repair="choose one")
     seconds = None if older_than is None else duration(older_than)
-    settings = load_config(config)
+    address = named_log(load_config(config), config)
     from walsender_bridge.change_log.operator_client import OperatorLog
     from walsender_bridge.runtime import json_model
 
-    with OperatorLog(settings.log_address) as log:
+    with OperatorLog(address) as log:
         answer = log.trim_stream(stream, to_version, seconds)
     output = Output(as_json=as_json)
     record = json_model.plain(answer)

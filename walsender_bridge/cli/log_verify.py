@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
+from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config, named_log
 from walsender_bridge.errors import UsageError
 from walsender_bridge.runtime.output import Output
 
@@ -43,16 +43,17 @@ def log_verify(
     if data_dir and not offline:
         raise UsageError("--data-dir is for --offline", repair="add --offline")
     output = Output(as_json=as_json)
-    folders = data_dir or []
+    folders, address = data_dir or [], ""
     if not data_dir:
         settings = load_config(config)
         folders = [each.data_dir for each in settings.hosted_log_servers]
+        address = "" if offline else named_log(settings, config)
     from walsender_bridge.observability import log_verify as verifying
 
     if offline:
         report = verifying.verify_stopped(folders, streams or [], output)
     else:
-        report = verifying.verify_running(settings.log_address, streams or [], output)
+        report = verifying.verify_running(address, streams or [], output)
     if as_json:
         output.record(report.record())
     else:

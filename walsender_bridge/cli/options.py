@@ -58,6 +58,17 @@ def need_here(settings: "Config", *parts: "Part") -> None:
         )
 
 
+def named_log(settings: "Config", path: Path) -> str:
+    """The address of the log. Raises `ConfigError` on a machine that needs none, if its file does not name it."""
+    if not settings.names_repository:
+        raise ConfigError(
+            "this file names no repository of the log",
+            where=str(path),
+            repair="run the command on the repository's machine, or name it as listen, or repositories, in a section [log]",
+        )
+    return settings.log_address
+
+
 def lake_section(settings: "Config") -> "LakeSection":
     """The configured lake. Raises `LakeError`, or `ConfigError` on one of several machines that does not know it."""
     if settings.lake is None:

@@ -141,6 +141,11 @@ class Config(BaseModel):
         return with_files(",".join(self.repository_listens), self.tls_files)
 
     @property
+    def names_repository(self) -> bool:
+        """Whether `log_address` is one that the file names, or the default of parts that need it."""
+        return self.asks_log or not self.log.model_fields_set.isdisjoint({"listen", "repositories"})
+
+    @property
     def repository_listens(self) -> tuple[str, ...]:
         """Where all repositories listen, `host:port`."""
         return self.log.repositories or (self.log.listen,)

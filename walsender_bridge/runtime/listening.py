@@ -3,6 +3,7 @@
 Also checks whether a service is listening on an address, before gRPC is imported.
 """
 
+import errno
 import socket
 import time
 from enum import Enum, auto
@@ -121,8 +122,15 @@ def refused(address: str, error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return ConfigError(
-        f"cannot listen: {reason[:300]}",
-        where=address,
-        repair="stop the program that listens there, or choose another `listen`",
-    )
+    return ConfigError(f"cannot listen: {reason[:300]}", where=address, repair=_repair(error))
+
+
+def _repair(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, socket.gaierror):
+        return "correct the host of `listen`, or its entry in DNS or /etc/hosts"
+    if number == errno.EADDRNOTAVAIL:
+        return "correct the host of `listen`: this machine has no such address (`ip address` lists those that it has)"
+    if number in {errno.EACCES, errno.EPERM}:
+        return "choose a port above 1023 for `listen`, or let this account use lower ones"
+    return "stop the program that listens there, or choose another `listen`"
