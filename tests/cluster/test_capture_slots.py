@@ -1,5 +1,6 @@
 """Capture and its slot and publication: made, adopted, refused; a log is never continued by guess."""
 
+import time
 from pathlib import Path
 
 import psycopg
@@ -18,8 +19,10 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import DEFAULT, Database, MakeServer, drop_slot, each_major
 from tests.support.waiting import wait_for
+from walsender_bridge.capture.status_record import CaptureStatus
 from walsender_bridge.demo.local_server import LocalServer, by_major
 from walsender_bridge.errors import Cause
+from walsender_bridge.runtime import status_file
 
 TABLES = ("public.orders", "public.audit")
 
@@ -256,6 +259,19 @@ def test_a_second_capture_waits_for_the_slot_and_takes_over(
         second.status_file = tmp_path / "second.json"
         with second:
             # The slot is the first's: the second waits and takes over when it dies.
+
+            def told(state: str) -> bool:
+                """Whether the second says why it waits, in this state, which may last for milliseconds."""
+                for _ in range(200):
+                    found = status_file.read(second.status_file, CaptureStatus)
+                    if found is not None and found.state == state and found.error is not None:
+                        why = found.error.sentence
+                        return "walsender of a capture of this" in why and "timeout" in why
+                    time.sleep(0.001)
+                return False
+
+            wait_for(lambda: told("waiting"), 30, "the reason")
+            wait_for(lambda: told("connecting"), 30, "the reason, while it connects again")
             first.kill()
             check_equal(log, shop.dsn)
             assert second.stop() == 0

@@ -117,6 +117,8 @@ class Capture:
         self._stopped = False
         #: The log servers at which the last session failed.
         self._failed: set[str] = set()
+        #: Why the last session ended, until another one streams.
+        self._error: TusklineError | None = None
         self._checked: invariants.Checked
         self.waker = Waker()
 
@@ -143,6 +145,7 @@ class Capture:
                         raise
                     if now - began > GOOD_SESSION or isinstance(error, StreamSealedError):
                         pause = FIRST_PAUSE
+                    self._error = error
                     self._status.state("waiting", error)
                     _log.warning(
                         "session ended",
@@ -172,7 +175,7 @@ class Capture:
 
     def _session(self) -> None:
         own = self._source
-        self._status.state("connecting")
+        self._status.state("connecting", self._error)
         with ExitStack() as stack:
             connection = stack.enter_context(source.connect(own))
             log = stack.enter_context(LogClient(self._settings.log))
@@ -215,6 +218,7 @@ class Capture:
             self._broken_in_stream = False
             files.open()
             tables = stack.enter_context(publication_watch.watched(here, published))
+            self._error = None
             self._status.streaming(joined.identity.system_id)
             _log.info(
                 "streaming",

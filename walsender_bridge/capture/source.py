@@ -324,6 +324,27 @@ def has_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> bool
     return slot is not None and slot["database"] == connection.info.dbname
 
 
+def _in_use(
+    connection: psycopg.Connection[Any], source: CaptureSource, pid: int, where: str
+) -> SlotInUseError:
+    """The error for a slot that this process of the server uses: for a capture of this source, or for another consumer."""
+    query = "SELECT application_name, host(client_addr) FROM pg_stat_activity WHERE pid = %s"
+    name, host = connection.execute(query, (pid,)).fetchone() or ("", None)
+    if name != application_name(source):
+        return SlotInUseError(
+            f"the slot is in use by process {pid}",
+            where=where,
+            repair="stop the other consumer; each stream needs its own slot",
+        )
+    return SlotInUseError(
+        f"the slot is in use by process {pid}, the walsender of a capture of this source"
+        + (f" at {host}" if host else ""),
+        where=where,
+        repair="wait: of a bridge that was cut off or replaced, the server ends that session after wal_sender_timeout;"
+        " if a bridge still runs there, stop one of the two",
+    )
+
+
 def slot_position(connection: psycopg.Connection[Any], source: CaptureSource) -> Lsn | None:
     """The slot's `confirmed_flush_lsn`, or None if there is no slot.
 
@@ -355,9 +376,5 @@ def slot_position(connection: psycopg.Connection[Any], source: CaptureSource) ->
             repair=publication.reattach(source),
         )
     if slot["active"]:
-        raise SlotInUseError(
-            f"the slot is in use by process {slot['active_pid']}",
-            where=where,
-            repair="stop the other consumer; each stream needs its own slot",
-        )
+        raise _in_use(connection, source, slot["active_pid"], where)
     return parse_lsn(slot["confirmed_flush_lsn"])
