@@ -255,15 +255,15 @@ def test_a_second_capture_waits_for_the_slot_and_takes_over(
     with first:
         wait_for(first.streams, 30, "the first streams")
         shop.execute("INSERT INTO orders VALUES (1, 'x')")
-        second = CaptureProcess(tmp_path, log, shop.dsn, *TABLES)
-        second.status_file = tmp_path / "second.json"
+        own = tmp_path / "second.json"
+        second = CaptureProcess(tmp_path, log, shop.dsn, *TABLES, status_file=own)
         with second:
             # The slot is the first's: the second waits and takes over when it dies.
 
             def told(state: str) -> bool:
                 """Whether the second says why it waits, in this state, which may last for milliseconds."""
                 for _ in range(200):
-                    found = status_file.read(second.status_file, CaptureStatus)
+                    found = status_file.read(own, CaptureStatus)
                     if found is not None and found.state == state and found.error is not None:
                         why = found.error.sentence
                         return "walsender of a capture of this" in why and "timeout" in why
