@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
+from structlog.testing import capture_logs
+
 from tests.unit.test_repository import log_of, report, tick
+from walsender_bridge.change_log.log_server_messages import ReplicaDescription, ReplicasAnswer
 from walsender_bridge.change_log.repository.core import (
     LogServerSeen,
     Repository,
@@ -20,6 +23,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UntrustedServiceError,
 )
+from walsender_bridge.observability.log_view import LogView
 
 
 @dataclass
@@ -150,6 +154,30 @@ def test_a_log_server_with_another_id_is_told_the_id_that_it_had() -> None:
         "the replica is on log server k, which is not among the log servers x at grpc://here:1"
         in (found["b"].what)
     )
+
+
+def test_a_copy_in_the_place_of_another_log_server_is_named_and_logged_once() -> None:
+    case = Case()
+    case.state = log_of("a", log_servers=("k", "l"))
+    case.state.apply(LogServerSeen("l", "grpc://there:1"))
+    copy = LogServer("k", "grpc://there:1")
+    with capture_logs() as said:
+        for _ in range(3):
+            case.found(LogServer(), copy)
+        copy.answers = False
+        case.found(LogServer(), copy)
+        copy.answers = True
+        case.found(LogServer(), copy)
+    lines = [each for each in said if each["event"] == "log servers with the same id"]
+    assert len(lines) == 2, "once each time that it begins"
+    assert "grpc://there:1" in lines[0]["reason"]
+    answer = describe(case.state, {}, {}, [LogServer(), copy], 0.0, 0.0)
+    (place,) = [each for each in answer.streams[0].replicas if each.log_server == "l"]
+    assert place.failure is not None
+    assert place.failure.what == "another log server, k, answers there"
+    replica = ReplicaDescription("a", "APPENDABLE", "", "", None, None, None, None, 0)
+    seen = LogView(answer, {"grpc://there:1": ReplicasAnswer("k", (replica,))})
+    assert isinstance(seen.replica("a", place), ConfigError), "the exit code of log verify"
 
 
 def test_a_log_server_whose_certificate_is_not_accepted_is_named_with_the_reason() -> None:

@@ -13,6 +13,7 @@ from walsender_bridge.change_log.log_server_messages import ReplicaDescription, 
 from walsender_bridge.change_log.operator_client import OperatorLog, OperatorReplica
 from walsender_bridge.change_log.replica.core import ReplicaState
 from walsender_bridge.change_log.replica.damaged_segments import REPAIR
+from walsender_bridge.change_log.repository.stream_faults import answers_instead
 from walsender_bridge.change_log.repository_messages import (
     ConsumerDescription,
     DescribeAnswer,
@@ -49,14 +50,14 @@ class LogView:
         if isinstance(answer, TusklineError):
             return answer
         found = next((each for each in answer.replicas if each.stream == stream), None)
-        if found is None or answer.log_server != place.log_server:
+        if found is None:
             return CorruptError(
-                f"the log server there has no replica of stream {stream}"
-                if found is None
-                else f"another log server, {answer.log_server}, answers there",
+                f"the log server there has no replica of stream {stream}",
                 where=f"{place.log_server} at {place.address}",
                 repair="docs/log-lost.md",
             )
+        if answer.log_server != place.log_server:
+            return answers_instead(answer.log_server, f"{place.log_server} at {place.address}")
         return found
 
 

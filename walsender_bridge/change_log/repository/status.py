@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from walsender_bridge.change_log import repository_messages as m
 from walsender_bridge.change_log.repository.core import Consumer, Repository, StreamState
-from walsender_bridge.change_log.repository.stream_faults import LogServer, problem_at
+from walsender_bridge.change_log.repository.stream_faults import LogServer, other_at, problem_at
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime.error_record import ErrorRecord
 
@@ -24,7 +24,8 @@ def describe(
     def failure(stream: str, log_server: str) -> TusklineError | None:
         if log_server in answering:
             return failures.get((stream, log_server))
-        return problem_at(state.log_servers.get(log_server, ""), known)
+        address = state.log_servers.get(log_server, "")
+        return problem_at(address, known) or other_at(log_server, address, known)
 
     return m.DescribeAnswer(
         log_id=state.log_id,

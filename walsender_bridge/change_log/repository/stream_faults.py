@@ -75,6 +75,8 @@ class StreamFaults:
         #: Since when a stream is sealed.
         self._sealed: dict[str, float] = {}
         self._began = clock()
+        #: Of log servers with the same id, as it was logged last.
+        self._said = ""
 
     @property
     def diverged(self) -> bool:
@@ -154,9 +156,18 @@ class StreamFaults:
         }
         found = {**self._sealed_faults(streams), **found}
         waits = self.refusal(streams, known)
+        self._say_copies(known)
         if self.diverged or self._clock() - self._began >= AWAY_SECONDS:
             found |= {name: waits for name in streams if waits and name not in found}
         return found
+
+    def _say_copies(self, log_servers: Sequence[LogServer]) -> None:
+        """Log, once for each time that it begins, that log servers have the same id."""
+        copies = duplicate_ids(log_servers)
+        found = _duplicate_id_fault(copies, "the log's log servers") if copies else None
+        if found is not None and found.what != self._said:
+            _log.error("log servers with the same id", reason=found.what, repair=found.repair)
+        self._said = "" if found is None else found.what
 
     def _sealed_faults(self, streams: Mapping[str, StreamState]) -> dict[str, TusklineError]:
         """Of streams that stay sealed, which takes a moment unless too few log servers can be written."""
@@ -252,6 +263,25 @@ def _repair(evaluation: ReportEvaluation) -> str:
 def problem_at(address: str, log_servers: Iterable[LogServer]) -> TusklineError | None:
     """Why what answers at this address is not accepted as a log server; None: it is, or nothing answers."""
     return next((each.problem for each in log_servers if each.address == address), None)
+
+
+def other_at(
+    log_server: str, address: str, log_servers: Iterable[LogServer]
+) -> TusklineError | None:
+    """The error for another log server that answers at the address of this one; None: none does."""
+    for each in log_servers:
+        if each.address == address and each.answers and each.log_server_id not in {"", log_server}:
+            return answers_instead(each.log_server_id, f"log server {log_server} at {address}")
+    return None
+
+
+def answers_instead(found: str, where: str) -> ConfigError:
+    """The error for a log server whose address has been taken by another one, with the id `found`."""
+    return ConfigError(
+        f"another log server, {found}, answers there",
+        where=where,
+        repair="start the log server there with its own data_dir; if that is lost, with an empty one: docs/log-lost.md",
+    )
 
 
 def duplicate_ids(log_servers: Iterable[_K]) -> list[_K]:
