@@ -74,7 +74,6 @@ def read(
             "epoch, as_of and pin are mutually exclusive", repair="specify only one of them"
         )
     chain = open_chain(lake)
-    requirements.check(spark)
     root = chain.root
     identity: str = chain.identity()["lake"]
     requirements.check(spark)
