@@ -5,7 +5,6 @@ import pytest
 from tests.support.log_rebuilt_full import FullRebuiltWorld
 from tests.support.log_runs import check_found, check_replays, search, search_chunk
 from walsender_bridge.change_log.protocol import ReplicaReport
-from walsender_bridge.change_log.repository import rebuild
 from walsender_bridge.change_log.repository.core import Repository
 
 
@@ -36,10 +35,3 @@ def test_31_the_simulator_finds_terms_below_those_of_an_interrupted_rebuild(
 
     monkeypatch.setattr(Repository, "next_term", next_of_its_own)
     check_found(FullRebuiltWorld, "the repository's terms alone count", 100)
-
-
-def test_31_the_simulator_finds_that_an_interrupted_rebuild_cannot_be_repeated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rebuild, "_has_all", lambda *_: False)
-    check_found(FullRebuiltWorld, "what does not know the fence missed the rebuild", 300)
