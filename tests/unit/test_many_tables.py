@@ -201,6 +201,58 @@ def test_retention_keeps_what_links_build_on(chain: Chain) -> None:
     assert chain.retire(made[149].steady_at, held_from=140) == 0
 
 
+def test_retention_keeps_what_links_build_on_behind_a_lost_link(chain: Chain) -> None:
+    """It asked for the base of the number after the last that goes, which a gap does not have, and removed that of all."""
+    made = grown(chain, lake(100), 40, changed=1)
+    of(chain).remove(f"_tuskline/epochs/{11:020d}.json")
+    assert chain.retire(made[11].steady_at) == 0
+    assert [link.link for link in Chain(of(chain)).links()] == [*range(1, 11), *range(12, 41)]
+
+
+def test_a_link_after_a_failed_one_is_full_so_that_bases_never_go_back(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full link was there, and one behind it built on a base before it, which retention takes for unneeded."""
+    made = grown(chain, lake(32), 2, changed=1)
+    really = CountedStore.create
+
+    def fails_behind(self: CountedStore, name: str, content: bytes) -> Created:
+        really(self, name, content)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CountedStore, "create", fails_behind)
+        with pytest.raises(OSError, match="Input/output"):
+            chain.publish(epoch(made[-1], [1]), made[-1])
+    head = chain.head()
+    assert head is not None
+    assert head.link == 3
+    for _ in range(5):
+        after = epoch(head, [0])
+        after = replace(after, tables={**after.tables, "shop.public.t40": table(40)})
+        chain.publish(after, head)
+        head = after
+    bases = [load(chain.store, f"_tuskline/epochs/{link:020d}.json").get(BASE) for link in (4, 5)]
+    assert bases[0] is None
+    assert bases[1]["link"] == 4
+    chain.retire(head.steady_at)
+    assert Chain(of(chain)).head() == head
+
+
+@pytest.mark.parametrize("damage", ["lost", "a byte", "another file"])
+def test_no_link_builds_on_a_base_that_is_lost_or_damaged(chain: Chain, damage: str) -> None:
+    made = grown(chain, lake(100), 5, changed=1)
+    store, name = of(chain), f"_tuskline/epochs/{1:020d}.json"
+    content = store.read(name)
+    store.remove(name)
+    if damage != "lost":
+        store.create(name, content.replace(b"hash", b"hush", 1) if damage == "a byte" else dump({}))
+    after = epoch(made[-1], [1])
+    chain.publish(after, made[-1])
+    assert not is_delta(chain, after.link)
+    assert Chain(store).head() == after
+
+
 def test_a_removal_that_was_interrupted_goes_on(chain: Chain) -> None:
     made = grown(chain, lake(100), 80, changed=1)
     for link in (1, 2, 3):

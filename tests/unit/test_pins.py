@@ -162,6 +162,19 @@ def test_a_pinned_epoch_is_read_from_its_copy_once_its_link_is_gone(chain):
     ]
 
 
+def test_a_pinned_epoch_is_read_from_its_copy_while_its_link_is_damaged(chain):
+    head = chain.head()
+    record = PinnedLinks(chain.store).keep(chain.at_link(1), 1)
+    made = pins.made(head, asked(epoch=10), chain.at_link(1), 1800.0, lambda: record)
+    pinned = made.pins["a"]
+    chain.publish(head.next(1900.0, pins={"a": replace(pinned, state=PINNED)}), head)
+    path = chain.root / "_tuskline" / "epochs" / f"{1:020d}.json"
+    path.write_bytes(path.read_bytes().replace(b'"epoch": 10', b'"epoch": 11'))
+    with pytest.raises(CorruptError):
+        chain.at_epoch(10)
+    assert at_epoch(chain, 10) == at_pin(chain, "a")
+
+
 def test_the_terms_of_copies_are_not_used_again(chain):
     """They are what is left of a writer whose links are lost."""
     PinnedLinks(chain.store).keep(chain.at_link(1), 9)

@@ -40,6 +40,7 @@ from spark_consumers.lake.manifest.sealed_json import (
     FORMAT_VERSION,
     REPAIR,
     dump,
+    is_sealed,
     load,
     parse_sealed,
     sealed,
@@ -418,6 +419,8 @@ class Chain:
         self._newest.fence(manifest)
         name = _name(manifest.link)
         content, base = self._encoded(manifest)
+        # Whatever fails from here on, this link may be there, and a full one: no later link builds on one before it (`retire`).
+        self._base = None
         taken = self.store.create(name, content) is Created.LOST
         retired = self._is_retired(manifest, head)
         if retired and not taken:
@@ -430,13 +433,24 @@ class Chain:
     def _encoded(self, manifest: Manifest) -> tuple[bytes, delta.Base]:
         """The link's file: a delta, or a full one if that is due; and what the next link builds on once it is published."""
         base, tables = self._base, manifest.tables
-        if base is None or delta.is_due(base, manifest.link, manifest.term, len(tables)):
+        if (
+            base is None
+            or delta.is_due(base, manifest.link, manifest.term, len(tables))
+            or not self._is_whole(base)
+        ):
             content, crc = sealed(manifest.to_json())
             return content, delta.Base(manifest.link, manifest.term, crc, tables)
         differing = delta.delta(base.tables, tables)
         record = replace(manifest, tables={}).to_json() | {"rows": manifest.rows}
         record[delta.BASE] = {"link": base.link, "crc": base.crc, **differing}
         return dump(record), replace(base, written=base.written + len(differing["changed"]))
+
+    def _is_whole(self, base: delta.Base) -> bool:
+        """Whether the base can be read still: one that was lost or damaged takes no further epochs with it."""
+        try:
+            return is_sealed(self.store.read(_name(base.link)), base.crc)
+        except FileNotFoundError:
+            return False
 
     def _is_retired(self, manifest: Manifest, head: Manifest | None) -> bool:
         """Whether this link, just created, is far behind the chain's end."""
@@ -500,12 +514,14 @@ class Chain:
         """Remove the links that were already succeeded at `before` (steady seconds), below `held_from`; how many.
 
         The newest link published at or before that time stays, for it was current then; so does the head, and what a link
-        that stays builds on. A link of an earlier format has no steady time: it counts as published with the next one that
+        that stays builds on: bases never go back along the chain (`publish`), so that of the oldest one is the oldest. A link
+        of an earlier format has no steady time: it counts as published with the next one that
         has.
         """
         succeeded: list[int] = []
         waiting: list[int] = []
-        for number, following in pairwise(self.numbers()):
+        numbers = self.numbers()
+        for number, following in pairwise(numbers):
             after = self._record(following)
             if after is None or (held_from is not None and number >= held_from):
                 break
@@ -519,8 +535,12 @@ class Chain:
             waiting.clear()
         if not succeeded:
             return 0
-        oldest = self._record(succeeded[-1] + 1)
-        needed = (oldest or {}).get(delta.BASE, {}).get("link", succeeded[-1] + 1)
+        # Not always the next number: a lost link has left a gap.
+        stays = next(number for number in numbers if number > succeeded[-1])
+        oldest = self._record(stays)
+        if oldest is None:
+            return 0
+        needed = oldest.get(delta.BASE, {}).get("link", stays)
         gone = [number for number in succeeded if number < needed]
         for number in gone:
             self.store.remove(_name(number))

@@ -78,10 +78,10 @@ def unneeded(records: Collection[str], head: Manifest, held: int | None) -> list
 
 
 def at_epoch(chain: Chain, epoch: int) -> Manifest:
-    """The last link of that epoch, also if only a pin keeps it. Raises as `Chain.at_epoch`."""
+    """The last link of that epoch, also if only a pin keeps it, or its link is damaged. Raises as `Chain.at_epoch`."""
     try:
         return chain.at_epoch(epoch)
-    except TrimmedError:
+    except (TrimmedError, CorruptError, LakeError):
         pin = _of_epoch(chain, epoch)
         if pin is None:
             raise

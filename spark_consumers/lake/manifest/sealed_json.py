@@ -50,6 +50,12 @@ def sealed(record: dict[str, Any]) -> tuple[bytes, int]:
     return b"%s%s%d}" % (content[:-1], _SEAL, crc), crc
 
 
+def is_sealed(content: bytes, crc: int) -> bool:
+    """Whether this is the file of a record, whole, whose checksum is this one (`sealed`)."""
+    members, _, stated = content.rpartition(_SEAL)
+    return stated == b"%d}" % crc and _crc(members + b"}") == crc
+
+
 def _crc(content: bytes) -> int:
     crc: int = google_crc32c.value(content)
     return crc
