@@ -56,8 +56,13 @@ def test_21_an_older_copy_of_a_member_takes_no_commit_that_is_meant_for_other_en
     with here.open_writer() as writer:
         writer.send([here.make.whole(size=77)], schemas=list(SCHEMAS.values()))
         assert writer.next_ack(20) is not None
-        issued = here.repository._state.streams[STREAM]
-        wait_for(lambda: issued.last.context.end == 4, 20, "the commit is issued")
+
+        def issued() -> int:
+            """The state may be replaced by another object meanwhile."""
+            end: int = here.repository._state.streams[STREAM].last.context.end
+            return end
+
+        wait_for(lambda: issued() == 4, 20, "the commit is issued")
         assert held.status().version == version
         here.wipe(2)
         older.rename(place)
