@@ -77,6 +77,13 @@ class Place:
         error: dict[str, Any] = self.capture.status()["error"]
         return error
 
+    def well(self) -> dict[str, Any]:
+        """What `doctor` says of it, without an error but that the log is another process's, namely this one's."""
+        report: dict[str, Any] = self.tuskline.json("doctor", code=Cause.CONFIG)
+        errors = [each for each in report["findings"] if each["severity"] == "error"]
+        assert [each["check"] for each in errors] == ["address of the bridge"], errors
+        return report
+
     def doctor(self, cause: Cause) -> dict[str, Any]:
         """The first error that `doctor` finds; it is the same while the log does not run."""
         report = self.tuskline.json("doctor", code=cause)
@@ -209,13 +216,13 @@ def test_a_role_that_an_administrator_made_sees_that_its_publication_is_another_
     try:
         place.tuskline.json("init", *admin, env=env)
         place.capture_some(shop.dsn, "INSERT INTO orders VALUES (1, 'logged')")
-        assert place.tuskline.json("doctor")["errors"] == 0
+        place.well()
         shop.execute(f"DROP PUBLICATION {PUBLICATION}", MAKE)
         assert "recreated" in place.refused(Cause.PUBLICATION)["what"]
         assert "recreated" in place.doctor(Cause.PUBLICATION)["what"]
         # With no right to read the record it is no worse than it was, and `doctor` names the right.
         shop.execute(f"REVOKE SELECT ON tuskline.provisioned FROM {role}")
-        report = place.tuskline.json("doctor")
+        report = place.well()
         assert any(
             "may not read tuskline.provisioned" in each["what"] for each in report["findings"]
         )
