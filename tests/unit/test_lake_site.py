@@ -152,6 +152,30 @@ def test_what_a_pin_keeps_is_no_leftover_also_while_that_is_not_known(chain, sit
     assert not file.exists()
 
 
+def test_a_copy_that_is_mended_during_a_sweep_costs_no_table(chain, site):
+    """What pins keep is asked once: the answer is for all that is found after it."""
+    head = chain.head()
+    old = replace(head.tables["shop.public.t"], path=OLD)
+    record = PinnedLinks(chain.store).keep(replace(head, tables={"shop.public.t": old}), 2)
+    chain.publish(head.next(1.0e3, pins={"a": Pin(head.epoch, 1, record, PINNED)}), head)
+    write(chain.root, 9, OURS)
+    staged = chain.staging / f"{1:020d}-t1-a1"
+    staged.mkdir(parents=True)
+    file = chain.root / "_tuskline" / "pins" / record
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"tables", b"tablet"))
+
+    def do(effect):
+        if isinstance(effect, takeover.ListLeftovers):
+            file.write_bytes(content)
+        return site.do(effect)
+
+    takeover.carry_out(takeover.sweep(chain.head()), do)
+    assert (chain.root / OLD).exists()
+    # No pin keeps what is in there.
+    assert not staged.exists()
+
+
 def test_metadata_that_is_damaged_does_not_hide_the_references_before_it(chain, site):
     write(chain.root, 9, OURS | {"mine": {"snapshot-id": 7, "type": "tag"}})
     (chain.root / OLD / "metadata" / "v10.metadata.json").write_text('{"refs": ')

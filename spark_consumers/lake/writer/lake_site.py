@@ -100,8 +100,6 @@ class LakeSite:
             yield Leftover(LeftoverKind.LINK_DRAFT, name)
         for path in self._chain.staging.glob("*"):
             yield Leftover(LeftoverKind.STAGING, self._relative(path))
-        if self._pinned() is None:
-            return
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
