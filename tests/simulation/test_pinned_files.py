@@ -232,13 +232,23 @@ def has_its_turn_later(world: World, chain: Chain, tables: Tables) -> None:
     made.expire(world.head, RETENTION)
 
 
+def keeps_longer_and_has_its_turn_later(world: World, chain: Chain, tables: Tables) -> None:
+    """As `keeps_longer`, and the same."""
+    made = kept(chain, tables)
+    made._due.clear()
+    made.expire(world.head, 1e6)
+
+
 def kept(chain: Chain, tables: Tables) -> Retention:
     site, clock = LakeSite(chain, cast("Any", tables)), SteadyClock(100.0)
     return Retention.begin(chain, cast("Any", tables), site, clock)
 
 
+WORK = (sweeps, cleans, keeps_longer, has_its_turn_later, keeps_longer_and_has_its_turn_later)
+
+
 @pytest.mark.parametrize("copied_again", [True, False])
-@pytest.mark.parametrize("work", [sweeps, cleans, keeps_longer, has_its_turn_later])
+@pytest.mark.parametrize("work", WORK)
 def test_31_an_older_writer_removes_no_file_of_a_pinned_epoch(
     tmp_path, monkeypatch, work, copied_again
 ):

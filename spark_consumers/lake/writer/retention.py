@@ -13,6 +13,7 @@ from itertools import islice
 
 from spark_consumers.lake.format import leaks
 from spark_consumers.lake.format.table_format import TableFormat
+from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.reader_leases import Readers
 from spark_consumers.lake.store.living import Living
@@ -96,7 +97,12 @@ class Retention:
         return time.monotonic() - self._cleaned_at >= min(_HOUSEKEEPING, seconds)
 
     def expire(self, head: Manifest, seconds: float) -> None:
-        """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours."""
+        """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours.
+
+        Raises `FencedError`. What no link and no pin has any more is never pinned again, for a pin is made of one of these. So
+        it is looked which links there are, and only then whether these are all pins: a writer that comes after this look
+        can pin nothing that is removed here. A link may be removed by a writer that is overtaken, as its pin has a copy.
+        """
         self._cleaned_at = time.monotonic()
         pinned = self._pinned(head)
         if pinned is None:
@@ -108,6 +114,9 @@ class Retention:
         # A reader may have come since: what it holds stays, even if its link went in between.
         held = self._readers.held_from()
         first = oldest.link if held is None else min(oldest.link, held)
+        newest = self.chain.head()
+        if newest is not None and newest.term > head.term:
+            raise takeover.overtaken(newest.term)
         files = 0
         current = {table.path for table in head.versions}
         there = current | pinned.keys()
