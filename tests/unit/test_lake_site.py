@@ -46,13 +46,15 @@ class Format:
     def __init__(self, root: Path) -> None:
         self.catalog = FolderCatalog(root)
         self.swept: list[tuple[str, int, frozenset[str]]] = []
+        self.tagged: list[tuple[str, dict[str, int]]] = []
         self.error: Exception | None = None
 
     def expire(self, *_: Any) -> int:
         return 0
 
-    def pin(self, *_: Any) -> None:
+    def pin(self, path: str, _: int, tags: dict[str, int], **__: bool) -> None:
         """It has no tags."""
+        self.tagged.append((Path(path).name, tags))
 
     def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
         self.swept.append((path, term, listed))
@@ -108,6 +110,18 @@ def test_retention_keeps_it_too_and_removes_it_when_they_are_dropped(chain, site
     write(chain.root, 10, OURS)
     kept.expire(head, 0.0)
     assert not (chain.root / OLD).exists()
+
+
+def test_housekeeping_removes_tags_of_no_pin_also_from_earlier_copies(chain, site):
+    """A release goes on where a table is damaged; its tag is there when the table is restored."""
+    first = chain.head()
+    version = replace(first.tables["shop.public.t"], path=OLD.replace("0a", "0c"))
+    head = first.next(1000.0, tables={"shop.public.t": version})
+    chain.publish(head, first)
+    tables = Format(chain.root)
+    kept = Retention.begin(chain, cast("Any", tables), site, clock_after(head))
+    kept.expire(head, 1e6)
+    assert sorted(tables.tagged) == [("t%t1-0b", {}), ("t%t1-0c", {})]
 
 
 def test_what_a_pin_keeps_is_no_leftover_also_while_that_is_not_known(chain, site):

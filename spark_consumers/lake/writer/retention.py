@@ -119,12 +119,13 @@ class Retention:
             raise takeover.overtaken(newest.term)
         files = 0
         current = {table.path for table in head.versions}
-        there = current | pinned.keys()
         for name, uses in list(self._last_use.items()):
             kept = pinned.get(name, set())
             for snapshot in [s for s, link in uses.items() if link < first and s not in kept]:
                 del uses[snapshot]
                 self._due.add(name)
+        # Earlier copies, too: what a release could not change in one, as it was damaged, is done when it can be.
+        there = current | {name for name, uses in self._last_use.items() if uses}
         cleaned = self._turn(there)
         # What others have removed, and what was tagged for a link that was lost.
         self._pins.repair(head, cleaned)
