@@ -322,7 +322,7 @@ class CountedTables:
         self.expired.append(path)
         return 0
 
-    def pin(self, path: str, _: int, tags: dict[str, int]) -> None:
+    def pin(self, path: str, _: int, tags: dict[str, int], **__: bool) -> None:
         assert not tags
         self.tagged.append(path)
 
