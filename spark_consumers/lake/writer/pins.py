@@ -281,7 +281,11 @@ class Pins:
             fail_point.hit("pin-recorded")
             return record
 
-        return made(head, request, link, now, keep)
+        try:
+            return made(head, request, link, now, keep)
+        except CorruptError as error:
+            # A copy that an earlier attempt has left is damaged; housekeeping removes it, for no link names it.
+            return made(head, request, f"{error.where}: {error.what}", now, keep)
 
     def expire(self, head: Manifest, held: int | None) -> None:
         """Remove the copies that no pin needs any more. `held`: the oldest link that a reader holds."""
