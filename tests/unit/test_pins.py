@@ -185,6 +185,25 @@ def test_the_terms_of_copies_are_not_used_again(chain):
     assert LakeSite(chain, Mock(terms=lambda _: [])).used_term() == 9
 
 
+def test_a_pin_that_is_released_during_a_read_is_not_said_to_be_lost(chain, monkeypatch):
+    before = chain.head()
+    record = PinnedLinks(chain.store).keep(chain.at_link(1), 1)
+    made = pins.made(before, asked(epoch=10), chain.at_link(1), 1800.0, lambda: record)
+    head = before.next(1900.0, pins={"a": replace(made.pins["a"], state=PINNED)})
+    chain.publish(head, before)
+    read = PinnedLinks.read
+
+    def released(links, name):
+        if chain.head() == head:
+            chain.publish(head.next(2000.0, pins={}), head)
+            links.remove(name)
+        return read(links, name)
+
+    monkeypatch.setattr(PinnedLinks, "read", released)
+    with pytest.raises(LakeError, match="there is no pin 'a'"):
+        at_pin(chain, "a")
+
+
 @pytest.mark.parametrize(
     "wrong", [{"pin": "A"}, {"pin": 5}, {"epoch": -1}, {"seconds": float("inf")}, {"epoch": "x"}]
 )

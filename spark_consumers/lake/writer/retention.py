@@ -134,6 +134,8 @@ class Retention:
             if name in there:
                 if name in cleaned:
                     files += self.tables.expire(str(path), head.term, set(uses))
+                    # Not before: an error ends this look, and the tables behind it are due at the next.
+                    self._due.discard(name)
             elif not uses and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
@@ -165,7 +167,6 @@ class Retention:
         self._turns = dict.fromkeys([*(t for t in self._turns if t in there), *there])
         self._due &= set(there)
         due = [path for path in self._turns if path in self._due][:_MOST]
-        self._due -= set(due)
         others = (path for path in self._turns if path not in due)
         found = [*due, *islice(others, _OTHERS)]
         for path in found:
