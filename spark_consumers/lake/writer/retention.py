@@ -99,9 +99,9 @@ class Retention:
     def expire(self, head: Manifest, seconds: float) -> None:
         """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours.
 
-        Raises `FencedError`. What no link and no pin has any more is never pinned again, for a pin is made of one of these. So
-        it is looked which links there are, and only then whether these are all pins: a writer that comes after this look
-        can pin nothing that is removed here. A link may be removed by a writer that is overtaken, as its pin has a copy.
+        Raises `FencedError`. What no link and no pin has is never pinned again, for a pin is made of one of these. So the oldest
+        link is read first, and then whether a newer writer has come: one that comes after that can pin nothing that is
+        removed here. An overtaken writer may remove links, as a pin has a copy of its own.
         """
         self._cleaned_at = time.monotonic()
         pinned = self._pinned(head)
