@@ -152,4 +152,4 @@ def test_37_a_task_that_is_killed_in_mid_write_is_run_again_and_succeeds(tmp_pat
     # What the first attempts had begun is garbage by its name. Checksums go with their files.
     found = {path for path in (tmp_path / "data").iterdir() if path.suffix != ".crc"}
     left = found - {Path(file["path"]) for file in made}
-    assert set(orphans(tmp_path, {0: "", 1: ""})) == {*left, *(Path(f["path"]) for f in made)}
+    assert set(orphans(tmp_path, {0: "", 1: ""}, 1)) == {*left, *(Path(f["path"]) for f in made)}

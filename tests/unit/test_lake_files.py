@@ -18,11 +18,13 @@ from spark_consumers.lake.format.data_files import (
     Stage,
     orphans,
     read_data,
+    remove_orphans,
     write_partial,
     write_table,
 )
 from spark_consumers.lake.index.build import Identity, bitmaps_table
 from spark_consumers.lake.index.run_format import DataFile
+from spark_consumers.lake.manifest.chain import TableVersion
 from walsender_bridge.errors import CorruptError, UnavailableError
 
 TABLE = pa.table({"id": pa.array(range(1000))})
@@ -71,11 +73,24 @@ def test_37_a_task_killed_in_mid_write_is_repeated_and_leaves_garbage_by_name(tm
     assert made.size == path.stat().st_size
     (left,) = set(path.parent.iterdir()) - {path, sums_of(path)}
     # The stage is published, and what is left of its task is garbage all the same.
-    assert list(orphans(tmp_path, {7: str(STAGE)})) == [left]
-    assert list(orphans(tmp_path, {8: ""})) == []
-    assert set(orphans(tmp_path, {7: "another"})) == {left, path}
+    assert list(orphans(tmp_path, {7: str(STAGE)}, STAGE.term)) == [left]
+    assert list(orphans(tmp_path, {8: ""}, STAGE.term)) == []
+    assert set(orphans(tmp_path, {7: "another"}, STAGE.term)) == {left, path}
     path.unlink()
-    assert set(orphans(tmp_path, {7: str(STAGE)})) == {left, sums_of(path)}
+    assert set(orphans(tmp_path, {7: str(STAGE)}, STAGE.term)) == {left, sums_of(path)}
+
+
+def test_31_a_writer_keeps_the_files_of_a_newer_one_at_a_link_number_of_its_own(tmp_path):
+    """Its links were lost and given up while it was suspended, so their numbers are the newer writer's now."""
+    older, newer = str(Stage(7, 3, 1)), str(Stage(7, 4, 1))
+    of_lake = TableVersion("tables/s/p/t%t1-0a", "iceberg", 1, "", (), (), 0, 0, 1, 1, stage=older)
+    folder = tmp_path / of_lake.path / "data"
+    for name in (older, newer, str(Stage(7, 2, 1))):
+        write_table(str(folder / f"{name}.parquet"), TABLE)
+    remove_orphans(tmp_path, {"s.p.t": of_lake}, {7: {"s.p.t": of_lake}}, 3)
+    assert {file.name for file in folder.glob("*.parquet")} == {
+        f"{name}.parquet" for name in (older, newer)
+    }
 
 
 def test_an_attempt_that_comes_late_leaves_the_file_that_is_in_use(tmp_path):

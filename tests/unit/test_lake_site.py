@@ -46,13 +46,15 @@ class Format:
     def __init__(self, root: Path) -> None:
         self.catalog = FolderCatalog(root)
         self.swept: list[tuple[str, int, frozenset[str]]] = []
+        self.tagged: list[tuple[str, dict[str, int]]] = []
         self.error: Exception | None = None
 
     def expire(self, *_: Any) -> int:
         return 0
 
-    def pin(self, *_: Any) -> None:
+    def pin(self, path: str, _: int, tags: dict[str, int], **__: bool) -> None:
         """It has no tags."""
+        self.tagged.append((Path(path).name, tags))
 
     def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
         self.swept.append((path, term, listed))
@@ -110,6 +112,18 @@ def test_retention_keeps_it_too_and_removes_it_when_they_are_dropped(chain, site
     assert not (chain.root / OLD).exists()
 
 
+def test_housekeeping_removes_tags_of_no_pin_also_from_earlier_copies(chain, site):
+    """A release goes on where a table is damaged; its tag is there when the table is restored."""
+    first = chain.head()
+    version = replace(first.tables["shop.public.t"], path=OLD.replace("0a", "0c"))
+    head = first.next(1000.0, tables={"shop.public.t": version})
+    chain.publish(head, first)
+    tables = Format(chain.root)
+    kept = Retention.begin(chain, cast("Any", tables), site, clock_after(head))
+    kept.expire(head, 1e6)
+    assert sorted(tables.tagged) == [("t%t1-0b", {}), ("t%t1-0c", {})]
+
+
 def test_what_a_pin_keeps_is_no_leftover_also_while_that_is_not_known(chain, site):
     """Of a table that was copied again since, and of one that goes on: only the copy of the pinned link names these files."""
     head = chain.head()
@@ -150,6 +164,30 @@ def test_what_a_pin_keeps_is_no_leftover_also_while_that_is_not_known(chain, sit
     assert not (chain.root / OLD).exists()
     assert not of_same.exists()
     assert not file.exists()
+
+
+def test_a_copy_that_is_mended_during_a_sweep_costs_no_table(chain, site):
+    """What pins keep is asked once: the answer is for all that is found after it."""
+    head = chain.head()
+    old = replace(head.tables["shop.public.t"], path=OLD)
+    record = PinnedLinks(chain.store).keep(replace(head, tables={"shop.public.t": old}), 2)
+    chain.publish(head.next(1.0e3, pins={"a": Pin(head.epoch, 1, record, PINNED)}), head)
+    write(chain.root, 9, OURS)
+    staged = chain.staging / f"{1:020d}-t1-a1"
+    staged.mkdir(parents=True)
+    file = chain.root / "_tuskline" / "pins" / record
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"tables", b"tablet"))
+
+    def do(effect):
+        if isinstance(effect, takeover.ListLeftovers):
+            file.write_bytes(content)
+        return site.do(effect)
+
+    takeover.carry_out(takeover.sweep(chain.head()), do)
+    assert (chain.root / OLD).exists()
+    # No pin keeps what is in there.
+    assert not staged.exists()
 
 
 def test_metadata_that_is_damaged_does_not_hide_the_references_before_it(chain, site):

@@ -367,13 +367,16 @@ class CountedTables:
         self.expired: list[str] = []
         self.tagged: list[str] = []
         self.swept: list[str] = []
+        self.failing: set[str] = set()
 
     def expire(self, path: str, _: int, kept: set[int]) -> int:
         assert kept
         self.expired.append(path)
+        if path in self.failing:
+            raise OSError("no answer")
         return 0
 
-    def pin(self, path: str, _: int, tags: dict[str, int]) -> None:
+    def pin(self, path: str, _: int, tags: dict[str, int], **__: bool) -> None:
         assert not tags
         self.tagged.append(path)
 
@@ -411,3 +414,20 @@ def test_housekeeping_looks_at_what_changed_and_at_all_others_in_turn(chain: Cha
         assert {f"{chain.root}/{path}" for path in tables.swept} == set(tables.expired)
         looked |= set(tables.swept)
     assert len(looked) == count
+
+
+def test_tables_behind_one_that_fails_in_housekeeping_are_due_the_next_time(chain: Chain) -> None:
+    tables: Any = CountedTables()
+    made = grown(chain, lake(3 * _OTHERS), 2)
+    kept = Retention(chain, tables, tables, SteadyClock(made[-1].steady_at))
+    for link in made:
+        kept.remember(link)
+    paths = [f"{chain.root}/{version.path}" for version in made[-1].versions]
+    tables.failing = {paths[0]}
+    with pytest.raises(OSError, match="no answer"):
+        kept.expire(made[-1], 1e6)
+    assert len(tables.expired) < len(paths)
+    tables.failing.clear()
+    tables.expired.clear()
+    kept.expire(made[-1], 1e6)
+    assert set(tables.expired) == set(paths)

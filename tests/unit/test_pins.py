@@ -175,10 +175,46 @@ def test_a_pinned_epoch_is_read_from_its_copy_while_its_link_is_damaged(chain):
     assert at_epoch(chain, 10) == at_pin(chain, "a")
 
 
+def test_a_damaged_copy_that_was_left_refuses_the_pin_and_not_the_round(chain):
+    head = chain.head()
+    record = PinnedLinks(chain.store).keep(chain.at_link(1), head.term)
+    path = chain.root / "_tuskline" / "pins" / record
+    path.write_bytes(path.read_bytes()[:-1])
+    of_lake = pins.Pins(chain, Mock())
+    made = of_lake.carry_out(head, asked(epoch=10), 1800.0)
+    assert made.pins == {}
+    with pytest.raises(LakeError, match=f"{record}: ") as found:
+        requests.finished(made, asked(epoch=10))
+    print(found.value)
+    # No link names it, so it goes, and with it the trouble.
+    of_lake.expire(head, None)
+    again = of_lake.carry_out(made, asked(epoch=10, number="2"), 1800.0)
+    assert again.pins["a"].record == record
+
+
 def test_the_terms_of_copies_are_not_used_again(chain):
     """They are what is left of a writer whose links are lost."""
     PinnedLinks(chain.store).keep(chain.at_link(1), 9)
     assert LakeSite(chain, Mock(terms=lambda _: [])).used_term() == 9
+
+
+def test_a_pin_that_is_released_during_a_read_is_not_said_to_be_lost(chain, monkeypatch):
+    before = chain.head()
+    record = PinnedLinks(chain.store).keep(chain.at_link(1), 1)
+    made = pins.made(before, asked(epoch=10), chain.at_link(1), 1800.0, lambda: record)
+    head = before.next(1900.0, pins={"a": replace(made.pins["a"], state=PINNED)})
+    chain.publish(head, before)
+    read = PinnedLinks.read
+
+    def released(links, name):
+        if chain.head() == head:
+            chain.publish(head.next(2000.0, pins={}), head)
+            links.remove(name)
+        return read(links, name)
+
+    monkeypatch.setattr(PinnedLinks, "read", released)
+    with pytest.raises(LakeError, match="there is no pin 'a'"):
+        at_pin(chain, "a")
 
 
 @pytest.mark.parametrize(

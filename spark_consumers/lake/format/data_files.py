@@ -157,15 +157,15 @@ def read_partial(path: str) -> pa.Table:
         return pa.ipc.open_file(source).read_all()
 
 
-def orphans(folder: Path, stages: Mapping[int, str]) -> Iterator[Path]:
-    """The orphaned data files in a table's folder.
+def orphans(folder: Path, stages: Mapping[int, str], term: int) -> Iterator[Path]:
+    """The data files in a table's folder that are orphaned for a writer of this term.
 
     `stages`: for some links the stage that the link's manifest names for this table. Files for other links
-    are left alone.
+    are left alone, and so are those of a higher term: where links were lost, a newer writer makes links of these numbers again.
     """
     for file in (folder / "data").iterdir() if (folder / "data").exists() else ():
         stage = Stage.of(file.name.removeprefix("."))
-        if stage is None or stage.link not in stages:
+        if stage is None or stage.link not in stages or stage.term > term:
             continue
         sealed = checksums.file_of(file)
         if sealed is not None and sealed.exists():
@@ -177,11 +177,17 @@ def orphans(folder: Path, stages: Mapping[int, str]) -> Iterator[Path]:
 
 
 def remove_orphans(
-    lake: Path, tables: Mapping[str, TableVersion], links: Mapping[int, Mapping[str, TableVersion]]
+    lake: Path,
+    tables: Mapping[str, TableVersion],
+    links: Mapping[int, Mapping[str, TableVersion]],
+    term: int,
 ) -> None:
-    """Remove data files of rounds that were not published. `links`: for some links the tables that they name."""
+    """Remove data files of rounds that were not published, as a writer of this term.
+
+    `links`: for some links the tables that they name.
+    """
     for name, table in tables.items():
         stages = {link: there[name].stage if name in there else "" for link, there in links.items()}
-        for file in list(orphans(lake / table.path, stages)):
+        for file in list(orphans(lake / table.path, stages, term)):
             log.info("orphan removed", file=file.name, table=name)
             checksums.remove(file)

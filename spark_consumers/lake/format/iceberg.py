@@ -378,12 +378,12 @@ class IcebergFormat:
         return newest(table) if main is not None and main.snapshotId() == snapshot else None
 
     @of_table
-    def pin(self, path: str, term: int, tags: Mapping[str, int]) -> None:
-        """Give the table exactly these tags of pins. Raises `FencedError`, `CorruptError`, and `LakeError` for a user's tag."""
+    def pin(self, path: str, term: int, tags: Mapping[str, int], *, take: bool = False) -> None:
+        """Give the table exactly these tags of pins; if `take`, it is this term's then. Raises `FencedError`, `CorruptError`, and `LakeError` for a user's tag."""
 
         def change(table: Any) -> Any:
             base = table.operations().current()
-            changes = pin_changes(refs_of(base), tags, term, path)
+            changes = pin_changes(refs_of(base), tags, term, path, take=take)
             if changes is None:
                 return None
             builder = self._iceberg.TableMetadata.buildFrom(base)

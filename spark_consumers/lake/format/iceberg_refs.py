@@ -95,12 +95,13 @@ class PinChanges:
 
 
 def pin_changes(
-    refs: Mapping[str, Ref], wanted: Mapping[str, int], term: int, path: str
+    refs: Mapping[str, Ref], wanted: Mapping[str, int], term: int, path: str, *, take: bool = False
 ) -> PinChanges | None:
     """What a writer of this term has to change for the table to have exactly the `wanted` tags of pins; None: nothing.
 
     A table that the takeover did not take (an earlier copy, or one that has left) is taken with the change: a suspended
-    writer of a lower term finds the branch. Raises `FencedError`, and `LakeError` if a user has a reference of a wanted name.
+    writer of a lower term finds the branch. If `take`, it is taken also where no tag changes: that writer may be about to set
+    one of a pin that has ended since. Raises `FencedError`, and `LakeError` if a user has a reference of a wanted name.
     """
     older = [name for name in fenced_by(refs, term, path) if name != branch_of(term)]
     there = {name: ref.snapshot for name, ref in refs.items() if ref.is_pin}
@@ -110,11 +111,13 @@ def pin_changes(
             where=path,
             repair="drop it, or choose another name for the pin",
         )
-    if there == wanted:
+    # Without `main` there is no snapshot to take it from.
+    is_taken = branch_of(term) in refs or "main" not in refs
+    if there == wanted and (is_taken or not take):
         return None
     gone = [name for name in there if name not in wanted]
     tags = {name: at for name, at in wanted.items() if there.get(name) != at}
-    return PinChanges((*older, *gone), tags, needs_branch=branch_of(term) not in refs)
+    return PinChanges((*older, *gone), tags, needs_branch=not is_taken)
 
 
 def fenced_by(refs: Mapping[str, Ref], term: int, path: str) -> list[str]:

@@ -131,8 +131,11 @@ class TableFormat(Protocol):
     def metadata_file(self, path: str, snapshot: int) -> Path | None:
         """The file by which other engines open the table; None if readers of the plain table see another snapshot."""
 
-    def pin(self, path: str, term: int, tags: Mapping[str, int]) -> None:
-        """Give the table exactly these tags of pins, by name, at these snapshots, in one step."""
+    def pin(self, path: str, term: int, tags: Mapping[str, int], *, take: bool = False) -> None:
+        """Give the table exactly these tags of pins, by name, at these snapshots, in one step.
+
+        If `take`, writers of lower terms change nothing in it from then on, also where no tag had to be changed.
+        """
 
     def expire(self, path: str, term: int, kept: Collection[int]) -> int:
         """Drop all snapshots but `kept`, and the files that no snapshot needs; how many files."""

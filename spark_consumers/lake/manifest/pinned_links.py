@@ -112,7 +112,14 @@ def at_pin(chain: Chain, name: str) -> Manifest:
             where=chain.store.location,
             repair="list the pinned epochs with `tuskline epochs list`",
         )
-    return PinnedLinks(chain.store).read(pin.record)
+    try:
+        return PinnedLinks(chain.store).read(pin.record)
+    except CorruptError:
+        now = chain.head()
+        if now is None or now.pins.get(name) == pin:
+            raise
+        # It was released since, and its copy removed; or it has been given another time, which is tried again.
+        return at_pin(chain, name)
 
 
 def is_kept(chain: Chain, link: Manifest) -> bool:

@@ -66,6 +66,10 @@ class LeftoverKind(Enum):
     INDEX = auto()
 
 
+#: What is needed or not by the links that are kept.
+_OF_TABLES = {LeftoverKind.TABLE, LeftoverKind.QUARANTINE, LeftoverKind.INDEX}
+
+
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """A file or folder that may be garbage: its path below the lake, and the table that a file belongs to."""
@@ -92,7 +96,12 @@ class ReadHead:
 
 @dataclass(frozen=True, slots=True)
 class ReadLinks:
-    """All links that are kept."""
+    """All links that are in the chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPinnedLinks:
+    """The links of pinned epochs, by the newest link; None if that is not known, since a copy is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,7 @@ Effect = (
     | ReadUsedTerm
     | ReadHead
     | ReadLinks
+    | ReadPinnedLinks
     | Publish
     | TakeTable
     | ListLeftovers
@@ -396,8 +406,10 @@ def sweep(head: Link) -> Steps[None]:
     newest = yield ReadHead()
     if newest is None or newest.link != head.link:
         raise overtaken(newest.term if newest is not None else 0)
+    # The chain first: an epoch is pinned while its link is in the chain, or by a pin that is there, and the link goes later.
     links = yield ReadLinks()
-    named = names_of(links, head)
+    pinned = yield ReadPinnedLinks()
+    named = names_of([*links, *pinned], head) if pinned is not None else None
     for left in (yield ListLeftovers()):
         if is_garbage(left, head, named, below=head.term):
             yield Remove(left)
@@ -418,12 +430,16 @@ def names_of(links: Iterable[Link], head: Link) -> dict[str, set[str]]:
 
 
 def is_garbage(
-    left: Leftover, head: Link, named: Mapping[str, Collection[str]], *, below: int
+    left: Leftover, head: Link, named: Mapping[str, Collection[str]] | None, *, below: int
 ) -> bool:
     """Whether nobody needs it, now or ever: of a term below `below`, and in no link (the index: not in `head`).
 
-    `head` is a link of ours, `named` the names in the links that are kept (`names_of`).
+    `head` is a link of ours, `named` the names in the links that are kept (`names_of`); None: not known, and tables keep
+    what they have.
     """
+    if named is None and left.kind in _OF_TABLES:
+        return False
+    named = named or {}
     match left.kind:
         case LeftoverKind.LINK_DRAFT:
             number = _LINK_DRAFT.search(left.path)

@@ -37,7 +37,9 @@ class LakeSite:
             case takeover.ReadHead():
                 return self._chain.listed_head()
             case takeover.ReadLinks():
-                return [*(self._pinned() or []), *self._chain.links()]
+                return list(self._chain.links())
+            case takeover.ReadPinnedLinks():
+                return self._pinned()
             case takeover.Publish(link, after):
                 return self._publish(link, after)
             case takeover.TakeTable(path, snapshot, term, epoch):
@@ -98,8 +100,6 @@ class LakeSite:
             yield Leftover(LeftoverKind.LINK_DRAFT, name)
         for path in self._chain.staging.glob("*"):
             yield Leftover(LeftoverKind.STAGING, self._relative(path))
-        if self._pinned() is None:
-            return
         # Also without metadata: a task may write into a folder that was removed.
         for path in table_links.folders(self._chain.root):
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
@@ -153,10 +153,12 @@ class LakeSite:
         found = list(self._of_links(self._chain.root / path for path in tables))
         # Of the index, only the newest link counts.
         quarantine = any(left.kind is LeftoverKind.QUARANTINE for left in found)
+        # The chain first, as in `takeover.sweep`.
+        links = list(self._chain.links()) if quarantine else [head]
         pinned_links = self._pinned() if quarantine else []
         if not found or pinned_links is None:
             return 0
-        links = [*pinned_links, *self._chain.links()] if quarantine else [head]
+        links += pinned_links
         named = takeover.names_of(links, head)
         # A round writes such files and publishes them before this writer comes to sweep again.
         garbage = [

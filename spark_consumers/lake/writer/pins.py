@@ -8,8 +8,8 @@ the steps of `settle`, and the link after that says that it is done. So, wheneve
   one that ends it, so the next writer finds in the chain what to tag or to remove, and repeats what was done.
 - A tag never stands for two epochs: its pin is in the chain until the last table has lost it, and no other pin gets the name
   until then.
-- A suspended writer changes no table that a newer one has changed, since that has its branch there (`pin_changes`). A table
-  that the newer one did not have to change already has the tags of the chain.
+- A suspended writer changes no table of a pin that a newer one has settled, since that has its branch there (`pin_changes`),
+  also where no tag had to be changed: the older one may be about to set a tag whose pin the newer one has ended.
 
 `made`, `released`, `ended` and `settle` decide, without disk or clock; `Pins` carries out.
 """
@@ -105,7 +105,7 @@ class ReadPinned:
 
 @dataclass(frozen=True, slots=True)
 class TagTables:
-    """Give each table, by path, exactly these tags (`TableFormat.pin`). Answered by errors, by path."""
+    """Give each table, by path, exactly these tags, and take it (`TableFormat.pin`). Answered by errors, by path."""
 
     tables: Mapping[str, Mapping[str, int]]
 
@@ -195,7 +195,7 @@ class Pins:
                 case ReadPinned(record):
                     return self._readable(record)
                 case TagTables(tables):
-                    return self._tag(tables, head.term)
+                    return self._tag(tables, head.term, take=True)
 
         if any(pin.state != PINNED for pin in head.pins.values()):
             fail_point.hit("pin-linked")
@@ -215,13 +215,15 @@ class Pins:
             fail_point.hit("pin-settled")
         return result
 
-    def _tag(self, tables: Mapping[str, Mapping[str, int]], term: int) -> dict[str, TusklineError]:
+    def _tag(
+        self, tables: Mapping[str, Mapping[str, int]], term: int, *, take: bool
+    ) -> dict[str, TusklineError]:
         """Give the tables their tags; what kept one from getting them, by its path."""
         errors: dict[str, TusklineError] = {}
 
         def tag(path: str, tags: Mapping[str, int]) -> None:
             try:
-                self._tables.pin(str(self._chain.root / path), term, tags)
+                self._tables.pin(str(self._chain.root / path), term, tags, take=take)
             except (CorruptError, LakeError) as error:
                 log.warning("tags of pins not written", path=path, error=str(error))
                 errors[path] = error
@@ -233,7 +235,8 @@ class Pins:
     def repair(self, head: Manifest, paths: Collection[str]) -> None:
         """Give these tables the tags of the head's pins, where others have removed them, or left some of lost links."""
         tags = wanted_tags(head, self._links_of(head))
-        self._tag({path: tags.get(path, {}) for path in paths}, head.term)
+        # A table that is damaged is not taken by this: the takeover has left it alone.
+        self._tag({path: tags.get(path, {}) for path in paths}, head.term, take=False)
 
     def needed(self, head: Manifest) -> list[Manifest]:
         """The links that the head's pins keep. Raises `CorruptError`."""
@@ -278,7 +281,11 @@ class Pins:
             fail_point.hit("pin-recorded")
             return record
 
-        return made(head, request, link, now, keep)
+        try:
+            return made(head, request, link, now, keep)
+        except CorruptError as error:
+            # A copy that an earlier attempt has left is damaged; housekeeping removes it, for no link names it.
+            return made(head, request, f"{error.where}: {error.what}", now, keep)
 
     def expire(self, head: Manifest, held: int | None) -> None:
         """Remove the copies that no pin needs any more. `held`: the oldest link that a reader holds."""

@@ -343,7 +343,7 @@ class Lakehouse:
             if writer.has_failed or table is not before.tables.get(name)
         }
         writer.has_failed = False
-        remove_orphans(self._chain.root, written, {head.link: head.tables})
+        remove_orphans(self._chain.root, written, {head.link: head.tables}, head.term)
 
     # -- taking over ------------------------------------------------------------------------------------
 
@@ -476,7 +476,7 @@ class Lakehouse:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
         takeover.carry_out(takeover.sweep(writer.head), writer.site.do)
         recent = {m.link: m.tables for m in self._chain.newest(_RECENT_LINKS)}
-        remove_orphans(self._chain.root, writer.head.tables, recent)
+        remove_orphans(self._chain.root, writer.head.tables, recent, writer.head.term)
 
     # -- the log ----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from itertools import islice
 
 from spark_consumers.lake.format import leaks
 from spark_consumers.lake.format.table_format import TableFormat
+from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.reader_leases import Readers
 from spark_consumers.lake.store.living import Living
@@ -96,7 +97,12 @@ class Retention:
         return time.monotonic() - self._cleaned_at >= min(_HOUSEKEEPING, seconds)
 
     def expire(self, head: Manifest, seconds: float) -> None:
-        """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours."""
+        """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours.
+
+        Raises `FencedError`. What no link and no pin has is never pinned again, for a pin is made of one of these. So the oldest
+        link is read first, and then whether a newer writer has come: one that comes after that can pin nothing that is
+        removed here. An overtaken writer may remove links, as a pin has a copy of its own.
+        """
         self._cleaned_at = time.monotonic()
         pinned = self._pinned(head)
         if pinned is None:
@@ -108,14 +114,18 @@ class Retention:
         # A reader may have come since: what it holds stays, even if its link went in between.
         held = self._readers.held_from()
         first = oldest.link if held is None else min(oldest.link, held)
+        newest = self.chain.head()
+        if newest is not None and newest.term > head.term:
+            raise takeover.overtaken(newest.term)
         files = 0
         current = {table.path for table in head.versions}
-        there = current | pinned.keys()
         for name, uses in list(self._last_use.items()):
             kept = pinned.get(name, set())
             for snapshot in [s for s, link in uses.items() if link < first and s not in kept]:
                 del uses[snapshot]
                 self._due.add(name)
+        # Earlier copies, too: what a release could not change in one, as it was damaged, is done when it can be.
+        there = current | {name for name, uses in self._last_use.items() if uses}
         cleaned = self._turn(there)
         # What others have removed, and what was tagged for a link that was lost.
         self._pins.repair(head, cleaned)
@@ -124,6 +134,8 @@ class Retention:
             if name in there:
                 if name in cleaned:
                     files += self.tables.expire(str(path), head.term, set(uses))
+                    # Not before: an error ends this look, and the tables behind it are due at the next.
+                    self._due.discard(name)
             elif not uses and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
@@ -155,7 +167,6 @@ class Retention:
         self._turns = dict.fromkeys([*(t for t in self._turns if t in there), *there])
         self._due &= set(there)
         due = [path for path in self._turns if path in self._due][:_MOST]
-        self._due -= set(due)
         others = (path for path in self._turns if path not in due)
         found = [*due, *islice(others, _OTHERS)]
         for path in found:

@@ -212,6 +212,8 @@ class Store:
                 return self.head
             case takeover.ReadLinks():
                 return [self.links[number] for number in sorted(self.links)]
+            case takeover.ReadPinnedLinks():
+                return []
             case takeover.Publish(link, after):
                 return self.create_link(link, after)
             case takeover.ListLeftovers():
