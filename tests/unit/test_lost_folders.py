@@ -1,6 +1,8 @@
 """Files that are removed or moved while they are open: nothing is acknowledged into what no restart finds, and they are named."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -10,6 +12,7 @@ import pytest
 
 from tests.support.child import start_child
 from tests.support.log_entries import SCHEMAS, EntryMaker
+from tests.support.machines import Machine
 from tests.support.parts_config import configuration
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.replica import identity
@@ -130,6 +133,40 @@ def test_a_machine_names_a_lost_log_server_until_it_is_back(tmp_path: Path) -> N
         finally:
             process.terminate()
     assert "the data directory is gone" in (tmp_path / "output").read_text()
+
+
+@pytest.mark.parametrize("unmounted", [False, True])
+def test_no_killed_supervisor_begins_anew_in_an_empty_directory(
+    tmp_path: Path, *, unmounted: bool
+) -> None:
+    section = f'[[log_server]]\nlisten = "127.0.0.1:{free_port()}"\ndata_dir = "disk"\n'
+    state = '[machine]\ndata_dir = "state"\nparts = ["log-server"]\n'
+    machine = Machine(tmp_path / "machine", state + section)
+    disk, away = machine.folder / "disk", machine.folder / "away"
+    try:
+        machine.up()
+        wait_for((disk / "streams").exists, 60, "the log server")
+        its = identity.load(disk)
+        before = read_states(machine.run_dir, "up").children["log-server"]
+        disk.rename(away)
+        if unmounted:
+            disk.mkdir()
+        assert before.pid is not None
+        os.kill(before.pid, signal.SIGKILL)
+
+        def has_tried_again() -> bool:
+            found = read_states(machine.run_dir, "log-server")
+            return found.pid not in {0, before.pid} and found.children["replicas"].failures > 1
+
+        wait_for(has_tried_again, 60, "`up` has started it again")
+        assert [*disk.iterdir()] == [] if unmounted else not disk.exists()
+        if unmounted:
+            disk.rmdir()
+        away.rename(disk)
+        wait_for(lambda: machine.runs({"log-server", "log-server/replicas"}), 60, "it goes on")
+        assert identity.load(disk) == its
+    finally:
+        machine.close()
 
 
 def test_a_repository_writes_nothing_into_a_file_that_was_moved(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.tls import HOSTS, Authority, TlsLog
+from walsender_bridge.change_log.repository.rebuilder import refuse_running
 from walsender_bridge.cli.app import app
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import (
@@ -17,6 +18,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UsageError,
 )
+from walsender_bridge.runtime import listening
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 
@@ -81,6 +83,32 @@ def test_31_a_machine_that_does_not_answer_is_not_taken_for_stopped(tmp_path: Pa
         error = rebuild("--stopped", address)
         assert "log server" in str(error), "it went on to the log servers"
     assert isinstance(rebuild("--stopped", "127.0.0.1:1"), UsageError)
+
+
+def test_31_another_machine_that_refuses_may_have_a_firewall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    refuse_running([listen])  # this machine's own
+    monkeypatch.setattr(listening, "is_own", lambda _host: False)
+    away = f"127.0.0.1:{free_port()}"
+    for log_servers in ((), (away,), ("localhost:1",)):
+        with pytest.raises(UnavailableError, match="firewall, refuses connections") as found:
+            refuse_running([listen], (), log_servers)
+        assert found.value.where == listen
+        assert f"--stopped {listen}" in found.value.repair
+    refuse_running([listen], [listen])
+    with socket.create_server(("127.0.0.1", 0)) as log_server:
+        # Its machine accepts connections from here.
+        refuse_running([listen], (), [away, f"127.0.0.1:{log_server.getsockname()[1]}"])
+
+
+def test_which_hosts_are_this_machine() -> None:
+    for own in ("127.0.0.1", "127.9.9.9", "localhost"):
+        assert listening.is_own(own)
+    # Addresses and a name that nobody has (RFC 5737, RFC 2606).
+    for other in ("192.0.2.1", "203.0.113.7", "no-such-host.invalid"):
+        assert not listening.is_own(other)
 
 
 def test_31_a_repository_that_hangs_runs_whatever_is_said_of_it(tmp_path: Path) -> None:

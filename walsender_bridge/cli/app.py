@@ -130,14 +130,20 @@ def flags(
 
 
 @log_server_app.command("run")
-def log_server_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
+def log_server_run(
+    config: ConfigPath = DEFAULT_CONFIG,
+    no_create: Annotated[
+        bool,
+        typer.Option("--no-create", help="Create no data_dir: one that is missing has been lost."),
+    ] = False,
+) -> None:
     """Run the log server until SIGTERM or SIGINT. It hosts replicas of the log, and safekeepers if configured."""
     settings = _settings(config)
     need_here(settings, "log-server", "safekeepers")
     extras.need("log-server")
     from walsender_bridge.cli import parts
 
-    parts.log_server(settings)
+    parts.log_server(settings, create=not no_create)
 
 
 @bridge_app.command("run")

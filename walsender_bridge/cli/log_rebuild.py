@@ -39,7 +39,7 @@ def log_rebuild(
         typer.Option(
             "--stopped",
             metavar="ADDRESS",
-            help="Take the repository at this address for stopped, although its machine does not answer. Repeatable.",
+            help="Take the repository at this address for stopped, although its machine does not answer, or refuses as firewalls do. Repeatable.",
         ),
     ] = None,
     hold: Annotated[
@@ -87,7 +87,8 @@ def _refuse_running(settings: "Config", stopped: list[str]) -> None:
 
     for part in ("up", "bridge"):
         pid_file.refuse_while_running(settings.run_dir, part)
-    rebuilder.refuse_running(settings.repository_listens, stopped)
+    log_servers = [each.listen for each in settings.log_server]
+    rebuilder.refuse_running(settings.repository_listens, stopped, log_servers)
 
 
 def _rebuilder(settings: "Config", given_up: list[str], output: Output) -> "Rebuilder":

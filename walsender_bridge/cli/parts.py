@@ -63,7 +63,8 @@ def commands(settings: Config) -> dict[str, list[str]]:
     here = settings.parts
     found = {}
     if not here.isdisjoint({"log-server", "safekeepers"}):
-        found["log-server"] = ["log-server", "run"]
+        # It may be started again while a disk is away: a new log server's directory is `prepare_log_server`'s.
+        found["log-server"] = ["log-server", "run", "--no-create"]
     if not here.isdisjoint({"repository", "bridge"}):
         found["bridge"] = ["bridge", "run"]
     if "lake" in here:
@@ -83,13 +84,23 @@ def refuse_while_running(settings: Config) -> None:
         pid_file.refuse_while_running(folder, part, seconds=_GONE_SECONDS)
 
 
-def check_log_server(settings: Config) -> None:
-    """Raises the error that would keep the log's replicas from running here: of their folder, or of their port."""
+def prepare_log_server(settings: Config) -> None:
+    """Create the data directories of new log servers, before `up` starts anything.
+
+    Raises the error that would keep the log's replicas from running here: of their folder, or of their port.
+    """
     folders = [each.data_dir for each in settings.hosted_log_servers]
     for folder in folders:
         private_folder(folder)
     with alone("log-server", folders):
+        _create(folders)
         _check_ports(settings)
+
+
+def _create(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with disk_full.named(folder):
+            log_server_identity.prepare(folder)
 
 
 def _check_ports(settings: Config) -> None:
@@ -99,21 +110,25 @@ def _check_ports(settings: Config) -> None:
         listening.check(each.listen, seconds=CLOSED_SECONDS)
 
 
-def log_server(settings: Config) -> None:
+def log_server(settings: Config, *, create: bool = True) -> None:
     """Run the log replicas and the safekeepers of this machine, until SIGTERM or SIGINT.
 
+    `create`: create the data directory of a new log server; otherwise one that is missing has been lost, and is left alone.
     A safekeeper whose data directory cannot be used stops for good; replicas and other safekeepers run (`hosting.prepare`).
     """
     regardless = "safekeepers" in settings.parts
-    folders = [each.data_dir for each in settings.hosted_log_servers]
+    folders = [
+        each.data_dir
+        for each in settings.hosted_log_servers
+        if create or log_server_identity.exists(each.data_dir)
+    ]
     with _reported(regardless=regardless):
         for folder in folders:
             private_folder(folder)
     with alone("log-server", dict.fromkeys((settings.run_dir, *folders)), regardless=regardless):
-        with _reported(regardless=regardless):
-            for folder in folders:
-                with disk_full.named(folder):
-                    log_server_identity.prepare(folder)
+        if create:
+            with _reported(regardless=regardless):
+                _create(folders)
         with _reported(regardless=regardless):
             _check_ports(settings)
         _log_server(settings)

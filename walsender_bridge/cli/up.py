@@ -115,7 +115,7 @@ def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
 
 def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
     """The errors that prevent the log's replicas or its repository from running, or from being used."""
-    from walsender_bridge.cli.parts import CLOSED_SECONDS, check_log_server
+    from walsender_bridge.cli.parts import CLOSED_SECONDS, prepare_log_server
     from walsender_bridge.observability import certificate_view
     from walsender_bridge.runtime import listening
 
@@ -123,7 +123,7 @@ def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
     if files is not None and (unfit := certificate_view.unfit(settings, files)):
         yield unfit
     try:
-        check_log_server(settings)
+        prepare_log_server(settings)
     except TusklineError as error:
         yield error
     try:

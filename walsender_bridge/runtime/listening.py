@@ -72,10 +72,22 @@ def is_wildcard(host: str) -> bool:
         return False
 
 
+def is_own(host: str) -> bool:
+    """Whether all addresses of a host are this machine's own. A host that is not known is not."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, place in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(place)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 class Reach(Enum):
     """What a connection to an address met."""
 
-    #: Its machine runs, and no service listens there.
+    #: Its machine runs, and no service listens there, or a firewall rejects connections.
     REFUSED = auto()
     #: A program listens there, or the kernel does for one that hangs.
     ACCEPTED = auto()

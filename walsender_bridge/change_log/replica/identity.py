@@ -26,10 +26,15 @@ def make(data_dir: Path) -> None:
     checksummed_json.save(data_dir / NAME, record, mode=0o600)
 
 
+def exists(data_dir: Path) -> bool:
+    """Whether a log server has had this data directory."""
+    return (data_dir / NAME).exists()
+
+
 def prepare(data_dir: Path) -> None:
     """Create the data directory and the id of a new log server, unless they exist. Raises as `private_folder`, and `OSError`."""
     private_folder(data_dir)
-    if not (data_dir / NAME).exists():
+    if not exists(data_dir):
         make(data_dir)
 
 

@@ -81,7 +81,7 @@ class DataDirectory:
         self.streams = path / "streams"
         if create:
             log_server_identity.prepare(path)
-        elif not (path / log_server_identity.NAME).exists():
+        elif not log_server_identity.exists(path):
             raise log_server_identity.lost(path)
         private_folder(path)
         private_folder(self.streams)

@@ -36,7 +36,7 @@ _ANSWER = 5.0
 _MOST_COMMITS = 1000
 #: Seconds that a log server has to start together with its bridge before a missing answer is logged as a warning.
 _STARTING = 30.0
-#: Seconds after which the answer to a request for reports is overdue.
+#: Seconds after which the answer to a request is overdue.
 _OVERDUE = 1.0
 
 _log = logs.logger()
@@ -64,6 +64,8 @@ class LogServerLink:
         self.asked: Future[list[ReplicaReport]] | None = None
         #: When it was sent last, in seconds of `time.monotonic`.
         self.asked_at = 0.0
+        #: When the commits were sent that it has not answered, in the same seconds; None: it has answered all.
+        self.committing_since: float | None = None
         #: By stream: why its replica refused the commits sent last.
         self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the log server last failed to answer.
@@ -109,11 +111,12 @@ class LogServerLink:
         return [*found.values()]
 
     def owes(self, now: float) -> float | None:
-        """When the request for reports was sent whose answer is overdue; None: none is. In seconds of `time.monotonic`."""
-        asked = self.asked
-        if asked is None or asked.done() or now - self.asked_at <= _OVERDUE:
-            return None
-        return self.asked_at
+        """When the request was sent whose answer is overdue; None: none is. In seconds of `time.monotonic`."""
+        asked, committing_since = self.asked, self.committing_since
+        pending = [] if asked is None or asked.done() else [self.asked_at]
+        if committing_since is not None:
+            pending.append(committing_since)
+        return min((at for at in pending if now - at > _OVERDUE), default=None)
 
     def lost(self, error: TusklineError) -> None:
         """Note that the log server did not answer."""
@@ -225,11 +228,14 @@ class LogServers:
         link: LogServerLink, commits: Mapping[str, Sequence[IssuedCommit]], now: float
     ) -> list[ReplicaReport]:
         wanted = {stream: tuple(missed) for stream, missed in commits.items()}
+        link.committing_since = time.monotonic()
         try:
             reports, refused = link.commit(wanted, now)
         except TusklineError as error:
             link.lost(error)
             return []
+        finally:
+            link.committing_since = None
         for stream in commits:
             refusal = refused.get(stream)
             if refusal is None:

@@ -11,6 +11,7 @@ the log servers report, what `replication.py` carries out:
   and later, so that a disk that is full or damaged does not seal the stream every few seconds.
 - A log server that does not answer stays assigned: it may come back. It is replaced only if its address now belongs to
   another one, since its disk was replaced, or to none, since it was removed from the configuration.
+- What was not observed counts for nobody: while this process was suspended, no silence grew, and no stream stayed sealed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ FIRST_RETRY: Final = 1.0
 LONGEST_RETRY: Final = 60.0
 #: Seconds that a stream may stay sealed before it is sealed again.
 SEALED_SECONDS: Final = 20.0
+#: Of the seconds between two steps, as many count at most: the process was suspended in the others.
+OBSERVED_SECONDS: Final = 1.5
 #: Seconds as a member after which a replica counts as reliable again.
 RELIABLE: Final = 120.0
 
@@ -117,6 +120,9 @@ class Membership:
     #: Since when a stream is sealed, and with which term.
     _sealed: dict[str, tuple[float, int]] = field(default_factory=dict)
     _retries: dict[tuple[str, str], _Retry] = field(default_factory=dict)
+    #: The last step, and since when requests that are overdue count.
+    _stepped: float | None = None
+    _observed_since: float = 0.0
 
     def step(
         self,
@@ -127,6 +133,7 @@ class Membership:
         configured: Sequence[str],
     ) -> list[Decision]:
         """`addresses`: of all known log servers by id; `configured`: the addresses in use. `now` in monotonic seconds."""
+        self._skip_suspension(now)
         views = {view.log_server_id: view for view in answering}
         decisions: list[Decision] = []
         for name, stream in sorted(streams.items()):
@@ -149,6 +156,15 @@ class Membership:
                 if each in views and now >= self._retry(name, each).at
             ]
         return decisions
+
+    def _skip_suspension(self, now: float) -> None:
+        """Move what has been counted so far past the time in which there was no step."""
+        last, self._stepped = self._stepped, now
+        if last is None or (suspended := now - last - OBSERVED_SECONDS) <= 0:
+            return
+        self._observed_since = now - OBSERVED_SECONDS
+        self._silent = {key: since + suspended for key, since in self._silent.items()}
+        self._sealed = {name: (at + suspended, term) for name, (at, term) in self._sealed.items()}
 
     def _retry(self, stream: str, replica: str) -> _Retry:
         return self._retries.setdefault((stream, replica), _Retry())
@@ -208,7 +224,7 @@ class Membership:
                     # A single look says nothing more: this process may have been suspended itself.
                     self._silent[key] = now
                     continue
-                self._silent[key] = view.owes
+                self._silent[key] = max(view.owes, self._observed_since)
             if now - self._silent.setdefault(key, now) >= self.policy.silence:
                 silent.append(member)
         return tuple(silent) if silent and len(reporting) >= self.policy.least(stream) else ()

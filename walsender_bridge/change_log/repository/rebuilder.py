@@ -276,11 +276,14 @@ class Rebuilder:
 # -- the old repository ---------------------------------------------------------------------------
 
 
-def refuse_running(listens: Sequence[str], stopped: Collection[str] = ()) -> None:
+def refuse_running(
+    listens: Sequence[str], stopped: Collection[str] = (), log_servers: Collection[str] = ()
+) -> None:
     """Raise `RunningError` if a repository of this log may be running at one of these addresses, `host:port`.
 
-    `stopped`: those that are known to be stopped although their machines do not answer. Raises `UnavailableError` for another
-    one whose machine does not answer: it may be cut off from this machine alone, and its repository may run.
+    `stopped`: those that are known to be stopped although their machines do not say so. Raises `UnavailableError` for another
+    one whose machine does not answer: it may be cut off from this machine alone, and its repository may run. The same holds for
+    another machine that refuses connections, since a firewall does that, too, unless one of `log_servers` accepts them there.
     """
     if unknown := sorted({*stopped} - {*listens}):
         raise UsageError(
@@ -296,14 +299,33 @@ def refuse_running(listens: Sequence[str], stopped: Collection[str] = ()) -> Non
                 where=listen,
                 repair="stop it, and all others of this log (`tuskline down`), before you rebuild one",
             )
-    silent = [each for each, reach in found.items() if reach is Reach.SILENT]
-    if left := [each for each in silent if each not in stopped]:
-        options = " ".join(f"--stopped {each}" for each in left)
-        raise UnavailableError(
-            "its machine does not answer, so it is not known whether a repository runs there",
-            where=", ".join(left),
-            repair=f"check the network; if the machine is switched off, or its repository is stopped, add {options}",
-        )
+    asked = {each: reach for each, reach in found.items() if each not in stopped}
+    silent = [each for each, reach in asked.items() if reach is Reach.SILENT]
+    rejected = [
+        each
+        for each, reach in asked.items()
+        if reach is Reach.REFUSED and not _is_stopped(each, log_servers)
+    ]
+    for left, what in (
+        (silent, "its machine does not answer"),
+        (rejected, "its machine, or a firewall, refuses connections"),
+    ):
+        if left:
+            options = " ".join(f"--stopped {each}" for each in (*silent, *rejected))
+            raise UnavailableError(
+                f"{what}, so it is not known whether a repository runs there",
+                where=", ".join(left),
+                repair=f"check the network; if the machine is switched off, or its repository is stopped, add {options}",
+            )
+
+
+def _is_stopped(listen: str, log_servers: Collection[str]) -> bool:
+    """Whether a refused connection says that nothing listens: to this machine, or to one that accepts others."""
+    host = listen.rpartition(":")[0]
+    if listening.is_own(host):
+        return True
+    there = [each for each in log_servers if each.rpartition(":")[0] == host]
+    return any(listening.reach(each, seconds=_ANSWER / 2) is Reach.ACCEPTED for each in there)
 
 
 def _reach(listen: str) -> Reach:
