@@ -1,21 +1,23 @@
 """The certificate of a log server or a repository: clients use no service whose certificate lacks its role."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.log_entries import append_to
 from tests.support.tls import HOSTS, SERVER, Authority, TlsLog, replace_files
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log import authorization, connection, listener
+from walsender_bridge.change_log import authorization, connection, listener, service_certificate
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.connection import connect
 from walsender_bridge.change_log.replica.service import ReplicaServer
-from walsender_bridge.change_log.repository.log_server_link import LogServerLink
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink, LogServers
 from walsender_bridge.cli.up import preflight
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
@@ -24,6 +26,7 @@ from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import (
     ConfigError,
     SilentError,
+    TusklineError,
     UnreachableError,
     UntrustedServiceError,
 )
@@ -171,6 +174,124 @@ def test_37_one_that_hangs_or_is_not_there_is_waited_for_no_longer_than_asked(
     address = f"grpc+tls://127.0.0.1:{free_port()}"
     with ReplicaClient(address, tls=own, timeout=5) as client, pytest.raises(UnreachableError):
         client.stream_status("shop")
+
+
+@pytest.fixture
+def no_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Once it is set, name servers do not answer Python; the test's end lets the threads go that wait for them."""
+    out, over, known = threading.Event(), threading.Event(), socket.getaddrinfo
+
+    def resolve(host: str, *args: Any, **options: Any) -> Any:
+        if out.is_set() and host == "localhost" and not options.get("flags"):
+            over.wait(8)
+        return known(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    yield out
+    over.set()
+
+
+def test_37_no_call_of_an_established_connection_waits_for_a_name_server(
+    authority: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_names: threading.Event,
+) -> None:
+    monkeypatch.setattr(connection, "_LOOK", 0.0)
+    log = TlsLog(tmp_path / "log", authority)
+    address = log.log_server.address.replace("127.0.0.1", "localhost")
+    try:
+        with ReplicaClient(address, tls=log.operator, timeout=5) as client:
+            client.stream_status("shop")
+            no_names.set()
+            began = time.monotonic()
+            for _ in range(10):
+                client.stream_status("shop")
+            assert time.monotonic() - began < 4
+            looks = [each for each in threading.enumerate() if each.name == "look"]
+            assert len(looks) <= 3, "one for each connection"
+        with (
+            pytest.raises(SilentError),
+            ReplicaClient(address, tls=log.operator, timeout=0.5) as one,
+        ):
+            one.stream_status("shop")
+        assert time.monotonic() - began < 7, "the first look has one deadline"
+    finally:
+        log.stop()
+
+
+def test_37_a_dead_address_of_a_host_does_not_take_the_time_of_the_next(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that is full drops packets, as a route that leads nowhere."""
+    server = ReplicaServer(
+        tmp_path / "one", "127.0.0.1:0", tls=authority.issue("log-server", hosts=HOSTS)
+    )
+    port = int(server.address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as dead, ExitStack() as stack:
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(dead.getsockname())
+        places = [dead.getsockname(), ("127.0.0.1", port)]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        own, began = authority.issue("operator"), time.monotonic()
+        try:
+            its = service_certificate.holder(f"grpc+tls://localhost:{port}", own, within=3.0)
+        finally:
+            server.stop()
+    assert Role.LOG_SERVER in its.roles
+    assert time.monotonic() - began < 3
+
+
+def test_37_the_time_of_a_look_is_no_silence_of_a_log_server(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = threading.Event()
+    files = authority.issue(*SERVER, hosts=HOSTS)
+    known = service_certificate.holder
+
+    def slow(*args: Any, **options: Any) -> Any:
+        assert looks.wait(20)
+        return known(*args, **options)
+
+    monkeypatch.setattr(service_certificate, "holder", slow)
+    server = ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=files)
+    servers = LogServers([server.address], files)
+    try:
+        servers.ask(within=0.1)
+        [link] = servers
+        assert link.asked is not None
+        assert link.owes(time.monotonic() + 3) is None
+        looks.set()
+        wait_for(lambda: servers.ask(within=0.1) == [] and link.heard, 20, "it has answered")
+    finally:
+        looks.set()
+        servers.close()
+        server.stop()
+
+
+def test_37_a_connection_that_is_closed_looks_no_more(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ReplicaServer(
+        tmp_path / "one", "127.0.0.1:0", tls=authority.issue("log-server", hosts=HOSTS)
+    )
+    its = connection.Connection(
+        server.address, authority.issue("operator"), role=Role.LOG_SERVER, within=5
+    )
+    try:
+        its.client()
+        its.close()
+        monkeypatch.setattr(connection, "_LOOK", 0.0)
+        with suppress(TusklineError):
+            its.client()
+        wait_for(
+            lambda: all(each.name != "look" for each in threading.enumerate()), 10, "no look runs"
+        )
+    finally:
+        server.stop()
 
 
 def test_37_up_and_doctor_name_the_role_that_a_part_of_the_machine_lacks(

@@ -5,10 +5,13 @@ of its own, which ends after the handshake, and reads the roles of the certifica
 same authority, and that of a machine whose certificate is for other parts names the same hosts.
 """
 
+import contextlib
+import queue
 import socket
 import ssl
+import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 from walsender_bridge.errors import (
     ConfigError,
@@ -28,7 +31,8 @@ _RUNS: Final = "check that it runs there, and that both certificates are valid a
 
 
 def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
-    """The holder of the certificate that the service at this address shows; `within`: seconds.
+    """The holder of the certificate that the service at this address shows; `within`: seconds, for all of
+    the name's resolution, its addresses and the handshake.
 
     Raises `UntrustedServiceError` for a certificate that is not of this authority, host or time, or has no roles; `UnreachableError`,
     and `SilentError`.
@@ -36,7 +40,7 @@ def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
     began = time.monotonic()
     while True:
         try:
-            return _ask(address, tls, began + within - time.monotonic())
+            return _ask(address, tls, began + within)
         except UntrustedServiceError:
             raise
         except UnreachableError:
@@ -45,12 +49,12 @@ def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
             time.sleep(_PAUSE)
 
 
-def _ask(address: str, tls: TlsFiles, seconds: float) -> Identity:
+def _ask(address: str, tls: TlsFiles, until: float) -> Identity:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     host, context = host.strip("[]"), _context(tls)
     try:
         with (
-            socket.create_connection((host, int(port)), timeout=max(seconds, 0.01)) as plain,
+            _connected(host, int(port), until) as plain,
             context.wrap_socket(plain, server_hostname=host) as connection,
         ):
             return certificate_holder.of_certificate(connection.getpeercert())
@@ -60,17 +64,63 @@ def _ask(address: str, tls: TlsFiles, seconds: float) -> Identity:
             address,
         ) from None
     except TimeoutError:
-        raise SilentError(
-            "service did not answer in time",
-            where=address,
-            repair=f"check whether it hangs; {_RUNS}",
-        ) from None
+        raise silent(address) from None
     except (OSError, ValueError, OverflowError) as error:
         raise UnreachableError(
             f"service does not answer: {_reason(error)}", where=address, repair=_RUNS
         ) from None
     except PrivilegeError as error:
         raise _untrusted(error.what, address) from None
+
+
+def _connected(host: str, port: int, until: float) -> socket.socket:
+    """A connection to the first address of the host that accepts one; what is left until then is its timeout."""
+    addresses = _resolved(host, port, until)
+    error: OSError = TimeoutError()
+    for number, (family, kind, protocol, _, place) in enumerate(addresses):
+        # One that drops packets is not to take the time of those behind it.
+        share = _left(until) / (len(addresses) - number)
+        with contextlib.ExitStack() as stack:
+            try:
+                plain = stack.enter_context(socket.socket(family, kind, protocol))
+                plain.settimeout(share)
+                plain.connect(place)
+                plain.settimeout(_left(until))
+            except OSError as failed:
+                error = failed
+            else:
+                stack.pop_all()
+                return plain
+    raise error
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _resolved(host: str, port: int, until: float) -> list[Any]:
+    """The addresses of the host. The C library has no timeout for that: its thread is abandoned."""
+    with contextlib.suppress(socket.gaierror):
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, ValueError, OverflowError) as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="resolve", daemon=True).start()
+    try:
+        answer = answers.get(timeout=_left(until))
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 #: The context of each of the files that this process has used last, while they fitted together, and their stamp.
@@ -94,6 +144,13 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return f"no TLS there ({error.reason or error})"
     return getattr(error, "strerror", None) or str(error)
+
+
+def silent(address: str) -> SilentError:
+    """The error for a service that did not answer in time."""
+    return SilentError(
+        "service did not answer in time", where=address, repair=f"check whether it hangs; {_RUNS}"
+    )
 
 
 def _untrusted(what: str, address: str) -> UntrustedServiceError:

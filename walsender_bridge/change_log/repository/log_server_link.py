@@ -5,6 +5,7 @@ send follow from its latest report, so a lost commit is simply sent again, and
 commits cannot be reordered.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -62,8 +63,10 @@ class LogServerLink:
         self.late = False
         #: The pending request for a report.
         self.asked: Future[list[ReplicaReport]] | None = None
-        #: When it was sent last, in seconds of `time.monotonic`.
+        #: When it was begun, in seconds of `time.monotonic`.
         self.asked_at = 0.0
+        #: When it was sent; infinite: not yet, as the log server's certificate is looked at first.
+        self.sent_at = math.inf
         #: By stream: why its replica refused the commits sent last.
         self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the log server last failed to answer.
@@ -85,6 +88,8 @@ class LogServerLink:
 
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""
+        self._connection.client()
+        self.sent_at = time.monotonic()
         answer = self.call(m.REPORT, actions.Empty())
         reports = self._own(answer.log_server, answer.reports)
         self.log_server_id, self._warned, self.problem = answer.log_server, False, None
@@ -111,9 +116,9 @@ class LogServerLink:
     def owes(self, now: float) -> float | None:
         """When the request for reports was sent whose answer is overdue; None: none is. In seconds of `time.monotonic`."""
         asked = self.asked
-        if asked is None or asked.done() or now - self.asked_at <= _OVERDUE:
+        if asked is None or asked.done() or now - self.sent_at <= _OVERDUE:
             return None
-        return self.asked_at
+        return self.sent_at
 
     def lost(self, error: TusklineError) -> None:
         """Note that the log server did not answer."""
@@ -161,7 +166,7 @@ class LogServers:
         """Return the reports that arrive in time; a request that is still pending is not sent again."""
         for link in self._links:
             if link.asked is None:
-                link.asked_at = time.monotonic()
+                link.asked_at, link.sent_at = time.monotonic(), math.inf
                 link.asked = self._pool.submit(link.report)
         wait([link.asked for link in self._links if link.asked and not link.late], timeout=within)
         arrived: list[tuple[LogServerLink, list[ReplicaReport]]] = []
@@ -187,7 +192,7 @@ class LogServers:
         return reports
 
     def asked_since(self) -> float | None:
-        """When the oldest request for reports was sent that is still pending; None: there is none."""
+        """When the oldest request for reports was begun that is still pending; None: there is none."""
         return min((link.asked_at for link in self._links if link.asked), default=None)
 
     def due(
