@@ -1,12 +1,14 @@
 """The certificate of a log server or a repository: clients use no service whose certificate lacks its role."""
 
 import socket
+import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -270,6 +272,56 @@ def test_37_the_time_of_a_look_is_no_silence_of_a_log_server(
         looks.set()
         servers.close()
         server.stop()
+
+
+class Shows(socketserver.ThreadingTCPServer):
+    """Shows a certificate, whatever its days are, and does nothing else."""
+
+    daemon_threads = True
+
+    def __init__(self, tls: TlsFiles) -> None:
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.address = f"grpc+tls://127.0.0.1:{self.server_address[1]}"
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.set_alpn_protocols(["h2"])
+        self._tls.load_cert_chain(tls.certificate, tls.key)
+        self.asked_for: list[str | None] = []
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Shake hands with a client."""
+        with suppress(OSError), self._tls.wrap_socket(request, server_side=True) as one:
+            self.asked_for.append(one.selected_alpn_protocol())
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+def test_37_a_connection_that_stands_outlasts_the_end_of_a_certificate(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first look refuses what gRPC would refuse, too; a later one only what gRPC could not know."""
+    monkeypatch.setattr(connection, "_LOOK", 0.0)
+    own = authority.issue("operator")
+    for role, stands in ((Role.LOG_SERVER, True), (Role.SAFEKEEPER, False)):
+        with (
+            Shows(authority.expired(role, hosts=HOSTS)) as shows,
+            closing(connection.Connection(shows.address, own, role=Role.LOG_SERVER)) as its,
+        ):
+            with pytest.raises(UntrustedServiceError, match="expired"):
+                its.client()
+            # As if it had been looked at before its end.
+            its._holder, its._failure, its._looked_at = identity("it", [Role.LOG_SERVER]), None, 0
+            with suppress(UntrustedServiceError):
+                its.client()
+            assert its._looking is not None
+            its._looking.join(20)
+            assert (its._holder is not None) is stands
+            assert isinstance(its._failure, UntrustedServiceError) is not stands
 
 
 def test_37_a_connection_that_is_closed_looks_no_more(

@@ -185,14 +185,16 @@ class Connection:
         age = time.monotonic() - self._looked_at
         if self._closed or (self._holder is not None and age < _LOOK):
             return None
-        self._looking = threading.Thread(target=self._look, args=(tls,), name="look", daemon=True)
+        # gRPC's connection outlasts the certificate, and refuses one whose days are over when it connects again.
+        args = (tls, self._holder is not None)
+        self._looking = threading.Thread(target=self._look, args=args, name="look", daemon=True)
         self._looking.start()
         return self._looking
 
-    def _look(self, tls: TlsFiles) -> None:
+    def _look(self, tls: TlsFiles, ended: bool) -> None:
         its, failure = None, None
         try:
-            its = service_certificate.holder(self.address, tls, within=self._within)
+            its = service_certificate.holder(self.address, tls, within=self._within, ended=ended)
             why = authorization.not_its_service(its, self._role)
             service_certificate.refuse(why, self.address)
         except TusklineError as error:

@@ -20,7 +20,7 @@ from walsender_bridge.errors import (
     UnreachableError,
     UntrustedServiceError,
 )
-from walsender_bridge.runtime import certificate_holder
+from walsender_bridge.runtime import certificate_holder, tls_files
 from walsender_bridge.runtime.certificate_holder import Identity
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -30,17 +30,17 @@ _PAUSE: Final = 0.1
 _RUNS: Final = "check that it runs there, and that both certificates are valid and of one authority"
 
 
-def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
-    """The holder of the certificate that the service at this address shows; `within`: seconds, for all of
-    the name's resolution, its addresses and the handshake.
+def holder(address: str, tls: TlsFiles, *, within: float, ended: bool = False) -> Identity:
+    """The holder of the certificate that the service at this address shows.
 
+    `within`: seconds, for the name's resolution, all its addresses and the handshake. `ended`: the certificate's days may be over.
     Raises `UntrustedServiceError` for a certificate that is not of this authority, host or time, or has no roles; `UnreachableError`,
     and `SilentError`.
     """
     began = time.monotonic()
     while True:
         try:
-            return _ask(address, tls, began + within)
+            return _ask(address, tls, began + within, ended=ended)
         except UntrustedServiceError:
             raise
         except UnreachableError:
@@ -49,9 +49,9 @@ def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
             time.sleep(_PAUSE)
 
 
-def _ask(address: str, tls: TlsFiles, until: float) -> Identity:
+def _ask(address: str, tls: TlsFiles, until: float, *, ended: bool) -> Identity:
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    host, context = host.strip("[]"), _context(tls)
+    host, context = host.strip("[]"), _contexts(tls)[ended]
     try:
         with (
             _connected(host, int(port), until) as plain,
@@ -123,17 +123,20 @@ def _resolved(host: str, port: int, until: float) -> list[Any]:
     return answer
 
 
-#: The context of each of the files that this process has used last, while they fitted together, and their stamp.
-_used: Final[dict[TlsFiles, tuple[object, ssl.SSLContext]]] = {}
+#: The contexts of each of the files that this process has used last, while they fitted together, and their stamp. The second one
+#: accepts a certificate whose days are over.
+_used: Final[dict[TlsFiles, tuple[object, tuple[ssl.SSLContext, ssl.SSLContext]]]] = {}
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    """Their context, or the former one while they do not fit together. `tls_context` logs that, which an executor does not."""
+def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Theirs, or the former ones while they do not fit together. `tls_context` logs that, which an executor does not."""
     stamp, known = files.stamp(), _used.get(files)
     if known is not None and known[0] == stamp:
         return known[1]
     try:
-        _used[files] = (stamp, files.context()[0])
+        strict, ended = files.context()[0], files.context()[0]
+        ended.verify_flags |= tls_files.NO_CHECK_TIME
+        _used[files] = (stamp, (strict, ended))
     except ConfigError:
         if known is None:
             raise
