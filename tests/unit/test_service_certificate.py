@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.change_log import authorization, connection, listener, service_certificate
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.connection import connect
+from walsender_bridge.change_log.protocol import START, ReplicaReport
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink, LogServers
 from walsender_bridge.cli.up import preflight
@@ -35,6 +37,8 @@ from walsender_bridge.errors import (
 from walsender_bridge.observability import certificate_view
 from walsender_bridge.runtime.certificate_holder import Role, identity
 from walsender_bridge.runtime.tls_files import TlsFiles
+
+REPORT = ReplicaReport("a", "shop", "log", 1, 0, 1, 0, START, 1)
 
 
 @pytest.fixture
@@ -101,6 +105,28 @@ def test_37_a_log_server_serves_the_streams_of_its_certificate_alone(
                 client.read_batch("bank", 1, 2)
             with pytest.raises(UntrustedServiceError, match="does not name stream 'bank'"):
                 append_to(client, "bank", 1)
+    finally:
+        server.stop()
+
+
+def test_37_a_stream_that_a_certificate_does_not_name_stops_no_other(
+    authority: Authority, tmp_path: Path
+) -> None:
+    files = authority.issue("log-server", streams=("shop",), hosts=HOSTS)
+    server = ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=files)
+    try:
+        with closing(LogServerLink(server.address, authority.issue("repository"))) as link:
+            link._connection.client()
+            own = [replace(REPORT, stream=each) for each in ("old", "shop")]
+            assert [each.stream for each in link._own("a", own)] == ["shop"]
+            assert "does not name stream 'old'" in link.refused["old"].what
+            assert "--stream" in link.refused["old"].repair
+            assert "shop" not in link.refused
+            holder = link._connection._holder
+            assert holder is not None
+            link._connection._holder = replace(holder, streams=frozenset({"*"}))
+            assert len(link._own("a", own)) == 2
+            assert not link.refused, "the new certificate names it"
     finally:
         server.stop()
 

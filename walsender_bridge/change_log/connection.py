@@ -72,7 +72,8 @@ def connect(
     """
     if tls is not None:
         its = service_certificate.holder(address, tls, within=_ANSWER)
-        service_certificate.refuse(authorization.not_its_service(its, role, streams), address)
+        why = authorization.not_its_service(its, role, streams)
+        service_certificate.refuse(why, address, streams)
     return _client(address, tls)
 
 
@@ -209,9 +210,10 @@ class Connection:
 
     def check(self, streams: Collection[str]) -> None:
         """Raise `UntrustedServiceError` unless the certificate last looked at names these streams."""
-        if self._holder is not None:
-            why = authorization.not_its_service(self._holder, self._role, streams)
-            service_certificate.refuse(why, self.address)
+        holder = self._holder
+        if holder is not None:
+            why = authorization.not_its_service(holder, self._role, streams)
+            service_certificate.refuse(why, self.address, streams)
 
     def with_files(self, address: str) -> str:
         """The address of another service of the same log, to be reached with the same certificate."""

@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Collection
 from typing import Any, Final
 
 from walsender_bridge.errors import (
@@ -156,17 +157,19 @@ def silent(address: str) -> SilentError:
     )
 
 
-def _untrusted(what: str, address: str) -> UntrustedServiceError:
+def _untrusted(what: str, address: str, streams: Collection[str] = ()) -> UntrustedServiceError:
     host = address.rpartition("://")[2].rpartition(":")[0]
+    named = any(each != certificate_holder.ALL_STREAMS for each in streams)
+    also = ", and with `--stream` for each of its streams, or none for all" if named else ""
     return UntrustedServiceError(
         what,
         where=address,
         repair=f"issue the service's machine a certificate of this log's authority with `--host {host}`, and with the role"
-        " of the service (docs/certificates.md)",
+        f" of the service{also} (docs/certificates.md)",
     )
 
 
-def refuse(why: str, address: str) -> None:
-    """Raise `UntrustedServiceError` for this reason, unless it is empty."""
+def refuse(why: str, address: str, streams: Collection[str] = ()) -> None:
+    """Raise `UntrustedServiceError` for this reason, unless it is empty. `streams`: those that the certificate has to name."""
     if why:
-        raise _untrusted(why, address)
+        raise _untrusted(why, address, streams)

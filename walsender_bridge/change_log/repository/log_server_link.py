@@ -67,7 +67,7 @@ class LogServerLink:
         self.asked_at = 0.0
         #: When it was sent; infinite: not yet, as the log server's certificate is looked at first.
         self.sent_at = math.inf
-        #: By stream: why its replica refused the commits sent last.
+        #: By stream: why its replica refused the commits sent last, or is not used.
         self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the log server last failed to answer.
         self.sent: dict[str, int] = {}
@@ -103,15 +103,28 @@ class LogServerLink:
         return self._own(self.log_server_id, answer.reports), answer.refused
 
     def _own(self, log_server_id: str, reports: Iterable[ReplicaReport]) -> list[ReplicaReport]:
-        """The reports of a log server, which speaks for its own replicas alone: each is one vote for a commit."""
+        """The reports of a log server, which speaks for its own replicas alone: each is one vote for a commit.
+
+        Those of streams that its certificate does not name are left out.
+        """
         found = {report.stream: report for report in reports}
         if other := next((r for r in found.values() if r.replica != log_server_id), None):
             raise MalformedMessageError(
                 f"log server {log_server_id} reports a replica of log server {other.replica!r:.60}",
                 where=f"stream {other.stream!r:.60}, {self.address}",
             )
-        self._connection.check(found)
-        return [*found.values()]
+        return [report for stream, report in found.items() if self._may_serve(stream)]
+
+    def _may_serve(self, stream: str) -> bool:
+        """Whether the log server's certificate names the stream. If not, that is the stream's fault, and no other's."""
+        try:
+            self._connection.check([stream])
+        except UntrustedServiceError as error:
+            self.refused[stream] = error
+            return False
+        if isinstance(self.refused.get(stream), UntrustedServiceError):
+            del self.refused[stream]
+        return True
 
     def owes(self, now: float) -> float | None:
         """When the request for reports was sent whose answer is overdue; None: none is. In seconds of `time.monotonic`."""
