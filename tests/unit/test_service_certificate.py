@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from walsender_bridge.doctor import parts as doctor_parts
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import (
     ConfigError,
+    NotLeaderError,
     SilentError,
     TusklineError,
     UnreachableError,
@@ -348,6 +350,52 @@ def test_37_a_connection_that_stands_outlasts_the_end_of_a_certificate(
             its._looking.join(20)
             assert (its._holder is not None) is stands
             assert isinstance(its._failure, UntrustedServiceError) is not stands
+
+
+def test_37_a_look_speaks_the_protocol_that_grpc_speaks(authority: Authority) -> None:
+    files = authority.issue("log-server", hosts=HOSTS)
+    with Shows(files) as shows:
+        service_certificate.holder(shows.address, files, within=5)
+        wait_for(lambda: shows.asked_for == ["h2"], 10, "the look has named it")
+
+
+def test_37_a_certificate_that_was_refused_is_not_looked_at_for_a_second(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_REFUSED", 60.0)
+    with (
+        Shows(authority.issue("safekeeper", hosts=HOSTS)) as shows,
+        closing(
+            connection.Connection(
+                shows.address, authority.issue("operator"), role=Role.LOG_SERVER, within=5
+            )
+        ) as its,
+    ):
+        for _ in range(5):
+            with pytest.raises(UntrustedServiceError, match="lacks the role log-server"):
+                its.client()
+        wait_for(lambda: len(shows.asked_for) == 1, 10, "it was looked at")
+        monkeypatch.setattr(connection, "_REFUSED", 0.0)
+        with pytest.raises(UntrustedServiceError):
+            its.client()
+        wait_for(lambda: len(shows.asked_for) == 2, 10, "it was looked at again")
+
+
+def test_37_a_certificate_that_is_refused_says_more_than_who_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of several repositories, the leader's certificate may be the reason."""
+    untrusted, follows = UntrustedServiceError("lacks the role"), NotLeaderError("follows")
+    for errors in ([untrusted, follows], [follows, untrusted]):
+        with LogClient("grpc://127.0.0.1:1,127.0.0.1:2", timeout=5) as log:
+            for one, error in zip(log._connections, errors, strict=True):
+                monkeypatch.setattr(one, "client", partial(_raise, error))
+            with pytest.raises(UntrustedServiceError):
+                log.status()
+
+
+def _raise(error: Exception, *_: object) -> None:
+    raise error
 
 
 def test_37_a_connection_that_is_closed_looks_no_more(

@@ -58,6 +58,8 @@ def quiet() -> None:
 #: Seconds for the look at a service's certificate, and after which it is looked at again.
 _ANSWER: Final = 5.0
 _LOOK: Final = 30.0
+#: Seconds for which a certificate that was not accepted is not looked at again.
+_REFUSED: Final = 1.0
 
 
 def connect(
@@ -163,17 +165,18 @@ class Connection:
             assert self._client is not None
             return self._client
         with self._lock:
+            stamp = self.tls.stamp()
+            if stamp != self._stamp:
+                # The earlier client closes after its last call.
+                self._stamp, self._client, self._looked_at = stamp, None, -math.inf
             look = self._look_if_due(self.tls)
             holder = self._holder
         if holder is None and look is not None:
             look.join(self._within)
         with self._lock:
-            stamp = self.tls.stamp()
             if self._holder is None:
                 raise self._failure or service_certificate.silent(self.address)
-            if self._client is None or stamp != self._stamp:
-                self._stamp = stamp
-                # The earlier client closes after its last call.
+            if self._client is None:
                 self._client = _client(self.address, self.tls)
             client = self._client
         self.check(streams)
@@ -183,8 +186,9 @@ class Connection:
         """Begin to look at the service's certificate, unless that was done a moment ago; returns the look in progress."""
         if self._looking is not None and self._looking.is_alive():
             return self._looking
-        age = time.monotonic() - self._looked_at
-        if self._closed or (self._holder is not None and age < _LOOK):
+        refused = isinstance(self._failure, UntrustedServiceError)
+        pause = _LOOK if self._holder is not None else _REFUSED if refused else 0.0
+        if self._closed or time.monotonic() - self._looked_at < pause:
             return None
         # gRPC's connection outlasts the certificate, and refuses one whose days are over when it connects again.
         args = (tls, self._holder is not None)

@@ -137,6 +137,9 @@ def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     try:
         strict, ended = files.context()[0], files.context()[0]
         ended.verify_flags |= tls_files.NO_CHECK_TIME
+        for each in (strict, ended):
+            # As gRPC: a proxy that tells protocols apart cannot lead the look to another service by that.
+            each.set_alpn_protocols(["h2"])
         _used[files] = (stamp, (strict, ended))
     except ConfigError:
         if known is None:
