@@ -47,6 +47,7 @@ from walsender_bridge.errors import (
     SilentError,
     UnavailableError,
     UnreachableError,
+    UntrustedServiceError,
 )
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import tls_files
@@ -174,8 +175,7 @@ class LogClient(_Client):
                 client = connection.client(action.streams(request))
                 answer = actions.call(client, connection.address, action, request, within)
             except (NotLeaderError, UnreachableError, SilentError) as error:
-                # Why a repository does not lead says more than that another one is not there.
-                if not isinstance(refusal, NotLeaderError):
+                if refusal is None or _says(error) >= _says(refusal):
                     refusal = error
                 self._leader = (number + 1) % count
                 if within > self.timeout and isinstance(error, SilentError):
@@ -250,6 +250,13 @@ class LogClient(_Client):
     def raise_version(self, version: int) -> None:
         """Skip the versions up to this one, so that every later commit gets a greater one."""
         self._call(of_repository.RAISE_VERSION, of_repository.RaiseVersionRequest(version))
+
+
+def _says(error: UnavailableError) -> int:
+    """How much an error says of why no repository answers: a certificate to replace, who leads, or that one is not there."""
+    if isinstance(error, UntrustedServiceError):
+        return 2
+    return int(isinstance(error, NotLeaderError))
 
 
 class ReplicaClient(_Client):

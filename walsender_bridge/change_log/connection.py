@@ -1,7 +1,9 @@
 """A connection to one of the change log's services, with a certificate if the service asks for one.
 
-Before the first call, and at most `_LOOK` seconds before every later one, the roles of the service's own certificate are looked
-at (`service_certificate`).
+Before the first call the roles of the service's own certificate are looked at (`service_certificate`). A call `_LOOK` seconds
+later has them looked at again, in the background: gRPC's connection needs neither that nor a name server, so no call waits for it. A
+certificate that is not accepted then ends the use of the service; a look that fails otherwise says nothing, and gRPC itself reports
+a service that does not answer.
 
 Certificates may be replaced while a process runs: before a call, the connection is made again if their files differ from
 those that it was made with. Calls in progress end on the earlier one. Three files are not replaced in one step: meanwhile, and
@@ -9,6 +11,7 @@ for as long as they do not fit together, a process that has used them goes on wi
 """
 
 import json
+import math
 import os
 import threading
 import time
@@ -18,7 +21,7 @@ from typing import Any, Final
 from pyarrow import flight
 
 from walsender_bridge.change_log import actions, authorization, protocol, service_certificate
-from walsender_bridge.errors import ConfigError, UnavailableError, UntrustedServiceError
+from walsender_bridge.errors import ConfigError, TusklineError, UntrustedServiceError
 from walsender_bridge.runtime import peer_account, tls_files
 from walsender_bridge.runtime.certificate_holder import Identity, Role
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
@@ -55,6 +58,8 @@ def quiet() -> None:
 #: Seconds for the look at a service's certificate, and after which it is looked at again.
 _ANSWER: Final = 5.0
 _LOOK: Final = 30.0
+#: Seconds for which a certificate that was not accepted is not looked at again.
+_REFUSED: Final = 1.0
 
 
 def connect(
@@ -69,7 +74,8 @@ def connect(
     """
     if tls is not None:
         its = service_certificate.holder(address, tls, within=_ANSWER)
-        service_certificate.refuse(authorization.not_its_service(its, role, streams), address)
+        why = authorization.not_its_service(its, role, streams)
+        service_certificate.refuse(why, address, streams)
     return _client(address, tls)
 
 
@@ -136,62 +142,91 @@ class Connection:
         self.address = place if self.tls is None else tls_files.with_scheme(place)
         self._role = role
         self._within = within
-        #: The holder of the service's certificate, once it was found to be this service's, and when that was.
+        #: The holder of the service's certificate, once it was found to be this service's; why the last look failed.
         self._holder: Identity | None = None
-        self._looked_at = 0.0
+        self._failure: TusklineError | None = None
+        self._looked_at = -math.inf
+        #: The look in progress, or the last one. In a forked process it is not alive.
+        self._looking: threading.Thread | None = None
+        self._closed = False
+        #: Of what is above and of the client; it is held for no look.
         self._lock = threading.Lock()
         self._stamp = self.tls and self.tls.stamp()
         with actions.at(self.address):
-            self._client = _client(self.address, self.tls)
+            self._client: flight.FlightClient | None = _client(self.address, self.tls)
 
     def client(self, streams: Collection[str] = ()) -> flight.FlightClient:
-        """The client for the next call, about these streams.
+        """The client for the next call, about these streams. Before the first call it waits for a look, `within` seconds at most.
 
         Raises `UntrustedServiceError` if the service's certificate lacks its role, or a stream; before the first call also
         `UnreachableError` and `SilentError`.
         """
         if self.tls is None:
+            assert self._client is not None
             return self._client
         with self._lock:
             stamp = self.tls.stamp()
             if stamp != self._stamp:
-                self._stamp = stamp
                 # The earlier client closes after its last call.
+                self._stamp, self._client, self._looked_at = stamp, None, -math.inf
+            look = self._look_if_due(self.tls)
+            holder = self._holder
+        if holder is None and look is not None:
+            look.join(self._within)
+        with self._lock:
+            if self._holder is None:
+                raise self._failure or service_certificate.silent(self.address)
+            if self._client is None:
                 self._client = _client(self.address, self.tls)
-            self._look(self.tls)
             client = self._client
         self.check(streams)
         return client
 
-    def _look(self, tls: TlsFiles) -> None:
-        """Look at the service's certificate, unless that was done a moment ago."""
-        if self._holder is not None and time.monotonic() - self._looked_at < _LOOK:
-            return
+    def _look_if_due(self, tls: TlsFiles) -> threading.Thread | None:
+        """Begin to look at the service's certificate, unless that was done a moment ago; returns the look in progress."""
+        if self._looking is not None and self._looking.is_alive():
+            return self._looking
+        refused = isinstance(self._failure, UntrustedServiceError)
+        pause = _LOOK if self._holder is not None else _REFUSED if refused else 0.0
+        if self._closed or time.monotonic() - self._looked_at < pause:
+            return None
+        # gRPC's connection outlasts the certificate, and refuses one whose days are over when it connects again.
+        args = (tls, self._holder is not None)
+        self._looking = threading.Thread(target=self._look, args=args, name="look", daemon=True)
+        self._looking.start()
+        return self._looking
+
+    def _look(self, tls: TlsFiles, ended: bool) -> None:
+        its, failure = None, None
         try:
-            its = service_certificate.holder(self.address, tls, within=self._within)
+            its = service_certificate.holder(self.address, tls, within=self._within, ended=ended)
             why = authorization.not_its_service(its, self._role)
             service_certificate.refuse(why, self.address)
-        except UntrustedServiceError:
-            self._holder = None
-            raise
-        except UnavailableError:
-            # The call reports a service that does not answer; it is looked at again once that is due.
-            if self._holder is None:
-                raise
-        else:
-            self._holder = its
-        self._looked_at = time.monotonic()
+        except TusklineError as error:
+            failure = error
+        with self._lock:
+            self._looked_at = time.monotonic()
+            self._failure = failure
+            if failure is None:
+                self._holder = its
+            elif isinstance(failure, UntrustedServiceError):
+                self._holder = self._client = None
 
     def check(self, streams: Collection[str]) -> None:
         """Raise `UntrustedServiceError` unless the certificate last looked at names these streams."""
-        if self._holder is not None:
-            why = authorization.not_its_service(self._holder, self._role, streams)
-            service_certificate.refuse(why, self.address)
+        holder = self._holder
+        if holder is not None:
+            why = authorization.not_its_service(holder, self._role, streams)
+            service_certificate.refuse(why, self.address, streams)
 
     def with_files(self, address: str) -> str:
         """The address of another service of the same log, to be reached with the same certificate."""
         return tls_files.with_files(address, self.tls)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
+        """Close the connection. A look in progress ends by itself."""
+        with self._lock:
+            self._closed = True
+            client = self._client
+        if client is not None:
+            client.close()

@@ -5,10 +5,14 @@ of its own, which ends after the handshake, and reads the roles of the certifica
 same authority, and that of a machine whose certificate is for other parts names the same hosts.
 """
 
+import contextlib
+import queue
 import socket
 import ssl
+import threading
 import time
-from typing import Final
+from collections.abc import Collection
+from typing import Any, Final
 
 from walsender_bridge.errors import (
     ConfigError,
@@ -17,7 +21,7 @@ from walsender_bridge.errors import (
     UnreachableError,
     UntrustedServiceError,
 )
-from walsender_bridge.runtime import certificate_holder
+from walsender_bridge.runtime import certificate_holder, tls_files
 from walsender_bridge.runtime.certificate_holder import Identity
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -27,16 +31,17 @@ _PAUSE: Final = 0.1
 _RUNS: Final = "check that it runs there, and that both certificates are valid and of one authority"
 
 
-def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
-    """The holder of the certificate that the service at this address shows; `within`: seconds.
+def holder(address: str, tls: TlsFiles, *, within: float, ended: bool = False) -> Identity:
+    """The holder of the certificate that the service at this address shows.
 
+    `within`: seconds, for the name's resolution, all its addresses and the handshake. `ended`: the certificate's days may be over.
     Raises `UntrustedServiceError` for a certificate that is not of this authority, host or time, or has no roles; `UnreachableError`,
     and `SilentError`.
     """
     began = time.monotonic()
     while True:
         try:
-            return _ask(address, tls, began + within - time.monotonic())
+            return _ask(address, tls, began + within, ended=ended)
         except UntrustedServiceError:
             raise
         except UnreachableError:
@@ -45,12 +50,12 @@ def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
             time.sleep(_PAUSE)
 
 
-def _ask(address: str, tls: TlsFiles, seconds: float) -> Identity:
+def _ask(address: str, tls: TlsFiles, until: float, *, ended: bool) -> Identity:
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    host, context = host.strip("[]"), _context(tls)
+    host, context = host.strip("[]"), _contexts(tls)[ended]
     try:
         with (
-            socket.create_connection((host, int(port)), timeout=max(seconds, 0.01)) as plain,
+            _connected(host, int(port), until) as plain,
             context.wrap_socket(plain, server_hostname=host) as connection,
         ):
             return certificate_holder.of_certificate(connection.getpeercert())
@@ -60,11 +65,7 @@ def _ask(address: str, tls: TlsFiles, seconds: float) -> Identity:
             address,
         ) from None
     except TimeoutError:
-        raise SilentError(
-            "service did not answer in time",
-            where=address,
-            repair=f"check whether it hangs; {_RUNS}",
-        ) from None
+        raise silent(address) from None
     except (OSError, ValueError, OverflowError) as error:
         raise UnreachableError(
             f"service does not answer: {_reason(error)}", where=address, repair=_RUNS
@@ -73,17 +74,73 @@ def _ask(address: str, tls: TlsFiles, seconds: float) -> Identity:
         raise _untrusted(error.what, address) from None
 
 
-#: The context of each of the files that this process has used last, while they fitted together, and their stamp.
-_used: Final[dict[TlsFiles, tuple[object, ssl.SSLContext]]] = {}
+def _connected(host: str, port: int, until: float) -> socket.socket:
+    """A connection to the first address of the host that accepts one; what is left until then is its timeout."""
+    addresses = _resolved(host, port, until)
+    error: OSError = TimeoutError()
+    for number, (family, kind, protocol, _, place) in enumerate(addresses):
+        # One that drops packets is not to take the time of those behind it.
+        share = _left(until) / (len(addresses) - number)
+        with contextlib.ExitStack() as stack:
+            try:
+                plain = stack.enter_context(socket.socket(family, kind, protocol))
+                plain.settimeout(share)
+                plain.connect(place)
+                plain.settimeout(_left(until))
+            except OSError as failed:
+                error = failed
+            else:
+                stack.pop_all()
+                return plain
+    raise error
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    """Their context, or the former one while they do not fit together. `tls_context` logs that, which an executor does not."""
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _resolved(host: str, port: int, until: float) -> list[Any]:
+    """The addresses of the host. The C library has no timeout for that: its thread is abandoned."""
+    with contextlib.suppress(socket.gaierror):
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, ValueError, OverflowError) as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="resolve", daemon=True).start()
+    try:
+        answer = answers.get(timeout=_left(until))
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+#: The contexts of each of the files that this process has used last, while they fitted together, and their stamp. The second one
+#: accepts a certificate whose days are over.
+_used: Final[dict[TlsFiles, tuple[object, tuple[ssl.SSLContext, ssl.SSLContext]]]] = {}
+
+
+def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Theirs, or the former ones while they do not fit together. `tls_context` logs that, which an executor does not."""
     stamp, known = files.stamp(), _used.get(files)
     if known is not None and known[0] == stamp:
         return known[1]
     try:
-        _used[files] = (stamp, files.context()[0])
+        strict, ended = files.context()[0], files.context()[0]
+        ended.verify_flags |= tls_files.NO_CHECK_TIME
+        for each in (strict, ended):
+            # As gRPC: a proxy that tells protocols apart cannot lead the look to another service by that.
+            each.set_alpn_protocols(["h2"])
+        _used[files] = (stamp, (strict, ended))
     except ConfigError:
         if known is None:
             raise
@@ -96,17 +153,26 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _untrusted(what: str, address: str) -> UntrustedServiceError:
+def silent(address: str) -> SilentError:
+    """The error for a service that did not answer in time."""
+    return SilentError(
+        "service did not answer in time", where=address, repair=f"check whether it hangs; {_RUNS}"
+    )
+
+
+def _untrusted(what: str, address: str, streams: Collection[str] = ()) -> UntrustedServiceError:
     host = address.rpartition("://")[2].rpartition(":")[0]
+    named = any(each != certificate_holder.ALL_STREAMS for each in streams)
+    also = ", and with `--stream` for each of its streams, or none for all" if named else ""
     return UntrustedServiceError(
         what,
         where=address,
         repair=f"issue the service's machine a certificate of this log's authority with `--host {host}`, and with the role"
-        " of the service (docs/certificates.md)",
+        f" of the service{also} (docs/certificates.md)",
     )
 
 
-def refuse(why: str, address: str) -> None:
-    """Raise `UntrustedServiceError` for this reason, unless it is empty."""
+def refuse(why: str, address: str, streams: Collection[str] = ()) -> None:
+    """Raise `UntrustedServiceError` for this reason, unless it is empty. `streams`: those that the certificate has to name."""
     if why:
-        raise _untrusted(why, address)
+        raise _untrusted(why, address, streams)

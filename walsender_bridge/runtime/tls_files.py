@@ -27,7 +27,7 @@ TLS: Final = "grpc+tls://"
 _MOST_BYTES: Final = 1 << 20
 _PEM: Final = re.compile(rb"-----BEGIN [^-]*-----[^-]*-----END")
 #: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which `ssl` has no name for.
-_NO_CHECK_TIME: Final = 0x200000
+NO_CHECK_TIME: Final = 0x200000
 #: OpenSSL's codes for a certificate that is no server's, or not one of that host name or address.
 _NOT_THERE: Final = frozenset({26, 62, 64})
 #: Seconds before its end from which on a certificate is warned of; for one of few days, the last third of them.
@@ -69,7 +69,7 @@ class TlsFiles:
         not of this key and authority, not of this purpose, or not valid now.
         """
         found = self._read()
-        proved = self._prove(server=server, flags=_NO_CHECK_TIME if ended else 0)
+        proved = self._prove(server=server, flags=NO_CHECK_TIME if ended else 0)
         # What was proved is what was read.
         if self._read() != found:
             raise self._unfit("they were replaced while they were read")
@@ -81,8 +81,8 @@ class TlsFiles:
         try:
             accepting = self._context(ssl.PROTOCOL_TLS_SERVER)
             asking = self._context(ssl.PROTOCOL_TLS_CLIENT)
-            accepting.verify_flags |= _NO_CHECK_TIME
-            asking.verify_flags |= _NO_CHECK_TIME
+            accepting.verify_flags |= NO_CHECK_TIME
+            asking.verify_flags |= NO_CHECK_TIME
             accepting.verify_mode = ssl.CERT_REQUIRED
             _shake_hands(accepting, asking, host)
         except ssl.SSLCertVerificationError as error:

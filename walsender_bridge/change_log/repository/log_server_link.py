@@ -5,6 +5,7 @@ send follow from its latest report, so a lost commit is simply sent again, and
 commits cannot be reordered.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -62,11 +63,13 @@ class LogServerLink:
         self.late = False
         #: The pending request for a report.
         self.asked: Future[list[ReplicaReport]] | None = None
-        #: When it was sent last, in seconds of `time.monotonic`.
+        #: When it was begun, in seconds of `time.monotonic`.
         self.asked_at = 0.0
+        #: When it was sent; infinite: not yet, as the log server's certificate is looked at first.
+        self.sent_at = math.inf
         #: When the commits were sent that it has not answered, in the same seconds; None: it has answered all.
         self.committing_since: float | None = None
-        #: By stream: why its replica refused the commits sent last.
+        #: By stream: why its replica refused the commits sent last, or is not used.
         self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the log server last failed to answer.
         self.sent: dict[str, int] = {}
@@ -87,6 +90,8 @@ class LogServerLink:
 
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""
+        self._connection.client()
+        self.sent_at = time.monotonic()
         answer = self.call(m.REPORT, actions.Empty())
         reports = self._own(answer.log_server, answer.reports)
         self.log_server_id, self._warned, self.problem = answer.log_server, False, None
@@ -100,20 +105,33 @@ class LogServerLink:
         return self._own(self.log_server_id, answer.reports), answer.refused
 
     def _own(self, log_server_id: str, reports: Iterable[ReplicaReport]) -> list[ReplicaReport]:
-        """The reports of a log server, which speaks for its own replicas alone: each is one vote for a commit."""
+        """The reports of a log server, which speaks for its own replicas alone: each is one vote for a commit.
+
+        Those of streams that its certificate does not name are left out.
+        """
         found = {report.stream: report for report in reports}
         if other := next((r for r in found.values() if r.replica != log_server_id), None):
             raise MalformedMessageError(
                 f"log server {log_server_id} reports a replica of log server {other.replica!r:.60}",
                 where=f"stream {other.stream!r:.60}, {self.address}",
             )
-        self._connection.check(found)
-        return [*found.values()]
+        return [report for stream, report in found.items() if self._may_serve(stream)]
+
+    def _may_serve(self, stream: str) -> bool:
+        """Whether the log server's certificate names the stream. If not, that is the stream's fault, and no other's."""
+        try:
+            self._connection.check([stream])
+        except UntrustedServiceError as error:
+            self.refused[stream] = error
+            return False
+        if isinstance(self.refused.get(stream), UntrustedServiceError):
+            del self.refused[stream]
+        return True
 
     def owes(self, now: float) -> float | None:
         """When the request was sent whose answer is overdue; None: none is. In seconds of `time.monotonic`."""
         asked, committing_since = self.asked, self.committing_since
-        pending = [] if asked is None or asked.done() else [self.asked_at]
+        pending = [] if asked is None or asked.done() else [self.sent_at]
         if committing_since is not None:
             pending.append(committing_since)
         return min((at for at in pending if now - at > _OVERDUE), default=None)
@@ -164,7 +182,7 @@ class LogServers:
         """Return the reports that arrive in time; a request that is still pending is not sent again."""
         for link in self._links:
             if link.asked is None:
-                link.asked_at = time.monotonic()
+                link.asked_at, link.sent_at = time.monotonic(), math.inf
                 link.asked = self._pool.submit(link.report)
         wait([link.asked for link in self._links if link.asked and not link.late], timeout=within)
         arrived: list[tuple[LogServerLink, list[ReplicaReport]]] = []
@@ -190,7 +208,7 @@ class LogServers:
         return reports
 
     def asked_since(self) -> float | None:
-        """When the oldest request for reports was sent that is still pending; None: there is none."""
+        """When the oldest request for reports was begun that is still pending; None: there is none."""
         return min((link.asked_at for link in self._links if link.asked), default=None)
 
     def due(
