@@ -99,7 +99,11 @@ class TlsFiles:
         Raises as `load`. A session is never resumed: each connection shows its certificate.
         """
         found = self.load(server=server)
-        context = self._context(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context = self._context(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        except (OSError, ValueError) as error:
+            # They have been replaced since, and only in part.
+            raise self._unfit(getattr(error, "reason", None) or str(error)) from None
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         if server:
