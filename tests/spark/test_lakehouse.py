@@ -326,7 +326,7 @@ def test_a_task_folds_in_steps_and_to_the_same(pipeline, database, monkeypatch):
     house = pipeline.house
     run = type(house._writer.epochs)._run
 
-    def here(self, function, work, plan):
+    def here(self, function, work, *_):
         monkeypatch.setattr(stage, "_PENDING_ROWS", 2)
         return [function(task) for task in work]
 
