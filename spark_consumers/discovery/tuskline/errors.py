@@ -41,6 +41,7 @@ from walsender_bridge.errors import (
     UnreachableError,
     UnsupportedValueError,
     UntrustedError,
+    UntrustedServiceError,
     UsageError,
 )
 
@@ -82,5 +83,6 @@ __all__ = [
     "UnreachableError",
     "UnsupportedValueError",
     "UntrustedError",
+    "UntrustedServiceError",
     "UsageError",
 ]
