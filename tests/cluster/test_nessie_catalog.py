@@ -12,8 +12,15 @@ from tests.support.lake.controlled import (
     mains,
     make_tables,
     new_snapshot,
+    race_of_takeovers,
 )
-from tests.support.lake.table_commits import LINES, ORDERS, SCHEMA, main_of, raced, write
+from tests.support.lake.table_commits import (
+    LINES,
+    ORDERS,
+    SCHEMA,
+    race_of_writers,
+    write,
+)
 from tests.support.nessie import nessie
 from tests.support.s3 import s3_port
 from walsender_bridge.errors import NotSupportedError
@@ -94,20 +101,9 @@ def test_of_two_first_takeovers_one_has_the_lake_though_main_is_not_looked_at(ca
 def test_of_writers_that_meet_one_has_the_commit(catalog):
     """100 races of 8 writers that have loaded the same table."""
     for _ in range(100):
-        there = catalog.load(ORDERS)
-        outcomes = raced([write(ORDERS, there) for _ in range(8)], catalog.commit)
-        (won,) = (snapshot for snapshot, how in outcomes.items() if how is Outcome.WON)
-        assert set(outcomes.values()) == {Outcome.WON, Outcome.LOST}
-        assert main_of(catalog.load(ORDERS)) == won
+        race_of_writers(catalog)
 
 
 def test_of_takeovers_that_meet_one_has_the_lake(catalog):
     for _ in range(10):
-        control = control_of(catalog)
-        commits = [
-            (control.taken_over(control.term + 1, name, new_snapshot(control)), name)
-            for name in "abcd"
-        ]
-        outcomes = raced(commits, catalog.commit)
-        (won,) = (name for name, how in outcomes.items() if how is Outcome.WON)
-        assert control_of(catalog).writer == won
+        race_of_takeovers(catalog)

@@ -13,8 +13,9 @@ from tests.support.lake.controlled import (
     mains,
     make_tables,
     new_snapshot,
+    race_of_takeovers,
 )
-from tests.support.lake.table_commits import ORDERS, raced, snapshots
+from tests.support.lake.table_commits import ORDERS, snapshots
 from tests.support.rest_catalog import RestServer
 from walsender_bridge.errors import FencedError
 
@@ -107,14 +108,7 @@ def _change(commit):
 
 def test_of_writers_that_take_over_at_once_one_has_the_lake(catalog):
     for _ in range(10):
-        control = control_of(catalog)
-        commits = [
-            (control.taken_over(control.term + 1, name, new_snapshot(control)), name)
-            for name in "abcd"
-        ]
-        outcomes = raced(commits, catalog.commit)
-        (won,) = (name for name, how in outcomes.items() if how is Outcome.WON)
-        assert control_of(catalog).writer == won
+        race_of_takeovers(catalog)
 
 
 def test_a_takeover_under_a_term_that_is_over_is_refused(catalog):

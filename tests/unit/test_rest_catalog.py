@@ -17,7 +17,16 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.store.create import Answer
-from tests.support.lake.table_commits import LINES, ORDERS, SCHEMA, main_of, raced, snapshots, write
+from tests.support.lake.table_commits import (
+    LINES,
+    ORDERS,
+    SCHEMA,
+    main_of,
+    race_of_writers,
+    raced,
+    snapshots,
+    write,
+)
 from tests.support.rest_catalog import CLIENT, SECRET, VENDED, RestServer
 from walsender_bridge.errors import (
     AuthenticationError,
@@ -205,11 +214,7 @@ def test_a_commit_that_the_server_does_not_understand_is_an_error(catalog, serve
 def test_of_writers_that_meet_one_has_the_commit(catalog):
     """100 races of 8 writers that have loaded the same table."""
     for _ in range(100):
-        there = catalog.load(ORDERS)
-        outcomes = raced([write(ORDERS, there) for _ in range(8)], catalog.commit)
-        (won,) = (snapshot for snapshot, how in outcomes.items() if how is Outcome.WON)
-        assert set(outcomes.values()) == {Outcome.WON, Outcome.LOST}
-        assert main_of(catalog.load(ORDERS)) == won
+        race_of_writers(catalog)
 
 
 # -- several tables ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import time
 
 from spark_consumers.lake.catalog.control_table import Control, NewSnapshot
 from spark_consumers.lake.catalog.table_catalog import Outcome, TableId
-from tests.support.lake.table_commits import LINES, ORDERS, SCHEMA, main_of, write
+from tests.support.lake.table_commits import LINES, ORDERS, SCHEMA, main_of, raced, write
 
 CONTROL = TableId(("shop", "public"), "tuskline_epochs")
 TABLES = (ORDERS, LINES)
@@ -60,3 +60,14 @@ class Writer:
         if outcome is Outcome.WON:
             self.control = control_of(self.catalog)
         return outcome
+
+
+def race_of_takeovers(catalog):
+    """Of four writers that take over at once, one has the lake."""
+    control = control_of(catalog)
+    commits = [
+        (control.taken_over(control.term + 1, name, new_snapshot(control)), name) for name in "abcd"
+    ]
+    outcomes = raced(commits, catalog.commit)
+    (won,) = (name for name, how in outcomes.items() if how is Outcome.WON)
+    assert control_of(catalog).writer == won

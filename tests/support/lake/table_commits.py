@@ -5,6 +5,7 @@ import threading
 import time
 
 from spark_consumers.lake.catalog.table_catalog import (
+    Outcome,
     TableCommit,
     TableId,
     assert_ref,
@@ -95,3 +96,12 @@ def raced(commits, commit):
     for thread in threads:
         thread.join()
     return outcomes
+
+
+def race_of_writers(catalog):
+    """Of 8 writers that have loaded the same table and commit at once, one has the commit."""
+    there = catalog.load(ORDERS)
+    outcomes = raced([write(ORDERS, there) for _ in range(8)], catalog.commit)
+    (won,) = (snapshot for snapshot, how in outcomes.items() if how is Outcome.WON)
+    assert set(outcomes.values()) == {Outcome.WON, Outcome.LOST}
+    assert main_of(catalog.load(ORDERS)) == won
