@@ -292,6 +292,8 @@ def test_what_show_prints_reads_the_cut_in_spark_and_pyiceberg(pipeline, databas
     link, kept = snapshot.manifest, rows(snapshot)
     config = pipeline.folder / "lake.toml"
     config.write_text(machine("lake").replace('uri = "lake"', f'uri = "{pipeline.lake}"'))
+    # A session keeps a catalog that it has looked into once, also when its settings change: another test's lake.
+    spark = spark.newSession()
     for key, value in catalog_settings(pipeline.lake, "tuskline").items():
         spark.conf.set(key, value)
 
