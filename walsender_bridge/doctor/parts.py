@@ -19,7 +19,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.observability import lake_status, table_problems
 from walsender_bridge.observability.lake_chain import lake_chain
-from walsender_bridge.runtime import listening, pid_file
+from walsender_bridge.runtime import certificate_holder, listening, pid_file
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config, LakeSection, SourceSection
@@ -146,16 +146,27 @@ def of_hosts(settings: "Config") -> Iterator[Finding]:
                 cause=Cause.CONFIG,
             )
             continue
-        with suppress(ConfigError):  # `of_certificate` reports files that do not fit
-            if not files.names(host):
+        # `of_certificate` reports files that do not fit.
+        with suppress(ConfigError, PrivilegeError):
+            if what := _unnamed(files, host):
                 yield Finding(
                     "certificate",
                     str(files.certificate),
-                    f"it does not name {host}, the host of {key}: no client accepts it there",
+                    f"{what}, the host of {key}: no client accepts it there",
                     Severity.ERROR,
                     repair=f"issue one with `tuskline certs issue --host {host}`, or correct listen (docs/certificates.md)",
                     cause=Cause.CONFIG,
                 )
+
+
+def _unnamed(files: "TlsFiles", host: str) -> str:
+    """What the certificate lacks for a service of the log at this host, up to the host; empty: nothing. Raises as `load`."""
+    if not files.names(host):
+        return f"it does not name {host}"
+    names = files.load(ended=True).names
+    holder = certificate_holder.of_certificate({"subjectAltName": names})
+    what = certificate_holder.lacks_service_name(holder, names, [host])
+    return what and f"{what}, which stands for {host}"
 
 
 def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[Finding]:
