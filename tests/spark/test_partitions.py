@@ -1,14 +1,10 @@
 """Tables with partitions, sort orders and options of their own: equal to PostgreSQL in every engine, and pruned."""
 
-from contextlib import closing
-
-import pyarrow.parquet as pq
-import pytest
 from pyiceberg.table import StaticTable
 
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from tests.support.capture_stack import STREAM
-from tests.support.engines import assert_read_by_engines, connected, metadata_of
+from tests.support.engines import assert_read_by_engines, metadata_of
 from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
@@ -17,9 +13,9 @@ from walsender_bridge.postgres.table_patterns import Pattern
 ORDERS = (
     "CREATE TABLE orders (id int PRIMARY KEY, region text, at timestamptz, day date, note text, amount numeric(9, 2))",
     "ALTER TABLE orders ALTER region SET STORAGE EXTERNAL, ALTER note SET STORAGE EXTERNAL",
-    "INSERT INTO orders SELECT g, CASE g % 4 WHEN 0 THEN NULL ELSE repeat('r' || g % 4, 2000) END,"
-    " timestamptz '2024-01-01 23:30+00' + g * interval '5 hours', date '2024-01-01' + g % 3,"
-    " repeat('n', 3000), g * 1.25 FROM generate_series(1, 60) g",
+    """INSERT INTO orders SELECT g, CASE g % 4 WHEN 0 THEN NULL ELSE repeat('r' || g % 4, 2000) END,
+    timestamptz '2024-01-01 23:30+00' + g * interval '5 hours', date '2024-01-01' + g % 3,
+    repeat('n', 3000), g * 1.25 FROM generate_series(1, 60) g""",
     "CREATE TABLE bag (a int, t text)",
     "ALTER TABLE bag REPLICA IDENTITY FULL",
     "INSERT INTO bag SELECT g % 5, 't' || g % 3 FROM generate_series(1, 40) g",

@@ -37,8 +37,8 @@ def rewritten(target: Target, rewrite: Rewrite, path: str) -> tuple[FileInfo, ..
     Raises `CorruptError`.
     """
     schema = target.file_schema
-    # PostgreSQL's own column of this name has the name in the file.
-    if rewrite.row_ids and not {_ID, _UPDATED} & set(schema.names):
+    if rewrite.row_ids:
+        # No table of the lake has columns of these names (`schema_match.unusable`).
         for field in _KEPT:
             schema = schema.append(field)
     (partition,) = {file.partition for file in rewrite.files}
@@ -77,7 +77,7 @@ def _living(target: Target, rewrite: Rewrite, schema: pa.Schema) -> Iterator[pa.
             if len(alive):
                 with as_damage(data.name):
                     whole = file.read_row_group(group)
-                if known is not None and _ID in schema.names:
+                if known is not None:
                     whole = _with_ids(whole, known, begin)
                 whole = filled(whole, schema)
                 yield whole.select(schema.names).take(pa.array(alive)).cast(schema)

@@ -6,6 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 _MICROS_OF_DAY = 86_400_000_000
+#: That is written without a sign.
+_LAST_YEAR = 9999
 
 
 def json_value(value: pa.Scalar) -> Any:
@@ -29,6 +31,8 @@ def json_value(value: pa.Scalar) -> Any:
 
 
 def _date(days: int) -> str:
-    """A day, which may be in any year: one beyond 9999 has a sign."""
-    text = str(np.datetime64(days, "D"))
-    return f"+{text}" if len(text.partition("-")[0]) > 4 else text
+    """A day, which may be in any year: of four digits, or with a sign."""
+    year, month, day = str(np.datetime64(days, "D")).rsplit("-", 2)
+    number = int(year)
+    sign = "-" if number < 0 else "+" if number > _LAST_YEAR else ""
+    return f"{sign}{abs(number):04}-{month}-{day}"
