@@ -31,10 +31,9 @@ from spark_consumers.lake.format.iceberg_files import local
 from spark_consumers.lake.format.iceberg_read import read_snapshot
 from spark_consumers.lake.format.puffin import read_vector, write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableWrite
-from spark_consumers.lake.layout.evolution import CODEC
 from spark_consumers.lake.manifest import takeover
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
-from walsender_bridge.postgres.table_layout import TableLayout
+from walsender_bridge.postgres.table_layout import CODEC, TableLayout
 
 COLUMNS = pa.schema(
     [

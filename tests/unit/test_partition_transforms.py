@@ -1,6 +1,7 @@
 """Partition values of whole columns: those that PyIceberg has for each value."""
 
 import datetime as dt
+import math
 from decimal import Decimal
 
 import numpy as np
@@ -55,7 +56,7 @@ def internal(value):
     return (value - _EPOCH).days if isinstance(value, dt.date) else value
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL, ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "name"), ALL, ids=str)
 @settings(max_examples=30)
 @given(data=st.data())
 def test_a_transform_of_a_column_is_that_of_each_value(kind, name, data):
@@ -146,5 +147,5 @@ def test_floating_point_numbers_are_sorted_with_nan_above_all(values, descending
     found = [[*values, 1.0][i] for i in at]
     numbers = [v for v in found if v is not None]
     assert found == [*numbers, *[None] * (len(found) - len(numbers))]
-    keys = [(v != v, 0.0 if v != v else v) for v in numbers]
+    keys = [(math.isnan(v), 0.0 if math.isnan(v) else v) for v in numbers]
     assert keys == sorted(keys, reverse=descending)

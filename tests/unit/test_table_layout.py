@@ -3,10 +3,13 @@
 import pytest
 
 from walsender_bridge.postgres.table_layout import (
+    CODEC,
+    LEVEL,
     LayoutRule,
     PartitionField,
     SortField,
     TableLayout,
+    compression,
     layout_of,
     refusal,
 )
@@ -100,6 +103,25 @@ def test_properties_that_the_lake_depends_on_are_refused_by_name(name):
 def test_other_properties_are_the_user_s():
     for name in ("write.parquet.compression-codec", "write.target-file-size-bytes", "team"):
         assert not refusal(name)
+
+
+@pytest.mark.parametrize(
+    ("codec", "level", "found"),
+    [
+        ("gzip", "9", ("gzip", 9)),
+        ("uncompressed", None, ("none", None)),
+        ("zip", None, "'zip' is none of zstd"),
+        ("zstd", "23", "'23' is no level of zstd: its levels are 1 to 22"),
+        ("snappy", "1", "'1' is no level of snappy: it has no levels"),
+    ],
+)
+def test_compression_is_one_that_parquet_has(codec, level, found):
+    options = {CODEC: codec} | ({LEVEL: level} if level else {})
+    if isinstance(found, tuple):
+        assert compression(dict(TableLayout.parse(options=options).options)) == found
+        return
+    with pytest.raises(ValueError, match=found):
+        TableLayout.parse(options=options)
 
 
 def test_the_first_rule_that_matches_a_table_holds_for_it():

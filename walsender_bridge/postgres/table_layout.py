@@ -117,6 +117,7 @@ class TableLayout:
             refused = refusal(name)
             if refused:
                 raise ValueError(f"option {name!r} {refused}")
+        compression(options or {})
         return cls(fields, columns, tuple(sorted((options or {}).items())))
 
 
@@ -158,6 +159,36 @@ _REFUSED: Final = {
 def refusal(name: str) -> str:
     """Why an option cannot be set, and what to do instead; nothing if it can."""
     return next((why for begin, why in _REFUSED.items() if name.startswith(begin)), "")
+
+
+CODEC: Final = "write.parquet.compression-codec"
+LEVEL: Final = "write.parquet.compression-level"
+#: Codecs of Parquet by Iceberg's names, what Arrow calls them, and the levels that they have.
+_CODECS: Final = {
+    "zstd": ("zstd", range(1, 23)),
+    "snappy": ("snappy", range(0)),
+    "gzip": ("gzip", range(1, 10)),
+    "lz4": ("lz4", range(0)),
+    "brotli": ("brotli", range(1, 12)),
+    "uncompressed": ("none", range(0)),
+}
+
+
+def compression(properties: Mapping[str, str]) -> tuple[str, int | None]:
+    """How a table with these properties is compressed, in Arrow's words, and at which level.
+
+    Raises `ValueError` for what Parquet does not have.
+    """
+    codec, level = properties.get(CODEC, "zstd"), properties.get(LEVEL)
+    if codec not in _CODECS:
+        raise ValueError(f"option {CODEC!r}: {codec!r} is none of {', '.join(_CODECS)}")
+    name, levels = _CODECS[codec]
+    if level is None:
+        return name, None
+    if not level.isdecimal() or int(level) not in levels:
+        known = f"its levels are 1 to {levels[-1]}" if levels else "it has no levels"
+        raise ValueError(f"option {LEVEL!r}: {level!r} is no level of {codec}: {known}")
+    return name, int(level)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,22 +19,11 @@ from walsender_bridge.postgres.table_layout import (
     PartitionField,
     SortField,
     TableLayout,
+    compression,
 )
 
 #: The property that has the names of the options that the configuration has set.
 OPTIONS = "tuskline.options"
-CODEC, LEVEL = "write.parquet.compression-codec", "write.parquet.compression-level"
-#: Codecs of Parquet by Iceberg's names, and what Arrow calls them.
-_CODECS = {
-    "zstd": "zstd",
-    "snappy": "snappy",
-    "gzip": "gzip",
-    "lz4": "lz4",
-    "brotli": "brotli",
-    "uncompressed": "none",
-}
-#: Codecs that have a level.
-_LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10), "brotli": range(1, 12)}
 
 _Json = Mapping[str, Any]
 
@@ -105,16 +94,6 @@ def check(wanted: TableLayout, columns: pa.Schema, where: str) -> None:
     for each in wanted.sort:
         if pa.types.is_nested(columns.field(each.column).type):
             raise _unfit(f"sort field {each.column}: an array has no order", where)
-    options = dict(wanted.options)
-    codec = options.get(CODEC, "zstd").lower()
-    if codec not in _CODECS:
-        raise _unfit(f"{CODEC}: there is no codec {codec!r}", where)
-    if LEVEL in options and not _is_level(codec, options[LEVEL]):
-        raise _unfit(f"{LEVEL}: {options[LEVEL]!r} is no level of {codec}", where)
-
-
-def _is_level(codec: str, text: str) -> bool:
-    return text.isdecimal() and int(text) in _LEVELS.get(codec, ())
 
 
 def _unfit(what: str, where: str) -> NotSupportedError:
@@ -177,8 +156,7 @@ def arrangement(there: Layouts) -> Arrangement:
     """How files of the table are written, as its metadata says."""
     names = {number: name for name, number in there.ids.items()}
     spec = next(spec for spec in there.specs if spec["spec-id"] == there.spec)
-    codec = _CODECS.get(there.properties.get(CODEC, "zstd").lower(), "zstd")
-    level = there.properties.get(LEVEL)
+    codec, level = compression(there.properties)
     return Arrangement(
         spec=there.spec,
         fields=tuple(
@@ -193,7 +171,7 @@ def arrangement(there: Layouts) -> Arrangement:
             for f in there.order["fields"]
         ),
         codec=codec,
-        level=int(level) if level is not None and _is_level(codec, level) else None,
+        level=level,
     )
 
 
