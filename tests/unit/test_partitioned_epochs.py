@@ -86,11 +86,15 @@ def test_rows_are_those_of_the_model_and_files_of_their_partitions(epochs):
         for number, (arrangement, how, small, changes) in enumerate(epochs):
             target = target_of(Path(folder), number, arrangement, how)
             scratch = f"{folder}/scratch-{number}"
+            before = set(disk.files)
             disk.apply(
                 target, staged_of(target, scratch, model, changes), scratch, small_files=small
             )
             model = {k: row for k, row in {**model, **changes}.items() if row is not None}
             assert_is(disk, model)
+            for file in (disk.files[name] for name in disk.files.keys() - before):
+                assert parsed(file.partition)[0] == arrangement.spec
+                assert file.order == arrangement.order
             if how == "copied":
                 assert not disk.vectors
             assert_index_can_be_built_again(disk)
@@ -137,3 +141,21 @@ def assert_index_can_be_built_again(disk: TableOnDisk) -> None:
     with open_runs(str(disk.folder), [run.name for run in whole.runs]) as runs:
         again = [file for run in runs for file in run.tables.files]
     assert {f.name: f.partition for f in again} == {f.name: f.partition for f in files}
+
+
+def test_small_files_become_one_within_their_partition_only(tmp_path):
+    disk, model = TableOnDisk(tmp_path / "t"), {}
+
+    def files_after(number, changes, small):
+        target = target_of(tmp_path, number, ARRANGEMENTS[1], "vectors")
+        scratch = str(tmp_path / f"scratch-{number}")
+        disk.apply(target, staged_of(target, scratch, model, changes), scratch, small_files=small)
+        model.update(changes)
+        return sorted(file.partition for file in disk.files.values())
+
+    a, b, none = '1:{"1000":"a"}', '1:{"1000":"b"}', "1:{}"
+    assert files_after(1, {1: ("a", 0), 2: ("b", 0), 3: (None, 0)}, 1) == sorted([a, b, none])
+    assert files_after(2, {4: ("a", 0), 5: (None, 1)}, 2) == sorted([a, a, b, none, none])
+    # Those that are many are so before the epoch's own come.
+    assert files_after(3, {6: ("b", 0)}, 1) == sorted([a, b, b, none])
+    assert_is(disk, model)
