@@ -11,9 +11,11 @@
 A table without which epochs continue is `stale`, and a reader gets it only by asking for that (`reader.read`): so a
 transaction is in all tables that a snapshot gives, or in none, whatever is set here.
 
-`deletes` has two values, by table (`stream.schema.table`) and for all others as `default`:
+`deletes` has three values, by table (`stream.schema.table`) and for all others as `default`:
 
 - `vectors` (the default): removed rows are named by deletion vectors, at the cost of the changes.
+- `position-deletes`: removed rows are named by files of positions, at about the same cost, for engines that know version 2 of
+  Iceberg's format. A table that is in version 3 stays there, and gets vectors, until it is copied again.
 - `copy-on-write`: data files with removed rows are written again, for engines that do not apply deletion vectors. An epoch
   costs as much as the data files that it touches.
 """
@@ -25,12 +27,21 @@ from spark_consumers.lake.manifest.chain import Manifest
 from spark_consumers.lake.manifest.table_version import HELD, LIVE, STALE, TableVersion
 
 HOLD, WAIT_FOR_COPY, GO_ON = "hold", "wait_for_copy", "go_on"
-VECTORS, COPY_ON_WRITE = "vectors", "copy-on-write"
+VECTORS, POSITION_DELETES, COPY_ON_WRITE = "vectors", "position-deletes", "copy-on-write"
+
+
+def _choice(deletes: Mapping[str, str], name: str) -> str:
+    return deletes.get(name, deletes.get("default", VECTORS))
 
 
 def copies_on_write(deletes: Mapping[str, str], name: str) -> bool:
     """Whether no data file of this table (`stream.schema.table`) is to have removed rows."""
-    return deletes.get(name, deletes.get("default", VECTORS)) == COPY_ON_WRITE
+    return _choice(deletes, name) == COPY_ON_WRITE
+
+
+def deletes_by_position(deletes: Mapping[str, str], name: str) -> bool:
+    """Whether the removed rows of this table (`stream.schema.table`) are to be in files of positions."""
+    return _choice(deletes, name) == POSITION_DELETES
 
 
 def to_copy_on_write(deletes: Mapping[str, str], tables: Mapping[str, TableVersion]) -> set[str]:

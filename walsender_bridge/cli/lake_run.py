@@ -104,6 +104,7 @@ def _drive(settings: Config) -> None:
                     progress=bars.show,
                     on_unrepresentable_value=lake.on_unrepresentable_value,
                     deletes=lake.deletes,
+                    layouts=[section.rule for section in lake.tables],
                     failing=lambda error: lake_status.write(settings.run_dir, error),
                 ).run(stop)
         finally:

@@ -14,7 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from walsender_bridge.postgres.table_patterns import Choice
+from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
+from walsender_bridge.postgres.table_patterns import Choice, Pattern
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 
@@ -210,6 +211,35 @@ class LogServerSection(_Section):
     data_dir: Path | None = None
 
 
+class LakeTablesSection(_Section):
+    """`[[lake.tables]]`: partitions, order of rows and Iceberg's table properties of the tables that match a pattern."""
+
+    #: As in the `tables` of a source: schema.table, with `*`.
+    pattern: str
+    #: The source of the tables; by default all.
+    source: StreamName | None = None
+    #: Columns, or transforms of columns: `region`, `day(created_at)`, `bucket(16, id)`.
+    partition: tuple[str, ...] = ()
+    #: Columns by which the rows of a data file are sorted: `created_at DESC NULLS LAST`.
+    sort: tuple[str, ...] = ()
+    #: Iceberg's table properties.
+    options: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _is_rule(self) -> Self:
+        _ = self.rule
+        return self
+
+    @property
+    def rule(self) -> LayoutRule:
+        """The section as the lake takes it."""
+        pattern = Pattern.parse(self.pattern)
+        if pattern.excludes:
+            raise ValueError(f"{self.pattern!r}: a pattern of tables that are meant has no '!'")
+        layout = TableLayout.parse(self.partition, self.sort, self.options)
+        return LayoutRule(pattern, layout, self.source)
+
+
 class LakeSection(_Section):
     """`[lake]`: where the tables are published, and how often."""
 
@@ -232,9 +262,11 @@ class LakeSection(_Section):
     #: The handling of rows with an unrepresentable value, by `stream.schema.table`, or `default` for
     #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is quarantined).
     on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}
-    #: How rows are removed from a table, by `stream.schema.table`, or `default` for all others: by deletion vectors, or by
-    #: writing data files again, for engines that do not apply vectors.
-    deletes: dict[str, Literal["vectors", "copy-on-write"]] = {}
+    #: How rows are removed from a table, by `stream.schema.table`, or `default` for all others: by deletion vectors, or, for
+    #: engines that do not apply vectors, by position deletes or by writing data files again.
+    deletes: dict[str, Literal["vectors", "position-deletes", "copy-on-write"]] = {}
+    #: How the rows of tables are laid out: the first section whose pattern matches a table.
+    tables: tuple[LakeTablesSection, ...] = ()
     #: Spark's master for `tuskline lake run`; by default what Spark's own settings say, or else local[2]. Under spark-submit its
     #: master wins.
     spark_master: str | None = None

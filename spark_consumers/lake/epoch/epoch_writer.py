@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, text_columns
 from spark_consumers.lake.concurrently import each
+from spark_consumers.lake.epoch.arranged import arranged, by_position
 from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
@@ -48,6 +49,7 @@ from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
 from spark_consumers.lake.index import build as index
 from spark_consumers.lake.index.run_format import Run
+from spark_consumers.lake.layout.arrangement import Arrangement
 from spark_consumers.lake.manifest.chain import LIVE, Chain, Manifest, TableVersion
 from spark_consumers.lake.policy import copies_on_write, to_copy_on_write
 from spark_consumers.lake.tables import fault as table_fault
@@ -60,6 +62,7 @@ from spark_consumers.spark.slots import slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.pgoutput import Column
+from walsender_bridge.postgres.table_layout import LayoutRule
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -118,6 +121,7 @@ class EpochWriter:
         unchanged: Callable[[LogStatus], None],
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
+        layouts: Sequence[LayoutRule] = (),
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -128,9 +132,10 @@ class EpochWriter:
         self._unchanged = unchanged
         self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._deletes = deletes or {}
+        self._rules = layouts
         self._attempt = 0
         #: By the table's path and schema hash.
-        self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
+        self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema, Arrangement, bool]] = {}
         #: Tables as the executors get them, each with what it depends on.
         self._packed: dict[str, tuple[tuple[object, ...], PackedTable]] = {}
         self._wrote_one = threading.Event()
@@ -345,8 +350,10 @@ class EpochWriter:
             wanted = wanted or [name for name in columns.names if name not in hidden]
             columns = pa.schema([columns.field(column) for column in wanted])
             files = pa.schema([files.field(column) for column in [*wanted, *hidden]])
-            self._schemas[path, table.schema_hash] = columns, files
-        columns, file_schema = self._schemas[path, table.schema_hash]
+            arrangement = arranged(self._format, name, path, self._term, self._rules)
+            position = by_position(self._format, self._deletes, name, path)
+            self._schemas[path, table.schema_hash] = columns, files, arrangement, position
+        columns, file_schema, arrangement, position = self._schemas[path, table.schema_hash]
         return Target(
             name=name,
             relation=name.partition(".")[2],
@@ -361,6 +368,8 @@ class EpochWriter:
             quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
             retry_quarantined=table.retry_quarantined,
             copy_on_write=copies_on_write(self._deletes, name),
+            by_position=position,
+            arrangement=arrangement,
         )
 
     def _run(
@@ -447,6 +456,7 @@ class EpochWriter:
         finding = [task.target.name for task in unknown]
         for one in self._run(run_removal, unknown, plan, "find removed rows", finding):
             drafts[one.table].found(one)
+        self._with_row_ids(plan, {n: drafts[n] for n in names if drafts[n].removed.rewrites})
         work = [task for name in names for task in drafts[name].completing()]
         completing = {task.target.name for task in work}
         for done in self._run(run_complete, work, plan, "complete rows", completing):
@@ -456,6 +466,14 @@ class EpochWriter:
         for indexed in self._run(run_index, last, plan, "update row index", indexing):
             drafts[indexed.table].indexed(indexed)
         return [name for name in names if drafts[name].damage]
+
+    def _with_row_ids(self, plan: EpochPlan, drafts: Mapping[str, Draft]) -> None:
+        """Give these drafts the ids of the rows that are rewritten."""
+
+        def ask(name: str, draft: Draft) -> None:
+            draft.row_ids = self._format.row_ids(self._path(plan.tables[name]), draft.base)
+
+        self._each_of(plan, list(drafts.items()), ask)
 
     def _build_indexes(
         self,
@@ -486,7 +504,11 @@ class EpochWriter:
             if keys:
                 # First a snapshot with the same rows and vectors in place of an earlier version's files of keys, then the
                 # epoch's own on top of it.
-                gone = [FileInfo(f.path, f.rows, f.size) for f in files if f.name in whole.gone]
+                gone = [
+                    FileInfo(f.path, f.rows, f.size, f.partition)
+                    for f in files
+                    if f.name in whole.gone
+                ]
                 same = TableWrite(
                     plan.version,
                     draft.base,
@@ -527,7 +549,9 @@ class EpochWriter:
             rows=draft.rows,
             vectors=removed.vectors,
             replaced=removed.replaced,
-            removed=[FileInfo(f"{path}/{f.name}", f.rows, f.size) for f in removed.gone],
+            removed=[
+                FileInfo(f"{path}/{f.name}", f.rows, f.size, f.partition) for f in removed.gone
+            ],
             truncate=staged.truncated,
             count=count,
         )

@@ -55,6 +55,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
+from walsender_bridge.postgres.table_layout import LayoutRule
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -98,8 +99,8 @@ class Lakehouse:
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
     a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
-    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors` or
-    `copy-on-write`, likewise (`policy`). `failing` is called with the error of each failed round, and with None when the
+    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors`,
+    `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out. `failing` is called with the error of each failed round, and with None when the
     next one has succeeded. `store`: how a bucket is reached.
     """
 
@@ -120,6 +121,7 @@ class Lakehouse:
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
+        layouts: Sequence[LayoutRule] = (),
         failing: Callable[[TusklineError | None], None] | None = None,
         store: StoreOptions = FROM_ENVIRONMENT,
     ) -> None:
@@ -152,6 +154,7 @@ class Lakehouse:
         self._progress = progress
         self._on_unrepresentable_value = dict(on_unrepresentable_value or {})
         self._deletes = dict(deletes or {})
+        self._layouts = tuple(layouts)
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
     def run(self, stop: threading.Event) -> None:
@@ -450,10 +453,11 @@ class Lakehouse:
             unchanged=self._log.unchanged,
             on_unrepresentable_value=self._on_unrepresentable_value,
             deletes=self._deletes,
+            layouts=self._layouts,
         )
         copier = TableCopier(
             *(self._spark, self._chain.root, self._format),
-            *(self._on_unrepresentable_value, self._deletes),
+            *(self._on_unrepresentable_value, self._deletes, self._layouts),
         )
         pins = Pins(self._chain, self._format)
         tables = TableWork(
