@@ -365,6 +365,7 @@ class Lakehouse:
         """Fence every earlier writer, in the chain first and then in each table."""
         requirements.check(self._spark)
         executors.check(self._spark, self._chain.root)
+        self._standby.confirm()
         status = self._log.status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
         catalog = FolderCatalog(self._chain.root)

@@ -6,7 +6,7 @@ import time
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain
 from spark_consumers.lake.writer.presence import Presence
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import logs
 
 #: Seconds between two looks of a driver at work whether a later one has come. One look is one small record.
@@ -39,6 +39,15 @@ class Standby:
         self.waits_for = found
         self.decided = None if found is not None else term
         return found is not None
+
+    def confirm(self) -> None:
+        """Look once more, if this driver has looked: what is done before a takeover takes seconds. Raises `FencedError`."""
+        if self.decided is not None and self.stands_by():
+            raise FencedError(
+                "another driver has come to life",
+                where=self._chain.store.location,
+                repair="no action is needed: that driver continues",
+            )
 
     def check(self, term: int) -> None:
         """Raise `FencedError` if a later writer than that of `term` has come; looks once a second.

@@ -62,6 +62,7 @@ class _Driver:
     head: Link | None = None
     #: What it took for the time and the term of its decision to take over, and when its checks are done.
     decided: tuple[float, int] | None = None
+    began: float = 0.0
     #: A stopped one is in the middle of a takeover: it goes on with this when it wakes up.
     under_way: tuple[takeover.Steps[takeover.Taken[Link]], takeover.Effect] | None = None
     starts: int = 0
@@ -205,7 +206,7 @@ class Supervised:
             elif driver.under_way is not None:
                 self._go_on(driver, now)
             elif driver.decided is not None:
-                if driver.decided[0] <= now:
+                if driver.decided[0] <= now and not self._thinks_better(driver, now):
                     self._begin(driver, now)
             else:
                 self._look(driver, now)
@@ -222,6 +223,12 @@ class Supervised:
         seen = now - (self.random.uniform(0.0, 2.0) if now < TROUBLE else 0.0)
         if driver.standby.waits_for(term, self._signs(driver, now), seen) is None:
             driver.decided = now + self.random.uniform(0.0, _CHECKS), term
+
+    def _thinks_better(self, driver: _Driver, now: float) -> bool:
+        """As `Standby.confirm`."""
+        driver.decided = None
+        self._look(driver, now)
+        return driver.decided is None
 
     def _work(self, driver: _Driver, now: float) -> None:
         assert driver.head is not None
@@ -246,7 +253,7 @@ class Supervised:
 
         assert driver.decided is not None
         steps = takeover.take_over(propose, None, driver.decided[1])
-        driver.decided = None
+        driver.decided, driver.began = None, now
         driver.under_way = steps, next(steps)
         self._go_on(driver, now)
 
@@ -271,5 +278,7 @@ class Supervised:
             return  # it has ended
         if max(older.starts_at, older.stopped_until, older.cut_off_until) > now:
             return
+        if max(driver.stopped_until, driver.cut_off_until) > driver.began:
+            return  # suspended behind the last look that it can take
         if now - max(older.well_since, older.stopped_until) > WELL:
             raise ViolationError(f"{older.name} lives, and {driver.name} takes over at {now}")
