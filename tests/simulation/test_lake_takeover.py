@@ -10,9 +10,9 @@ from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.takeover import DriverWait, Sign
 from tests.support.lake.drivers import Driver
 from tests.support.lake.explorer import begun, explore, with_links_given_up
-from tests.support.lake.mutants import NAMES, mutant, without_lease
+from tests.support.lake.mutants import LEASES, NAMES, lease_mutant, mutant
 from tests.support.lake.store import ViolationError
-from tests.support.lake.supervised import Supervised
+from tests.support.lake.supervised import Place, Supervised
 
 SEEDS, MORE_SEEDS = 8, 300
 
@@ -77,35 +77,69 @@ def test_what_a_driver_killed_anywhere_left_in_tables_is_found() -> None:
     assert effects > 30
 
 
+@pytest.mark.parametrize("place", Place)
 @pytest.mark.parametrize("drivers", [2, 3])
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MORE_SEEDS, marks=pytest.mark.long)])
-def test_35_drivers_under_supervision_settle_on_one(drivers: int, seeds: int, seed: int) -> None:
+def test_35_drivers_under_supervision_settle_on_one(
+    drivers: int, seeds: int, place: Place, seed: int
+) -> None:
     for number in range(seeds):
         print(f"seed {seed + number}")
-        Supervised(drivers, seed + number).run()
+        Supervised(drivers, seed + number, place).run()
 
 
-def test_35_without_the_lease_they_take_turns(seed: int) -> None:
-    with without_lease(), pytest.raises(ViolationError, match="not settled"):
-        Supervised(2, seed).run()
+@pytest.mark.parametrize("name", LEASES)
+def test_35_the_simulation_finds_the_mutant(name: str, seed: int) -> None:
+    with lease_mutant(name), pytest.raises(ViolationError) as found:
+        for number in range(MORE_SEEDS):
+            for place in Place:
+                Supervised(3, seed + number, place).run()
+    print(found.value)
+
+
+def test_35_a_driver_at_work_that_does_not_look_goes_on_beside_its_successor(seed: int) -> None:
+    with pytest.raises(ViolationError, match="is at work still"):
+        for number in range(MORE_SEEDS):
+            Supervised(2, seed + number, looks=False).run()
 
 
 def test_35_a_driver_waits_for_signs_of_life_and_not_for_a_clock() -> None:
     standby = DriverWait(lease=10.0)
+    looks = iter(range(1000))
 
-    def waits(now: float, **signs: Sign) -> str | None:
-        return standby.waits_for(3, signs, now)
+    def waits(seconds: float, **signs: Sign) -> str | None:
+        """After looking on for so many seconds."""
+        found: str | None = None
+        for _ in range(int(seconds)):
+            found = standby.waits_for(3, signs, float(next(looks)))
+        return found
 
-    assert waits(0.0, a=Sign(3, b"1")) == "a"
-    assert waits(9.0, a=Sign(3, b"2")) == "a"
-    assert waits(18.0, a=Sign(3, b"2")) == "a"
-    assert waits(19.0, a=Sign(3, b"2")) is None
+    assert waits(1, a=Sign(3, b"1")) == "a"
+    assert waits(9, a=Sign(3, b"2")) == "a"
+    assert waits(1, a=Sign(3, b"2")) == "a"
+    assert waits(1, a=Sign(3, b"2")) is None
     # It goes on: another driver's look begins anew.
-    assert waits(20.0, a=Sign(3, b"3")) == "a"
+    assert waits(1, a=Sign(3, b"3")) == "a"
     # One that is dead, one that was overtaken, one that waits itself.
-    assert waits(21.0, b=Sign(3, b"1", is_dead=True), c=Sign(2, b"1"), d=Sign(0, b"1")) is None
+    assert waits(1, b=Sign(3, b"1", is_dead=True), c=Sign(2, b"1"), d=Sign(0, b"1")) is None
     # One that is about to take over.
-    assert waits(22.0, e=Sign(4, b"1")) == "e"
+    assert waits(1, e=Sign(4, b"1")) == "e"
+
+
+def test_35_a_driver_that_could_not_look_has_not_seen_silence() -> None:
+    standby = DriverWait(lease=10.0)
+    assert standby.waits_for(3, {"a": Sign(3, b"1")}, 0.0) == "a"
+    # The store did not answer, or this process was suspended; so may the other one have been.
+    assert standby.waits_for(3, {"a": Sign(3, b"1")}, 600.0) == "a"
+
+
+def test_35_a_free_lock_of_another_machine_is_no_death_while_there_are_beats() -> None:
+    standby = DriverWait(lease=10.0, unlocked_lease=3.0)
+    for second in range(30):
+        beats = {"a": Sign(3, str(second).encode(), is_unlocked=True)}
+        assert standby.waits_for(3, beats, float(second)) == "a"
+    found = [standby.waits_for(3, beats, 30.0 + second) for second in range(4)]
+    assert found == ["a", "a", None, None]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.leases import Leases
 from spark_consumers.lake.writer.presence import Presence
+from spark_consumers.lake.writer.standby import Standby
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
@@ -568,8 +569,8 @@ def test_35_a_takeover_that_was_overtaken_gives_way(pipeline, database, monkeypa
         older.run_once()
     assert (been[0].term, pipeline.head().term) == (2, 3)
     # Under supervision it waits from then on, for as long as the newer one is at work.
-    assert older._stands_by()
-    assert older._waits_for == newer._presence.name
+    assert older._standby.stands_by()
+    assert older._standby.waits_for == newer._presence.name
     assert_equal(database.dsn, pipeline.flush(newer))
 
 
@@ -584,13 +585,13 @@ def test_35_a_takeover_that_lost_its_link_to_another_gives_way(pipeline, monkeyp
 def test_35_two_drivers_under_supervision_settle_on_one(pipeline, database, monkeypatch):
     monkeypatch.setattr("spark_consumers.lake.writer.pipeline._STANDBY", 0.05)
     looks: dict[str, int] = {}
-    look = Lakehouse._stands_by
+    look = Standby.stands_by
 
     def counted(self):
         looks[self._presence.name] = looks.get(self._presence.name, 0) + 1
         return look(self)
 
-    monkeypatch.setattr(Lakehouse, "_stands_by", counted)
+    monkeypatch.setattr(Standby, "stands_by", counted)
     pipeline.house.close()
 
     def supervised(stop):

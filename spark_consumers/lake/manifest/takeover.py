@@ -34,6 +34,10 @@ from walsender_bridge.runtime.invariants import Invariant
 ATTEMPTS = 20
 #: Seconds after which a driver that gives no sign of life may be taken over.
 LEASE = 15.0
+#: The same where the lock on its sign is free, too, but locks there may be invisible from here: a few beats.
+UNLOCKED_LEASE = 3.0
+#: Seconds that pass between two looks, at most, as far as silence is concerned.
+_LOOK = 2.0
 
 _TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:copy|skip)-t(\d+)-")
 _COPY = re.compile(r"%t\d+-[0-9a-f]+$")
@@ -365,12 +369,13 @@ class Taken(Generic[_L]):
 
 
 def take_over(
-    propose: Callable[[_L | None, int], _L], ours: _L | None = None
+    propose: Callable[[_L | None, int], _L], ours: _L | None = None, decided: int | None = None
 ) -> Generator[Effect, Any, Taken[_L]]:
     """Fence every earlier writer, in the chain first and then in each table.
 
     `propose` makes the takeover's link after the head, under this term. `ours`: the link of this writer's last attempt, which failed
-    behind it; while nobody has taken over since, it is gone on from. Raises `FencedError` if a later writer came,
+    behind it; while nobody has taken over since, it is gone on from. `decided`: the newest term when the takeover was
+    decided on; a writer of a later one is not taken over, as nobody has looked whether it lives. Raises `FencedError` if a later writer came,
     `CorruptError` if links at the chain's end are lost: their numbers and terms may be another writer's still, and
     readers have seen their epochs.
     """
@@ -384,6 +389,8 @@ def take_over(
         if before is not None and ours is not None and before.term == ours.term:
             head = before
             break
+        if decided is not None and before is not None and before.term > decided:
+            raise overtaken(before.term)
         head = propose(before, next_term(before.term if before is not None else 0, used))
         newest = yield Publish(head, before)
         if newest is None:
@@ -515,34 +522,43 @@ class Sign:
     """A driver's sign of life as it was found.
 
     `term`: under which it writes, or tries to take over. `beat` changes for as long as it lives. `is_dead`:
-    its process is known to be gone.
+    its process is known to be gone. `is_unlocked`: its lock is free, as far as can be seen from here.
     """
 
     term: int
     beat: bytes
     is_dead: bool = False
+    is_unlocked: bool = False
 
 
 @dataclass
 class DriverWait:
-    """Waits for a driver that is at work. Times are the caller's monotonic seconds; no two clocks are compared."""
+    """Waits for a driver that is at work. Times are the caller's monotonic seconds; no two clocks are compared.
+
+    A driver's silence is counted from look to look, and a pause between two counts for little: while this process was
+    suspended, or the store did not answer, a living driver was not seen either.
+    """
 
     lease: float = LEASE
+    unlocked_lease: float = UNLOCKED_LEASE
+    #: By name: the beat, and for how long it has not changed.
     _seen: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+    _looked_at: float | None = None
 
     def waits_for(self, term: int, signs: Mapping[str, Sign], now: float) -> str | None:
         """The driver that has the lake or is about to; None: a takeover may be tried.
 
-        `term` is the newest link's, `signs` are those of all other drivers, by name.
+        `term` is the newest link's, `signs` are those of all other drivers, by name, `now` is from before either was read.
         """
-        found = None
+        passed = min(now - self._looked_at, _LOOK) if self._looked_at is not None else 0.0
+        self._looked_at = now
+        found, seen = None, {}
         for name, sign in signs.items():
-            beat, since = self._seen.get(name, (None, now))
-            if beat != sign.beat:
-                since = now
-            self._seen[name] = sign.beat, since
-            if not sign.is_dead and 0 < sign.term >= term and now - since < self.lease:
+            beat, silence = self._seen.get(name, (None, 0.0))
+            silence = silence + passed if beat == sign.beat else 0.0
+            seen[name] = sign.beat, silence
+            lease = self.unlocked_lease if sign.is_unlocked else self.lease
+            if not sign.is_dead and 0 < sign.term >= term and silence < lease:
                 found = name
-        for name in set(self._seen) - set(signs):
-            del self._seen[name]
+        self._seen = seen
         return found

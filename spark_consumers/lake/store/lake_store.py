@@ -62,7 +62,10 @@ class HeldRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """A record that a process holds or held. `is_dead`: its process is known to be gone; only a store with locks knows."""
+    """A record that a process holds or held. `is_dead`: its lock is free, so its process is gone; only a store with locks knows.
+
+    A process outside of the holder's `LakeStore.lock_domain` may find a lock free that is held.
+    """
 
     name: str
     content: bytes
@@ -83,6 +86,10 @@ class LakeStore(Protocol):
     @property
     def has_locks(self) -> bool:
         """Whether it knows dead processes by their locks. If not, a dead one's record is one that does not change any more."""
+
+    @property
+    def lock_domain(self) -> str:
+        """The processes of which this one sees the locks have the same; empty without locks."""
 
     @property
     def pause(self) -> float:

@@ -39,11 +39,21 @@ class Silence:
 
 
 class Living:
-    """The records in one folder of a lake, as one process sees them. `clock` counts seconds."""
+    """The records in one folder of a lake, as one process sees them. `clock` counts seconds.
+
+    `beat`: processes change their records also where there are locks. Then a free lock is believed if the record has not
+    changed since the last look: a lock of another machine may be invisible.
+    """
 
     def __init__(
-        self, store: LakeStore, folder: str, clock: Callable[[], float] = time.monotonic
+        self,
+        store: LakeStore,
+        folder: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        beat: bool = False,
     ) -> None:
+        self._beat = beat
         self._store = store
         self._folder = folder
         self._clock = clock
@@ -56,7 +66,8 @@ class Living:
         silent = self._silence.of({n: record.content for n, record in found.items()}, now)
         for name in list(found):
             beats_no_more = not self._store.has_locks and silent[name] >= DEAD_AFTER
-            if found[name].is_dead or beats_no_more:
+            is_dead = found[name].is_dead and (not self._beat or silent[name] > 0)
+            if is_dead or beats_no_more:
                 self._store.remove(f"{self._folder}/{name}")
                 del found[name]
         return list(found.values())

@@ -9,6 +9,7 @@ import fcntl
 import os
 import uuid
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from spark_consumers.lake.store.drafts import Drafts
@@ -27,6 +28,11 @@ class LocalStore:
         self.folder = root
         self.location = str(root)
         self._drafts = Drafts(root / STATE)
+
+    @property
+    def lock_domain(self) -> str:
+        """See `LakeStore`: those of the same kernel and mount. Many file systems of several machines keep locks to each of them."""
+        return f"{_kernel()} {(self.folder / STATE).stat().st_dev}"
 
     def create(self, name: str, content: bytes) -> Created:
         """See `LakeStore`; the outcome is always known here."""
@@ -145,6 +151,8 @@ class LockedFile:
     def write(self, content: bytes) -> None:
         """See `HeldRecord`. Of the same length, so that a full disk does not end it."""
         os.pwrite(self._file, content, 0)
+        # NFS sends what was written when a descriptor is closed; otherwise other machines would see it many seconds later.
+        os.close(os.dup(self._file))
 
     def is_lost(self) -> bool:
         """See `HeldRecord`."""
@@ -164,6 +172,15 @@ class LockedFile:
         """See `HeldRecord`. The lock is free when the parent ends."""
         os.close(self._file)
         self._file = -1
+
+
+@cache
+def _kernel() -> str:
+    """This kernel since its start; where that is not known, this process."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return uuid.uuid4().hex
 
 
 def _found(path: Path) -> FoundRecord:

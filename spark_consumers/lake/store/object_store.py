@@ -63,6 +63,7 @@ class ObjectStore:
     """
 
     has_locks = False
+    lock_domain = ""
     pause = 1.0
     folder = None
 

@@ -43,6 +43,7 @@ from spark_consumers.lake.writer.presence import Presence
 from spark_consumers.lake.writer.requests import Request
 from spark_consumers.lake.writer.retention import Retention, clock_after
 from spark_consumers.lake.writer.round_failures import RoundFailures
+from spark_consumers.lake.writer.standby import Standby
 from spark_consumers.lake.writer.table_work import TableWork
 from spark_consumers.spark import executors, requirements
 from spark_consumers.spark.session import is_alive
@@ -141,8 +142,7 @@ class Lakehouse:
         self._leases = Leases()
         self._poller = PublicationPoller(sources)
         self._presence = Presence(self._chain.store)
-        self._standby = takeover.DriverWait()
-        self._waits_for: str | None = None
+        self._standby = Standby(self._chain, self._presence)
         self._writer: _Writer | None = None
         #: The link of a takeover that failed behind it.
         self._takeover: Manifest | None = None
@@ -167,7 +167,7 @@ class Lakehouse:
         try:
             while not stop.is_set():
                 try:
-                    if self._writer is None and self._stands_by():
+                    if self._writer is None and self._standby.stands_by():
                         self._failures.went_well()  # The other one says how its rounds go.
                         stop.wait(max(_STANDBY, self._chain.store.pause))
                         continue
@@ -200,6 +200,7 @@ class Lakehouse:
         if not is_alive(self._spark):
             raise _jvm_ended()  # nothing else detects this while there is nothing to write
         writer = self._writer or self._take_over()
+        self._standby.check(writer.head.term)
         status = self._log.status()
         if adopt.wanted(self._chain, writer.head, status.log_id):
             self._forget(writer)
@@ -350,20 +351,10 @@ class Lakehouse:
 
     # -- taking over ------------------------------------------------------------------------------------
 
-    def _stands_by(self) -> bool:
-        """Whether another driver is at work, or about to be."""
-        head = self._chain.head()
-        term = head.term if head is not None else 0
-        found = self._standby.waits_for(term, self._presence.others(), time.monotonic())
-        if found != self._waits_for and found is not None:
-            log.info("standing by: another driver is active", driver=found, term=term)
-        self._waits_for = found
-        return found is not None
-
     def _refused(self, error: FencedError) -> TusklineError | None:
         """Why there is no takeover; None if another driver is at work, which says how its rounds go."""
         try:
-            if self._stands_by():
+            if self._standby.stands_by():
                 return None
         except TusklineError as found:
             return found
@@ -377,6 +368,7 @@ class Lakehouse:
         """Fence every earlier writer, in the chain first and then in each table."""
         requirements.check(self._spark)
         executors.check(self._spark, self._chain.root)
+        self._standby.confirm()
         status = self._log.status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
         catalog = FolderCatalog(self._chain.root)
@@ -408,7 +400,8 @@ class Lakehouse:
         try:
             if self._takeover is not None:
                 self._presence.claim(self._takeover.term)
-            taken = takeover.carry_out(takeover.take_over(propose, self._takeover), do)
+            steps = takeover.take_over(propose, self._takeover, self._standby.decided)
+            taken = takeover.carry_out(steps, do)
             head = taken.head
             writer = self._new_writer(head, site, clock)
             self._sweep(writer)
@@ -503,11 +496,7 @@ class Lakehouse:
             # A link may have been published although publishing it has failed.
             head = self._chain.head()
             if head is not None and head.term > self._writer.head.term:
-                raise FencedError(
-                    f"term {head.term} has taken over",
-                    where=str(self._chain.root),
-                    repair="no action is needed: the newer writer continues",
-                ) from error
+                raise takeover.overtaken(head.term) from error
             if head is not None and head.link > self._writer.head.link:
                 self._adopt(self._writer, head)
             elif (

@@ -2,8 +2,9 @@
 
 Each driver holds a record (`LakeStore.hold`) with its term and a counter that it increments every second. A record whose
 driver is known to be dead counts for nothing; one whose counter does not change belongs to a driver that died where
-nothing says so, that is suspended, or whose file system's locks do not work across machines (`takeover.DriverWait` decides).
-Safety does not depend on this: the term fences a writer.
+nothing says so, or that is suspended (`takeover.DriverWait` decides). A free lock is a proof of death among processes that
+see one another's locks (`LakeStore.lock_domain`, which is in the record); on many file systems those of another machine are
+invisible. Safety does not depend on this: the term fences a writer.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ DRIVERS = f"{STATE}/drivers"
 #: Seconds between two beats.
 _BEAT = 1.0
 #: A record's size from the start: a full disk does not end a sign of life.
-_SIZE = 128
+_SIZE = 256
 
 
 class Presence:
@@ -44,30 +45,32 @@ class Presence:
         """
         with self._lock:
             self._term = term
-            if self._record is not None and self._record.is_lost():
-                # The lake was replaced in its folder.
-                self._record.close()
-                self._record = None
-            if self._record is None:
-                # Where the file system has no locks, the beats have to do.
-                name = f"{DRIVERS}/{self.name}"
-                self._record = self._store.hold(name, self._sign(), locked=False)
-            else:
-                self._record.write(self._sign())
+            self._show()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sign of life", daemon=True)
                 self._thread.start()
 
+    def _show(self) -> None:
+        """Beat. One that is not there any more is made again: the lake was replaced in its folder, or somebody has removed it."""
+        if self._record is not None and self._record.is_lost():
+            self._record.close()
+            self._record = None
+        if self._record is not None:
+            self._record.write(self._sign())
+            return
+        # Where the file system has no locks, the beats have to do.
+        self._record = self._store.hold(f"{DRIVERS}/{self.name}", self._sign(), locked=False)
+
     def _run(self) -> None:
         while not self._stop.wait(_BEAT):
             with self._lock, contextlib.suppress(OSError, TusklineError):
-                if self._record is not None:
-                    self._record.write(self._sign())
+                self._show()
 
     def _sign(self) -> bytes:
         self._beat += 1
-        record = json.dumps({"term": self._term, "beat": self._beat, "pid": os.getpid()})
-        return record.ljust(_SIZE).encode()
+        record = {"term": self._term, "beat": self._beat, "pid": os.getpid()}
+        record["locks"] = self._store.lock_domain
+        return json.dumps(record).ljust(_SIZE).encode()
 
     def close(self) -> None:
         """Take the sign away: another driver need not wait."""
@@ -80,18 +83,22 @@ class Presence:
             self._record = None
 
     def others(self) -> dict[str, Sign]:
-        """The signs of all other drivers; those of dead ones are removed."""
+        """The signs of all other drivers; those of drivers that are known to be dead are removed."""
         found = [record for record in self._store.held(DRIVERS) if record.name != self.name]
-        for record in found:
-            if record.is_dead:
-                self._store.remove(f"{DRIVERS}/{record.name}")
-        return {record.name: _sign_in(record) for record in found}
+        signs = {record.name: sign_in(record, self._store.lock_domain) for record in found}
+        for name, sign in signs.items():
+            if sign.is_dead:
+                self._store.remove(f"{DRIVERS}/{name}")
+        return signs
 
 
-def _sign_in(record: FoundRecord) -> Sign:
+def sign_in(record: FoundRecord, lock_domain: str) -> Sign:
+    """The sign of life in this record, as it is seen by a process of that domain."""
     try:
-        term = int(json.loads(record.content)["term"])
-    except (ValueError, KeyError, TypeError):
+        content = json.loads(record.content)
+        term, locks = int(content["term"]), content.get("locks")
+    except (ValueError, KeyError, TypeError, AttributeError):
         # Read in the middle of a write: it lives.
-        term = 2**63
-    return Sign(term, record.content, is_dead=record.is_dead)
+        term, locks = 2**63, None
+    free = record.is_dead
+    return Sign(term, record.content, is_dead=free and locks == lock_domain, is_unlocked=free)

@@ -69,7 +69,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         self._readers = Readers(self.chain.store)
-        self._drivers = Living(self.chain.store, DRIVERS)
+        self._drivers = Living(self.chain.store, DRIVERS, beat=True)
         self._pins = Pins(self.chain, self.tables)
 
     @classmethod

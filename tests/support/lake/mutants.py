@@ -29,24 +29,24 @@ def _by_time_alone(change, where, *, clean=False):
     return done
 
 
-def _damage_ends_it(propose, ours=None):
+def _damage_ends_it(propose, ours=None, decided=None):
     """One damaged table ends the takeover of all."""
-    taken = yield from _take_over(propose, ours)
+    taken = yield from _take_over(propose, ours, decided)
     for error in taken.damaged.values():
         raise error
     return taken
 
 
-def _another_link(propose, ours=None):
+def _another_link(propose, ours=None, decided=None):
     """Each attempt publishes a link of its own."""
     del ours
-    return (yield from _take_over(propose))
+    return (yield from _take_over(propose, None, decided))
 
 
-def _used_read_late(propose, ours=None):
+def _used_read_late(propose, ours=None, decided=None):
     """Looks at the newest link first, and then at the terms in what writers made."""
     late = 0
-    steps = _take_over(lambda before, term: propose(before, max(term, late + 1)), ours)
+    steps = _take_over(lambda before, term: propose(before, max(term, late + 1)), ours, decided)
     effect = next(steps)
     try:
         while True:
@@ -61,9 +61,9 @@ def _used_read_late(propose, ours=None):
         return end.value
 
 
-def _asks_nobody(propose, ours=None):
+def _asks_nobody(propose, ours=None, decided=None):
     """Takes the newest link that is there for the newest that was."""
-    steps = _take_over(propose, ours)
+    steps = _take_over(propose, ours, decided)
     effect = next(steps)
     try:
         while True:
@@ -73,19 +73,19 @@ def _asks_nobody(propose, ours=None):
         return end.value
 
 
-def _opens_what_left(propose, ours=None):
+def _opens_what_left(propose, ours=None, decided=None):
     """Takes every table that the link names."""
-    taken = yield from _take_over(propose, ours)
+    taken = yield from _take_over(propose, ours, decided)
     for table in taken.head.versions:
         yield takeover.TakeTable(table.path, table.snapshot_id, taken.head.term, taken.head.epoch)
     return taken
 
 
-def _tried_again(propose, ours=None):
+def _tried_again(propose, ours=None, decided=None):
     """Begins again whenever it was overtaken."""
     while True:
         try:
-            return (yield from _take_over(propose, ours))
+            return (yield from _take_over(propose, ours, decided))
         except FencedError:
             pass
 
@@ -93,10 +93,6 @@ def _tried_again(propose, ours=None):
 def _without_term(path: str, term: int, token: str) -> str:
     del term
     return f"{path}%t1-{token}"
-
-
-def _never_waits(*_: object) -> None:
-    return None
 
 
 def _unfenced(listed, is_ours, where):
@@ -153,7 +149,43 @@ def mutant(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def without_lease() -> Iterator[None]:
-    """Drivers that try to take over whoever is at work."""
-    with mock.patch.object(takeover.DriverWait, "waits_for", _never_waits):
+def lease_mutant(name: str) -> Iterator[None]:
+    """As `mutant`, of what decides whether a takeover is tried (`LEASES`)."""
+    with mock.patch.multiple(takeover, **_LEASES[name]):
         yield
+
+
+class _NeverWaits(takeover.DriverWait):
+    def waits_for(self, *_: object) -> None:
+        return None
+
+
+class _WaitsForEver(takeover.DriverWait):
+    def waits_for(self, term, signs, now):
+        del now
+        return super().waits_for(term, signs, 0.0)
+
+
+class _BelievesLocks(takeover.DriverWait):
+    """A lock that is free here is free."""
+
+    def waits_for(self, term, signs, now):
+        held = {name: sign for name, sign in signs.items() if not sign.is_unlocked}
+        return super().waits_for(term, held, now)
+
+
+def _undecided(propose, ours=None, decided=None):
+    """Takes over whoever has come since it decided to."""
+    del decided
+    return (yield from _take_over(propose, ours))
+
+
+_LEASES = {
+    "a driver that lives is not waited for": {"DriverWait": _NeverWaits},
+    "a driver that is silent is waited for for ever": {"DriverWait": _WaitsForEver},
+    "silence is counted while nobody looks": {"_LOOK": 1e9},
+    "a free lock is believed, wherever it is": {"DriverWait": _BelievesLocks},
+    "a takeover is of whoever is there": {"take_over": _undecided},
+}
+#: Found by the simulation.
+LEASES = sorted(_LEASES)
