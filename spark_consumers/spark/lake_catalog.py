@@ -6,7 +6,7 @@ secret: a token or a client's credential comes from the environment of each proc
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
@@ -89,8 +89,17 @@ def spark_settings(found: LakeCatalog, name: str, environment: Mapping[str, str]
         settings[f"{catalog}.token"] = token
     elif credential := environment.get(CREDENTIAL):
         settings |= {f"{catalog}.credential": credential, f"{catalog}.scope": found.scope}
-        settings["spark.redaction.regex"] = _REDACTED
     return {key: value for key, value in settings.items() if value}
+
+
+def is_secret(key: str) -> bool:
+    """Whether this setting is one that processes have of their own, and that is not shown."""
+    return key.endswith((".token", ".credential"))
+
+
+def redaction(settings: Iterable[str]) -> dict[str, str]:
+    """The setting by which Spark's UI does not show the secrets among these, which are given when its JVM starts."""
+    return {"spark.redaction.regex": _REDACTED} if any(map(is_secret, settings)) else {}
 
 
 def _token(found: LakeCatalog, environment: Mapping[str, str]) -> str:

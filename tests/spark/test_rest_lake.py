@@ -2,7 +2,9 @@
 
 import pytest
 
+from spark_consumers import read
 from spark_consumers.spark.lake_catalog import LakeCatalog
+from tests.support.capture_stack import STREAM
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.rest_catalog import RestServer
 
@@ -29,6 +31,7 @@ class RestPipeline(Pipeline):
 def pipeline(spark, tmp_path, database, server):
     database.execute(*TABLES)
     server.tables.clear()
+    server.files.clear()
     made = RestPipeline(spark, tmp_path, database)
     made.server = server
     with made as running:
@@ -36,8 +39,10 @@ def pipeline(spark, tmp_path, database, server):
         yield running
 
 
-def rows(snapshot, name):
-    return sorted(map(tuple, snapshot[name].collect()), key=repr)
+def catalog_of(server):
+    """The catalog as PyIceberg reads it."""
+    load_catalog = pytest.importorskip("pyiceberg.catalog").load_catalog
+    return load_catalog("lake", type="rest", uri=server.uri)
 
 
 def of_database(database, statement):
@@ -45,10 +50,27 @@ def of_database(database, statement):
         return sorted(connection.execute(statement).fetchall(), key=repr)
 
 
-def test_epochs_of_a_lake_in_a_catalog_are_the_databases_rows(pipeline, database):
+def check(pipeline, database, server):
+    """What PostgreSQL has is what `read` returns, and what another engine reads through the catalog by the tables' names."""
     snapshot = pipeline.flush()
-    ids = "SELECT id, title, n FROM docs"
-    assert sorted(r[0] for r in snapshot["docs"].select("id").collect()) == list(range(1, 10))
+    # The names are given, and the epoch is shown, with the next look at the latest.
+    pipeline.house.run_once()
+    engine = catalog_of(server)
+    for table, columns in (("docs", ["id", "title"]), ("pairs", ["a", "b"]), ("bag", ["a", "t"])):
+        wanted = of_database(database, f"SELECT {', '.join(columns)} FROM {table}")
+        found = sorted(map(tuple, snapshot[table].select(*columns).collect()), key=repr)
+        assert found == wanted, table
+        there = engine.load_table((*NAMESPACE, STREAM, "public", table))
+        read = there.scan(selected_fields=tuple(columns)).to_arrow().to_pylist()
+        assert sorted((tuple(r[c] for c in columns) for r in read), key=repr) == wanted, table
+    control = engine.load_table((*NAMESPACE, "tuskline_epochs"))
+    assert control.current_snapshot().summary["tuskline.epoch"] == str(snapshot.epoch)
+    assert control.scan().to_arrow().num_rows == 0
+    return snapshot
+
+
+def test_epochs_are_the_databases_rows_for_read_and_for_engines(pipeline, database, server):
+    check(pipeline, database, server)
     database.execute(
         "UPDATE docs SET title = 'other' WHERE id = 3",
         "UPDATE docs SET id = 30 WHERE id = 4",
@@ -56,12 +78,10 @@ def test_epochs_of_a_lake_in_a_catalog_are_the_databases_rows(pipeline, database
         "DELETE FROM bag WHERE a IS NULL",
         "INSERT INTO docs SELECT g, 'n', 'b', g, 1 FROM generate_series(100, 104) g",
     )
-    snapshot = pipeline.flush()
-    found = sorted(map(tuple, snapshot["docs"].select("id", "title", "n").collect()), key=repr)
-    assert found == of_database(database, ids)
-    assert snapshot["bag"].count() == 4
+    first = check(pipeline, database, server)
     database.execute("TRUNCATE bag", "ALTER TABLE docs ADD extra text DEFAULT 'x'")
     database.execute("INSERT INTO docs (id, extra) VALUES (200, 'y')")
-    snapshot = pipeline.flush()
-    assert snapshot["bag"].count() == 0
+    snapshot = check(pipeline, database, server)
     assert {r.extra for r in snapshot["docs"].filter("id > 199").collect()} == {"y"}
+    # An earlier epoch is as it was.
+    assert read(pipeline.spark, pipeline.lake, epoch=first.epoch)["bag"].count() == 4

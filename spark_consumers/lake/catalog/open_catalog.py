@@ -6,7 +6,6 @@ from pathlib import Path
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.rest_catalog import RestCatalog
 from spark_consumers.lake.catalog.rest_http import RestOptions
-from spark_consumers.lake.catalog.table_catalog import TableCatalog
 from spark_consumers.lake.manifest.chain import Chain
 from spark_consumers.spark.lake_catalog import CREDENTIAL, RECORD, TOKEN, LakeCatalog
 from walsender_bridge.errors import LakeError
@@ -21,7 +20,7 @@ def recorded(chain: Chain) -> LakeCatalog | None:
     return LakeCatalog.parse(content, chain.store.where(RECORD))
 
 
-def for_writing(chain: Chain, wanted: LakeCatalog | None) -> TableCatalog:
+def for_writing(chain: Chain, wanted: LakeCatalog | None) -> FolderCatalog | RestCatalog:
     """The catalog for the lake's driver, which is configured as `wanted`; a lake without tables is put there.
 
     Raises `LakeError` if the lake's tables are elsewhere, and what `RestCatalog.opened` raises.

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 from spark_consumers.lake.catalog import read_back
 from spark_consumers.lake.catalog.rest_http import NoReplyError, Reply, RestClient, RestOptions
@@ -23,6 +24,7 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.catalog.updates import VERSION_PROPERTY
+from spark_consumers.lake.manifest.takeover import name_of
 from spark_consumers.lake.store import create as steps
 from spark_consumers.lake.store.create import Answer, Creation, Request
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
@@ -70,6 +72,8 @@ class RestCatalog:
         self._prefix = tuple(prefix)
         self._root = root
         self._namespaces: set[tuple[str, ...]] = set()
+        #: The names of tables that are not called as their copies are.
+        self._called: dict[TableId, str] = {}
 
     @classmethod
     def opened(
@@ -167,13 +171,13 @@ class RestCatalog:
 
     def commit(self, commit: TableCommit) -> Outcome:
         """See `TableCatalog`."""
-        body = {"requirements": list(commit.requirements), "updates": list(commit.updates)}
-        return self._settled(
-            lambda: self._answered(
-                self._client.send("POST", self._path(commit.table), self._named(commit.table, body))
-            ),
-            lambda: self._found(commit),
-        )
+
+        def ask() -> Answer:
+            # Its name is that of now: the look at a commit's outcome may have found another one.
+            path = self._path(commit.table)
+            return self._answered(self._client.send("POST", path, self._change(commit)))
+
+        return self._settled(ask, lambda: self._found(commit))
 
     def commit_all(self, commits: Sequence[TableCommit]) -> Outcome:
         """See `TableCatalog`."""
@@ -185,21 +189,64 @@ class RestCatalog:
             )
         if len({commit.table for commit in commits}) != len(commits):
             raise ValueError("a table is changed twice in one commit")
-        changes = [
-            self._named(c.table, {"requirements": list(c.requirements), "updates": list(c.updates)})
-            for c in commits
-        ]
         path = self._client.path("transactions/commit")
-        return self._settled(
-            lambda: self._answered(self._client.send("POST", path, {"table-changes": changes})),
-            lambda: read_back.found_of_all(map(self._found, commits)),
-        )
+
+        def ask() -> Answer:
+            changes = [self._change(commit) for commit in commits]
+            return self._answered(self._client.send("POST", path, {"table-changes": changes}))
+
+        return self._settled(ask, lambda: read_back.found_of_all(map(self._found, commits)))
 
     def drop(self, table: TableId) -> None:
-        """See `TableCatalog`. Where the lake has chosen the table's place, its files are the lake's to remove."""
+        """See `TableCatalog`. Where the lake has chosen the table's place, its files are the lake's to remove.
+
+        By the copy's own name: a request that is carried out late must not drop the copy that has the table's name then.
+        """
+        if self._root:
+            there = self.load(table)
+            if there is not None and self._called[table] != table.name:
+                self._rename(table, self._called[table], table.name)
+                there = self.load(table)
+            if there is None or self._called[table] != table.name:
+                return
         query = {"purgeRequested": "false" if self._root else "true"}
-        reply = self._reply("DELETE", self._path(table), query=query)
+        path = self._client.table(self._space(table), table.name)
+        reply = self._reply("DELETE", path, query=query)
+        self._called.pop(table, None)
         if not reply.is_ok and reply.status != _NOT_FOUND:
+            raise self._client.refused(reply)
+
+    def give_name(self, table: TableId) -> bool:
+        """Have the copy called as its table is, in place of another copy; False if something else has the name.
+
+        Renaming knows no requirements: a suspended writer may do it late. So tables are found by where their files are
+        (`_load`), whatever they are called, and the caller looks at the names again and again.
+        """
+        plain = plain_name(table)
+        there = self.load(table)
+        if there is None or self._called.get(table) == plain:
+            return there is not None
+        other = self._at(table, plain)
+        if other is not None:
+            copy = copy_at(str(other.metadata["location"]), self._root)
+            if copy is None:
+                return False
+            self._rename(table, plain, copy.name)
+        self._rename(table, self._called.get(table, table.name), plain)
+        return self.load(table) is not None and self._called.get(table) == plain
+
+    def _rename(self, table: TableId, name: str, to: str) -> None:
+        """Rename a table in the namespace of `table`. One that is not there, or a name that is taken, is left as it is."""
+        space = list(self._space(table))
+        body = {
+            "source": {"namespace": space, "name": name},
+            "destination": {"namespace": space, "name": to},
+        }
+        try:
+            reply = self._client.send("POST", self._client.path("tables/rename"), body)
+        except NoReplyError as error:
+            raise self._client.silent(error) from None
+        if not reply.is_ok and reply.status not in {_NOT_FOUND, _CONFLICT}:
             raise self._client.refused(reply)
 
     def check(self, namespace: tuple[str, ...]) -> None:
@@ -301,8 +348,34 @@ class RestCatalog:
         return read_back.found(commit, there.metadata if there is not None else None)
 
     def _load(self, table: TableId) -> LoadedTable | None:
-        """Raises `NoReplyError`."""
-        reply = self._client.send("GET", self._path(table))
+        """The table, by whatever name. Raises `NoReplyError`."""
+        known = self._called.get(table, table.name)
+        for name in dict.fromkeys((known, table.name, plain_name(table))):
+            if (found := self._called_by(table, name)) is not None:
+                return found
+        if not self._root or not table.namespace:
+            return None
+        # Another writer has called it as an earlier copy is called.
+        reply = self._client.send("GET", f"{self._client.namespace(self._space(table))}/tables")
+        for each in reply.body.get("identifiers", ()) if reply.is_ok else ():
+            if each["name"].startswith(f"{plain_name(table)}%"):
+                found = self._called_by(table, each["name"])
+                if found is not None:
+                    return found
+        return None
+
+    def _called_by(self, table: TableId, name: str) -> LoadedTable | None:
+        """The table of this name, if it is that one by the place of its files."""
+        found = self._at(table, name)
+        wanted = self.location(table)
+        if found is None or (wanted and found.metadata["location"].rstrip("/") != wanted):
+            return None
+        self._called[table] = name
+        return found
+
+    def _at(self, table: TableId, name: str) -> LoadedTable | None:
+        """The table of this name in the namespace of `table`. Raises `NoReplyError`."""
+        reply = self._client.send("GET", self._client.table(self._space(table), name))
         if reply.status == _NOT_FOUND:
             return None
         if not reply.is_ok:
@@ -333,13 +406,29 @@ class RestCatalog:
             raise self._client.silent(error) from None
 
     def _space(self, table: TableId) -> tuple[str, ...]:
-        return (*self._prefix, *table.namespace)
+        return (*self._prefix, *map(unquote, table.namespace))
 
     def _path(self, table: TableId) -> str:
-        return self._client.table(self._space(table), table.name)
+        return self._client.table(self._space(table), self._called.get(table, table.name))
 
-    def _named(self, table: TableId, body: dict[str, Any]) -> dict[str, Any]:
-        return {"identifier": {"namespace": list(self._space(table)), "name": table.name}, **body}
+    def _change(self, commit: TableCommit) -> dict[str, Any]:
+        name = self._called.get(commit.table, commit.table.name)
+        return {
+            "identifier": {"namespace": list(self._space(commit.table)), "name": name},
+            "requirements": list(commit.requirements),
+            "updates": list(commit.updates),
+        }
+
+
+def plain_name(table: TableId) -> str:
+    """What a copy's table is called in PostgreSQL; a name without a copy's ending stays, but for what is encoded."""
+    return unquote(name_of(table.name))
+
+
+def copy_at(location: str, root: str) -> TableId | None:
+    """The copy whose files are at this location; None if it is none of the lake at `root`."""
+    inside = root and location.startswith(f"{root}/tables/")
+    return TableId.at(location.rstrip("/")) if inside else None
 
 
 def _config(body: Mapping[str, Any], location: str) -> dict[str, str]:

@@ -5,14 +5,15 @@ writer that was taken over shows nothing, in no table. Where a catalog commits o
 first: a writer that was taken over still shows nothing, but others may see an epoch in part for a moment.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from spark_consumers.lake.catalog.control_table import Control, NewSnapshot
+from spark_consumers.lake.catalog.rest_catalog import RestCatalog
 from spark_consumers.lake.catalog.table_catalog import (
     LoadedTable,
     Outcome,
-    TableCatalog,
     TableCommit,
     TableId,
     assert_ref,
@@ -24,7 +25,13 @@ from spark_consumers.lake.format import places
 from spark_consumers.lake.format.iceberg_refs import branch_of, fenced
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.manifest.takeover import ATTEMPTS
-from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
+from walsender_bridge.errors import (
+    CorruptError,
+    FencedError,
+    LakeError,
+    TusklineError,
+    UnavailableError,
+)
 from walsender_bridge.runtime import fail_point, logs
 
 #: The control table's name in the lake's namespace, and its property that has the lake's UUID.
@@ -37,6 +44,9 @@ _SCHEMA: Final = {
     "fields": [{"id": 1, "name": "epoch", "type": "long", "required": False}],
 }
 
+#: Seconds between two looks at the names of all tables, and until the next one after a failure.
+_NAMES_SECONDS, _AFTER_FAILURE = 60.0, 5.0
+
 log = logs.logger()
 
 
@@ -45,7 +55,7 @@ class WholeEpochs:
 
     def __init__(
         self,
-        catalog: TableCatalog,
+        catalog: RestCatalog,
         lake: str,
         empty: Callable[[LoadedTable], NewSnapshot],
     ) -> None:
@@ -54,8 +64,14 @@ class WholeEpochs:
         self._empty = empty
         self._writer = ""
         self._term = 0
+        #: The newest epoch that the control table tells of.
+        self._epoch = 0
         #: What plain readers see of each table folder.
         self._shown: dict[str, int] = {}
+        #: The folders whose tables had their names when that was looked at last.
+        self._named: set[str] = set()
+        self._look_at = float("-inf")
+        self._taken: set[str] = set()
 
     def term(self) -> int:
         """The term of the newest takeover; 0 without any."""
@@ -73,7 +89,7 @@ class WholeEpochs:
                 commit = control.taken_over(head.term, head.writer, self._empty(there))
                 if not _is_won(self._catalog.commit(commit)):
                     continue
-            self._term, self._writer = head.term, head.writer
+            self._term, self._writer, self._epoch = head.term, head.writer, control.epoch
             # The takeover of each table sets its `main`.
             self._shown = {table.path: table.snapshot_id for table in head.versions}
             return
@@ -84,14 +100,38 @@ class WholeEpochs:
         for _ in range(ATTEMPTS):
             readable = manifest.readable
             unseen = {n: t for n, t in readable.items() if self._shown.get(t.path) != t.snapshot_id}
-            if not unseen:
+            if not unseen and manifest.epoch <= self._epoch:
+                self._follow_names(manifest)
                 return
             moved = each(list(unseen.items()), self._moved)
             commits = [commit for commit in moved if commit is not None]
-            if not commits or self._commit(manifest.epoch, commits):
+            # An epoch that changes no table is told all the same.
+            news = commits or manifest.epoch > self._epoch
+            if not news or self._commit(manifest.epoch, commits):
+                self._epoch = manifest.epoch
                 self._shown |= {table.path: table.snapshot_id for table in unseen.values()}
+                self._follow_names(manifest)
                 return
         raise _contended()
+
+    def _follow_names(self, manifest: Manifest) -> None:
+        """Have each table called by its name in PostgreSQL. A failure is logged, and retried: epochs do not depend on it."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._named, self._look_at = set(), now + _NAMES_SECONDS
+        paths = {table.path: name for name, table in manifest.readable.items()}
+        self._named &= paths.keys()
+        for path in paths.keys() - self._named:
+            try:
+                given = self._catalog.give_name(TableId.at(path))
+            except TusklineError as error:
+                log.warning("table name not set", table=paths[path], error=str(error))
+                self._look_at = now + _AFTER_FAILURE
+                return
+            if not given and path not in self._taken:
+                log.warning("table not called by its name, which is taken", table=paths[path])
+                self._taken.add(path)
+            self._named.add(path)
 
     def _moved(self, name: str, table: TableVersion) -> TableCommit | None:
         """The commit that shows the table's snapshot; None if it is shown, or cannot be."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.open_catalog import for_writing
 from spark_consumers.lake.catalog.other_engines import OtherEngines
 from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
@@ -436,7 +437,7 @@ class Lakehouse:
         """The lake's tables, by their catalog."""
         catalog = for_writing(self._chain, self._rest)
         self._format = IcebergFormat(self._spark, self._lake, catalog)
-        if catalog.is_folder:
+        if isinstance(catalog, FolderCatalog):
             return LakeSite(self._chain, self._format)
         self._whole = WholeEpochs(catalog, self._lake, self._format.empty_snapshot)
         return LakeSite(self._chain, self._format, self._whole.term)
