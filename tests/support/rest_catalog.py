@@ -61,6 +61,8 @@ class RestServer:
         self.faults: deque[str] = deque()
         self.requests: list[str] = []
         self.tokens: set[str] = set()
+        #: Whether it closes connections without an answer.
+        self.down = False
         #: Whether requests need a token.
         self.guarded = False
         #: Seconds for which a token is said to live.
@@ -97,7 +99,11 @@ class RestServer:
             match method, [unquote(part) for part in path.strip("/").split("/")]:
                 case "GET", ["v1", "config"]:
                     endpoints = _ENDPOINTS + ([_TRANSACTIONS] if self.multi_table else [])
-                    return 200, {"overrides": {"prefix": "lakes"}, "endpoints": endpoints}
+                    return 200, {
+                        "defaults": {},
+                        "overrides": {"prefix": "lakes"},
+                        "endpoints": endpoints,
+                    }
                 case "POST", ["v1", "lakes", "namespaces"]:
                     return self._create_namespace(tuple(body["namespace"]))
                 case "GET", ["v1", "lakes", "namespaces"]:
@@ -259,6 +265,9 @@ class RestServer:
                 parts = urlsplit(self.path)
                 path, query = parts.path.removeprefix("/catalog"), dict(parse_qsl(parts.query))
                 content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if server.down:
+                    self.close_connection = True
+                    return
                 server.requests.append(f"{method} {path}")
                 if path == "/v1/oauth/tokens":
                     self._say(*server._grant(parse_qs(content.decode())))

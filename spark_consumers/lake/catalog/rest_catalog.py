@@ -32,6 +32,8 @@ from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
 #: Seconds for which the outcome of a commit is looked for, and that of one that some servers always fail at.
 _OUTCOME, _PROBE = 30.0, 2.0
 _MULTI_TABLE = "POST /v1/{prefix}/transactions/commit"
+#: What the names of tables begin with by which a server shows what it can do.
+PROBE = "tuskline_probe_"
 #: The property by which a table's creation is known.
 _CREATION = "tuskline.creation"
 #: The branch by which a server shows whether it keeps branches.
@@ -251,7 +253,7 @@ class RestCatalog:
 
     def check(self, namespace: tuple[str, ...]) -> None:
         """Find out what the server can do. Raises `NotSupportedError` if a false requirement does not stop a commit."""
-        table = TableId(namespace, f"tuskline_probe_{uuid.uuid4().hex}")
+        table = TableId(namespace, f"{PROBE}{uuid.uuid4().hex}")
         try:
             self.supports_v3 = self._creates_v3(table)
             self._check_place(table)

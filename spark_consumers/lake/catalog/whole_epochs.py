@@ -7,10 +7,9 @@ first: a writer that was taken over still shows nothing, but others may see an e
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from spark_consumers.lake.catalog.control_table import Control, NewSnapshot
-from spark_consumers.lake.catalog.rest_catalog import RestCatalog
 from spark_consumers.lake.catalog.table_catalog import (
     LoadedTable,
     Outcome,
@@ -34,6 +33,10 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.runtime import fail_point, logs
 
+if TYPE_CHECKING:
+    # Not imported where lakes are in folders: its library is of an extra.
+    from spark_consumers.lake.catalog.rest_catalog import RestCatalog
+
 #: The control table's name in the lake's namespace, and its property that has the lake's UUID.
 CONTROL: Final = TableId((), "tuskline_epochs")
 _LAKE: Final = "tuskline.lake"
@@ -55,7 +58,7 @@ class WholeEpochs:
 
     def __init__(
         self,
-        catalog: RestCatalog,
+        catalog: "RestCatalog",
         lake: str,
         empty: Callable[[LoadedTable], NewSnapshot],
     ) -> None:

@@ -28,7 +28,7 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
-from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write
+from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write, without_vectors
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.tables import states
@@ -439,6 +439,8 @@ class Lakehouse:
         self._format = IcebergFormat(self._spark, self._lake, catalog)
         if isinstance(catalog, FolderCatalog):
             return LakeSite(self._chain, self._format)
+        if not catalog.supports_v3:
+            self._deletes = without_vectors(self._deletes, self._rest.uri if self._rest else "")
         self._whole = WholeEpochs(catalog, self._lake, self._format.empty_snapshot)
         return LakeSite(self._chain, self._format, self._whole.term)
 
