@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from spark_consumers.lake.manifest.chain import Manifest
 from spark_consumers.lake.manifest.table_version import HELD, LIVE, STALE, TableVersion
+from walsender_bridge.errors import NotSupportedError
 
 HOLD, WAIT_FOR_COPY, GO_ON = "hold", "wait_for_copy", "go_on"
 VECTORS, POSITION_DELETES, COPY_ON_WRITE = "vectors", "position-deletes", "copy-on-write"
@@ -42,6 +43,17 @@ def copies_on_write(deletes: Mapping[str, str], name: str) -> bool:
 def deletes_by_position(deletes: Mapping[str, str], name: str) -> bool:
     """Whether the removed rows of this table (`stream.schema.table`) are to be in files of positions."""
     return _choice(deletes, name) == POSITION_DELETES
+
+
+def without_vectors(deletes: Mapping[str, str], where: str) -> dict[str, str]:
+    """The same where the catalog at `where` has no deletion vectors. Raises `NotSupportedError` where some are asked for."""
+    if asked := sorted(name for name, how in deletes.items() if how == VECTORS):
+        raise NotSupportedError(
+            f"the catalog has no tables of version 3 of Iceberg's format, and so no deletion vectors: {', '.join(asked)}",
+            where=where,
+            repair='set "copy-on-write" for them in [lake.deletes], or use another catalog',
+        )
+    return {**deletes, "default": COPY_ON_WRITE}
 
 
 def to_copy_on_write(deletes: Mapping[str, str], tables: Mapping[str, TableVersion]) -> set[str]:

@@ -18,6 +18,7 @@ from walsender_bridge.config.machine import check_machine, parts_here
 from walsender_bridge.config.places import check_places
 from walsender_bridge.config.sections import (
     CandidateSection,
+    CatalogSection,
     EtcdSection,
     GateSection,
     LakeSection,
@@ -272,6 +273,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             "log_server": LogServerSection,
             "lake": LakeSection,
             "tables": LakeTablesSection,
+            "catalog": CatalogSection,
             "safekeepers": SafekeepersSection,
             "slots": SlotsSection,
             "candidates": CandidateSection,
@@ -427,6 +429,11 @@ def _resolve(base: Path, values: dict[str, Any]) -> None:
     lake = values.get("lake")
     if isinstance(lake, dict) and isinstance(lake.get("uri"), str) and "://" not in lake["uri"]:
         lake["uri"] = str(base / lake["uri"])
+    catalog = lake.get("catalog") if isinstance(lake, dict) else None
+    if isinstance(catalog, dict):
+        for name in ("token_file", "ca"):
+            if isinstance(catalog.get(name), str):
+                catalog[name] = str(base / catalog[name])
 
 
 def _tables(value: object) -> list[object]:

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -240,6 +241,43 @@ class LakeTablesSection(_Section):
         return LayoutRule(pattern, layout, self.source)
 
 
+class CatalogSection(_Section):
+    """`[lake.catalog]`: what has the metadata of the lake's tables.
+
+    The lake's own folder, or an Iceberg REST catalog, whose secrets come from the environment (`TUSKLINE_CATALOG_TOKEN`, or
+    `TUSKLINE_CATALOG_CREDENTIAL` as `id:secret` for OAuth 2) or from a token's file.
+    """
+
+    type: Literal["folder", "rest"] = "folder"
+    #: The catalog's address, up to `/v1`.
+    uri: str = ""
+    warehouse: str = ""
+    #: The namespace that those of the tables are in, `stream.schema`; its levels separated by dots. Each lake has its own.
+    namespace: str = Field(default="tuskline", pattern=r"^[^.]+(\.[^.]+)*$")
+    #: Where OAuth 2 tokens come from, if not from the catalog itself.
+    oauth2_uri: str = ""
+    scope: str = "catalog"
+    #: A file with a bearer token, which nobody else may read; it is read again when the token is refused.
+    token_file: Path | None = None
+    #: The certificate authority of the catalog's server.
+    ca: Path | None = None
+    #: Whether the addresses may be http://.
+    allow_http: bool = False
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.type == "rest" and not self.uri:
+            raise ValueError("a catalog of type rest needs uri, its address up to /v1")
+        if self.type == "folder" and self.model_fields_set - {"type"}:
+            raise ValueError('these settings are of a catalog of type rest: set type = "rest"')
+        for address in filter(None, (self.uri, self.oauth2_uri)):
+            if "@" in urlsplit(address).netloc:
+                raise ValueError(
+                    "specify the address without a user: secrets are in the environment"
+                )
+        return self
+
+
 class LakeSection(_Section):
     """`[lake]`: where the tables are published, and how often."""
 
@@ -251,6 +289,7 @@ class LakeSection(_Section):
     #: Whether the endpoint may be http://.
     allow_http: bool = False
     format: Literal["iceberg"] = "iceberg"
+    catalog: CatalogSection = CatalogSection()
     #: Seconds between epochs when there is data.
     epoch_interval: float = Field(default=60.0, gt=0)
     #: Seconds that an epoch stays readable after a newer one was published.

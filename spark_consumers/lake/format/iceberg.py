@@ -22,8 +22,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_consumers.lake.catalog.table_catalog import Outcome, TableCatalog, TableId
-from spark_consumers.lake.format import checksums, leaks
+from spark_consumers.lake.catalog.control_table import NewSnapshot
+from spark_consumers.lake.catalog.table_catalog import (
+    LoadedTable,
+    Outcome,
+    TableCatalog,
+    TableId,
+)
+from spark_consumers.lake.format import checksums, leaks, places
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_commit import (
     commit_of,
@@ -32,7 +38,12 @@ from spark_consumers.lake.format.iceberg_commit import (
     refs_of,
     sync_snapshots,
 )
-from spark_consumers.lake.format.iceberg_files import local, prepared, refs_in, snapshots_in
+from spark_consumers.lake.format.iceberg_files import (
+    local,
+    prepared,
+    refs_in,
+    refs_of_record,
+)
 from spark_consumers.lake.format.iceberg_layout import Partitions, changed, layouts_of
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import (
@@ -40,6 +51,7 @@ from spark_consumers.lake.format.iceberg_refs import (
     PINS,
     TAG,
     VERSION,
+    Ref,
     branch_of,
     fenced,
     fenced_by,
@@ -56,7 +68,7 @@ from spark_consumers.lake.format.iceberg_schema import (
     file_type,
     iceberg_schema,
 )
-from spark_consumers.lake.format.iceberg_tables import LoadedTables, of_table
+from spark_consumers.lake.format.iceberg_tables import empty_snapshot, loaded_tables, of_table
 from spark_consumers.lake.format.position_deletes import is_of_positions
 from spark_consumers.lake.format.snapshot_files import equality_deletes, files_of, row_ids
 from spark_consumers.lake.format.table_format import (
@@ -86,6 +98,11 @@ _PROPERTIES = {
     # What expires is said by the manifests, never by age alone.
     "history.expire.max-snapshot-age-ms": str(2**62),
 }
+#: Of tables whose metadata a catalog writes: it removes what is far behind. In a folder the commit does.
+_METADATA_PROPERTIES = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
 
 
 log = logs.logger()
@@ -110,7 +127,7 @@ class IcebergFormat:
         self._jvm = jvm
         self._new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]  # noqa: SLF001
         self._iceberg = jvm.org.apache.iceberg
-        self._tables = LoadedTables(spark)
+        self._tables = loaded_tables(spark, catalog)
 
     def create(self, path: str, columns: pa.Schema, *, vectors: bool = True) -> None:
         """Make an empty table in a new folder; without `vectors` in a version of the format that engines have known longer.
@@ -120,6 +137,9 @@ class IcebergFormat:
         properties = {**_PROPERTIES, _COLUMNS: encoded(columns)}
         if not vectors:
             properties["format-version"] = str(_VERSION_WITHOUT_VECTORS)
+        if not self._catalog.is_folder:
+            places.make(path)
+            properties |= _METADATA_PROPERTIES
         outcome = self._catalog.create(TableId.at(path), iceberg_schema(columns), properties)
         if not _is_won(outcome, path):
             raise FencedError("another writer has created this table", where=path)
@@ -127,6 +147,7 @@ class IcebergFormat:
     def drop(self, path: str) -> None:
         """Remove the table with its folder."""
         self._catalog.drop(TableId.at(path))
+        places.remove(path)
         self.forget(path)
 
     def forget(self, path: str) -> None:
@@ -189,7 +210,7 @@ class IcebergFormat:
                 return None
             known = decoded(table.properties().get(_COLUMNS))
             hidden = known.names[-1] == ROW_ID
-            transaction = table.newTransaction()
+            transaction = self._tables.transaction(table)
             update = transaction.updateSchema()
             for field in missing:
                 record = json.dumps(iceberg_schema(pa.schema([field])))
@@ -245,7 +266,7 @@ class IcebergFormat:
                 return None
             if write.base is not None:
                 self._tables.check(path, table, write.base)
-            transaction = table.newTransaction()
+            transaction = self._tables.transaction(table)
             if head is not None and head.snapshotId() != write.base:
                 # What an attempt at another range has left on our branch was never published.
                 transaction.manageSnapshots().replaceBranch(branch, write.base).commit()
@@ -464,11 +485,11 @@ class IcebergFormat:
             fenced_by(refs, term, path)
             tags = {name for name, ref in refs.items() if is_epoch(name, ref)}
             wanted = set(kept) | {ref.snapshot for name, ref in refs.items() if name not in tags}
-            gone = [one for one in snapshots_in(newest(table)) if one not in wanted]
+            gone = [one for one in self._tables.snapshots(path) if one not in wanted]
             if not gone and not tags:
                 return None
             self._tables.check_all(path)
-            transaction = table.newTransaction()
+            transaction = self._tables.transaction(table)
             refs_update = transaction.manageSnapshots()
             for name in tags:
                 refs_update.removeTag(name)
@@ -520,12 +541,19 @@ class IcebergFormat:
 
     def terms(self, path: str) -> list[int]:
         """The terms of the writers that have a branch in the table; [] for a folder without a table."""
-        found = [term_of(name, ref) for name, ref in refs_in(path).items()]
+        found = [term_of(name, ref) for name, ref in self._refs(path).items()]
         return [term for term in found if term is not None]
 
     def users_refs(self, path: str) -> list[str]:
         """Branches and tags that are not ours; [] for a folder without a table."""
-        return of_users(refs_in(path))
+        return of_users(self._refs(path))
+
+    def _refs(self, path: str) -> Mapping[str, Ref]:
+        """The branches and tags of the table; none for a folder without a table."""
+        if self._catalog.is_folder:
+            return refs_in(path)
+        there = self._catalog.load(TableId.at(path))
+        return refs_of_record(there.metadata) if there is not None else {}
 
     @of_table
     def scan(self, path: str, snapshot: int) -> list[ScanFile]:
@@ -550,6 +578,10 @@ class IcebergFormat:
         """The files of keys in a snapshot that an earlier version wrote."""
         table = self._tables.at(path, snapshot)
         return equality_deletes(local(str(table.snapshot(snapshot).manifestListLocation())))
+
+    def empty_snapshot(self, there: LoadedTable) -> NewSnapshot:
+        """What the next snapshot of the control table is to be, its manifest list written where the table is."""
+        return empty_snapshot(self._spark, there)
 
     def _commit(
         self, path: str, term: int, change: Callable[[Any], Any], *, clean: bool = False

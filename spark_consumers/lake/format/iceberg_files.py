@@ -4,8 +4,9 @@ import contextlib
 import gzip
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_refs import PINS, Ref, with_pins
@@ -84,20 +85,24 @@ def refs_in(path: str) -> dict[str, Ref]:
     folder = Path(path, "metadata")
     for version in reversed(versions_in(folder)):
         try:
-            record = json.loads(metadata_file(folder, version).read_bytes())
-            summaries = {s["snapshot-id"]: s["summary"] for s in record["snapshots"]}
-            refs = {
-                name: Ref.of(
-                    ref["snapshot-id"],
-                    summaries.get(ref["snapshot-id"], {}),
-                    is_branch=ref["type"] == "branch",
-                )
-                for name, ref in record.get("refs", {}).items()
-            }
-            return with_pins(refs, record.get("properties", {}).get(PINS))
+            return refs_of_record(json.loads(metadata_file(folder, version).read_bytes()))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return {}
+
+
+def refs_of_record(record: Mapping[str, Any]) -> dict[str, Ref]:
+    """The branches and tags in a table's metadata. Raises `KeyError` or `TypeError` for what is none."""
+    summaries = {s["snapshot-id"]: s["summary"] for s in record.get("snapshots", ())}
+    refs = {
+        name: Ref.of(
+            ref["snapshot-id"],
+            summaries.get(ref["snapshot-id"], {}),
+            is_branch=ref["type"] == "branch",
+        )
+        for name, ref in record.get("refs", {}).items()
+    }
+    return with_pins(refs, record.get("properties", {}).get(PINS))
 
 
 def snapshots_in(metadata: Path) -> list[int]:
@@ -109,8 +114,11 @@ def snapshots_in(metadata: Path) -> list[int]:
 
 
 def local(location: str) -> Path:
-    """The path that Iceberg's location means."""
-    return Path(urlsplit(location).path if location.startswith("file:") else location)
+    """The path that Iceberg's location means, whose names may have any character: nothing in it is encoded."""
+    if not location.startswith("file:"):
+        return Path(location)
+    place = location.removeprefix("file:")
+    return Path("/", place[2:].partition("/")[2]) if place.startswith("//") else Path(place)
 
 
 def _remove_old(folder: Path, number: int) -> None:

@@ -1,7 +1,7 @@
 """The lake's folder as the steps of `takeover` act on it: each effect carried out, nothing decided."""
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ log = logs.logger()
 
 
 class LakeSite:
-    """One lake on a local disk."""
+    """One lake on a local disk. `used_elsewhere`: the greatest term that is known outside of it."""
 
-    def __init__(self, chain: Chain, tables: TableFormat) -> None:
+    def __init__(
+        self, chain: Chain, tables: TableFormat, used_elsewhere: Callable[[], int] = lambda: 0
+    ) -> None:
         self._chain = chain
+        self._used_elsewhere = used_elsewhere
         self._format = tables
         #: Folders that are known to stay.
         self._kept: set[str] = set()
@@ -83,7 +86,7 @@ class LakeSite:
             names += [table.name, *files]
             branches += self._format.terms(str(table))
         pins = (term_of(record) for record in PinnedLinks(self._chain.store).names())
-        return max(takeover.greatest_term(names), *branches, *pins)
+        return max(takeover.greatest_term(names), self._used_elsewhere(), *branches, *pins)
 
     def _pinned(self) -> list[Manifest] | None:
         """The pinned links, whose files are needed beside those of the chain; None if a copy of one is damaged."""

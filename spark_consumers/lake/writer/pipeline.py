@@ -16,7 +16,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.open_catalog import for_writing
 from spark_consumers.lake.catalog.other_engines import OtherEngines
+from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
 from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
 from spark_consumers.lake.epoch import log_view, rolled_back
@@ -26,7 +28,7 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
-from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write
+from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write, without_vectors
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.tables import states
@@ -46,6 +48,7 @@ from spark_consumers.lake.writer.round_failures import RoundFailures
 from spark_consumers.lake.writer.standby import Standby
 from spark_consumers.lake.writer.table_work import TableWork
 from spark_consumers.spark import executors, requirements
+from spark_consumers.spark.lake_catalog import LakeCatalog
 from spark_consumers.spark.session import is_alive
 from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import (
@@ -83,7 +86,7 @@ class _Writer:
     tables: TableWork
     site: LakeSite
     kept: Retention
-    engines: OtherEngines
+    engines: OtherEngines | WholeEpochs
     pins: Pins
     #: Paths of tables that were damaged: before one is written again, it is taken over.
     damaged: set[str] = field(default_factory=set)
@@ -101,8 +104,9 @@ class Lakehouse:
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
     a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
     ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors`,
-    `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out. `failing` is called with the error of each failed round, and with None when the
-    next one has succeeded. `store`: how a bucket is reached.
+    `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out. `failing` is
+    called with the error of each failed round, and with None when the next one has succeeded. `store`: how a bucket is
+    reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class Lakehouse:
         layouts: Sequence[LayoutRule] = (),
         failing: Callable[[TusklineError | None], None] | None = None,
         store: StoreOptions = FROM_ENVIRONMENT,
+        rest: LakeCatalog | None = None,
     ) -> None:
         requirements.check_driver(spark)
         if format != IcebergFormat.name:
@@ -150,6 +155,9 @@ class Lakehouse:
         self._began_at = float("-inf")
         self._lake = ""
         self._format: IcebergFormat | None = None
+        self._rest = rest
+        #: Where a catalog of others has the tables.
+        self._whole: WholeEpochs | None = None
         self._policy = Policy(failing_table, copy_rate, keep_paused=retention_seconds)
         self._progress = progress
         self._on_unrepresentable_value = dict(on_unrepresentable_value or {})
@@ -371,9 +379,7 @@ class Lakehouse:
         self._standby.confirm()
         status = self._log.status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
-        catalog = FolderCatalog(self._chain.root)
-        self._format = IcebergFormat(self._spark, self._lake, catalog)
-        site = LakeSite(self._chain, self._format)
+        site = self._opened()
         clock = clock_after(self._takeover)
 
         def propose(before: Manifest | None, term: int) -> Manifest:
@@ -391,6 +397,8 @@ class Lakehouse:
             return head
 
         def do(effect: takeover.Effect) -> Any:
+            if isinstance(effect, takeover.TakeTable):
+                self._take_catalog()
             answer = site.do(effect)
             if isinstance(effect, takeover.Publish) and answer is None:
                 self._takeover = effect.link
@@ -403,6 +411,7 @@ class Lakehouse:
             steps = takeover.take_over(propose, self._takeover, self._standby.decided)
             taken = takeover.carry_out(steps, do)
             head = taken.head
+            self._take_catalog()
             writer = self._new_writer(head, site, clock)
             self._sweep(writer)
             if taken.damaged:
@@ -419,6 +428,23 @@ class Lakehouse:
             mark(self._sources[stream])
         self._writer = writer
         return writer
+
+    def _opened(self) -> LakeSite:
+        """The lake's tables, by their catalog."""
+        catalog = for_writing(self._chain, self._rest)
+        self._format = IcebergFormat(self._spark, self._lake, catalog)
+        if isinstance(catalog, FolderCatalog):
+            return LakeSite(self._chain, self._format)
+        if not catalog.supports_v3:
+            self._deletes = without_vectors(self._deletes, self._rest.uri if self._rest else "")
+        self._whole = WholeEpochs(catalog, self._lake, self._format.empty_snapshot)
+        return LakeSite(self._chain, self._format, self._whole.term)
+
+    def _take_catalog(self) -> None:
+        """Fence earlier writers in a catalog of others, once their link is overtaken. Raises `FencedError`."""
+        head = self._chain.head()
+        if self._whole is not None and head is not None and self._takeover is not None:
+            self._whole.take_over(self._takeover)
 
     def _with_another_log(self, link: Manifest, asked: Sequence[Request]) -> Manifest:
         """The takeover's link, from which on the lake is of the log that answers (`adopt`)."""
@@ -466,7 +492,7 @@ class Lakehouse:
             pins=pins,
         )
         kept = Retention.begin(self._chain, self._format, site, clock)
-        engines = OtherEngines(self._chain, self._format, head)
+        engines = self._whole or OtherEngines(self._chain, self._format, head)
         return _Writer(head, epochs, tables, site, kept, engines, pins)
 
     def _sweep(self, writer: _Writer) -> None:
