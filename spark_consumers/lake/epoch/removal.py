@@ -293,7 +293,8 @@ def _to_rewrite(
 ) -> list[DataFile]:
     """The data files whose living rows go into new ones.
 
-    Small ones, if they are many; and others that are half dead, or have any removed row in a table that is copied on write.
+    Small ones, if they are many; and others that are half dead, unless a maintainer rewrites them, or have any removed row in a
+    table that is copied on write.
     """
 
     def dead(file: DataFile) -> int:
@@ -307,7 +308,8 @@ def _to_rewrite(
             return True
         if task.target.copy_on_write:
             return dead(file) > 0
-        return file.size >= SMALL and 2 * dead(file) > file.rows
+        maintained = task.target.is_maintained
+        return not maintained and file.size >= SMALL and 2 * dead(file) > file.rows
 
     many = sum(file.size < SMALL for file in files) > task.small_files
     return [file for file in files if is_due(file)]

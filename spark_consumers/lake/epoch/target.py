@@ -23,7 +23,7 @@ class Target:
     which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
     that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
     commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again
-    (`policy`).
+    (`policy`). `is_maintained`: otherwise only a maintainer does that.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Target:
     quarantine_files: tuple[str, ...] = ()
     retry_quarantined: bool = False
     copy_on_write: bool = False
+    is_maintained: bool = False
 
     @property
     def scratch_name(self) -> str:

@@ -35,7 +35,7 @@ ATTEMPTS = 20
 #: Seconds after which a driver that gives no sign of life may be taken over.
 LEASE = 15.0
 
-_TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:copy|skip)-t(\d+)-")
+_TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:compacted|copy|skip)-t(\d+)-")
 _COPY = re.compile(r"%t\d+-[0-9a-f]+$")
 _LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
 _LINK = re.compile(r"^\.?(\d{20})-t")
