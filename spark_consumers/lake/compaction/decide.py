@@ -11,17 +11,29 @@ acceptance right:
 - What was removed since are the positions in the vector now that were not in it then. Living rows kept their order, so a
   position p of an old file is `start + p - (how many were removed below p)` in the new one.
 
-New columns change nothing: rows of both old and new files have NULL there.
+New columns change nothing: rows of both old and new files have NULL there. In a table that is copied on write, a file with rows
+that were removed since is not there any more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from pyroaring import BitMap64
 
-from spark_consumers.lake.compaction.offer import Offer, bitmap
+from spark_consumers.lake.compaction.offer import Offer, OldFile, bitmap, serialized
 from spark_consumers.lake.manifest.table_version import LIVE, TableVersion
+
+
+def mapped(files: Sequence[tuple[str, int, str, BitMap64]], new: int) -> Iterator[OldFile]:
+    """The map of files whose living rows go, in this order, into the offer's file number `new`.
+
+    Of each its name, how many rows it has, the Puffin file of its vector (none: nothing is removed), and what that removes.
+    """
+    start = 0
+    for name, rows, vector, removed in files:
+        yield OldFile(name, rows, vector, serialized(removed), new, start)
+        start += rows - len(removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +63,8 @@ def decide(
     table: TableVersion | None,
     term: int,
     current: Mapping[str, CurrentFile],
-    *,
-    copies_on_write: bool = False,
 ) -> Accepted | Refused:
-    """What a writer of this term does with an offer, for `table` as its newest link has it, with these data files.
-
-    `copies_on_write`: whether no data file of the table may have removed rows.
-    """
+    """What a writer of this term does with an offer, for `table` as its newest link has it, with these data files."""
     if offer.term != term:
         return Refused(f"it was made under term {offer.term}, and this is term {term}")
     if table is None or table.path != offer.path:
@@ -72,8 +79,6 @@ def decide(
     if missing:
         return Refused(f"{len(missing)} of its {len(offer.old)} data files were replaced since")
     changed = {file.name for file in offer.old if current[file.name].vector != file.vector}
-    if copies_on_write and changed:
-        return Refused("rows were removed since, and the table has no deletion vectors")
     return Accepted(frozenset(changed))
 
 

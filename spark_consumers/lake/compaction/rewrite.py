@@ -12,14 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
-from spark_consumers.lake.compaction.decide import CurrentFile
+from spark_consumers.lake.compaction.decide import CurrentFile, mapped
 from spark_consumers.lake.compaction.offer import (
     PREFIX,
     NewFile,
     Offer,
     OfferName,
     OldFile,
-    serialized,
 )
 from spark_consumers.lake.compaction.plan import FileState, Group
 from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
@@ -90,13 +89,12 @@ def prepare(
             done = run_complete(CompleteTask(target, number, rewrite=rewrite))
             assert done.rows is not None
             made.append(done.rows)
-            start = 0
-            for file in rewrite.files:
-                vector = liveness.vectors.get(file.name)
-                puffin = "" if vector is None else vector.puffin
-                gone = removed[file.name]
-                old.append(OldFile(file.name, file.rows, puffin, serialized(gone), number, start))
-                start += file.rows - len(gone)
+            vectors = ((f, liveness.vectors.get(f.name)) for f in rewrite.files)
+            known_then = [
+                (f.name, f.rows, "" if vector is None else vector.puffin, removed[f.name])
+                for f, vector in vectors
+            ]
+            old += mapped(known_then, number)
             fail_point.hit("compaction-written")
     identity = Identity.of(table.key, target.file_schema)
     (run,) = add_files(folder, (), offer.run, identity, made, (), [file.name for file in old])

@@ -4,12 +4,14 @@ It never makes anything part of the lake, so it may be killed, suspended or star
 not right any more, and what it leaves is removed by the writer.
 """
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spark_consumers.lake import folder
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
 from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
@@ -106,7 +108,7 @@ class Maintainer:
             self._say(is_standing_by=True, error="")
             return False
         due = self._due(head)
-        chosen = choose(due, self._limits.plan_bytes)
+        chosen = choose(due, self._room() if due else 0)
         left = sum(g.bytes for name in due for g in due[name]) - sum(
             g.bytes for name in chosen for g in chosen[name]
         )
@@ -142,6 +144,13 @@ class Maintainer:
         """Whether another maintainer works on the lake: the one with the least name does."""
         assert self._sign is not None
         return min(self._others.working() | {self._sign.name}) != self._sign.name
+
+    def _room(self) -> int:
+        """Bytes that a plan may have. Raises `LakeError` where the disk has none to begin with."""
+        if (full := folder.lack_of_room(self._chain.root)) is not None:
+            raise full
+        free = shutil.disk_usage(self._chain.root).free
+        return max(0, min(self._limits.plan_bytes, free - folder.ROOM))
 
     # -- what is due ------------------------------------------------------------------------------------
 
@@ -204,9 +213,9 @@ class Maintainer:
 
     def _abandon(self, table: TableVersion, number: OfferName, record: str) -> None:
         """Remove what nobody was asked to use."""
-        folder = self._chain.root / table.path
-        files, drafts = files_of(folder, number)
-        for file in (*drafts, *files, folder / number.run):
+        place = self._chain.root / table.path
+        files, drafts = files_of(place, number)
+        for file in (*drafts, *files, place / number.run):
             checksums.remove(file)
         self._chain.store.remove(record)
 

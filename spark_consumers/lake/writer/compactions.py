@@ -8,7 +8,7 @@ no snapshot needs, which is none.
 An offer never stops a round: whatever goes wrong with one, it is refused.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,6 @@ from spark_consumers.lake.index.build import Identity, add_files
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.sealed_json import dump, parse
-from spark_consumers.lake.policy import copies_on_write
 from spark_consumers.lake.writer.requests import Request
 from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import fail_point, logs
@@ -50,11 +49,12 @@ class Decided:
 class Compactions:
     """The offers for one lake, for one writer's term."""
 
-    def __init__(self, chain: Chain, tables: TableFormat, deletes: Mapping[str, str]) -> None:
+    def __init__(self, chain: Chain, tables: TableFormat) -> None:
         self._chain = chain
         self._format = tables
-        self._deletes = deletes
         self._maintainers = Maintainers(chain.store)
+        #: Offers that this writer has committed to a table, or tried to.
+        self._committed: set[str] = set()
 
     def is_maintained(self) -> bool:
         """Whether a maintainer works on this lake."""
@@ -81,8 +81,9 @@ class Compactions:
         for one in decided:
             if one.offer is not None and one.made is None:
                 log.info("compaction refused", table=one.offer.table, reason=one.reason)
-                # Of an earlier term's it is not known whether it was accepted then.
-                self._remove_files(head, one.offer, named=one.offer.term != head.term)
+                # An earlier term's may have been accepted then; and ours, if it was published although that has failed.
+                known = one.offer.term == head.term and one.offer.name not in self._committed
+                self._remove_files(head, one.offer, named=not known)
             elif one.offer is not None:
                 log.info(
                     "compacted",
@@ -159,13 +160,7 @@ class Compactions:
         known = Liveness(folder, ())
         if table is not None and table.path == offer.path and table.runs is not None:
             known = liveness_of(folder, table)
-        verdict = decide(
-            offer,
-            table,
-            head.term,
-            current(known),
-            copies_on_write=copies_on_write(self._deletes, offer.table),
-        )
+        verdict = decide(offer, table, head.term, current(known))
         if isinstance(verdict, Refused):
             return Decided(request, offer, reason=verdict.reason)
         assert table is not None
@@ -214,6 +209,7 @@ class Compactions:
             count=table.rows,
             conversion=True,
         )
+        self._committed.add(offer.name)
         done = self._format.write(folder, head.term, write)
         fail_point.hit("compaction-committed")
         made = replace(table, snapshot_id=done.snapshot, stage=str(stage), runs=runs)
