@@ -9,7 +9,7 @@ a reader opens less. Three rules keep a row from being written again and again:
 - nothing is done that gains fewer than `_LEAST` files, but for files with many removed rows.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 #: Of a data file's rows, the part that has to be removed for it to be rewritten whatever its size.
@@ -76,16 +76,14 @@ def groups(files: Iterable[FileState], target: int) -> list[Group]:
     return sorted(due, key=lambda group: (-group.gain, group.bytes))
 
 
-def _joined(small: Iterable[FileState]) -> list[FileState]:
-    """Of small files, the smallest first, those that are joined."""
-    taken: list[FileState] = []
-    total = 0
-    for file in small:
-        if file.living > max(_RATIO * total, _TINY):
-            break
-        taken.append(file)
+def _joined(small: Sequence[FileState]) -> list[FileState]:
+    """Of small files, the smallest first, those that are joined: up to the largest for which that is worth it."""
+    count = total = 0
+    for number, file in enumerate(small, 1):
+        if file.living <= max(_RATIO * total, _TINY):
+            count = number
         total += file.living
-    return taken
+    return list(small[:count])
 
 
 def _packed(files: Iterable[FileState], target: int) -> list[list[FileState]]:
