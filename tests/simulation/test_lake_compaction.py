@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.compaction import decide as decisions
 from spark_consumers.lake.compaction.decide import Accepted, CurrentFile, Refused
-from spark_consumers.lake.compaction.offer import NewFile, Offer
+from spark_consumers.lake.compaction.offer import NewFile, Offer, OldFile, bitmap
 from spark_consumers.lake.manifest.table_version import LIVE, TableVersion
 
 TABLE = "s.p.docs"
@@ -165,7 +165,8 @@ class Lake:
 
     def plan(self) -> None:
         """Prepare an offer that makes all files two."""
-        old, new = [], []
+        old: list[OldFile] = []
+        new: list[NewFile] = []
         files = list(self.head.files)
         half = (len(files) + 1) // 2
         for number, group in enumerate(part for part in (files[:half], files[half:]) if part):
@@ -364,7 +365,7 @@ def carries(how: str) -> Callable[..., dict[int, BitMap64]]:
             return carried(replace(offer, old=old), now)
         found: dict[int, BitMap64] = {}
         for file in offer.old:
-            for position in now.get(file.name, BitMap64()) - decisions.bitmap(file.removed):
+            for position in now.get(file.name, BitMap64()) - bitmap(file.removed):
                 found.setdefault(file.new, BitMap64()).add(file.start + position)
         return found
 

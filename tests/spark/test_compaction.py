@@ -5,12 +5,14 @@ from contextlib import contextmanager
 
 from spark_consumers import read
 from spark_consumers.lake.compaction.offer import OFFERS
+from spark_consumers.lake.compaction.plan import Group
 from spark_consumers.lake.compaction.rewrite import liveness_of, states
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.maintenance import maintainer as maintainer_module
 from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
 from spark_consumers.lake.manifest import reader_leases
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.manifest.sealed_json import parse
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import STREAM
@@ -81,7 +83,7 @@ def offered(pipeline, monkeypatch, meanwhile):
 
     made = Maintainer(pipeline.lake, Limits())
     with monkeypatch.context() as patch:
-        patch.setattr(maintainer_module.requests, "ask", later)
+        patch.setattr(requests, "ask", later)
         # Nothing is awaited.
         patch.setattr(Maintainer, "_outcomes", lambda *_: False)
         made.run_once(threading.Event())
@@ -94,7 +96,7 @@ def offered(pipeline, monkeypatch, meanwhile):
     outcomes = {}
     for (_, _, (table,)), options in waiting:
         record = chain.store.read(f"{OFFERS}/{options['offer']}")
-        outcomes[table] = maintainer_module.parse(record, "")
+        outcomes[table] = parse(record, "")
         chain.store.remove(f"{OFFERS}/{options['offer']}")
     made.close()
     return outcomes
@@ -193,7 +195,7 @@ def test_an_offer_that_is_not_right_any_more_is_refused_and_leaves_no_file(
     # A maintainer that is killed leaves files and a record: the writer removes both.
     churn(database, pipeline, 30, 5)
     with monkeypatch.context() as patch:
-        patch.setattr(maintainer_module.requests, "ask", lambda *_, **__: None)
+        patch.setattr(requests, "ask", lambda *_, **__: None)
         patch.setattr(Maintainer, "_outcomes", lambda *_: False)
         dead = Maintainer(pipeline.lake, Limits())
         dead.run_once(threading.Event())
@@ -232,4 +234,4 @@ def test_tables_that_are_copied_on_write_are_compacted_without_vectors(
 
 def _all_of(found, _):
     """One group of all files, whatever is gained."""
-    return [maintainer_module.Group(tuple(found))]
+    return [Group(tuple(found))]

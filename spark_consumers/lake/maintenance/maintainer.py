@@ -25,6 +25,7 @@ from spark_consumers.lake.compaction.rewrite import (
 )
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.index.run_format import IndexDamagedError
+from spark_consumers.lake.maintenance.look import Look
 from spark_consumers.lake.maintenance.state import Remembered, Summary, write_summary
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, TableVersion, open_chain
 from spark_consumers.lake.manifest.sealed_json import dump, parse
@@ -74,6 +75,9 @@ class Maintainer:
         self._sign: MaintainerSign | None = None
         self._others = Maintainers(self._chain.store)
         self._remembered = Remembered(self._chain)
+        self._look = Look(self._chain, self._catalog)
+        self._looked_at = float("-inf")
+        self._cleaning: requests.Request | None = None
         self._number = 0
         self.summary = Summary(began_at=time.time())
 
@@ -107,6 +111,7 @@ class Maintainer:
         if self._stands_by():
             self._say(is_standing_by=True, error="")
             return False
+        self._clean(head)
         due = self._due(head)
         chosen = choose(due, self._room() if due else 0)
         left = sum(g.bytes for name in due for g in due[name]) - sum(
@@ -151,6 +156,17 @@ class Maintainer:
             raise full
         free = shutil.disk_usage(self._chain.root).free
         return max(0, min(self._limits.plan_bytes, free - folder.ROOM))
+
+    def _clean(self, head: Manifest) -> None:
+        """Name tables to the writer that have something to expire, if it is time for a look at some."""
+        if time.monotonic() - self._looked_at < self._limits.interval:
+            return
+        self._looked_at = time.monotonic()
+        if self._cleaning is not None and requests.is_waiting(self._chain, self._cleaning):
+            return
+        if paths := self._look.unclean(head):
+            log.info("to be cleaned", tables=paths)
+            self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
 
     # -- what is due ------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from spark_consumers.lake.writer.leases import Leases
 from spark_consumers.lake.writer.log_access import LogAccess
 from spark_consumers.lake.writer.pins import Pins
 from spark_consumers.lake.writer.presence import Presence
-from spark_consumers.lake.writer.requests import Request, waiting
+from spark_consumers.lake.writer.requests import CLEAN, COMPACT, Request, waiting
 from spark_consumers.lake.writer.retention import Retention, clock_after
 from spark_consumers.lake.writer.round_failures import RoundFailures
 from spark_consumers.lake.writer.table_work import TableWork
@@ -261,12 +261,13 @@ class Lakehouse:
         writer.tables.settled(writer.head)
         changed |= self._publish(writer, writer.pins.settled(writer.head))
         self._compact(writer)
+        self._clean(writer, writer.tables.of_maintainers(CLEAN))
         writer.tables.start_copies(writer.head, status, self._log.client)
         writer.tables.write_status(writer.head, changed=changed)
 
     def _compact(self, writer: _Writer) -> None:
         """Decide on what maintainers offer."""
-        offers = writer.tables.offers
+        offers = writer.tables.of_maintainers(COMPACT)
         if not offers:
             return
         stage = writer.epochs.next_stage(writer.head)
@@ -357,8 +358,19 @@ class Lakehouse:
         self._lease(manifest)
         writer.engines.show(manifest)
         if writer.kept.is_due(self._retention):
-            writer.kept.expire(writer.head, self._retention)
-            writer.compactions.sweep(writer.head, writer.tables.offers)
+            self._expire(writer)
+
+    def _clean(self, writer: _Writer, asked: Sequence[Request]) -> None:
+        """Look at the tables that a maintainer names, also while there is nothing to publish."""
+        if asked and writer.kept.is_due(self._retention):
+            writer.kept.mark({path for request in asked for path in request.tables})
+            self._expire(writer)
+            writer.tables.forget(asked)
+
+    def _expire(self, writer: _Writer) -> None:
+        maintained = writer.compactions.is_maintained()
+        writer.kept.expire(writer.head, self._retention, others=not maintained)
+        writer.compactions.sweep(writer.head, writer.tables.of_maintainers(COMPACT))
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
         """Continue from this link, which this writer published."""

@@ -50,7 +50,11 @@ ADOPT = "adopt"
 PIN, UNPIN = "pin", "unpin"
 #: Of a maintainer (`compactions`): data files in place of others. It is answered in the record of the offer, not in the chain.
 COMPACT = "compact"
-KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT, PIN, UNPIN, COMPACT)
+#: Of a maintainer: tables (by their paths) that have something to expire. It has no answer.
+CLEAN = "clean"
+#: Not answered in the chain.
+OF_MAINTAINERS = frozenset({COMPACT, CLEAN})
+KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT, PIN, UNPIN, COMPACT, CLEAN)
 #: In the answer to a request for an epoch that is past its retention.
 HAS_EXPIRED = "has expired"
 #: Seconds for which an answer is kept for the process that waits for it.
@@ -172,6 +176,11 @@ def _request(record: Mapping[str, Any], name: str) -> Request:
 def forget(chain: Chain, request: Request) -> None:
     """Remove a request that has its answer."""
     chain.store.remove(_file(request.id))
+
+
+def is_waiting(chain: Chain, request: Request) -> bool:
+    """Whether the request is still there."""
+    return chain.store.exists(_file(request.id))
 
 
 def carry_out(

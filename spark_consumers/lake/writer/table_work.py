@@ -112,7 +112,7 @@ class TableWork:
         `apart`: the streams that are not in `status`, as the log has another history of them, and why.
         """
         self._read_requests()
-        asked = [request for request in self._asked if request.kind != requests.COMPACT]
+        asked = [r for r in self._asked if r.kind not in requests.OF_MAINTAINERS]
         new = [request for request in asked if request.id not in head.answered]
         if any(request.id not in self._seen_at for request in new):
             self._poller.soon()
@@ -193,10 +193,9 @@ class TableWork:
         self.polled = {stream for stream, began, _ in publications if began >= now}
         return self._compare(head, publications)
 
-    @property
-    def offers(self) -> list[requests.Request]:
-        """The requests that are offers of maintainers (`compactions`)."""
-        return [request for request in self._asked if request.kind == requests.COMPACT]
+    def of_maintainers(self, kind: str) -> list[requests.Request]:
+        """The requests of that kind (`requests.OF_MAINTAINERS`) that are not forgotten."""
+        return [request for request in self._asked if request.kind == kind]
 
     def forget(self, decided: Collection[requests.Request]) -> None:
         """Remove requests that are decided."""
