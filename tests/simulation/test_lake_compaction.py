@@ -12,6 +12,7 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -214,20 +215,19 @@ class Lake:
     def decided(self, offer: Offer, term: int, head: Snapshot) -> Any:
         """The files of the table with the offer; None if it is refused. As `Compactions` does it."""
         current = (
-            {f: CurrentFile(vector, len(gone)) for f, (vector, gone) in head.files.items()}
+            {
+                file: CurrentFile(vector, partial(BitMap64, gone))
+                for file, (vector, gone) in head.files.items()
+            }
             if head.table.path == offer.path
             else {}
         )
-        verdict = decisions.decide(offer, head.table, term, current)
+        verdict = decisions.decide(
+            offer, head.table, term, current, copies_on_write=self.copy_on_write
+        )
         if isinstance(verdict, Refused) or any(f.name not in self.disk for f in offer.files):
             return None
-        now = {name: BitMap64(head.files[name][1]) for name in verdict.changed}
-        try:
-            removed = decisions.carried(offer, now)
-        except ValueError:
-            return None
-        if any(len(gone) == offer.files[number].rows for number, gone in removed.items()):
-            return None
+        removed = verdict.removed
         old = {file.name for file in offer.old}
         files = {name: each for name, each in head.files.items() if name not in old}
         for number, file in enumerate(offer.files):
@@ -333,20 +333,21 @@ def test_long_histories_change_no_row_of_any_snapshot(seed):
     assert accepted > 20
 
 
-def ignoring(*words: str) -> Callable[..., Accepted | Refused]:
-    """The decision without the refusals of these words."""
+def ignoring(word: str) -> Callable[..., Accepted | Refused]:
+    """The decision without a look at this."""
     decide = decisions.decide
 
-    def mutant(offer: Offer, table: Any, term: int, current: Any) -> Any:
-        if "term" in words:
-            offer = replace(offer, term=term)
-        if "path" in words:
-            table = replace(table, path=offer.path)
-        if "missing" in words:
-            current = {**{f.name: CurrentFile(f.vector) for f in offer.old}, **current}
-        found = decide(offer, table, term, current)
-        if "changed" in words and isinstance(found, Accepted):
-            return Accepted(frozenset())
+    def mutant(offer: Offer, table: Any, term: int, current: Any, **options: Any) -> Any:
+        match word:
+            case "term":
+                offer = replace(offer, term=term)
+            case "missing":
+                current = {**{f.name: CurrentFile(f.vector) for f in offer.old}, **current}
+            case "copies":
+                options["copies_on_write"] = False
+        found = decide(offer, table, term, current, **options)
+        if word == "changed" and isinstance(found, Accepted):
+            return Accepted({})
         return found
 
     return mutant
@@ -356,16 +357,18 @@ def carries(how: str) -> Callable[..., dict[int, BitMap64]]:
     """The carrying over with a fault."""
     carried = decisions.carried
 
-    def mutant(offer: Offer, now: Mapping[str, BitMap64]) -> dict[int, BitMap64]:
+    def mutant(offer: Offer, current: Mapping[str, CurrentFile]) -> dict[int, BitMap64]:
         if how == "all that is removed now":
             old = tuple(replace(file, removed=b"") for file in offer.old)
-            return carried(replace(offer, old=old), now)
+            return carried(replace(offer, old=old), current)
         if how == "by the first file":
             old = tuple(replace(file, start=0) for file in offer.old)
-            return carried(replace(offer, old=old), now)
+            return carried(replace(offer, old=old), current)
         found: dict[int, BitMap64] = {}
         for file in offer.old:
-            for position in now.get(file.name, BitMap64()) - bitmap(file.removed):
+            now = current.get(file.name)
+            gone = BitMap64(range(file.rows)) if now is None else now.removed()
+            for position in gone - bitmap(file.removed):
                 found.setdefault(file.new, BitMap64()).add(file.start + position)
         return found
 
@@ -375,8 +378,8 @@ def carries(how: str) -> Callable[..., dict[int, BitMap64]]:
 MUTANTS = {
     "a later writer accepts": ("decide", ignoring("term")),
     "a replaced file is not noticed": ("decide", ignoring("missing")),
-    "another copy's offer is accepted": ("decide", ignoring("path", "missing")),
     "what was removed since is forgotten": ("decide", ignoring("changed")),
+    "vectors come into a table without": ("decide", ignoring("copies")),
     "what was removed before is removed again": ("carried", carries("all that is removed now")),
     "positions are those of the first file": ("carried", carries("by the first file")),
     "positions are not moved up": ("carried", carries("positions as they were")),

@@ -127,6 +127,8 @@ def test_small_and_half_dead_files_become_one_beside_the_writer(pipeline, databa
         database.execute(
             "UPDATE docs SET n = n + 1 WHERE id % 4 = 1",
             "DELETE FROM docs WHERE id % 5 = 2",
+            # All rows of a file.
+            "DELETE FROM pairs WHERE a BETWEEN 60 AND 63",
             "DELETE FROM bag WHERE ctid IN (SELECT min(ctid) FROM bag WHERE a > 5 GROUP BY a)",
             "INSERT INTO bag SELECT 9, 0.5, 'bag', NULL FROM generate_series(1, 4)",
             "ALTER TABLE pairs ADD more int",
@@ -164,7 +166,7 @@ def test_an_offer_that_is_not_right_any_more_is_refused_and_leaves_no_file(
             pipeline.flush()
 
     outcomes = offered(pipeline, monkeypatch, emptied)
-    assert "were replaced" in outcomes[DOCS]["reason"]
+    assert "written elsewhere" in outcomes[DOCS]["reason"]
     assert "copied again" in outcomes[BAG]["reason"]
     assert outcomes[PAIRS]["accepted"]
     assert_equal(database.dsn, read(pipeline.spark, pipeline.lake))
@@ -221,7 +223,7 @@ def test_tables_that_are_copied_on_write_are_compacted_without_vectors(
         pipeline.flush()
 
     outcomes = offered(pipeline, monkeypatch, removes)
-    assert "were replaced" in outcomes[DOCS]["reason"]
+    assert "no deletion vectors" in outcomes[DOCS]["reason"]
     assert outcomes[BAG]["accepted"]
     assert outcomes[PAIRS]["accepted"]
     for name in ALL:

@@ -1,21 +1,20 @@
 """The writer's decision on an offer, and the removals that are carried over into its files. Pure.
 
 An offer was made of an earlier snapshot than the writer's newest one. Since then epochs may have removed rows of the old
-files, replaced these, or emptied the table; it may have been copied again; another writer may have taken over. What makes an
+files, or replaced these, or emptied the table; it may have been copied again; another writer may have taken over. What makes an
 acceptance right:
 
 - The offer's term is the writer's own. So nobody else can accept it, and the old files' history is this writer's: a lake that
   goes on from an earlier link, after the newest ones were lost, does so under another term.
-- The table has the folder and the key that it had, and every old file is still one of its files. Files are immutable, and
-  vectors only grow while a term lasts. So the rows of the new files are those of the old ones, without what was removed since.
-- What was removed since are the positions in the vector now that were not in it then. Living rows kept their order, so a
-  position p of an old file is `start + p - (how many were removed below p)` in the new one.
+- The table has the folder and the key that it had. Data files are immutable, no name is used twice, and vectors only grow while a
+  term lasts. So of an old file that is still one of the table's, the rows that are alive are those that were, without the
+  positions that its vector has now and had not then. Of an old file that has gone, no row is alive, or it is in another file by now.
+- Living rows kept their order, so a position p of an old file is `start + p - (how many were removed below p)` in the new one.
 
-New columns change nothing: rows of both old and new files have NULL there. In a table that is copied on write, a file with rows
-that were removed since is not there any more.
+New columns change nothing: rows of both old and new files have NULL there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,17 +44,20 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The offer's files take the place of the old ones. `changed`: the old files of which rows were removed since."""
+    """The offer's files take the place of the old ones.
 
-    changed: frozenset[str]
+    `removed`: of each new file, by its number, the positions of the rows that were removed since.
+    """
+
+    removed: Mapping[int, BitMap64]
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentFile:
-    """A data file of the table now: the Puffin file of its vector (none: nothing is removed), and how many rows that removes."""
+    """A data file of the table now: the Puffin file of its vector (none: nothing is removed), and how to read what that removes."""
 
     vector: str = ""
-    removed: int = 0
+    removed: Callable[[], BitMap64] = BitMap64
 
 
 def decide(
@@ -63,8 +65,13 @@ def decide(
     table: TableVersion | None,
     term: int,
     current: Mapping[str, CurrentFile],
+    *,
+    copies_on_write: bool = False,
 ) -> Accepted | Refused:
-    """What a writer of this term does with an offer, for `table` as its newest link has it, with these data files."""
+    """What a writer of this term does with an offer, for `table` as its newest link has it, with these data files.
+
+    `copies_on_write`: whether no data file of the table may have removed rows.
+    """
     if offer.term != term:
         return Refused(f"it was made under term {offer.term}, and this is term {term}")
     if table is None or table.path != offer.path:
@@ -75,31 +82,36 @@ def decide(
         return Refused("the table's row index has to be built first")
     if table.key != offer.key:
         return Refused("the table has another key")
-    missing = [file.name for file in offer.old if file.name not in current]
-    if missing:
-        return Refused(f"{len(missing)} of its {len(offer.old)} data files were replaced since")
-    changed = {file.name for file in offer.old if current[file.name].vector != file.vector}
-    return Accepted(frozenset(changed))
+    try:
+        removed = carried(offer, current)
+    except ValueError as error:
+        return Refused(str(error))
+    if copies_on_write and removed:
+        return Refused("rows were removed since, and the table has no deletion vectors")
+    rows, gone = sum(f.rows for f in offer.files), sum(map(len, removed.values()))
+    if 2 * gone > rows or any(len(removed[n]) == offer.files[n].rows for n in removed):
+        return Refused(f"{gone} of its {rows} rows were removed, or written elsewhere, since")
+    return Accepted(removed)
 
 
-def carried(offer: Offer, now: Mapping[str, BitMap64]) -> dict[int, BitMap64]:
+def carried(offer: Offer, current: Mapping[str, CurrentFile]) -> dict[int, BitMap64]:
     """The positions to remove from the offer's files, by their numbers.
 
-    `now`: the positions that are removed from the old files that have changed since. Raises `ValueError` if an old file has
-    rows again that were removed: then it is not the file that the offer was made of.
+    Raises `ValueError` if an old file has rows again that were removed: then it is not the file that the offer was made of.
     """
     found: dict[int, BitMap64] = {}
     for file in offer.old:
-        if file.name not in now:
+        now = current.get(file.name)
+        if now is not None and now.vector == file.vector:
             continue
         then = bitmap(file.removed)
-        if not then <= now[file.name]:
+        gone = BitMap64(range(file.rows)) if now is None else now.removed()
+        if not then <= gone:
             raise ValueError(f"{file.name} has rows again that were removed")
-        more = _array(now[file.name] - then)
-        if not len(more):
-            continue
-        moved = file.start + more - np.searchsorted(_array(then), more)
-        found.setdefault(file.new, BitMap64()).update(BitMap64(moved.astype(np.uint64)))
+        more = _array(gone - then)
+        if len(more):
+            moved = file.start + more - np.searchsorted(_array(then), more)
+            found.setdefault(file.new, BitMap64()).update(BitMap64(moved.astype(np.uint64)))
     return found
 
 

@@ -6,6 +6,7 @@ The row index says which data files a table has and which rows of them are remov
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,8 @@ def current(liveness: Liveness) -> dict[str, CurrentFile]:
     found = {}
     for file in liveness.current():
         vector = liveness.vectors.get(file.name)
-        found[file.name] = (
-            CurrentFile() if vector is None else CurrentFile(vector.puffin, vector.rows)
-        )
+        puffin = "" if vector is None else vector.puffin
+        found[file.name] = CurrentFile(puffin, partial(liveness.removed, file.name))
     return found
 
 

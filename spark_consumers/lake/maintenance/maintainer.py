@@ -103,6 +103,10 @@ class Maintainer:
         finally:
             self.close()
 
+    def begin(self) -> None:
+        """Show that this maintainer lives: from then on epochs leave rewriting to it."""
+        self._sign_on()
+
     def run_once(self, stop: threading.Event) -> bool:
         """Make one plan and carry it out; whether the writer has accepted something, so that there may be more to do."""
         if not self._chain.exists() or (head := self._chain.head()) is None:

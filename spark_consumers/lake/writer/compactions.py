@@ -8,12 +8,12 @@ no snapshot needs, which is none.
 An offer never stops a round: whatever goes wrong with one, it is refused.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spark_consumers.lake.compaction.decide import Accepted, Refused, carried, decide
+from spark_consumers.lake.compaction.decide import Accepted, Refused, decide
 from spark_consumers.lake.compaction.maintainers import Maintainers
 from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
 from spark_consumers.lake.compaction.rewrite import current, files_of, liveness_of
@@ -26,6 +26,7 @@ from spark_consumers.lake.index.build import Identity, add_files
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.sealed_json import dump, parse
+from spark_consumers.lake.policy import copies_on_write
 from spark_consumers.lake.writer.requests import Request
 from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import fail_point, logs
@@ -49,9 +50,10 @@ class Decided:
 class Compactions:
     """The offers for one lake, for one writer's term."""
 
-    def __init__(self, chain: Chain, tables: TableFormat) -> None:
+    def __init__(self, chain: Chain, tables: TableFormat, deletes: Mapping[str, str]) -> None:
         self._chain = chain
         self._format = tables
+        self._deletes = deletes
         self._maintainers = Maintainers(chain.store)
         #: Offers that this writer has committed to a table, or tried to.
         self._committed: set[str] = set()
@@ -160,7 +162,10 @@ class Compactions:
         known = Liveness(folder, ())
         if table is not None and table.path == offer.path and table.runs is not None:
             known = liveness_of(folder, table)
-        verdict = decide(offer, table, head.term, current(known))
+        no_vectors = copies_on_write(self._deletes, offer.table) or (
+            table is not None and table.copy_on_write
+        )
+        verdict = decide(offer, table, head.term, current(known), copies_on_write=no_vectors)
         if isinstance(verdict, Refused):
             return Decided(request, offer, reason=verdict.reason)
         assert table is not None
@@ -182,11 +187,7 @@ class Compactions:
                 return Decided(request, offer, reason=f"{file.name} has another size")
         if not Path(folder, offer.run).exists():
             return Decided(request, offer, reason=f"{offer.run} is missing")
-        removed = carried(offer, {name: known.removed(name) for name in verdict.changed})
-        gone = [n for n, positions in removed.items() if len(positions) == offer.files[n].rows]
-        if gone:
-            return Decided(request, offer, reason="all rows of a file were removed since")
-        by_name = {offer.files[number].name: positions for number, positions in removed.items()}
+        by_name = {offer.files[number].name: gone for number, gone in verdict.removed.items()}
         vectors = write_vectors(folder, f"{stage}-carried", by_name) if by_name else []
         runs = (
             *(table.runs or ()),

@@ -509,7 +509,7 @@ class Lakehouse:
         )
         kept = Retention.begin(self._chain, self._format, site, clock)
         engines = OtherEngines(self._chain, self._format, head)
-        compactions = Compactions(self._chain, self._format)
+        compactions = Compactions(self._chain, self._format, self._deletes)
         return _Writer(head, epochs, tables, site, kept, engines, pins, compactions)
 
     def _sweep(self, writer: _Writer) -> None:
