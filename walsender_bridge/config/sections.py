@@ -278,6 +278,19 @@ class CatalogSection(_Section):
         return self
 
 
+class MaintenanceSection(_Section):
+    """`[lake.maintenance]`: how data files are rewritten beside the epochs."""
+
+    #: Whether `tuskline up` starts a maintainer on the lake's machine.
+    enabled: bool = True
+    #: Seconds between two looks at the tables that have changed.
+    interval: float = Field(default=30.0, gt=0)
+    #: The size of a data file that needs no others, about.
+    file_bytes: int = Field(default=128 << 20, ge=1 << 20)
+    #: Bytes of data files that are read for one plan, at most; a plan ends before the next one is made.
+    plan_bytes: int = Field(default=1 << 30, ge=1 << 20)
+
+
 class LakeSection(_Section):
     """`[lake]`: where the tables are published, and how often."""
 
@@ -309,6 +322,7 @@ class LakeSection(_Section):
     #: Spark's master for `tuskline lake run`; by default what Spark's own settings say, or else local[2]. Under spark-submit its
     #: master wins.
     spark_master: str | None = None
+    maintenance: MaintenanceSection = MaintenanceSection()
 
 
 class SafekeepersSection(_Section):

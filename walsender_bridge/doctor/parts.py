@@ -17,7 +17,7 @@ from walsender_bridge.errors import (
     RunningError,
     TusklineError,
 )
-from walsender_bridge.observability import lake_status, table_problems
+from walsender_bridge.observability import lake_status, maintenance_view, table_problems
 from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.runtime import certificate_holder, listening, pid_file
 
@@ -194,11 +194,29 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
         for each in table_problems.problems(head) if head is not None else ():
             yield _of_table(each)
     errors = (_of_another_log(settings.lake, log_id), lake_status.problem(settings.run_dir, uri))
+    yield from _of_maintenance(settings.lake)
     reported: set[str] = set()
     for error in errors:
         if error is not None and error.what not in reported:
             reported.add(error.what)
             yield failed("lake", error.where or uri, error)
+
+
+def _of_maintenance(lake: "LakeSection") -> Iterator[Finding]:
+    """Why data files are not rewritten, although the configuration says so and there is a lake."""
+    with suppress(TusklineError, OSError):
+        chain = lake_chain(lake)
+        if not lake.maintenance.enabled or not chain.exists():
+            return
+        what = maintenance_view.trouble(maintenance_view.observe(chain), lake.maintenance.interval)
+        if what:
+            yield Finding(
+                "lake maintenance",
+                lake.uri,
+                what,
+                Severity.WARNING,
+                repair="run `tuskline lake maintain` (`tuskline up` does), and read its log; or set [lake.maintenance] enabled = false",
+            )
 
 
 def _of_another_log(lake: "LakeSection", log_id: str | None) -> TusklineError | None:

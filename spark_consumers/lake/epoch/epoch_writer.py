@@ -69,6 +69,8 @@ from walsender_bridge.runtime.steady_clock import SteadyClock
 #: Small data files of a table become one when there are more than this. Tables differ by up to as much again, so that
 #: they do not all come due in one epoch.
 _COMPACT_FILES = 8
+#: How many times as many there may be while a maintainer makes them one (`spark_consumers.lake.compaction`).
+_WHILE_MAINTAINED = 8
 #: How often the index of a table is built before the table's trouble is taken for damage of its files.
 _BUILDS = 2
 
@@ -134,6 +136,8 @@ class EpochWriter:
         self._deletes = deletes or {}
         self._rules = layouts
         self._attempt = 0
+        #: Whether data files are rewritten beside the epochs: these leave it to the maintainer, unless it lags far behind.
+        self.is_maintained = False
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema, Arrangement, bool]] = {}
         #: Tables as the executors get them, each with what it depends on.
@@ -160,9 +164,8 @@ class EpochWriter:
         round can be repeated.
         """
         began = time.monotonic()
-        self._attempt += 1
         self._wrote_one.clear()
-        stage = Stage(head.link + 1, self._term, self._attempt)
+        stage = self.next_stage(head)
         timings = Timings()
         plan, late = self._plan(head, status, everything=everything)
         scratch = self._chain.staging / str(stage)
@@ -199,6 +202,16 @@ class EpochWriter:
         self._log_epoch(manifest, timings, time.monotonic() - began)
         return manifest
 
+    def next_stage(self, head: Manifest) -> Stage:
+        """The stage of one more attempt at the link after `head`."""
+        self._attempt += 1
+        return Stage(head.link + 1, self._term, self._attempt)
+
+    def _small_files(self, name: str) -> int:
+        """How many small data files a table may have before an epoch makes them one."""
+        count = _COMPACT_FILES + crc32(name.encode()) % _COMPACT_FILES
+        return count * _WHILE_MAINTAINED if self.is_maintained else count
+
     def _path(self, table: TableVersion) -> str:
         return str(self._chain.root / table.path)
 
@@ -218,7 +231,7 @@ class EpochWriter:
         known = aliases(status, following)
 
         def facts(name: str, table: TableVersion) -> tuple[object, ...]:
-            return table, layouts.get(table.path), known.get(name, ())
+            return table, layouts.get(table.path), known.get(name, ()), self.is_maintained
 
         def pack(name: str, table: TableVersion) -> PackedTable:
             target = replace(
@@ -226,7 +239,7 @@ class EpochWriter:
                 layouts=layouts.get(table.path, first_layout(table)),
                 aliases=known.get(name, ()),
             )
-            return PackedTable.of(target, (_runs(table), _small_files(name)))
+            return PackedTable.of(target, (_runs(table), self._small_files(name)))
 
         before = self._packed
         changed = [(n, t) for n, t in following if n not in before or before[n][0] != facts(n, t)]
@@ -370,6 +383,7 @@ class EpochWriter:
             copy_on_write=copies_on_write(self._deletes, name),
             by_position=position,
             arrangement=arrangement,
+            is_maintained=self.is_maintained,
         )
 
     def _run(
@@ -451,7 +465,9 @@ class EpochWriter:
     ) -> list[str]:
         """Find what these tables remove, complete their rows, add them to their indexes; those whose index is damaged."""
         unknown = [
-            drafts[n].removal(scratch, _small_files(n)) for n in names if not drafts[n].is_found
+            drafts[n].removal(scratch, self._small_files(n))
+            for n in names
+            if not drafts[n].is_found
         ]
         finding = [task.target.name for task in unknown]
         for one in self._run(run_removal, unknown, plan, "find removed rows", finding):
@@ -595,7 +611,3 @@ class EpochWriter:
 
 def _runs(table: TableVersion) -> tuple[Run, ...] | None:
     return None if table.runs is None else tuple(Run(*run) for run in table.runs)
-
-
-def _small_files(name: str) -> int:
-    return _COMPACT_FILES + crc32(name.encode()) % _COMPACT_FILES

@@ -302,7 +302,8 @@ def _to_rewrite(
 ) -> list[DataFile]:
     """The data files whose living rows go into new ones.
 
-    Small ones, if they are many in their partition; and others that are half dead, or have any removed row in a table that is copied on write.
+    Small ones, if they are many in their partition; and others that are half dead, unless a maintainer rewrites them, or have
+    any removed row in a table that is copied on write.
     """
 
     def dead(file: DataFile) -> int:
@@ -316,7 +317,8 @@ def _to_rewrite(
             return True
         if task.target.copy_on_write:
             return dead(file) > 0
-        return file.size >= SMALL and 2 * dead(file) > file.rows
+        maintained = task.target.is_maintained
+        return not maintained and file.size >= SMALL and 2 * dead(file) > file.rows
 
     small = Counter(file.partition for file in files if file.size < SMALL)
     return [file for file in files if is_due(file)]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.catalog import links as table_links
+from spark_consumers.lake.compaction.offer import OFFERS, PREFIX
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest import takeover
@@ -118,7 +119,18 @@ class LakeSite:
                     if sealed is not None and sealed.exists():
                         # These go with their file.
                         continue
+                    if self._is_offered(path):
+                        continue
                     yield Leftover(kind, self._relative(path), self._relative(table))
+
+    def _is_offered(self, path: Path) -> bool:
+        """Whether a run of the row index is a maintainer's, which is decided on, or whose maker dies, with its offer.
+
+        It was there before its offer's record was looked for, and the record is made first.
+        """
+        name = path.name.removeprefix(".").removesuffix(".crc")
+        offer = name.removeprefix(PREFIX).partition(".")[0]
+        return name.startswith(PREFIX) and self._chain.store.exists(f"{OFFERS}/{offer}")
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._chain.root))

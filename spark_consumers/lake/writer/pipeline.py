@@ -37,12 +37,13 @@ from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.removed import departed
 from spark_consumers.lake.tables.sources import Source, mark
 from spark_consumers.lake.writer import adopt
+from spark_consumers.lake.writer.compactions import Compactions
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.leases import Leases
 from spark_consumers.lake.writer.log_access import LogAccess
 from spark_consumers.lake.writer.pins import Pins
 from spark_consumers.lake.writer.presence import Presence
-from spark_consumers.lake.writer.requests import Request
+from spark_consumers.lake.writer.requests import CLEAN, COMPACT, Request, waiting
 from spark_consumers.lake.writer.retention import Retention, clock_after
 from spark_consumers.lake.writer.round_failures import RoundFailures
 from spark_consumers.lake.writer.standby import Standby
@@ -60,7 +61,7 @@ from walsender_bridge.errors import (
     UnavailableError,
 )
 from walsender_bridge.postgres.table_layout import LayoutRule
-from walsender_bridge.runtime import logs
+from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 __all__ = ["Lakehouse", "Source"]
@@ -88,6 +89,7 @@ class _Writer:
     kept: Retention
     engines: OtherEngines | WholeEpochs
     pins: Pins
+    compactions: Compactions
     #: Paths of tables that were damaged: before one is written again, it is taken over.
     damaged: set[str] = field(default_factory=set)
     #: Whether a round has failed since the last link: it may have written files of any table.
@@ -270,8 +272,32 @@ class Lakehouse:
         changed = self._publish(writer, wanted)
         writer.tables.settled(writer.head)
         changed |= self._publish(writer, writer.pins.settled(writer.head))
+        self._compact(writer)
+        self._clean(writer, writer.tables.of_maintainers(CLEAN))
         writer.tables.start_copies(writer.head, status, self._log.client)
         writer.tables.write_status(writer.head, changed=changed)
+
+    def _compact(self, writer: _Writer) -> None:
+        """Decide on what maintainers offer."""
+        offers = writer.tables.of_maintainers(COMPACT)
+        if not offers:
+            return
+        stage = writer.epochs.next_stage(writer.head)
+        # Files and commits may be made that are not published.
+        writer.has_failed = True
+        decided = writer.compactions.decided(writer.head, offers, stage)
+        writer.has_failed = False
+        published = self._publish(writer, writer.compactions.head_with(writer.head, decided))
+        fail_point.hit("compaction-published")
+        links = {stage.link: writer.head.tables if published else {}}
+        refused = {
+            one.offer.table: writer.head.tables[one.offer.table]
+            for one in decided
+            if one.offer is not None and not one.made and one.offer.table in writer.head.tables
+        }
+        remove_orphans(self._chain.root, refused, links, stage.term)
+        writer.compactions.settle(writer.head, decided)
+        writer.tables.forget([one.request for one in decided])
 
     def _publish(self, writer: _Writer, wanted: Manifest) -> bool:
         """Publish other states of tables, at the epoch that there is; whether there was anything to publish."""
@@ -304,6 +330,7 @@ class Lakehouse:
             return None
         writer.damaged -= set(found)
         try:
+            writer.epochs.is_maintained = writer.compactions.is_maintained()
             manifest = self._try_to_write(writer, status, everything=everything)
         except ShapeChangedError as changed:
             self._publish(writer, tables.reshape(head, changed))
@@ -343,7 +370,19 @@ class Lakehouse:
         self._lease(manifest)
         writer.engines.show(manifest)
         if writer.kept.is_due(self._retention):
-            writer.kept.expire(writer.head, self._retention)
+            self._expire(writer)
+
+    def _clean(self, writer: _Writer, asked: Sequence[Request]) -> None:
+        """Look at the tables that a maintainer names, also while there is nothing to publish."""
+        if asked and writer.kept.is_due(self._retention):
+            writer.kept.mark({path for request in asked for path in request.tables})
+            self._expire(writer)
+            writer.tables.forget(asked)
+
+    def _expire(self, writer: _Writer) -> None:
+        maintained = writer.compactions.is_maintained()
+        writer.kept.expire(writer.head, self._retention, others=not maintained)
+        writer.compactions.sweep(writer.head, writer.tables.of_maintainers(COMPACT))
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
         """Continue from this link, which this writer published."""
@@ -493,13 +532,15 @@ class Lakehouse:
         )
         kept = Retention.begin(self._chain, self._format, site, clock)
         engines = self._whole or OtherEngines(self._chain, self._format, head)
-        return _Writer(head, epochs, tables, site, kept, engines, pins)
+        compactions = Compactions(self._chain, self._format, self._deletes)
+        return _Writer(head, epochs, tables, site, kept, engines, pins, compactions)
 
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
         takeover.carry_out(takeover.sweep(writer.head), writer.site.do)
         recent = {m.link: m.tables for m in self._chain.newest(_RECENT_LINKS)}
         remove_orphans(self._chain.root, writer.head.tables, recent, writer.head.term)
+        writer.compactions.sweep(writer.head, list(waiting(self._chain)))
 
     # -- the log ----------------------------------------------------------------------------------------
 
