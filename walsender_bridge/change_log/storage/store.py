@@ -127,6 +127,8 @@ class StreamStore:
         segment = Segment.at(self.folder, first_offset)
         draft = Segment(self.folder / f"{_DRAFT}{segment.folder.name}", first_offset)
         shutil.rmtree(draft.folder, ignore_errors=True)
+        # Not those above it: they are taken away while their disk is.
+        draft.folder.mkdir(mode=0o700)
         draft.open(write=True)
         try:
             fill(draft)
