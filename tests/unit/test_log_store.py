@@ -18,7 +18,7 @@ from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import MAX_COUNT, CommitContext, IssuedCommit
 from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
-from walsender_bridge.change_log.storage.records import FORMAT, crc_of
+from walsender_bridge.change_log.storage.records import FORMAT
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import StreamStore
 from walsender_bridge.errors import (
@@ -31,6 +31,7 @@ from walsender_bridge.errors import (
     UnavailableError,
 )
 from walsender_bridge.postgres.protocol.lsn import WalPosition
+from walsender_bridge.runtime.checksummed_json import crc_of
 
 SEGMENT = 1 << 20
 FOREVER = 2**62
