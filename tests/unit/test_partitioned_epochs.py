@@ -147,15 +147,16 @@ def test_small_files_become_one_within_their_partition_only(tmp_path):
     disk, model = TableOnDisk(tmp_path / "t"), {}
 
     def files_after(number, changes, small):
-        target = target_of(tmp_path, number, ARRANGEMENTS[1], "vectors")
+        target, before = target_of(tmp_path, number, ARRANGEMENTS[1], "vectors"), set(disk.files)
         scratch = str(tmp_path / f"scratch-{number}")
         disk.apply(target, staged_of(target, scratch, model, changes), scratch, small_files=small)
         model.update(changes)
-        return sorted(file.partition for file in disk.files.values())
+        kept = len(before & disk.files.keys())
+        return kept, sorted(file.partition for file in disk.files.values())
 
     a, b, none = '1:{"1000":"a"}', '1:{"1000":"b"}', "1:{}"
-    assert files_after(1, {1: ("a", 0), 2: ("b", 0), 3: (None, 0)}, 1) == sorted([a, b, none])
-    assert files_after(2, {4: ("a", 0), 5: (None, 1)}, 2) == sorted([a, a, b, none, none])
+    assert files_after(1, {1: ("a", 0), 2: ("b", 0), 3: (None, 0)}, 1) == (0, sorted([a, b, none]))
+    assert files_after(2, {4: ("a", 0), 5: (None, 1)}, 2) == (3, sorted([a, a, b, none, none]))
     # Those that are many are so before the epoch's own come.
-    assert files_after(3, {6: ("b", 0)}, 1) == sorted([a, b, b, none])
+    assert files_after(3, {6: ("b", 0)}, 1) == (1, sorted([a, b, b, none]))
     assert_is(disk, model)
