@@ -178,11 +178,16 @@ class IcebergFormat:
             base = table.operations().current()
             if base.ref(branch_of(term)) is None and refs_of(base):
                 raise fenced(path, term)
-            wanted = changes(layouts_of(self._iceberg, base), layout, _PROPERTIES, path)
-            return changed(self._jvm, base, wanted) if wanted else None
+            there = layouts_of(self._iceberg, base)
+            wanted = changes(there, layout, _PROPERTIES, path)
+            if wanted:
+                return changed(self._jvm, base, wanted)
+            found.append(arrangement(there))
+            return None
 
+        found: list[Arrangement] = []
         self._commit(path, term, change)
-        return self.arrangement(path)
+        return found[0] if found else self.arrangement(path)
 
     @of_table
     def arrangement(self, path: str) -> Arrangement:
