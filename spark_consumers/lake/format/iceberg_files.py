@@ -4,7 +4,9 @@ import contextlib
 import gzip
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from spark_consumers.lake.format import checksums
@@ -74,6 +76,11 @@ def version_of(metadata: Path) -> int:
     return int(metadata.name.removeprefix("v").partition(".")[0])
 
 
+def is_newest(metadata: Path) -> bool:
+    """Whether this is the newest metadata file of its table."""
+    return metadata.exists() and not following(metadata).exists()
+
+
 def following(metadata: Path) -> Path:
     """The metadata file of the next version."""
     return metadata_file(metadata.parent, version_of(metadata) + 1)
@@ -84,20 +91,24 @@ def refs_in(path: str) -> dict[str, Ref]:
     folder = Path(path, "metadata")
     for version in reversed(versions_in(folder)):
         try:
-            record = json.loads(metadata_file(folder, version).read_bytes())
-            summaries = {s["snapshot-id"]: s["summary"] for s in record["snapshots"]}
-            refs = {
-                name: Ref.of(
-                    ref["snapshot-id"],
-                    summaries.get(ref["snapshot-id"], {}),
-                    is_branch=ref["type"] == "branch",
-                )
-                for name, ref in record.get("refs", {}).items()
-            }
-            return with_pins(refs, record.get("properties", {}).get(PINS))
+            return refs_of_record(json.loads(metadata_file(folder, version).read_bytes()))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return {}
+
+
+def refs_of_record(record: Mapping[str, Any]) -> dict[str, Ref]:
+    """The branches and tags in a table's metadata, as JSON."""
+    summaries = {s["snapshot-id"]: s["summary"] for s in record["snapshots"]}
+    refs = {
+        name: Ref.of(
+            ref["snapshot-id"],
+            summaries.get(ref["snapshot-id"], {}),
+            is_branch=ref["type"] == "branch",
+        )
+        for name, ref in record.get("refs", {}).items()
+    }
+    return with_pins(refs, record.get("properties", {}).get(PINS))
 
 
 def snapshots_in(metadata: Path) -> list[int]:

@@ -1,5 +1,6 @@
 """Iceberg tables as one writer has loaded them, their own files verified before anything is built on them."""
 
+import json
 from collections.abc import Callable
 from functools import update_wrapper
 from pathlib import Path
@@ -10,8 +11,9 @@ from pyspark.sql import SparkSession
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_commit import newest
-from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.format.iceberg_files import local, newest_metadata, refs_of_record
 from spark_consumers.lake.format.iceberg_read import blamed
+from spark_consumers.lake.format.iceberg_refs import fenced_by, is_epoch
 from walsender_bridge.errors import CorruptError
 
 
@@ -100,6 +102,33 @@ class LoadedTables:
     def check_all(self, path: str) -> None:
         """Verify the manifests of all snapshots, which say what files are needed."""
         self._checked.all_manifests(Path(path))
+
+    def shows(self, path: str, snapshot: int, term: int) -> Path | None:
+        """The newest metadata file of a table that shows plain readers this snapshot, and in which a takeover has nothing to mend.
+
+        Without the JVM: a lake may have a thousand. Raises `FencedError` if a higher term has it, `CorruptError` for damage.
+        """
+        file = newest_metadata(Path(path))
+        if file is None or file.name.endswith(".gz.metadata.json"):
+            return None
+        try:
+            record = json.loads(file.read_bytes())
+        except FileNotFoundError:
+            return None  # the table has gone on
+        except ValueError:
+            checksums.check(file)
+            return None
+        checksums.check(file)
+        refs = refs_of_record(record)
+        fenced_by(refs, term, path)
+        found = [s for s in record.get("snapshots", ()) if s["snapshot-id"] == snapshot]
+        main = refs.get("main")
+        if not found or main is None or main.snapshot != snapshot:
+            return None
+        if any(is_epoch(name, ref) for name, ref in refs.items()):
+            return None
+        self._checked.snapshot(local(str(found[0]["manifest-list"])))
+        return file
 
     def _check_metadata(self, path: str, table: Any) -> None:
         """Verify what was loaded, after each time that it was."""
