@@ -82,9 +82,7 @@ class Supervisor:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", ["folder", "own locks", "bucket"])
-def test_35_supervised_drivers_take_over_from_dead_ones_alone(
-    tmp_path, s3_port, s3_keys, place
-):
+def test_35_supervised_drivers_take_over_from_dead_ones_alone(tmp_path, s3_port, s3_keys, place):
     with contextlib.ExitStack() as stack:
         url, options, relays = str(tmp_path / "lake"), StoreOptions(), []
         if place == "bucket":
