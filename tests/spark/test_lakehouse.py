@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from spark_consumers import Lakehouse, Source, read
+from spark_consumers import Source, read
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.epoch import plan, stage
 from spark_consumers.lake.format.iceberg import IcebergFormat
