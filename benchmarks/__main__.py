@@ -17,6 +17,7 @@ NAMES = (
     "apply",
     "capture",
     "decode",
+    "freshness",
     "log-recovery",
     "memory",
     "snapshot",

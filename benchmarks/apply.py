@@ -4,13 +4,15 @@ One table of 10 million rows, copied into a lake by the pipeline, and from there
 on read, which is MERGE's fastest here). In each round the server changes rows all over the table; then both sides read the
 same versions of the log and write them in turn: an epoch of the lake, and one MERGE of the changes, of which a window function
 has kept the last one of each key. Only this is measured, while the server is idle. Then a query reads the lake's table and
-the same rows, written plainly.
+the same rows, written plainly; then a maintainer rewrites what is due, and the query reads both again. A maintainer shows that it
+lives from the beginning, as beside a driver of `tuskline up`, so epochs leave rewriting to it.
 
 Equal means: after each round both tables have the same number of rows, and the same sum of hashes over all columns.
 """
 
 import argparse
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +24,7 @@ from benchmarks.lakes import Bench, Lake, bench, sums
 from benchmarks.processes import tree_cpu_seconds
 from benchmarks.report import Report, Round, load
 from spark_consumers import read
+from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
 
 NAME = "apply"
 _TABLE, _WORK = "big", "changes"
@@ -50,6 +53,8 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
         lake = Lake(running, "own", running.publish("apply", [_TABLE]))
         say(f"copied in {_copy(lake, running):.1f} s")
         version = lake.head().epoch
+        maintainer = Maintainer(lake.root, Limits())
+        maintainer.begin()
         for number in range(-1, options.rounds):
             _change(running, rows, changes, number)
             until = running.barrier()
@@ -64,7 +69,12 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
                     report.add(turn)
             if _own(running, lake) != sums(running.spark.table(_PEER)):
                 report.unequal.append(f"round {number + 1}: the tables have different rows")
-        _read(report, running, lake, options.rounds, say)
+        _write_plain(running, lake)
+        _read(report, running, lake, options.rounds, say, "read")
+        _maintain(lake, maintainer, say)
+        if _own(running, lake) != sums(running.spark.table(_PEER)):
+            report.unequal.append("after maintenance the tables have different rows")
+        _read(report, running, lake, options.rounds, say, "read_maintained")
         lake.close()
     for name in ("rows_s", "rows_cpu_s"):
         own, peer = (report.median(side, _WORK, name) for side in ("own", "merge"))
@@ -100,13 +110,8 @@ def _change(running: Bench, rows: int, changes: int, number: int) -> None:
 
 def _copy(lake: Lake, running: Bench) -> float:
     """Have the pipeline copy the table, and the peer's table made of that; seconds of the copy."""
-    began = time.monotonic()
+    seconds = lake.copy()
     name = f"public.{_TABLE}"
-    while not lake.has_tables():
-        running.barrier()
-        lake.house.run_once(force=True)
-        time.sleep(0.2)
-    seconds = time.monotonic() - began
     running.spark.sql("CREATE NAMESPACE IF NOT EXISTS tuskline.bench")
     frame = read(running.spark, lake.root)[name]
     properties = {"format-version": "3"} | {
@@ -166,29 +171,62 @@ def _own(running: Bench, lake: Lake) -> list[str]:
     return sums(read(running.spark, lake.root)[f"public.{_TABLE}"])
 
 
-def _read(
-    report: Report, running: Bench, lake: Lake, rounds: int, say: Callable[[str], None]
-) -> None:
-    """The same query over the lake's table and over its rows, written plainly."""
+def _maintain(lake: Lake, maintainer: Maintainer, say: Callable[[str], None]) -> None:
+    """Have the maintainer do what is due, while the pipeline decides on its offers."""
+    stop = threading.Event()
+
+    def maintain() -> None:
+        try:
+            while maintainer.run_once(stop):
+                pass
+        finally:
+            stop.set()
+
+    thread = threading.Thread(target=maintain)
+    began = time.monotonic()
+    thread.start()
+    while not stop.wait(0.05):
+        lake.house.run_once()
+    thread.join()
+    done = maintainer.summary
+    say(
+        f"maintained in {time.monotonic() - began:.1f} s: {done.files_before} files became "
+        f"{done.files_after}, {done.rewritten_bytes / 1e6:.0f} MB, {done.refused} offers refused"
+    )
+    maintainer.close()
+
+
+def _write_plain(running: Bench, lake: Lake) -> None:
     frame = read(running.spark, lake.root)[f"public.{_TABLE}"]
     frame.writeTo(_PLAIN).using("iceberg").create()
+
+
+def _read(
+    report: Report,
+    running: Bench,
+    lake: Lake,
+    rounds: int,
+    say: Callable[[str], None],
+    work: str,
+) -> None:
+    """The same query over the lake's table and over its rows, written plainly."""
     for number in range(-1, rounds):
         sides = {
             "own": lambda: read(running.spark, lake.root)[f"public.{_TABLE}"],
             "plain": lambda: running.spark.table(_PLAIN),
         }
         for side, found in sides.items():
-            turn = _query(side, found)
-            say(f"read, {number + 1}/{rounds} {side}: {turn.wall:.2f} s, load {turn.load}")
+            turn = _query(side, work, found)
+            say(f"{work}, {number + 1}/{rounds} {side}: {turn.wall:.2f} s, load {turn.load}")
             if number >= 0:
                 report.add(turn)
-    own, plain = (report.median(side, "read", "wall") for side in ("own", "plain"))
-    report.ratio("read_vs_plain", own, plain)
+    own, plain = (report.median(side, work, "wall") for side in ("own", "plain"))
+    report.ratio(work.replace("read", "read_vs_plain"), own, plain)
 
 
-def _query(side: str, found: Callable[[], DataFrame]) -> Round:
+def _query(side: str, work: str, found: Callable[[], DataFrame]) -> Round:
     busy, cpu, began = load(), tree_cpu_seconds(os.getpid()), time.monotonic()
     row = found().selectExpr("count(*)", "sum(n)", "sum(id)").first()
     wall, cpu = time.monotonic() - began, tree_cpu_seconds(os.getpid()) - cpu
     assert row is not None
-    return Round(side, "read", int(row[0]), wall, cpu, [str(value) for value in row], busy)
+    return Round(side, work, int(row[0]), wall, cpu, [str(value) for value in row], busy)

@@ -7,7 +7,7 @@ link names them all. From the takeover on everything is what a user runs: captur
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -221,10 +221,14 @@ class Lake:
         self.house.run_once()
         return time.monotonic() - began
 
-    def has_tables(self) -> bool:
-        """Whether a table is shown."""
-        head = self.chain.head()
-        return head is not None and bool(head.tables)
+    def copy(self, tables: int = 1) -> float:
+        """Have the pipeline copy so many tables, which are all that the source has; seconds."""
+        began = time.monotonic()
+        while (head := self.chain.head()) is None or len(head.tables) < tables:
+            self._bench.barrier()
+            self.house.run_once(force=True)
+            time.sleep(0.2)
+        return time.monotonic() - began
 
     def head(self) -> Manifest:
         """The newest link."""
@@ -246,13 +250,9 @@ class Lake:
         return Round(self.name, work, changes, wall, cpu, None, busy, more)
 
     def sums(self, tables: Sequence[str]) -> list[Any]:
-        """Count and a sum of hashes of these tables, as readers see them, in one query."""
+        """`sums_of` these tables, as readers see them."""
         found = read(self._bench.spark, self.root)
-        frames = [
-            frame.selectExpr(f"'{name}' AS name", "count(*)", _hashed(frame))
-            for name, frame in ((name, found[f"public.{name}"]) for name in tables)
-        ]
-        return sorted([str(value) for value in row] for row in reduce(_union, frames).collect())
+        return sums_of({name: found[f"public.{name}"] for name in tables})
 
     def close(self) -> None:
         """End its pipeline."""
@@ -308,6 +308,15 @@ def sums(frame: Any) -> list[str]:
     """Count, and a sum of hashes over all columns, of a DataFrame."""
     count, total = frame.selectExpr("count(*)", _hashed(frame)).first()
     return [str(count), str(total)]
+
+
+def sums_of(tables: Mapping[str, Any]) -> list[Any]:
+    """Name, count and a sum of hashes over all columns of each table, in one query."""
+    frames = [
+        frame.selectExpr(f"'{name}' AS name", "count(*)", _hashed(frame))
+        for name, frame in tables.items()
+    ]
+    return sorted([str(value) for value in row] for row in reduce(_union, frames).collect())
 
 
 def _hashed(frame: Any) -> str:

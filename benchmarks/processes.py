@@ -1,7 +1,10 @@
-"""CPU seconds of processes, as the kernel counts them (`/proc`)."""
+"""CPU seconds and memory of processes, as the kernel counts them (`/proc`)."""
 
 import os
 import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -40,6 +43,35 @@ def tree(pid: int) -> list[int]:
 def tree_cpu_seconds(pid: int) -> float:
     """CPU seconds of a process and its live descendants."""
     return sum(map(cpu_seconds, tree(pid)))
+
+
+def proportional_mb(pid: int) -> float:
+    """Memory of one process in MB, what it shares divided by who shares it; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+@contextmanager
+def peak_memory(pid: int) -> Iterator[Callable[[], float]]:
+    """Watch the memory of a process and its descendants, twice a second. Gives what returns the most so far, in MB."""
+    stop, most = threading.Event(), [0.0]
+
+    def watch() -> None:
+        while True:
+            most[0] = max(most[0], sum(map(proportional_mb, tree(pid))))
+            if stop.wait(0.5):
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lambda: most[0]
+    finally:
+        stop.set()
+        thread.join()
 
 
 def wait_cpu_seconds(process: "subprocess.Popen[bytes]") -> float:

@@ -1,11 +1,12 @@
 """`snapshot`: a table of PostgreSQL into an Iceberg table, against Spark's own JDBC source.
 
-Twice: pgbench_accounts, where JDBC is partitioned over ranges of its numeric key; and a table whose key is
-a text, which JDBC reads over one connection, as it comes. Both sides write the same kind of Iceberg table
+Three tables: pgbench_accounts, where JDBC is partitioned over ranges of its numeric key; a table whose key is
+a text, which JDBC reads over one connection, as it comes; and one of 19 columns like the public records of taxis, on which other
+products have published figures, without a key. Both sides write the same kind of Iceberg table
 in the same session. JDBC's partitions are transactions of their own; the copy is of one exact LSN.
 
-Wall seconds from the first query of the catalog to the committed table; CPU seconds of Spark and its Python
-workers. Equal means: row count, and a sum of hashes over all columns of every row.
+Wall seconds from the first query of the catalog to the committed table; CPU seconds and peak memory of Spark and its Python
+workers, which share one session. Equal means: row count, and a sum of hashes over all columns of every row.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import workload
-from benchmarks.processes import tree_cpu_seconds
+from benchmarks.processes import peak_memory, tree_cpu_seconds
 from benchmarks.report import Report, Round, load
 from spark_consumers.snapshot.exported import ExportedSnapshot
 from spark_consumers.spark import jars
@@ -37,6 +38,7 @@ _UNIT = 100_000
 _CASES = (
     ("accounts", "public.pgbench_accounts", "aid", "rows_s_vs_jdbc_keyed"),
     ("events", "public.events", None, "rows_s_vs_jdbc_plain"),
+    ("taxi", "public.taxi", None, "rows_s_vs_jdbc_wide"),
 )
 
 
@@ -81,7 +83,8 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     ):
         say(f"writing {units * _UNIT} rows")
         workload.pgbench(server, "-i", "-q", "-s", str(units))
-        workload.execute(server, "benchmark/keyless")
+        for name in ("keyless", "taxi"):
+            workload.execute(server, f"benchmark/{name}")
         paths = [str(jar) for jar in (*jars.paths(), _driver())]
         conf = {"spark.jars": ",".join(paths), "spark.driver.memory": "3g"}
         spark = session("benchmark", lake=Path(folder) / "lake", conf=conf)
@@ -120,18 +123,21 @@ def _rounds(
         own, peer = (report.median(side, case, "rows_s") for side in ("own", "jdbc"))
         for side in ("own", "jdbc"):
             report.median(side, case, "rows_cpu_s")
+            report.median(side, case, "peak_mb")
         report.ratio(name, own, peer)
+    report.ratios["wide_rows_cpu_s"] = report.median("own", "taxi", "rows_cpu_s")
 
 
 def _turn(spark: SparkSession, side: str, case: str, rows: int, read: Callable[[], None]) -> Round:
     busy, cpu, began = load(), tree_cpu_seconds(os.getpid()), time.monotonic()
-    read()
+    with peak_memory(os.getpid()) as peak:
+        read()
     wall, cpu = time.monotonic() - began, tree_cpu_seconds(os.getpid()) - cpu
     found = spark.table("tuskline.bench.copy")
     hashed = f"sum(cast(xxhash64({', '.join(found.columns)}) as decimal(38)))"
     count, total = found.selectExpr("count(*)", hashed).first() or (0, 0)
     spark.sql("DROP TABLE tuskline.bench.copy PURGE")
-    return Round(side, case, rows, wall, cpu, [int(count), str(total)], busy)
+    return Round(side, case, rows, wall, cpu, [int(count), str(total)], busy, {"peak_mb": peak()})
 
 
 def _own(spark: SparkSession, server: LocalServer, table: str) -> None:

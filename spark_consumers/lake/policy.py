@@ -11,9 +11,11 @@
 A table without which epochs continue is `stale`, and a reader gets it only by asking for that (`reader.read`): so a
 transaction is in all tables that a snapshot gives, or in none, whatever is set here.
 
-`deletes` has two values, by table (`stream.schema.table`) and for all others as `default`:
+`deletes` has three values, by table (`stream.schema.table`) and for all others as `default`:
 
 - `vectors` (the default): removed rows are named by deletion vectors, at the cost of the changes.
+- `position-deletes`: removed rows are named by files of positions, at about the same cost, for engines that know version 2 of
+  Iceberg's format. A table that is in version 3 stays there, and gets vectors, until it is copied again.
 - `copy-on-write`: data files with removed rows are written again, for engines that do not apply deletion vectors. An epoch
   costs as much as the data files that it touches.
 """
@@ -23,14 +25,35 @@ from dataclasses import dataclass, replace
 
 from spark_consumers.lake.manifest.chain import Manifest
 from spark_consumers.lake.manifest.table_version import HELD, LIVE, STALE, TableVersion
+from walsender_bridge.errors import NotSupportedError
 
 HOLD, WAIT_FOR_COPY, GO_ON = "hold", "wait_for_copy", "go_on"
-VECTORS, COPY_ON_WRITE = "vectors", "copy-on-write"
+VECTORS, POSITION_DELETES, COPY_ON_WRITE = "vectors", "position-deletes", "copy-on-write"
+
+
+def _choice(deletes: Mapping[str, str], name: str) -> str:
+    return deletes.get(name, deletes.get("default", VECTORS))
 
 
 def copies_on_write(deletes: Mapping[str, str], name: str) -> bool:
     """Whether no data file of this table (`stream.schema.table`) is to have removed rows."""
-    return deletes.get(name, deletes.get("default", VECTORS)) == COPY_ON_WRITE
+    return _choice(deletes, name) == COPY_ON_WRITE
+
+
+def deletes_by_position(deletes: Mapping[str, str], name: str) -> bool:
+    """Whether the removed rows of this table (`stream.schema.table`) are to be in files of positions."""
+    return _choice(deletes, name) == POSITION_DELETES
+
+
+def without_vectors(deletes: Mapping[str, str], where: str) -> dict[str, str]:
+    """The same where the catalog at `where` has no deletion vectors. Raises `NotSupportedError` where some are asked for."""
+    if asked := sorted(name for name, how in deletes.items() if how == VECTORS):
+        raise NotSupportedError(
+            f"the catalog has no tables of version 3 of Iceberg's format, and so no deletion vectors: {', '.join(asked)}",
+            where=where,
+            repair='set "copy-on-write" for them in [lake.deletes], or use another catalog',
+        )
+    return {**deletes, "default": COPY_ON_WRITE}
 
 
 def to_copy_on_write(deletes: Mapping[str, str], tables: Mapping[str, TableVersion]) -> set[str]:

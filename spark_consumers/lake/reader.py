@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from spark_consumers.lake.catalog.open_catalog import for_reading
+from spark_consumers.lake.catalog.table_catalog import TableCatalog
 from spark_consumers.lake.manifest.chain import (
     LIVE,
     Chain,
@@ -88,7 +90,9 @@ def read(
             manifest = chain.as_of(as_of)
         else:
             manifest = _newest(chain, seen.get(identity, 0))
-        snapshot = Snapshot(spark, root, manifest, allow_stale=allow_stale)
+        snapshot = Snapshot(
+            spark, root, manifest, allow_stale=allow_stale, catalog=for_reading(chain)
+        )
         # What a pin keeps needs no lease, which would keep all later epochs, too.
         if lease is not None and pin is None and chain.has(manifest.link):
             lease.keep(snapshot, manifest.link)
@@ -138,8 +142,15 @@ class Snapshot(Mapping[str, "DataFrame"]):
     """
 
     def __init__(
-        self, spark: "SparkSession", root: Path, manifest: Manifest, *, allow_stale: bool = False
+        self,
+        spark: "SparkSession",
+        root: Path,
+        manifest: Manifest,
+        *,
+        allow_stale: bool = False,
+        catalog: TableCatalog | None = None,
     ) -> None:
+        self._catalog = catalog
         self._spark = spark
         self._root = root
         self.manifest = manifest
@@ -186,7 +197,9 @@ class Snapshot(Mapping[str, "DataFrame"]):
         table: TableVersion = self.manifest.readable[full]
         path = self._root / table.path
         try:
-            frame: DataFrame = read_snapshot(self._spark, str(path), table.snapshot_id)
+            frame: DataFrame = read_snapshot(
+                self._spark, str(path), table.snapshot_id, self._catalog
+            )
         except Exception:
             if path.exists() and is_kept(open_chain(self._root), self.manifest):
                 raise

@@ -6,11 +6,14 @@ removed.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from spark_consumers.lake.catalog.links import folders
+from spark_consumers.lake.catalog.open_catalog import for_reading
+from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import count
 from spark_consumers.lake.format.iceberg_files import local, metadata_file, versions_in
@@ -44,6 +47,7 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
     found = VerifyResult()
     root = chain.root
     chain.identity()
+    catalog = for_reading(chain)
     newest: Manifest | None = None
     recorded = _recorded(chain, found)
     for number in chain.numbers():
@@ -61,8 +65,8 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
         where = chain.where(PublishedLink(number, 0, 0))
         found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
     if newest is not None:
-        found.errors += _lost_snapshots(root, newest.versions)
-        found.errors += _lost_pins(chain, newest)
+        found.errors += _lost_snapshots(root, catalog, newest.versions)
+        found.errors += _lost_pins(chain, catalog, newest)
         found.errors += _lost_runs(chain, root, newest)
     found.errors += _wrong_hints(root)
     files = sorted(_files(root))
@@ -70,7 +74,9 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
         progress(str(file.relative_to(root)), done, len(files))
         _verify_file(file, found)
     if newest is not None:
-        found.errors += list(_miscounted(chain, newest, [error.where for error in found.errors]))
+        found.errors += list(
+            _miscounted(chain, catalog, newest, [error.where for error in found.errors])
+        )
     return found
 
 
@@ -139,13 +145,13 @@ def _text(file: Path) -> str | None:
         return None
 
 
-def _lost_pins(chain: Chain, newest: Manifest) -> list[TusklineError]:
+def _lost_pins(chain: Chain, catalog: TableCatalog | None, newest: Manifest) -> list[TusklineError]:
     """Pinned epochs whose links or snapshots are not there, unless they have been released meanwhile."""
     found: dict[str, list[TusklineError]] = {}
     for name, pin in newest.pins.items():
         try:
             link = PinnedLinks(chain.store).read(pin.record)
-            found[name] = list(_lost_snapshots(chain.root, link.tables.values()))
+            found[name] = list(_lost_snapshots(chain.root, catalog, link.tables.values()))
         except CorruptError as error:
             found[name] = [error]
     head = chain.head() if any(found.values()) else None
@@ -158,12 +164,13 @@ def _lost_pins(chain: Chain, newest: Manifest) -> list[TusklineError]:
     ]
 
 
-def _lost_snapshots(root: Path, tables: Iterable[TableVersion]) -> Iterator[TusklineError]:
+def _lost_snapshots(
+    root: Path, catalog: TableCatalog | None, tables: Iterable[TableVersion]
+) -> Iterator[TusklineError]:
     """Tables of an epoch whose own metadata does not have the snapshot."""
     for table in tables:
-        folder = root / table.path / "metadata"
         try:
-            lists = _manifest_list(folder, table.snapshot_id)
+            lists = _manifest_list(root / table.path, catalog, table.snapshot_id)
         except CorruptError as error:
             yield error
             continue
@@ -183,22 +190,35 @@ def _lost_runs(chain: Chain, root: Path, manifest: Manifest) -> list[TusklineErr
     ]
 
 
-def _manifest_list(folder: Path, snapshot: int) -> Path:
-    versions = versions_in(folder)
-    if not versions:
-        raise CorruptError("the table has no metadata", where=str(folder.parent))
-    newest = metadata_file(folder, versions[-1])
+def _manifest_list(table: Path, catalog: TableCatalog | None, snapshot: int) -> Path:
+    """Of the table in this folder. Raises `CorruptError`, and `UnavailableError` for a catalog that does not answer."""
+    content, where = _newest_metadata(table, catalog)
     try:
-        snapshots = {s["snapshot-id"]: s for s in json.loads(newest.read_bytes())["snapshots"]}
+        metadata = json.loads(content) if isinstance(content, bytes) else content
+        snapshots = {each["snapshot-id"]: each for each in metadata["snapshots"]}
         return local(snapshots[snapshot]["manifest-list"])
     except (ValueError, KeyError, TypeError):
         raise CorruptError(
-            f"snapshot {snapshot} is not in the table's metadata", where=str(newest)
+            f"snapshot {snapshot} is not in the table's metadata", where=where
         ) from None
 
 
+def _newest_metadata(
+    table: Path, catalog: TableCatalog | None
+) -> tuple[bytes | Mapping[str, Any], str]:
+    """The newest metadata of the table in this folder, or its file's content; and where it is."""
+    if catalog is None:
+        versions = versions_in(table / "metadata")
+        if versions:
+            newest = metadata_file(table / "metadata", versions[-1])
+            return newest.read_bytes(), str(newest)
+    elif (there := catalog.load(TableId.at(str(table)))) is not None:
+        return there.metadata, there.location
+    raise CorruptError("the table has no metadata", where=str(table))
+
+
 def _miscounted(
-    chain: Chain, manifest: Manifest, damaged: Collection[str]
+    chain: Chain, catalog: TableCatalog | None, manifest: Manifest, damaged: Collection[str]
 ) -> Iterator[TusklineError]:
     """Tables of this link that have other rows than it tells, except where files are known to be damaged."""
     for name, table in [*manifest.tables.items(), *manifest.copies.items()]:
@@ -208,7 +228,7 @@ def _miscounted(
             continue
         repair = f"copy it again: tuskline table resync {name}"
         try:
-            lists = _manifest_list(Path(folder, "metadata"), table.snapshot_id)
+            lists = _manifest_list(Path(folder), catalog, table.snapshot_id)
             there = count(lists, list(table.key) or [ROW_ID])
         except (CorruptError, FileNotFoundError) as error:
             # Retention may have taken what this link needed, and then the link.

@@ -102,8 +102,8 @@ def check_catalog(wanted: Mapping[str, str], found: Mapping[str, str]) -> None:
     """Raise `UsageError` if the user's settings make another lake of the catalog than is asked for."""
     for key, value in wanted.items():
         now = found.get(key, value)
-        # To keep what a catalog has read is the user's choice.
-        if now != value and not key.endswith(".cache-enabled"):
+        # To keep what a catalog has read is the user's choice, and so is whose secret it is.
+        if now != value and not key.endswith((".cache-enabled", ".token", ".credential")):
             raise UsageError(
                 f"Spark's settings have {key} = {now}, not {value}",
                 repair="remove this setting, or specify another catalog for this lake",

@@ -14,7 +14,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from spark_consumers.spark import defaults, given, jars, java, requirements
+from spark_consumers.spark import defaults, given, jars, java, lake_catalog, requirements
 from spark_consumers.spark.defaults import DELTA, ICEBERG
 from walsender_bridge.errors import UsageError
 
@@ -24,7 +24,14 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
 def catalog_settings(lake: str | Path, catalog: str = CATALOG) -> dict[str, str]:
-    """The settings that make `catalog` the lake's tables: an Iceberg catalog in the folder `<lake>/tables`."""
+    """The settings that make `catalog` the lake's tables.
+
+    An Iceberg catalog in the folder `<lake>/tables`; where the lake's tables are in a REST catalog, that one, with the token
+    or the client's credential of this process's environment.
+    """
+    found = lake_catalog.of_lake_at(lake)
+    if found is not None:
+        return lake_catalog.spark_settings(found, catalog, os.environ)
     return defaults.of_lake(lake, catalog)
 
 
@@ -65,7 +72,8 @@ def session(
 ) -> SparkSession:
     """The process's Spark session, started if there is none; with SPARK_REMOTE set, one of Spark Connect.
 
-    `lake` names the lake's root folder or URI and makes its tables the catalog `catalog`; on a session that
+    `lake` names the lake's root folder or URI and makes its tables the catalog `catalog` (which is a REST catalog where the lake
+    has its tables in one); on a session that
     runs already the catalog is added to it, so several lakes can be read at once under different names.
     A session that is started has what the user has set in `spark-defaults.conf` and PYSPARK_SUBMIT_ARGS; where that leaves
     the master open, it is `local[2]`. `conf` overrides any setting; on a running session only what Spark can change then.
@@ -83,7 +91,7 @@ def session(
         if lake is not None:
             requirements.check(running)
         for key, value in (wanted | asked).items():
-            _set(running, key, value, fixed=key in wanted)
+            _set(running, key, value, fixed=key in wanted and not lake_catalog.is_secret(key))
         return running
     if submitted():
         theirs, ours = _of_submitted()
@@ -92,6 +100,7 @@ def session(
         asked = {"spark.master": master, **asked} if master else asked
         ours = {"spark.app.name": app_name, **_of_started(theirs | asked, progress)}
         ours |= default_conf or {}
+    ours |= lake_catalog.redaction(wanted)
     defaults.check_catalog(wanted, theirs)
     found = defaults.merged(ours | wanted, theirs, asked)
     requirements.check_settings(found)

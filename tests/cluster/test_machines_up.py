@@ -17,7 +17,7 @@ PROCESSES = {
     "safekeepers": {"log-server", "log-server/safekeeper-1", "log-server/wal-server-1"},
     "repository": {"bridge"},
     "bridge": {"bridge", "bridge/capture-shop", "bridge/proposer"},
-    "lake": {"lake"},
+    "lake": {"lake", "maintain"},
 }
 
 

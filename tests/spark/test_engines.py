@@ -15,6 +15,8 @@ from tests.support.lake_pipeline import PUBLISHED, TABLES, Pipeline
 from tests.support.pinned import connect_pinned
 from tests.support.trino import QueryError, trino
 from tests.support.waiting import wait_for
+from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
+from walsender_bridge.postgres.table_patterns import Pattern
 
 MORE_TABLES = (
     "CREATE TABLE days (day date, id int, note text, PRIMARY KEY (day, id)) PARTITION BY RANGE (day)",
@@ -207,6 +209,38 @@ def test_trino_reads_tables_that_are_copied_on_write(spark, tmp_path, database):
         shown = pipeline.flush()
         assert deletes_of(pipeline)["docs"] == (3, False)
         assert_read_by_engines(database.dsn, pipeline.lake, shown, {"Trino": server.rows})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_trino_reads_position_deletes_in_tables_with_partitions(spark, tmp_path, database):
+    database.execute(
+        *TABLES, *MORE_TABLES, "INSERT INTO many SELECT g, g FROM generate_series(1, 99) g"
+    )
+    names = ("docs", "bag", "days", "pairs", "many")
+    layouts = [
+        LayoutRule(Pattern.parse(f"public.{name}"), TableLayout.parse(fields))
+        for name, fields in (
+            ("docs", ["bucket(3, id)", "truncate(1, title)"]),
+            ("days", ["month(day)"]),
+            ("pairs", ["hour(at)", "b"]),
+            ("many", ["truncate(50, v)"]),
+        )
+    ]
+    with (
+        trino(tmp_path / "trino") as server,
+        Pipeline(spark, tmp_path, database, [f"public.{name}" for name in names]) as pipeline,
+    ):
+        pipeline.house.close()
+        pipeline.house = pipeline.lakehouse(
+            deletes={"default": "position-deletes"}, layouts=layouts
+        )
+        pipeline.wait_for_tables(*names)
+        for statements in EPOCHS:
+            database.execute(*statements)
+            shown = pipeline.flush()
+            assert_read_by_engines(database.dsn, pipeline.lake, shown, {"Trino": server.rows})
+        assert deletes_of(pipeline)["many"] == deletes_of(pipeline)["days"] == (2, True)
 
 
 def types_table(kinds):

@@ -33,6 +33,7 @@ from spark_consumers.lake.format.puffin import read_vector, write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableWrite
 from spark_consumers.lake.manifest import takeover
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
+from walsender_bridge.postgres.table_layout import CODEC, TableLayout
 
 COLUMNS = pa.schema(
     [
@@ -954,12 +955,24 @@ def test_a_commit_makes_of_a_table_what_icebergs_own_library_makes_of_it(
     third = table.write(3, first, add=[5], delete=[2])
     table.format.take_over(table.path, third, 2, 3)
     table.format.extend(table.path, 2, pa.schema([pa.field("more", pa.list_(pa.int64()))]))
+    for layout in (
+        TableLayout.parse(["bucket(3, id)"], ["id desc"], {"own": "1", CODEC: "snappy"}),
+        TableLayout.parse(["id", "bucket(3, id)"], ["id"], {"own": "2"}),
+        TableLayout.parse(["bucket(3, id)"], ["id desc"]),
+        TableLayout(),
+    ):
+        table.format.arrange(table.path, 2, layout)
+        properties = compared[-1].metadata["properties"]
+        assert properties[CODEC] == dict(layout.options).get(CODEC, "zstd")
+        assert properties.get("own") == dict(layout.options).get("own")
+    specs = [s["fields"] for s in compared[-1].metadata["partition-specs"]]
+    assert [[f["field-id"] for f in fields] for fields in specs] == [[], [1000], [1001, 1000]]
     fourth = table.write(4, third, truncate=True, term=2)
     table.format.show(table.path, 2, fourth)
     table.format.expire(table.path, 2, [fourth])
     assert [s["snapshot-id"] for s in compared[-1].metadata["snapshots"]] == [fourth]
     assert compared[-1].metadata["format-version"] == 3
-    assert len(compared) == 9
+    assert len(compared) == 13
 
 
 def timeless(metadata):

@@ -7,6 +7,7 @@ import psycopg
 
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.links import folders
+from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.format.checksums import sums_of
 from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest.chain import open_chain
@@ -38,7 +39,7 @@ def _rows(frame):
 def assert_no_orphans(spark, lake):
     """Every data file of the lake is one of a snapshot that some manifest names."""
     chain = open_chain(lake)
-    tables = IcebergFormat(spark, "", FolderCatalog(chain.root))
+    tables = IcebergFormat(spark, "", for_reading(chain) or FolderCatalog(chain.root))
     wanted = set()
     snapshots = {(t.path, t.snapshot_id) for m in chain.links() for t in m.tables.values()}
     for path, snapshot in snapshots:

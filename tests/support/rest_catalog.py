@@ -1,7 +1,8 @@
 """A small Iceberg REST catalog for tests: tables of version 3, commits of several tables, and faults on request.
 
 It keeps metadata in memory, and makes commits by the functions of the folder's catalog, whose results `tests/spark` compares
-with those of Iceberg's own library. Everything happens under one lock, so a commit of several tables is atomic.
+with those of Iceberg's own library. Everything happens under one lock, so a commit of several tables is atomic. Of tables
+at a `file://` location it also writes the metadata files, so engines read them.
 """
 
 import json
@@ -9,11 +10,12 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from spark_consumers.lake.catalog.requirements import unmet
 from spark_consumers.lake.catalog.rest_http import RestOptions
@@ -24,6 +26,20 @@ CLIENT, SECRET = "tuskline", "a-secret-of-tests"
 #: What FileIO gets with each table.
 VENDED = {"s3.access-key-id": "of-this-table"}
 _TRANSACTIONS = "POST /v1/{prefix}/transactions/commit"
+#: Between the parts of a namespace in a path.
+_SEP = "\x1f"
+#: What every server of the specification's first version has.
+_ENDPOINTS = [
+    "GET /v1/{prefix}/namespaces",
+    "GET /v1/{prefix}/namespaces/{namespace}",
+    "POST /v1/{prefix}/namespaces",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables",
+    "POST /v1/{prefix}/namespaces/{namespace}/tables",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "DELETE /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "POST /v1/{prefix}/tables/rename",
+]
 
 
 class RestServer:
@@ -33,14 +49,20 @@ class RestServer:
     it, `twice` (a proxy repeats it), `delayed` (it is carried out when `arrive` is called, and has no answer).
     """
 
-    def __init__(self, *, v3: bool = True, multi_table: bool = True) -> None:
+    def __init__(self, *, v3: bool = True, multi_table: bool = True, branches: bool = True) -> None:
         self.v3 = v3
         self.multi_table = multi_table
+        #: Without them a table keeps `main` and its newest snapshot, as in Nessie.
+        self.branches = branches
         self.tables: dict[tuple[str, ...], dict[str, Any]] = {}
+        #: The metadata file of each table.
+        self.files: dict[tuple[str, ...], str] = {}
         self.namespaces: set[tuple[str, ...]] = set()
         self.faults: deque[str] = deque()
         self.requests: list[str] = []
         self.tokens: set[str] = set()
+        #: Whether it closes connections without an answer.
+        self.down = False
         #: Whether requests need a token.
         self.guarded = False
         #: Seconds for which a token is said to live.
@@ -69,20 +91,41 @@ class RestServer:
 
     # -- requests -----------------------------------------------------------------------------------
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    def answer(
+        self, method: str, path: str, body: Any, query: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        query = query or {}
         with self.lock:
             match method, [unquote(part) for part in path.strip("/").split("/")]:
                 case "GET", ["v1", "config"]:
-                    endpoints = [_TRANSACTIONS] if self.multi_table else []
-                    return 200, {"overrides": {"prefix": "lakes"}, "endpoints": endpoints}
+                    endpoints = _ENDPOINTS + ([_TRANSACTIONS] if self.multi_table else [])
+                    return 200, {
+                        "defaults": {},
+                        "overrides": {"prefix": "lakes"},
+                        "endpoints": endpoints,
+                    }
                 case "POST", ["v1", "lakes", "namespaces"]:
                     return self._create_namespace(tuple(body["namespace"]))
+                case "GET", ["v1", "lakes", "namespaces"]:
+                    return self._namespaces(
+                        tuple(filter(None, query.get("parent", "").split(_SEP)))
+                    )
+                case (("GET" | "HEAD"), ["v1", "lakes", "namespaces", space]):
+                    found = tuple(space.split(_SEP)) in self.namespaces
+                    return (200 if found else 404), {
+                        "namespace": space.split(_SEP),
+                        "properties": {},
+                    }
+                case "GET", ["v1", "lakes", "namespaces", space, "tables"]:
+                    return self._list(tuple(space.split(_SEP)))
+                case "POST", ["v1", "lakes", "tables", "rename"]:
+                    return self._rename(body)
                 case "POST", ["v1", "lakes", "namespaces", space, "tables"]:
-                    return self._create(tuple(space.split("\x1f")), body)
+                    return self._create(tuple(space.split(_SEP)), body)
                 case "POST", ["v1", "lakes", "transactions", "commit"] if self.multi_table:
                     return self._commit(body["table-changes"])
                 case method, ["v1", "lakes", "namespaces", space, "tables", name]:
-                    return self._of_table(method, (*space.split("\x1f"), name), body)
+                    return self._of_table(method, (*space.split(_SEP), name), body)
         return 404, _error(f"no such path: {path}")
 
     def _create_namespace(self, name: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
@@ -102,20 +145,59 @@ class RestServer:
         version = int(body["properties"]["format-version"])
         if version > 2 and not self.v3:
             return 400, _error("version 3 is not supported")
-        location = f"s3://lakes/{'/'.join(name)}"
+        location = body.get("location") or f"s3://lakes/{'/'.join(name)}"
         made = created(str(uuid.uuid4()), location, body["schema"], body["properties"], _now())
-        self.tables[name] = made
+        self._keep(name, made)
         return 200, self._loaded(name)
+
+    def _namespaces(self, parent: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
+        depth = len(parent) + 1
+        found = [n for n in sorted(self.namespaces) if n[:-1] == parent and len(n) == depth]
+        return 200, {"namespaces": [list(name) for name in found]}
+
+    def _list(self, space: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
+        if space not in self.namespaces:
+            return 404, _error("no such namespace")
+        found = [name for name in sorted(self.tables) if name[:-1] == space]
+        return 200, {"identifiers": [{"namespace": list(space), "name": n[-1]} for n in found]}
+
+    def _rename(self, body: Any) -> tuple[int, dict[str, Any]]:
+        old, new = (
+            (*body[each]["namespace"], body[each]["name"]) for each in ("source", "destination")
+        )
+        if old not in self.tables:
+            return 404, _error("no such table")
+        if new in self.tables:
+            return 409, _error("the table exists")
+        self.tables[new] = self.tables.pop(old)
+        self.files[new] = self.files.pop(old)
+        return 204, {}
+
+    def _keep(self, name: tuple[str, ...], metadata: dict[str, Any]) -> None:
+        """Make this the table's metadata, in a file of its own."""
+        if not self.branches:
+            refs = metadata.get("refs", {})
+            metadata["refs"] = {n: ref for n, ref in refs.items() if n == "main"}
+            main = metadata["refs"].get("main", {}).get("snapshot-id")
+            metadata["snapshots"] = [s for s in metadata["snapshots"] if s["snapshot-id"] == main]
+        location = metadata["location"]
+        number = len(metadata["metadata-log"])
+        file = f"{location}/metadata/{number:05d}-{uuid.uuid4()}.metadata.json"
+        if location.startswith("file://"):
+            place = Path(file.removeprefix("file://"))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(json.dumps(metadata))
+        self.tables[name], self.files[name] = metadata, file
 
     def _of_table(
         self, method: str, name: tuple[str, ...], body: Any
     ) -> tuple[int, dict[str, Any]]:
         if name not in self.tables:
             return 404, _error("no such table")
-        if method == "GET":
+        if method in {"GET", "HEAD"}:
             return 200, self._loaded(name)
         if method == "DELETE":
-            del self.tables[name]
+            del self.tables[name], self.files[name]
             return 204, {}
         return self._commit([body])
 
@@ -130,18 +212,21 @@ class RestServer:
             required = unmet(metadata, looked_at)
             if required is not None:
                 return 409, _error(f"requirement failed: {required}")
-            made[name] = applied(metadata, change["updates"], _now(), f"{metadata['location']}/m")
-        self.tables.update(made)
+            made[name] = applied(metadata, change["updates"], _now(), self.files[name])
+        for name, metadata in made.items():
+            self._keep(name, metadata)
         return 200, self._loaded(name)
 
     def _loaded(self, name: tuple[str, ...]) -> dict[str, Any]:
         metadata = self.tables[name]
         location = metadata["location"]
         return {
-            "metadata-location": f"{location}/metadata/{len(metadata['metadata-log'])}.json",
+            "metadata-location": self.files[name],
             "metadata": metadata,
             "config": {"s3.region": "here"},
-            "storage-credentials": [
+            "storage-credentials": []
+            if location.startswith("file://")
+            else [
                 {"prefix": "s3://lakes", "config": {"s3.access-key-id": "of-all-tables"}},
                 {"prefix": location, "config": VENDED},
                 {"prefix": "s3://lakes/others", "config": {"s3.access-key-id": "of-others"}},
@@ -167,6 +252,9 @@ class RestServer:
             def do_GET(self) -> None:
                 self._serve("GET")
 
+            def do_HEAD(self) -> None:
+                self._serve("HEAD")
+
             def do_DELETE(self) -> None:
                 self._serve("DELETE")
 
@@ -174,8 +262,12 @@ class RestServer:
                 self._serve("POST")
 
             def _serve(self, method: str) -> None:
-                path = urlsplit(self.path).path.removeprefix("/catalog")
+                parts = urlsplit(self.path)
+                path, query = parts.path.removeprefix("/catalog"), dict(parse_qsl(parts.query))
                 content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if server.down:
+                    self.close_connection = True
+                    return
                 server.requests.append(f"{method} {path}")
                 if path == "/v1/oauth/tokens":
                     self._say(*server._grant(parse_qs(content.decode())))
@@ -193,7 +285,7 @@ class RestServer:
                     return
                 if fault == "twice":
                     server.answer(method, path, body)
-                answer = server.answer(method, path, body)
+                answer = server.answer(method, path, body, query)
                 if fault == "dropped after":
                     self.close_connection = True
                     return
@@ -207,7 +299,7 @@ class RestServer:
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 with suppress(OSError):
-                    self.wfile.write(content)
+                    self.wfile.write(content if self.command != "HEAD" else b"")
 
         return Handler
 

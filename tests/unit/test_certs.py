@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from walsender_bridge.errors import Cause, ConfigError, UnavailableError, UsageError
-from walsender_bridge.runtime import certificates
+from walsender_bridge.runtime import certificate_holder, certificates
 
 URI = "tuskline:reader?name=spark&streams=*"
 
@@ -72,7 +72,54 @@ def test_the_roles_are_the_first_alternative_name(authority, tmp_path):
     names = [
         str(each.value) for each in found.get_extension_for_class(x509.SubjectAlternativeName).value
     ]
-    assert names == [URI, "a.b", "::1", "1.2.3.4"]
+    assert names[:4] == [URI, "a.b", "::1", "1.2.3.4"]
+
+
+def test_a_servers_certificate_has_a_name_for_each_host_that_says_who_it_is(authority, tmp_path):
+    hosts = ("db-1", "127.0.0.1", "::1")
+    uri = "tuskline:log-server?name=one&streams=shop"
+    certificates.issue(authority, tmp_path / "out", name="one", uri=uri, hosts=hosts)
+    its = _certificate(tmp_path / "out").extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    names = its.value.get_values_for_type(x509.DNSName)
+    holder = certificate_holder.parse(uri.encode())
+    assert names == ["db-1", *map(holder.service_name, hosts)]
+    # An address is written in many ways, and is never taken for a name that looks like it.
+    assert holder.service_name("[0:0::1]") == names[3]
+    assert holder.service_name("DB-1.") == names[1]
+    assert holder.service_name("127-0-0-1") != names[2]
+    for other in (
+        "tuskline:log-server?name=two&streams=shop",
+        "tuskline:log-server+reader?name=one&streams=shop",
+        "tuskline:log-server?name=one&streams=*",
+        "tuskline:log-server?name=one&streams=shop,bank",
+    ):
+        assert certificate_holder.service_names(other, hosts) != names[1:]
+    assert certificate_holder.service_names("https://example", hosts) == []
+
+
+def test_the_names_for_an_authority_of_ones_own_are_those_that_issue_gives(authority, tmp_path):
+    holder = ["--role", "log-server", "--name", "one", "--stream", "shop", "--host", "db-1"]
+    assert _run("issue", authority, *holder, "--out", tmp_path / "out").returncode == 0
+    its = _certificate(tmp_path / "out").extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    shown = json.loads(_run("names", *holder, "--json").stdout)
+    assert [each.value for each in its.value] == [
+        shown["uri"],
+        *shown["hosts"],
+        *shown["service_names"],
+    ]
+    done = _run("names", "--role", "log-server", "--name", "one")
+    assert (done.returncode, done.stdout) == (Cause.USAGE, ""), "it serves, and has no host"
+
+
+def test_no_certificate_is_issued_for_the_name_of_another_holders_service(authority, tmp_path):
+    other = certificate_holder.parse(b"tuskline:log-server?name=one&streams=*")
+    for host in (other.service_name("db-1"), other.service_name("10.0.0.1").upper()):
+        with pytest.raises(UsageError, match="invalid host"):
+            certificates.issue(authority, tmp_path / "out", name="x", uri=URI, hosts=(host,))
 
 
 def test_only_a_certificate_with_hosts_may_be_a_servers(authority, tmp_path):

@@ -221,7 +221,10 @@ def test_a_policy_for_no_table_is_named(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('default = "positions"', r"lake\.deletes\.default: input should be 'vectors' or"),
+        (
+            'default = "positions"',
+            r"lake\.deletes\.default: input should be 'vectors', 'position-deletes' or",
+        ),
         (
             '"shop.public.b" = "vectors"',
             r"lake\.deletes: .* is not a table .*\n.*'shop\.public\.a'",

@@ -26,10 +26,11 @@ from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.doctor import machine
 from walsender_bridge.doctor import parts as doctor_parts
 from walsender_bridge.doctor.finding import Severity
-from walsender_bridge.errors import Cause, LakeError
-from walsender_bridge.observability import lake_status
-from walsender_bridge.runtime import json_model, pid_file
+from walsender_bridge.errors import Cause, ConfigError, LakeError
+from walsender_bridge.observability import certificate_view, lake_status
+from walsender_bridge.runtime import certificate_holder, json_model, pid_file
 from walsender_bridge.runtime.supervisor import ChildState, SupervisorStates
+from walsender_bridge.runtime.tls_files import TlsFiles
 
 
 @pytest.fixture
@@ -111,6 +112,25 @@ def test_other_metrics_are_a_warning_as_up_starts_all_the_same(settings: Config)
     assert (found.where, found.severity) == (settings.metrics.listen, Severity.WARNING)
 
 
+def _log_server_with(tls: TlsFiles, tmp_path: Path, listen: str) -> Config:
+    config = tmp_path / "tuskline.toml"
+    config.write_text(
+        f"""
+[machine]
+parts = ["log-server"]
+data_dir = "machine"
+[tls]
+ca = "{tls.ca}"
+certificate = "{tls.certificate}"
+key = "{tls.key}"
+[[log_server]]
+data_dir = "log-server"
+listen = "{listen}:{free_port()}"
+"""
+    )
+    return load_config(config)
+
+
 @pytest.mark.parametrize(
     ("listen", "hosts", "words"),
     [
@@ -130,24 +150,29 @@ def test_an_address_that_no_client_accepts_is_named(
     tmp_path: Path, listen: str, hosts: tuple[str, ...], words: str
 ) -> None:
     tls = Authority(tmp_path).issue("log-server", hosts=hosts)
-    config = tmp_path / "tuskline.toml"
-    config.write_text(
-        f"""
-[machine]
-parts = ["log-server"]
-data_dir = "machine"
-[tls]
-ca = "{tls.ca}"
-certificate = "{tls.certificate}"
-key = "{tls.key}"
-[[log_server]]
-data_dir = "log-server"
-listen = "{listen}:{free_port()}"
-"""
-    )
-    found = list(doctor_parts.of_hosts(load_config(config)))
+    its = _log_server_with(tls, tmp_path, listen)
+    found = list(doctor_parts.of_hosts(its))
     assert [each.severity for each in found] == [Severity.ERROR] * bool(words)
     assert all(words in each.what and each.repair for each in found)
+
+
+def test_a_certificate_without_a_services_name_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of another authority than `tuskline certs` has the hosts, and may lack what is derived from them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(certificate_holder, "service_names", lambda *_: [])
+        tls = Authority(tmp_path).issue("log-server", "repository", hosts=("127.0.0.1",))
+    its = _log_server_with(tls, tmp_path, "127.0.0.1")
+    (found,) = doctor_parts.of_hosts(its)
+    assert found.severity is Severity.ERROR
+    holder = certificate_holder.identity("log-server-repository", ["log-server", "repository"])
+    assert holder.service_name("127.0.0.1") in found.what
+    refused = certificate_view.unfit(its, tls)
+    assert refused is not None
+    assert "lacks the DNS name" in refused.what
+    with pytest.raises(ConfigError, match="lacks the DNS name"):
+        ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=tls)
 
 
 def test_a_process_that_ends_again_and_again_is_named_while_up_runs(settings: Config) -> None:

@@ -6,6 +6,7 @@ import struct
 import time
 from pathlib import Path
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,8 +168,11 @@ def test_messages_that_make_no_entry(messages: list[bytes], message: str) -> Non
 
 
 def test_a_newer_format_is_refused_by_its_number() -> None:
-    data = bytearray(build(WHOLE))
+    data = bytearray(build(WHOLE, previous_crc=77))
     data[4] = 3
+    # What stays in its place in every format: the checksum, which ends the fixed header of 86 bytes.
+    head, tail = bytes(data[:82]), bytes(data[86:])
+    data[82:86] = google_crc32c.extend(google_crc32c.extend(77, head), tail).to_bytes(4, "little")
     with pytest.raises(NotSupportedError, match="format 3"):
         entry.read_header(bytes(data))
 
@@ -188,8 +192,16 @@ def test_any_flipped_bit_is_found(seed: int, codec: entry.Codec) -> None:
     data = bytearray(build(WHOLE, codec=codec, previous_crc=77))
     entry.verify(bytes(data), 77)
     data[choose.randrange(len(data))] ^= 1 << choose.randrange(8)
-    with pytest.raises((CorruptError, NotSupportedError)):
+    with pytest.raises(CorruptError):
         entry.verify(bytes(data), 77)
+
+
+def test_a_format_number_that_was_flipped_is_damage_and_no_newer_format() -> None:
+    for bit in range(16):
+        data = bytearray(build(WHOLE, previous_crc=77))
+        data[4 + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptError, match="checksum mismatch"):
+            entry.read_header(bytes(data))
 
 
 @given(data=st.binary(max_size=400), cut=st.integers(0, 400))

@@ -159,5 +159,5 @@ def test_33_no_other_rows_are_read_than_were_written(tmp_path):
             read()
     path.write_bytes(good)
     done = [run_complete(task).rows for task in tasks]
-    found = [pq.read_table(file.path)["id"].to_pylist() for file in done if file is not None]
+    found = [pq.read_table(file.path)["id"].to_pylist() for files in done for file in files]
     assert found == [list(range(10, 1000)), [7]]

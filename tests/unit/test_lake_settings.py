@@ -33,7 +33,9 @@ def test_the_lakehouse_is_made_as_the_configuration_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = {"endpoint", "region", "allow_http"}
-    assert {*KEYS, *bucket, "uri", "spark_master"} - {"store"} == set(LakeSection.model_fields)
+    # The maintainer has a test of its own (`test_lake_maintenance`).
+    others = {*bucket, "uri", "spark_master", "maintenance"}
+    assert {*KEYS, *others} - {"store"} == set(LakeSection.model_fields)
     config = tmp_path / "tuskline.toml"
     config.write_text(
         f"""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
+from walsender_bridge.change_log import actions
 from walsender_bridge.change_log.log_server_messages import CommitAnswer, ReportAnswer
 from walsender_bridge.change_log.protocol import START, ReplicaReport
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink
@@ -48,7 +49,7 @@ def test_one_that_never_answers_is_warned_of_once(
 def test_one_that_has_answered_is_warned_of_at_once_and_each_time(
     link: LogServerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "call", lambda *_: ReportAnswer("k", ()))
+    monkeypatch.setattr(actions, "call", lambda *_: ReportAnswer("k", ()))
     for now in (1.0, 2.0):
         link.report()
         assert [warnings(link, monkeypatch, now) for _ in range(2)] == [1, 0]
@@ -65,12 +66,12 @@ def test_a_log_server_speaks_for_its_own_replicas_alone(
     """Each report is a vote for a commit: with a second one, entries would be committed that one replica has."""
     refused = pytest.raises(MalformedMessageError, match="log server a reports a replica of")
     others = tuple(replace(each, stream=f"s{at}") for at, each in enumerate(others))
-    monkeypatch.setattr(link, "call", lambda *_: ReportAnswer("a", others))
+    monkeypatch.setattr(actions, "call", lambda *_: ReportAnswer("a", others))
     with refused:
         link.report()
     assert link.log_server_id == ""
     link.log_server_id = "a"
-    monkeypatch.setattr(link, "call", lambda *_: CommitAnswer(others, {}))
+    monkeypatch.setattr(actions, "call", lambda *_: CommitAnswer(others, {}))
     with refused:
         link.commit({"shop": ()}, 1.0)
 
@@ -79,5 +80,5 @@ def test_a_log_server_has_one_report_for_a_stream(
     link: LogServerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = (_report("a", 1), _report("a", 7))
-    monkeypatch.setattr(link, "call", lambda *_: ReportAnswer("a", both))
+    monkeypatch.setattr(actions, "call", lambda *_: ReportAnswer("a", both))
     assert link.report() == [both[1]]

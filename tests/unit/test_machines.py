@@ -28,7 +28,7 @@ PROCESSES = {
     "safekeepers": {"log-server": {"safekeeper-1", "wal-server-1"}},
     "repository": {"bridge": set()},
     "bridge": {"bridge": {"capture-shop", "proposer"}},
-    "lake": {"lake": set()},
+    "lake": {"lake": set(), "maintain": set()},
     "slots": {"slots": set()},
 }
 
@@ -61,7 +61,7 @@ def test_a_safekeeper_beside_the_lake_starts_no_proposer(tmp_path):
     settings = loaded(tmp_path, machine("lake", "safekeepers"))
     assert settings.quorum_source is None
     parts.refuse_quorum_of_one(settings)
-    assert parts.commands(settings).keys() == {"lake", "log-server"}
+    assert parts.commands(settings).keys() == {"lake", "log-server", "maintain"}
     assert children.captures(settings) == children.proposers(settings) == []
 
 

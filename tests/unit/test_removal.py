@@ -40,13 +40,15 @@ class Epochs:
         self.number += 1
         target = self.target()
         scratch = self.folder / f"scratch-{self.number}"
-        rows = None
+        rows: tuple[FileInfo, ...] = ()
         if add:
             columns = [pa.array([k for k, _ in add], pa.int32()), pa.array([v for _, v in add])]
             if self.hidden:
                 columns.append(pa.array([f"{self.number}-{i}" for i in range(len(add))]))
             where = f"{scratch}/rows.parquet" if patch else f"{target.prefix}.parquet"
-            rows = write_data(where, columns, self.schema)
+            made = write_data(where, columns, self.schema)
+            assert made is not None
+            rows = (made,)
         deletes = removals = patches = None
         if counts:
             gone: dict[str, Any] = {"c0": pa.array([k for k, _ in counts], pa.int32())}

@@ -7,7 +7,7 @@ import pytest
 
 from spark_consumers.lake.catalog import read_back
 from spark_consumers.lake.catalog.rest_catalog import RestCatalog
-from spark_consumers.lake.catalog.rest_http import CREDENTIAL, TOKEN, RestOptions
+from spark_consumers.lake.catalog.rest_http import RestOptions
 from spark_consumers.lake.catalog.table_catalog import (
     Outcome,
     TableCommit,
@@ -17,6 +17,7 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.store.create import Answer
+from spark_consumers.spark.lake_catalog import CREDENTIAL, TOKEN
 from tests.support.lake.table_commits import (
     LINES,
     ORDERS,
@@ -204,7 +205,7 @@ def test_a_commit_that_the_server_does_not_understand_is_an_error(catalog, serve
     unknown = {"type": "assert-the-weather"}
     commit, _ = write(ORDERS, catalog.load(ORDERS))
     answer = server.answer
-    server.answer = lambda m, p, b: (
+    server.answer = lambda m, p, b, _: (
         (400, {"error": {"message": "?"}}) if m == "POST" else answer(m, p, b)
     )
     with pytest.raises(LakeError, match="400"):

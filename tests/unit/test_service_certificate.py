@@ -5,7 +5,7 @@ import socketserver
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.change_log import authorization, connection, listener, service_certificate
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.connection import connect
+from walsender_bridge.change_log.log_server_messages import CreateRequest
 from walsender_bridge.change_log.protocol import START, ReplicaReport
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink, LogServers
@@ -41,6 +42,12 @@ from walsender_bridge.runtime.certificate_holder import Role, identity
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 REPORT = ReplicaReport("a", "shop", "log", 1, 0, 1, 0, START, 1)
+
+
+@pytest.fixture
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC sends no call again: a test that expects many refusals would wait for that."""
+    monkeypatch.setattr(connection, "_ATTEMPTS", "{}")
 
 
 @pytest.fixture
@@ -118,16 +125,16 @@ def test_37_a_stream_that_a_certificate_does_not_name_stops_no_other(
     server = ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=files)
     try:
         with closing(LogServerLink(server.address, authority.issue("repository"))) as link:
-            link._connection.client()
+            with link._connection.use() as service:
+                pass
             own = [replace(REPORT, stream=each) for each in ("old", "shop")]
-            assert [each.stream for each in link._own("a", own)] == ["shop"]
+            assert [each.stream for each in link._own(service, "a", own)] == ["shop"]
             assert "does not name stream 'old'" in link.refused["old"].what
             assert "--stream" in link.refused["old"].repair
             assert "shop" not in link.refused
-            holder = link._connection._holder
-            assert holder is not None
-            link._connection._holder = replace(holder, streams=frozenset({"*"}))
-            assert len(link._own("a", own)) == 2
+            assert service.holder is not None
+            every = replace(service.holder, streams=frozenset({"*"}))
+            assert len(link._own(replace(service, holder=every), "a", own)) == 2
             assert not link.refused, "the new certificate names it"
     finally:
         server.stop()
@@ -152,11 +159,11 @@ def test_37_a_certificate_of_another_host_is_named_and_not_a_missing_service(
         server.stop()
 
 
+@pytest.mark.usefixtures("no_retries")
 def test_37_a_service_that_is_replaced_by_another_part_is_noticed(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC connects again by itself: the certificate is looked at again, too."""
-    monkeypatch.setattr(connection, "_LOOK", 0.0)
+    """gRPC connects again by itself, and refuses the other certificate; a look then says what is wrong with it."""
     log = TlsLog(tmp_path / "log", authority)
     try:
         with log.replica() as client:
@@ -169,12 +176,35 @@ def test_37_a_service_that_is_replaced_by_another_part_is_noticed(
             def refused() -> bool:
                 try:
                     client.stream_status("shop")
-                except UntrustedServiceError:
-                    return True
+                except UnreachableError as error:
+                    return "lacks the role log-server" in error.what
                 return False
 
             wait_for(refused, 20, "the new certificate's roles are looked at")
             assert log.log_server._listener._service is not former
+    finally:
+        log.stop()
+
+
+def test_37_a_certificate_of_other_roles_is_taken_once_it_was_looked_at(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "POLL", 0.05)
+    log = TlsLog(tmp_path / "log", authority)
+    try:
+        with log.replica() as client, closing(LogServerLink(client.address, log.files)) as link:
+            client.stream_status("shop")
+            assert link.report()
+            former = log.log_server._listener._service
+            replace_files(log.files, authority.issue(*SERVER, "monitor", hosts=HOSTS))
+            wait_for(lambda: log.log_server._listener._service is not former, 20, "it is replaced")
+
+            def answered() -> bool:
+                with suppress(UnreachableError):
+                    return client.stream_status("shop").end_offset > 1 and bool(link.report())
+                return False
+
+            wait_for(answered, 30, "the new certificate was looked at")
     finally:
         log.stop()
 
@@ -222,12 +252,8 @@ def no_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def test_37_no_call_of_an_established_connection_waits_for_a_name_server(
-    authority: Authority,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    no_names: threading.Event,
+    authority: Authority, tmp_path: Path, no_names: threading.Event
 ) -> None:
-    monkeypatch.setattr(connection, "_LOOK", 0.0)
     log = TlsLog(tmp_path / "log", authority)
     address = log.log_server.address.replace("127.0.0.1", "localhost")
     try:
@@ -235,11 +261,13 @@ def test_37_no_call_of_an_established_connection_waits_for_a_name_server(
             client.stream_status("shop")
             no_names.set()
             began = time.monotonic()
+            # As if gRPC had not been able to connect for a moment.
+            client._connection._lost = UnreachableError("it was away")
             for _ in range(10):
                 client.stream_status("shop")
             assert time.monotonic() - began < 4
             looks = [each for each in threading.enumerate() if each.name == "look"]
-            assert len(looks) <= 3, "one for each connection"
+            assert len(looks) == 1, "no more than one at a time"
         with (
             pytest.raises(SilentError),
             ReplicaClient(address, tls=log.operator, timeout=0.5) as one,
@@ -329,27 +357,170 @@ class Shows(socketserver.ThreadingTCPServer):
         self.server_close()
 
 
-def test_37_a_connection_that_stands_outlasts_the_end_of_a_certificate(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+class Relay(socketserver.ThreadingTCPServer):
+    """Passes looks on to one service, and gRPC's connections, which ask for a service's name, to another one.
+
+    The kernel closes what is open when it is led elsewhere.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, looks: str, calls: str) -> None:
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.address = f"grpc+tls://127.0.0.1:{self.server_address[1]}"
+        self.looks, self.calls = looks, calls
+        self.open: list[socket.socket] = []
+
+    def lead(self, looks: str, calls: str) -> None:
+        """Lead what follows to these services, and end what there is."""
+        self.looks, self.calls = looks, calls
+        while self.open:
+            with suppress(OSError):
+                self.open.pop().shutdown(socket.SHUT_RDWR)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Pass the bytes of a connection on, in both directions."""
+        del client_address
+        hello = b""
+        while len(hello) < 5 or len(hello) < 5 + int.from_bytes(hello[3:5], "big"):
+            hello = request.recv(1 << 14, socket.MSG_PEEK)
+            if not hello:
+                return
+        place = self.calls if b".tuskline" in hello else self.looks
+        with socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2]))) as other:
+            self.open += [request, other]
+            back = threading.Thread(target=_pass_on, args=(other, request), daemon=True)
+            back.start()
+            _pass_on(request, other)
+            back.join()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lead("", "")
+        self.shutdown()
+        self.server_close()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while some := source.recv(1 << 16):
+            target.sendall(some)
+    for each in (source, target):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("roles", "streams", "hosts"),
+    [
+        (("monitor", "reader", "safekeeper"), ("*",), HOSTS),
+        (("log-server",), ("bank",), HOSTS),
+        (("log-server", "writer"), ("*",), HOSTS),
+        (("log-server",), ("*",), ("localhost", "127-0-0-1")),
+    ],
+)
+@pytest.mark.usefixtures("no_retries")
+def test_37_a_relay_that_passes_looks_on_serves_no_call(
+    authority: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    roles: tuple[str, ...],
+    streams: tuple[str, ...],
+    hosts: tuple[str, ...],
 ) -> None:
-    """Its first look refuses what gRPC would refuse, too; a later one only what gRPC could not know."""
-    monkeypatch.setattr(connection, "_LOOK", 0.0)
-    own = authority.issue("operator")
-    for role, stands in ((Role.LOG_SERVER, True), (Role.SAFEKEEPER, False)):
+    """Whoever has the port and another certificate of the authority and the host: each of gRPC's connections is refused."""
+    own = authority.issue("log-server", "repository", "writer", "operator")
+    real = ReplicaServer(
+        tmp_path / "real", "127.0.0.1:0", tls=authority.issue("log-server", hosts=HOSTS)
+    )
+    monkeypatch.setattr(listener, "_load", lambda files, _: files.load(server=True))
+    thief = ReplicaServer(
+        tmp_path / "thief",
+        "127.0.0.1:0",
+        tls=authority.issue(*roles, streams=streams, hosts=hosts),
+    )
+    try:
+        for each in (real, thief):
+            each.create(CreateRequest("shop", "log"))
+            each.create(CreateRequest("bank", "log"))
         with (
-            Shows(authority.expired(role, hosts=HOSTS)) as shows,
-            closing(connection.Connection(shows.address, own, role=Role.LOG_SERVER)) as its,
+            Relay(real.address, real.address) as relay,
+            ReplicaClient(relay.address, tls=own, timeout=5) as client,
+            closing(LogServerLink(relay.address, own)) as link,
         ):
-            with pytest.raises(UntrustedServiceError, match="expired"):
-                its.client()
-            # As if it had been looked at before its end.
-            its._holder, its._failure, its._looked_at = identity("it", [Role.LOG_SERVER]), None, 0
-            with suppress(UntrustedServiceError):
-                its.client()
-            assert its._looking is not None
-            its._looking.join(20)
-            assert (its._holder is not None) is stands
-            assert isinstance(its._failure, UntrustedServiceError) is not stands
+            uses: list[Callable[[], object]] = [
+                lambda: client.stream_status("bank"),
+                lambda: append_to(client, "bank", 1),
+                link.report,
+            ]
+
+            def named() -> bool:
+                try:
+                    link.report()
+                except UntrustedServiceError as error:
+                    return "not the one" in error.what
+                except UnreachableError:
+                    return False
+                raise AssertionError("the thief was asked")
+
+            assert client.stream_status("bank").end_offset == 1
+            link.report()
+            assert link.log_server_id == real.log_server_id, "what it passes on whole is served"
+            for _ in range(2):  # and again with a look in between
+                relay.lead(looks=real.address, calls=thief.address)
+                for use in uses:
+                    with pytest.raises(TusklineError):
+                        use()
+                wait_for(named, 20, "what is wrong there is named")
+            relay.lead(looks=real.address, calls=real.address)
+
+            def served() -> bool:
+                with suppress(UnreachableError):
+                    return link.report() is not None
+                return False
+
+            wait_for(served, 20, "the genuine one is used again")
+            assert link.log_server_id == real.log_server_id
+    finally:
+        thief.stop()
+        real.stop()
+
+
+@pytest.mark.usefixtures("no_retries")
+def test_37_a_connection_that_stands_outlasts_the_end_of_a_certificate(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """Nobody looks at a certificate while gRPC is connected, and gRPC does not look at it again."""
+    files = authority.expired("log-server", hosts=HOSTS)
+    own = authority.issue("log-server", "operator", hosts=HOSTS)
+    server = ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=own)
+    try:
+        with (
+            Relay(server.address, server.address) as relay,
+            Shows(files) as over,
+            ReplicaClient(relay.address, tls=own, timeout=5) as client,
+        ):
+            server.create(CreateRequest("shop", "log"))
+            client.stream_status("shop")
+            # From now on who connects is shown a certificate that is over.
+            relay.looks = relay.calls = over.address
+            client.stream_status("shop")
+            assert not over.asked_for
+            relay.lead(over.address, over.address)
+
+            def refused() -> bool:
+                try:
+                    client.stream_status("shop")
+                except UnreachableError as error:
+                    return "expired" in error.what
+                return False
+
+            wait_for(refused, 20, "it is named once the connection has ended")
+    finally:
+        server.stop()
 
 
 def test_37_a_look_speaks_the_protocol_that_grpc_speaks(authority: Authority) -> None:
@@ -372,12 +543,12 @@ def test_37_a_certificate_that_was_refused_is_not_looked_at_for_a_second(
         ) as its,
     ):
         for _ in range(5):
-            with pytest.raises(UntrustedServiceError, match="lacks the role log-server"):
-                its.client()
+            with pytest.raises(UntrustedServiceError, match="lacks the role log-server"), its.use():
+                pass
         wait_for(lambda: len(shows.asked_for) == 1, 10, "it was looked at")
         monkeypatch.setattr(connection, "_REFUSED", 0.0)
-        with pytest.raises(UntrustedServiceError):
-            its.client()
+        with pytest.raises(UntrustedServiceError), its.use():
+            pass
         wait_for(lambda: len(shows.asked_for) == 2, 10, "it was looked at again")
 
 
@@ -389,7 +560,7 @@ def test_37_a_certificate_that_is_refused_says_more_than_who_follows(
     for errors in ([untrusted, follows], [follows, untrusted]):
         with LogClient("grpc://127.0.0.1:1,127.0.0.1:2", timeout=5) as log:
             for one, error in zip(log._connections, errors, strict=True):
-                monkeypatch.setattr(one, "client", partial(_raise, error))
+                monkeypatch.setattr(one, "use", partial(_raise, error))
             with pytest.raises(UntrustedServiceError):
                 log.status()
 
@@ -398,9 +569,7 @@ def _raise(error: Exception, *_: object) -> None:
     raise error
 
 
-def test_37_a_connection_that_is_closed_looks_no_more(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_37_a_connection_that_is_closed_looks_no_more(authority: Authority, tmp_path: Path) -> None:
     server = ReplicaServer(
         tmp_path / "one", "127.0.0.1:0", tls=authority.issue("log-server", hosts=HOSTS)
     )
@@ -408,11 +577,12 @@ def test_37_a_connection_that_is_closed_looks_no_more(
         server.address, authority.issue("operator"), role=Role.LOG_SERVER, within=5
     )
     try:
-        its.client()
+        with its.use():
+            pass
         its.close()
-        monkeypatch.setattr(connection, "_LOOK", 0.0)
-        with suppress(TusklineError):
-            its.client()
+        its._lost = UnreachableError("it was away")
+        with suppress(TusklineError), its.use():
+            pass
         wait_for(
             lambda: all(each.name != "look" for each in threading.enumerate()), 10, "no look runs"
         )

@@ -24,6 +24,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
     UnreachableError,
+    UntrustedServiceError,
 )
 from walsender_bridge.runtime import json_model
 from walsender_bridge.runtime.certificate_holder import ALL_STREAMS
@@ -35,6 +36,9 @@ VERSION: Final = 5
 MAX_REQUEST_BYTES: Final = 4 << 20
 #: Characters of the longest integer in a message.
 _MOST_DIGITS: Final = len(str(2**64 - 1))
+
+#: gRPC's words for a certificate that lacks the service's name.
+_OTHER_CERTIFICATE: Final = "is not in peer certificate"
 
 _R = TypeVar("_R")
 _A = TypeVar("_A")
@@ -224,6 +228,13 @@ def raised(error: Exception, where: str) -> TusklineError:
             "service did not answer in time", where=where, repair=f"check whether it hangs{both}"
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
+        if where.startswith(TLS) and _OTHER_CERTIFICATE in str(error):
+            return UntrustedServiceError(
+                "the certificate there is not the one that the service showed before",
+                where=where,
+                repair="if it was replaced by one of other roles, streams or another name, try again;"
+                " otherwise find out which process answers there",
+            )
         return UnreachableError(
             "service does not answer", where=where, repair=f"check that it runs there{both}"
         )

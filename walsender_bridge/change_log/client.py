@@ -123,8 +123,8 @@ class _Client(Closing):
 
     def _call(self, action: Action[_R, _A], request: _R, *, within: float | None = None) -> _A:
         within = self.timeout if within is None else within
-        client = self._connection.client(action.streams(request))
-        return actions.call(client, self.address, action, request, within)
+        with self._connection.use(action.streams(request)) as service:
+            return actions.call(service.client, self.address, action, request, within)
 
     def _reachable(self, cut: StreamCut) -> StreamCut:
         """The cut, whose replicas are reached with the certificate of this client."""
@@ -172,8 +172,10 @@ class LogClient(_Client):
         for number in range(first, first + count):
             connection = self._connections[number % count]
             try:
-                client = connection.client(action.streams(request))
-                answer = actions.call(client, connection.address, action, request, within)
+                with connection.use(action.streams(request)) as service:
+                    answer = actions.call(
+                        service.client, connection.address, action, request, within
+                    )
             except (NotLeaderError, UnreachableError, SilentError) as error:
                 if refusal is None or _says(error) >= _says(refusal):
                     refusal = error
@@ -315,9 +317,8 @@ class ReplicaClient(_Client):
         names = None if relations is None else tuple(relations)
         request = of_log_server.ReadRequest(stream, from_offset, to_offset, names)
         ticket = flight.Ticket(actions.encode(request))
-        with actions.at(self.address):
-            client = self._connection.client([stream])
-            reader = client.do_get(ticket, flight.FlightCallOptions(timeout=within))
+        with self._connection.use([stream]) as service:
+            reader = service.client.do_get(ticket, flight.FlightCallOptions(timeout=within))
             try:
                 chunk = reader.read_chunk()
                 chunk.data.validate(full=True)

@@ -1,27 +1,35 @@
 """A connection to one of the change log's services, with a certificate if the service asks for one.
 
-Before the first call the roles of the service's own certificate are looked at (`service_certificate`). A call `_LOOK` seconds
-later has them looked at again, in the background: gRPC's connection needs neither that nor a name server, so no call waits for it. A
-certificate that is not accepted then ends the use of the service; a look that fails otherwise says nothing, and gRPC itself reports
-a service that does not answer.
+Before the first call the roles of the service's own certificate are looked at (`service_certificate`), on a connection that ends then.
+gRPC makes its connections by itself, and each of them is refused whose certificate is not of that holder: of the same roles, streams
+and host. When it has refused one, the service may have got a certificate of other roles, which the next call looks at. When gRPC could
+not connect, that is done in the background, since gRPC may be about to connect again and needs no name server for that. A certificate
+that is not accepted then ends the use of the service; a look that fails otherwise says nothing.
 
 Certificates may be replaced while a process runs: before a call, the connection is made again if their files differ from
 those that it was made with. Calls in progress end on the earlier one. Three files are not replaced in one step: meanwhile, and
 for as long as they do not fit together, a process that has used them goes on with what it had.
 """
 
+import contextlib
 import json
 import math
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyarrow import flight
 
 from walsender_bridge.change_log import actions, authorization, protocol, service_certificate
-from walsender_bridge.errors import ConfigError, TusklineError, UntrustedServiceError
+from walsender_bridge.errors import (
+    ConfigError,
+    TusklineError,
+    UnreachableError,
+    UntrustedServiceError,
+)
 from walsender_bridge.runtime import peer_account, tls_files
 from walsender_bridge.runtime.certificate_holder import Identity, Role
 from walsender_bridge.runtime.tls_files import TlsBytes, TlsFiles
@@ -55,9 +63,8 @@ def quiet() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-#: Seconds for the look at a service's certificate, and after which it is looked at again.
+#: Seconds for the look at a service's certificate.
 _ANSWER: Final = 5.0
-_LOOK: Final = 30.0
 #: Seconds for which a certificate that was not accepted is not looked at again.
 _REFUSED: Final = 1.0
 
@@ -72,21 +79,26 @@ def connect(
 
     Raises as `_client`, and with `tls` `UntrustedServiceError` if the service's certificate lacks the role or a stream.
     """
-    if tls is not None:
-        its = service_certificate.holder(address, tls, within=_ANSWER)
-        why = authorization.not_its_service(its, role, streams)
-        service_certificate.refuse(why, address, streams)
-    return _client(address, tls)
+    if tls is None:
+        return _client(address)
+    its = service_certificate.holder(address, tls, within=_ANSWER)
+    why = authorization.not_its_service(its, role, streams)
+    service_certificate.refuse(why, address, streams)
+    return _client(address, tls, its)
 
 
-def _client(address: str, tls: TlsFiles | None) -> flight.FlightClient:
+def _client(
+    address: str, tls: TlsFiles | None = None, holder: Identity | None = None
+) -> flight.FlightClient:
     """A client of the service at this address, which contains no paths. With `tls`, it uses TLS whatever the scheme is.
 
-    Raises `ConfigError`, Flight's errors, and `PrivilegeError` if another account listens there without TLS.
+    `holder`: of the service's certificate; a connection where another one is shown is refused. Raises `ConfigError`, Flight's errors,
+    and `PrivilegeError` if another account listens there without TLS.
     """
     options: dict[str, Any] = {}
     channel: list[tuple[str, Any]] = [*protocol.CHANNEL_OPTIONS]
     if tls is not None:
+        assert holder is not None
         quiet()
         # Another process may have chosen the address, as in an order to synchronize.
         address = tls_files.with_scheme(address)
@@ -96,6 +108,8 @@ def _client(address: str, tls: TlsFiles | None) -> flight.FlightClient:
             "tls_root_certs": own.ca,
             "cert_chain": own.certificate,
             "private_key": own.key,
+            # It replaces the host, which it contains.
+            "override_hostname": holder.service_name(service_certificate.host_of(address)),
         }
         channel.append(("grpc.service_config", _ATTEMPTS))
     elif address.startswith(tls_files.TLS):
@@ -123,6 +137,22 @@ def _load(files: TlsFiles) -> TlsBytes:
     return _used[files]
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a call goes to: a client, and the holder of the certificate without which it does not connect; None: without TLS."""
+
+    client: flight.FlightClient
+    address: str
+    role: Role
+    holder: Identity | None
+
+    def check(self, streams: Collection[str]) -> None:
+        """Raise `UntrustedServiceError` unless its certificate names these streams."""
+        if self.holder is not None:
+            why = authorization.not_its_service(self.holder, self.role, streams)
+            service_certificate.refuse(why, self.address, streams)
+
+
 class Connection:
     """See the module. `address` may contain the paths of the files; without them it is plain, like `grpc://127.0.0.1:7400`.
 
@@ -146,60 +176,78 @@ class Connection:
         self._holder: Identity | None = None
         self._failure: TusklineError | None = None
         self._looked_at = -math.inf
+        #: How gRPC failed to connect since the last look; None: it did not fail.
+        self._lost: UnreachableError | None = None
         #: The look in progress, or the last one. In a forked process it is not alive.
         self._looking: threading.Thread | None = None
         self._closed = False
         #: Of what is above and of the client; it is held for no look.
         self._lock = threading.Lock()
         self._stamp = self.tls and self.tls.stamp()
+        #: Of the holder. None: it is made with the next call.
+        self._client: flight.FlightClient | None = None
         with actions.at(self.address):
-            self._client: flight.FlightClient | None = _client(self.address, self.tls)
+            if self.tls is None:
+                self._client = _client(self.address)
+            else:
+                _load(self.tls)
 
-    def client(self, streams: Collection[str] = ()) -> flight.FlightClient:
-        """The client for the next call, about these streams. Before the first call it waits for a look, `within` seconds at most.
+    @contextlib.contextmanager
+    def use(self, streams: Collection[str] = ()) -> Iterator[Service]:
+        """A block with a call about these streams. Before the first call it waits for a look, `within` seconds at most.
 
         Raises `UntrustedServiceError` if the service's certificate lacks its role, or a stream; before the first call also
-        `UnreachableError` and `SilentError`.
+        `UnreachableError` and `SilentError`. In the block, Flight's errors are converted.
         """
+        service = self._service()
+        service.check(streams)
+        try:
+            with actions.at(self.address):
+                yield service
+        except UnreachableError as error:
+            self._lost = error
+            raise
+
+    def _service(self) -> Service:
         if self.tls is None:
             assert self._client is not None
-            return self._client
+            return Service(self._client, self.address, self._role, None)
         with self._lock:
             stamp = self.tls.stamp()
             if stamp != self._stamp:
                 # The earlier client closes after its last call.
                 self._stamp, self._client, self._looked_at = stamp, None, -math.inf
+            needed = self._holder is None or isinstance(self._lost, UntrustedServiceError)
             look = self._look_if_due(self.tls)
-            holder = self._holder
-        if holder is None and look is not None:
+        if needed and look is not None:
             look.join(self._within)
         with self._lock:
             if self._holder is None:
                 raise self._failure or service_certificate.silent(self.address)
             if self._client is None:
-                self._client = _client(self.address, self.tls)
-            client = self._client
-        self.check(streams)
-        return client
+                self._client = _client(self.address, self.tls, self._holder)
+            return Service(self._client, self.address, self._role, self._holder)
 
     def _look_if_due(self, tls: TlsFiles) -> threading.Thread | None:
-        """Begin to look at the service's certificate, unless that was done a moment ago; returns the look in progress."""
+        """Begin to look at the service's certificate if that is not known, or gRPC could not connect; returns the look in progress."""
         if self._looking is not None and self._looking.is_alive():
             return self._looking
         refused = isinstance(self._failure, UntrustedServiceError)
-        pause = _LOOK if self._holder is not None else _REFUSED if refused else 0.0
-        if self._closed or time.monotonic() - self._looked_at < pause:
+        if self._holder is not None:
+            due = self._lost is not None
+        else:
+            due = time.monotonic() - self._looked_at >= (_REFUSED if refused else 0.0)
+        if self._closed or not due:
             return None
-        # gRPC's connection outlasts the certificate, and refuses one whose days are over when it connects again.
-        args = (tls, self._holder is not None)
-        self._looking = threading.Thread(target=self._look, args=args, name="look", daemon=True)
+        self._lost = None
+        self._looking = threading.Thread(target=self._look, args=(tls,), name="look", daemon=True)
         self._looking.start()
         return self._looking
 
-    def _look(self, tls: TlsFiles, ended: bool) -> None:
+    def _look(self, tls: TlsFiles) -> None:
         its, failure = None, None
         try:
-            its = service_certificate.holder(self.address, tls, within=self._within, ended=ended)
+            its = service_certificate.holder(self.address, tls, within=self._within)
             why = authorization.not_its_service(its, self._role)
             service_certificate.refuse(why, self.address)
         except TusklineError as error:
@@ -207,17 +255,12 @@ class Connection:
         with self._lock:
             self._looked_at = time.monotonic()
             self._failure = failure
-            if failure is None:
-                self._holder = its
-            elif isinstance(failure, UntrustedServiceError):
-                self._holder = self._client = None
-
-    def check(self, streams: Collection[str]) -> None:
-        """Raise `UntrustedServiceError` unless the certificate last looked at names these streams."""
-        holder = self._holder
-        if holder is not None:
-            why = authorization.not_its_service(holder, self._role, streams)
-            service_certificate.refuse(why, self.address, streams)
+            if isinstance(failure, UntrustedServiceError):
+                its = None
+            elif failure is not None:
+                its = self._holder
+            if its != self._holder:
+                self._holder, self._client = its, None
 
     def with_files(self, address: str) -> str:
         """The address of another service of the same log, to be reached with the same certificate."""

@@ -9,7 +9,8 @@ After the relations, format 2 lists partitions whose rows are sent as another ta
 
 Invariant: `crc` is the CRC32C of every other byte of the entry, seeded with the `crc` of the preceding
 entry (0 for the first). An entry that verifies is unchanged and in its place:
-a lost, duplicated or exchanged entry breaks the chain just as a flipped bit does.
+a lost, duplicated or exchanged entry breaks the chain just as a flipped bit does. Magic, version and the two checksums keep their places
+in the fixed header in every format, so that a changed version is told from that of a newer format.
 
 Positions are end LSNs: the *end* of the commit record according to the Commit message. Times are microseconds
 since the Unix epoch, UTC. Lengths are in bytes.
@@ -330,7 +331,7 @@ def _corrupt(what: str) -> CorruptError:
 def read_header(buf: bytes | memoryview) -> EntryHeader:
     """Read the header of the entry `buf`, without verifying its checksum (see `check`, `verify`).
 
-    Raises `CorruptError`, or `NotSupportedError` for a version that is newer than this code.
+    Raises `CorruptError`, or `NotSupportedError` for a version that is newer than this code: of such an entry the checksum is verified.
     """
     if len(buf) < _FIXED.size:
         raise _corrupt(f"entry of {len(buf)} bytes is too short")
@@ -340,6 +341,7 @@ def read_header(buf: bytes | memoryview) -> EntryHeader:
     if magic != MAGIC:
         raise _corrupt(f"wrong magic {bytes(magic)!r}, expected {MAGIC!r}")
     if version not in {VERSION, VERSION_OF_PARTITIONS}:
+        _check_sum(buf, previous_crc, crc)
         raise NotSupportedError(
             f"unknown entry format {version} (this version supports up to {VERSION_OF_PARTITIONS})",
             where="entry",
@@ -391,11 +393,15 @@ def read_payload(buf: bytes | memoryview, header: EntryHeader | None = None) -> 
 def check(buf: bytes | memoryview) -> EntryHeader:
     """Verify the entry's checksum, but not its place in the chain. Raises `CorruptError`."""
     header = read_header(buf)
+    _check_sum(buf, header.previous_crc, header.crc)
+    return header
+
+
+def _check_sum(buf: bytes | memoryview, previous_crc: int, crc: int) -> None:
     view = memoryview(buf)
     head, tail = bytes(view[: _FIXED.size - _CRC.size]), bytes(view[_FIXED.size :])
-    if _chain(header.previous_crc, head, tail) != header.crc:
+    if _chain(previous_crc, head, tail) != crc:
         raise _corrupt("checksum mismatch (CRC32C)")
-    return header
 
 
 def check_follows(header: EntryHeader, previous_crc: int) -> None:

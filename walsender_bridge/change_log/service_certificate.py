@@ -1,8 +1,9 @@
 """Whose certificate a service of the change log shows.
 
-gRPC compares a server's certificate with the authority and the host, and shows it to nobody. So a client first makes a connection
-of its own, which ends after the handshake, and reads the roles of the certificate there: each machine's certificate is of the
-same authority, and that of a machine whose certificate is for other parts names the same hosts.
+gRPC compares a server's certificate with the authority and one name, and shows it to nobody. So a client first makes a connection
+of its own, which ends after the handshake, and reads the roles and streams of the certificate there: each machine's certificate is of
+the same authority, and that of a machine whose certificate is for other parts names the same hosts. The name that gRPC is then to
+compare (`certificate_holder.Identity.service_name`) contains what was read, so another certificate is none of this service.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from walsender_bridge.errors import (
@@ -21,7 +22,7 @@ from walsender_bridge.errors import (
     UnreachableError,
     UntrustedServiceError,
 )
-from walsender_bridge.runtime import certificate_holder, tls_files
+from walsender_bridge.runtime import certificate_holder
 from walsender_bridge.runtime.certificate_holder import Identity
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -31,17 +32,16 @@ _PAUSE: Final = 0.1
 _RUNS: Final = "check that it runs there, and that both certificates are valid and of one authority"
 
 
-def holder(address: str, tls: TlsFiles, *, within: float, ended: bool = False) -> Identity:
+def holder(address: str, tls: TlsFiles, *, within: float) -> Identity:
     """The holder of the certificate that the service at this address shows.
 
-    `within`: seconds, for the name's resolution, all its addresses and the handshake. `ended`: the certificate's days may be over.
-    Raises `UntrustedServiceError` for a certificate that is not of this authority, host or time, or has no roles; `UnreachableError`,
-    and `SilentError`.
+    `within`: seconds, for the name's resolution, all its addresses and the handshake. Raises `UntrustedServiceError` for a certificate
+    that is not of this authority, host or time, has no roles, or lacks the service's name; `UnreachableError`, and `SilentError`.
     """
     began = time.monotonic()
     while True:
         try:
-            return _ask(address, tls, began + within, ended=ended)
+            return _ask(address, tls, began + within)
         except UntrustedServiceError:
             raise
         except UnreachableError:
@@ -50,15 +50,19 @@ def holder(address: str, tls: TlsFiles, *, within: float, ended: bool = False) -
             time.sleep(_PAUSE)
 
 
-def _ask(address: str, tls: TlsFiles, until: float, *, ended: bool) -> Identity:
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    host, context = host.strip("[]"), _contexts(tls)[ended]
+def host_of(address: str) -> str:
+    """The host of a service's address, without brackets."""
+    return address.rpartition("://")[2].rpartition(":")[0].strip("[]")
+
+
+def _ask(address: str, tls: TlsFiles, until: float) -> Identity:
+    host, port, context = host_of(address), address.rpartition(":")[2], _context(tls)
     try:
         with (
             _connected(host, int(port), until) as plain,
             context.wrap_socket(plain, server_hostname=host) as connection,
         ):
-            return certificate_holder.of_certificate(connection.getpeercert())
+            its: Mapping[str, Any] = connection.getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
         raise _untrusted(
             f"the certificate that it shows is not accepted: {error.verify_message.rstrip('.')}",
@@ -70,8 +74,13 @@ def _ask(address: str, tls: TlsFiles, until: float, *, ended: bool) -> Identity:
         raise UnreachableError(
             f"service does not answer: {_reason(error)}", where=address, repair=_RUNS
         ) from None
+    try:
+        found = certificate_holder.of_certificate(its)
     except PrivilegeError as error:
         raise _untrusted(error.what, address) from None
+    why = certificate_holder.lacks_service_name(found, its["subjectAltName"], [host])
+    refuse(why, address)
+    return found
 
 
 def _connected(host: str, port: int, until: float) -> socket.socket:
@@ -124,23 +133,20 @@ def _resolved(host: str, port: int, until: float) -> list[Any]:
     return answer
 
 
-#: The contexts of each of the files that this process has used last, while they fitted together, and their stamp. The second one
-#: accepts a certificate whose days are over.
-_used: Final[dict[TlsFiles, tuple[object, tuple[ssl.SSLContext, ssl.SSLContext]]]] = {}
+#: The context of each of the files that this process has used last, while they fitted together, and their stamp.
+_used: Final[dict[TlsFiles, tuple[object, ssl.SSLContext]]] = {}
 
 
-def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Theirs, or the former ones while they do not fit together. `tls_context` logs that, which an executor does not."""
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """Theirs, or the former one while they do not fit together. `tls_context` logs that, which an executor does not."""
     stamp, known = files.stamp(), _used.get(files)
     if known is not None and known[0] == stamp:
         return known[1]
     try:
-        strict, ended = files.context()[0], files.context()[0]
-        ended.verify_flags |= tls_files.NO_CHECK_TIME
-        for each in (strict, ended):
-            # As gRPC: a proxy that tells protocols apart cannot lead the look to another service by that.
-            each.set_alpn_protocols(["h2"])
-        _used[files] = (stamp, (strict, ended))
+        context = files.context()[0]
+        # As gRPC: a proxy that tells protocols apart cannot lead the look to another service by that.
+        context.set_alpn_protocols(["h2"])
+        _used[files] = (stamp, context)
     except ConfigError:
         if known is None:
             raise
@@ -161,7 +167,7 @@ def silent(address: str) -> SilentError:
 
 
 def _untrusted(what: str, address: str, streams: Collection[str] = ()) -> UntrustedServiceError:
-    host = address.rpartition("://")[2].rpartition(":")[0]
+    host = host_of(address)
     named = any(each != certificate_holder.ALL_STREAMS for each in streams)
     also = ", and with `--stream` for each of its streams, or none for all" if named else ""
     return UntrustedServiceError(

@@ -17,6 +17,7 @@ from walsender_bridge.cli import (
     doctor,
     epochs,
     flush,
+    lake_maintain,
     lake_verify,
     log_backup,
     log_rebuild,
@@ -62,7 +63,9 @@ app = typer.Typer(
 )
 log_server_app = typer.Typer(help="Run the log server: replicas of the log, and safekeepers.")
 bridge_app = typer.Typer(help="Run the bridge, which captures the sources and orders the log.")
-lake_app = typer.Typer(help="Run the Spark job that publishes epochs; verify the lake's files.")
+lake_app = typer.Typer(
+    help="Run the Spark job that publishes epochs; maintain and verify the lake's files."
+)
 log_app = typer.Typer(
     help="Show, verify, trim and follow the change log; back up or rebuild its repository."
 )
@@ -74,6 +77,7 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
+lake_maintain.register(lake_app)
 lake_verify.register(lake_app)
 for command in (log_status, log_verify, log_trim, log_tail, log_backup, log_rebuild):
     command.register(log_app)

@@ -16,6 +16,29 @@ certs_app = typer.Typer(
 )
 _MOST_DAYS = 36_500
 
+_Roles = Annotated[
+    list[str],
+    typer.Option(
+        "--role",
+        help="Role of the holder: log-server, repository, writer, reader, lake, proposer, safekeeper, monitor or operator. "
+        "Repeatable. See docs/certificates.md.",
+    ),
+]
+_Name = Annotated[str, typer.Option("--name", help="Name of the holder, shown in errors and logs.")]
+_Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        help="Name or address under which clients reach a repository, log server or safekeeper. Repeatable.",
+    ),
+]
+_Streams = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stream", help="Stream that the holder may read or write; default: all. Repeatable."
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the group to the command line."""
@@ -40,27 +63,13 @@ def init(
 @certs_app.command("issue")
 def issue(
     folder: Annotated[Path, typer.Argument(help="Folder of the authority.")],
-    role: Annotated[
-        list[str],
-        typer.Option(
-            help="Role of the holder: log-server, repository, writer, reader, lake, proposer, safekeeper, monitor or operator. "
-            "Repeatable. See docs/certificates.md."
-        ),
-    ],
-    name: Annotated[str, typer.Option(help="Name of the holder, shown in errors and logs.")],
+    role: _Roles,
+    name: _Name,
     out: Annotated[
         Path, typer.Option(help="New or empty folder for ca.pem, cert.pem and key.pem.")
     ],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name or address under which clients reach a repository, log server or safekeeper. Repeatable."
-        ),
-    ] = None,
-    stream: Annotated[
-        list[str] | None,
-        typer.Option(help="Stream that the holder may read or write; default: all. Repeatable."),
-    ] = None,
+    host: _Hosts = None,
+    stream: _Streams = None,
     days: Annotated[
         int, typer.Option(help="Days for which the certificate is valid.", min=1, max=_MOST_DAYS)
     ] = 365,
@@ -73,6 +82,27 @@ def issue(
     uri, shown = _holder(name, role, host or [], stream or [])
     issued = certificates.issue(folder, out, name=name, uri=uri, hosts=host or [], days=days)
     _show(issued, shown, as_json=as_json)
+
+
+@certs_app.command("names")
+def names(
+    role: _Roles,
+    name: _Name,
+    host: _Hosts = None,
+    stream: _Streams = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the alternative names for a certificate that an authority of yours issues, in their order."""
+    from walsender_bridge.runtime import certificate_holder
+
+    hosts = host or []
+    uri, shown = _holder(name, role, hosts, stream or [])
+    shown |= {"uri": uri, "service_names": certificate_holder.service_names(uri, hosts)}
+    Output(as_json=as_json).record(shown if as_json else _joined(shown))
+
+
+def _joined(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: ", ".join(v) if isinstance(v, list) else v for k, v in record.items()}
 
 
 def _holder(
@@ -114,6 +144,4 @@ def _show(issued: Any, shown: dict[str, Any], *, as_json: bool) -> None:
         "valid_until": f"{issued.valid_until:%Y-%m-%dT%H:%M:%SZ}",
         "serial_number": issued.serial_number,
     }
-    if not as_json:
-        record = {k: ", ".join(v) if isinstance(v, list) else v for k, v in record.items()}
-    Output(as_json=as_json).record(record)
+    Output(as_json=as_json).record(record if as_json else _joined(record))

@@ -49,6 +49,7 @@ def doctor(
     Each finding comes with the SQL or the command that repairs it. With --admin, this works before the role of a DSN exists.
     """
     from walsender_bridge.doctor import parts as doctor_parts
+    from walsender_bridge.doctor.lake_catalog import of_catalog
     from walsender_bridge.observability import bridge_view
 
     settings = load_config(config)
@@ -78,7 +79,7 @@ def doctor(
     findings += [*of_log(settings), *of_machine(settings)]
     findings += [*doctor_parts.of_ports(settings), *doctor_parts.of_processes(settings)]
     findings += [*doctor_parts.of_certificate(settings), *doctor_parts.of_hosts(settings)]
-    findings += of_etcd(settings)
+    findings += [*of_etcd(settings), *of_catalog(settings)]
     # The error with which a job ended and the check of its folder may be the same finding.
     findings = [*dict.fromkeys(findings)]
     output = Output(as_json=as_json)

@@ -93,7 +93,7 @@ def show(
     output = Output(as_json=as_json)
     head = chain.head() or manifest
     if sql is not None:
-        _print_statements(output, str(chain.root), sql, manifest, head)
+        _print_statements(output, chain, sql, manifest, head)
         return
     record = shown(manifest, head)
     if as_json:
@@ -141,29 +141,36 @@ def _pins(head: "Manifest", epoch: int) -> dict[str, Any]:
 
 
 def _print_statements(
-    output: Output, lake: str, engine: str, manifest: "Manifest", head: "Manifest"
+    output: Output, chain: "Chain", engine: str, manifest: "Manifest", head: "Manifest"
 ) -> None:
     """What reads the tables of an epoch in another engine; those that `read` leaves out are named."""
+    from spark_consumers.lake.catalog import rest_statements
     from spark_consumers.lake.catalog import statements as texts
+    from spark_consumers.lake.catalog.open_catalog import is_guarded, recorded
 
     if engine not in texts.ENGINES:
         raise UsageError(
             f"unknown engine {engine!r}", repair=f"use one of {', '.join(texts.ENGINES)}"
         )
     tables, left_out = cut_tables(manifest, head)
-    made = texts.statements(engine, lake, tables)
+    catalog = recorded(chain)
+    if catalog is None:
+        made, first = texts.statements(engine, str(chain.root), tables), texts.preamble(engine)
+    else:
+        made = rest_statements.statements(engine, catalog, tables)
+        first = rest_statements.preamble(engine, catalog, guarded=is_guarded(catalog))
     if output.as_json:
         output.record(
             {
                 "epoch": manifest.epoch,
                 "engine": engine,
-                "preamble": texts.preamble(engine),
+                "preamble": first,
                 "statements": [{"table": name, "statement": text} for name, text in made.items()],
                 "left_out": left_out,
             }
         )
         return
-    lines = [texts.preamble(engine), *made.values()]
+    lines = [first, *made.values()]
     output.text("\n".join(line for line in lines if line))
     for name, reason in left_out.items():
         output.note(f"{name} is left out: {reason}")

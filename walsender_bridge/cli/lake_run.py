@@ -22,7 +22,7 @@ from walsender_bridge.cli.parts import alone
 from walsender_bridge.config import Config
 from walsender_bridge.errors import DiskFullError, LakeError, TusklineError
 from walsender_bridge.observability import lake_status
-from walsender_bridge.observability.lake_chain import store_options
+from walsender_bridge.observability.lake_chain import rest_catalog, store_options
 
 #: Bytes that have to be free where Spark has its scratch folder: its copy of Iceberg's jar, and some more.
 SCRATCH_BYTES: Final = 128 << 20
@@ -99,11 +99,13 @@ def _drive(settings: Config) -> None:
                     retention_seconds=lake.retention,
                     format=lake.format,
                     store=store_options(lake),
+                    rest=rest_catalog(lake),
                     failing_table=lake.failing_table,
                     copy_rate=lake.copy_rate,
                     progress=bars.show,
                     on_unrepresentable_value=lake.on_unrepresentable_value,
                     deletes=lake.deletes,
+                    layouts=[section.rule for section in lake.tables],
                     failing=lambda error: lake_status.write(settings.run_dir, error),
                 ).run(stop)
         finally:

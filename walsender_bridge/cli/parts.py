@@ -69,6 +69,8 @@ def commands(settings: Config) -> dict[str, list[str]]:
         found["bridge"] = ["bridge", "run"]
     if "lake" in here:
         found["lake"] = ["lake", "run"]
+        if settings.lake is not None and settings.lake.maintenance.enabled:
+            found["maintain"] = ["lake", "maintain"]
     if "slots" in here:
         found["slots"] = ["slots", "sync", "--watch"]
     return found

@@ -59,11 +59,28 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
         if seen.asks_log:
             output.record({"log version": record["log"]["version"]})
         if record["lake"] is not None:
-            output.record({**record["lake"], "not_copied": list(record["lake"]["not_copied"])})
+            maintenance = record["lake"]["maintenance"]
+            output.record(
+                {
+                    **record["lake"],
+                    "not_copied": list(record["lake"]["not_copied"]),
+                    "maintenance": maintenance and _maintained(maintenance),
+                }
+            )
         for text in (*record["problems"], *record["degraded"], *record["notes"]):
             output.note(text)
     if record["problems"]:
         raise typer.Exit(int(Cause.UNAVAILABLE))
+
+
+def _maintained(record: dict[str, Any]) -> str:
+    """What a maintainer has done, in a line."""
+    text = (
+        f"{record['files_before']} files became {record['files_after']}, "
+        f"{record['rewritten_bytes'] >> 20} MB rewritten, {record['due_bytes'] >> 20} MB due, "
+        f"{record['accepted']} offers accepted, {record['refused']} refused"
+    )
+    return f"{text}; {record['error']}" if record["error"] else text
 
 
 def _short(quorum: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +98,7 @@ def _short(quorum: dict[str, Any]) -> dict[str, Any]:
 def summary(seen: "Observation") -> dict[str, Any]:
     """An observation as plain values."""
     from walsender_bridge.cli import safekeeper
-    from walsender_bridge.observability import slots_view
+    from walsender_bridge.observability import maintenance_view, slots_view
 
     lake = seen.lake
     return {
@@ -131,6 +148,7 @@ def summary(seen: "Observation") -> dict[str, Any]:
             "published_at": lake and iso_time(lake.published_at),
             "tables": len(lake.readable) if lake else 0,
             "not_copied": lake.not_copied if lake else {},
+            "maintenance": maintenance_view.summary(seen.maintenance),
         },
     }
 

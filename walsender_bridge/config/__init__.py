@@ -18,9 +18,11 @@ from walsender_bridge.config.machine import check_machine, parts_here
 from walsender_bridge.config.places import check_places
 from walsender_bridge.config.sections import (
     CandidateSection,
+    CatalogSection,
     EtcdSection,
     GateSection,
     LakeSection,
+    LakeTablesSection,
     LogSection,
     LogServerSection,
     LogsSection,
@@ -270,6 +272,8 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             "source": SourceSection,
             "log_server": LogServerSection,
             "lake": LakeSection,
+            "tables": LakeTablesSection,
+            "catalog": CatalogSection,
             "safekeepers": SafekeepersSection,
             "slots": SlotsSection,
             "candidates": CandidateSection,
@@ -304,6 +308,13 @@ def _check_tables(config: Config, where: str) -> None:
     choices = {source.name: Choice.of(source.tables) for source in config.source}
     named = [(s, names) for s, choice in choices.items() for names in choice.named]
     known = ["default", *(f"{stream}.{relation_name(*names)}" for stream, names in named)]
+    for section in config.lake.tables:
+        if section.source is not None and section.source not in streams:
+            raise ConfigError(
+                f"lake.tables: there is no source {section.source!r}",
+                where=where,
+                repair=_nearest(section.source, streams) or "one of: " + ", ".join(streams),
+            )
     settings = {key: getattr(config.lake, key) for key in ("on_unrepresentable_value", "deletes")}
     for key, name in [(key, name) for key, tables in settings.items() for name in tables]:
         stream, _, rest = name.partition(".")
@@ -418,6 +429,11 @@ def _resolve(base: Path, values: dict[str, Any]) -> None:
     lake = values.get("lake")
     if isinstance(lake, dict) and isinstance(lake.get("uri"), str) and "://" not in lake["uri"]:
         lake["uri"] = str(base / lake["uri"])
+    catalog = lake.get("catalog") if isinstance(lake, dict) else None
+    if isinstance(catalog, dict):
+        for name in ("token_file", "ca"):
+            if isinstance(catalog.get(name), str):
+                catalog[name] = str(base / catalog[name])
 
 
 def _tables(value: object) -> list[object]:

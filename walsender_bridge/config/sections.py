@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from walsender_bridge.postgres.table_patterns import Choice
+from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
+from walsender_bridge.postgres.table_patterns import Choice, Pattern
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 
@@ -210,6 +212,85 @@ class LogServerSection(_Section):
     data_dir: Path | None = None
 
 
+class LakeTablesSection(_Section):
+    """`[[lake.tables]]`: partitions, order of rows and Iceberg's table properties of the tables that match a pattern."""
+
+    #: As in the `tables` of a source: schema.table, with `*`.
+    pattern: str
+    #: The source of the tables; by default all.
+    source: StreamName | None = None
+    #: Columns, or transforms of columns: `region`, `day(created_at)`, `bucket(16, id)`.
+    partition: tuple[str, ...] = ()
+    #: Columns by which the rows of a data file are sorted: `created_at DESC NULLS LAST`.
+    sort: tuple[str, ...] = ()
+    #: Iceberg's table properties.
+    options: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _is_rule(self) -> Self:
+        _ = self.rule
+        return self
+
+    @property
+    def rule(self) -> LayoutRule:
+        """The section as the lake takes it."""
+        pattern = Pattern.parse(self.pattern)
+        if pattern.excludes:
+            raise ValueError(f"{self.pattern!r}: a pattern of tables that are meant has no '!'")
+        layout = TableLayout.parse(self.partition, self.sort, self.options)
+        return LayoutRule(pattern, layout, self.source)
+
+
+class CatalogSection(_Section):
+    """`[lake.catalog]`: what has the metadata of the lake's tables.
+
+    The lake's own folder, or an Iceberg REST catalog, whose secrets come from the environment (`TUSKLINE_CATALOG_TOKEN`, or
+    `TUSKLINE_CATALOG_CREDENTIAL` as `id:secret` for OAuth 2) or from a token's file.
+    """
+
+    type: Literal["folder", "rest"] = "folder"
+    #: The catalog's address, up to `/v1`.
+    uri: str = ""
+    warehouse: str = ""
+    #: The namespace that those of the tables are in, `stream.schema`; its levels separated by dots. Each lake has its own.
+    namespace: str = Field(default="tuskline", pattern=r"^[^.]+(\.[^.]+)*$")
+    #: Where OAuth 2 tokens come from, if not from the catalog itself.
+    oauth2_uri: str = ""
+    scope: str = "catalog"
+    #: A file with a bearer token, which nobody else may read; it is read again when the token is refused.
+    token_file: Path | None = None
+    #: The certificate authority of the catalog's server.
+    ca: Path | None = None
+    #: Whether the addresses may be http://.
+    allow_http: bool = False
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.type == "rest" and not self.uri:
+            raise ValueError("a catalog of type rest needs uri, its address up to /v1")
+        if self.type == "folder" and self.model_fields_set - {"type"}:
+            raise ValueError('these settings are of a catalog of type rest: set type = "rest"')
+        for address in filter(None, (self.uri, self.oauth2_uri)):
+            if "@" in urlsplit(address).netloc:
+                raise ValueError(
+                    "specify the address without a user: secrets are in the environment"
+                )
+        return self
+
+
+class MaintenanceSection(_Section):
+    """`[lake.maintenance]`: how data files are rewritten beside the epochs."""
+
+    #: Whether `tuskline up` starts a maintainer on the lake's machine.
+    enabled: bool = True
+    #: Seconds between two looks at the tables that have changed.
+    interval: float = Field(default=30.0, gt=0)
+    #: The size of a data file that needs no others, about.
+    file_bytes: int = Field(default=128 << 20, ge=1 << 20)
+    #: Bytes of data files that are read for one plan, at most; a plan ends before the next one is made.
+    plan_bytes: int = Field(default=1 << 30, ge=1 << 20)
+
+
 class LakeSection(_Section):
     """`[lake]`: where the tables are published, and how often."""
 
@@ -221,6 +302,7 @@ class LakeSection(_Section):
     #: Whether the endpoint may be http://.
     allow_http: bool = False
     format: Literal["iceberg"] = "iceberg"
+    catalog: CatalogSection = CatalogSection()
     #: Seconds between epochs when there is data.
     epoch_interval: float = Field(default=60.0, gt=0)
     #: Seconds that an epoch stays readable after a newer one was published.
@@ -232,12 +314,15 @@ class LakeSection(_Section):
     #: The handling of rows with an unrepresentable value, by `stream.schema.table`, or `default` for
     #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is quarantined).
     on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}
-    #: How rows are removed from a table, by `stream.schema.table`, or `default` for all others: by deletion vectors, or by
-    #: writing data files again, for engines that do not apply vectors.
-    deletes: dict[str, Literal["vectors", "copy-on-write"]] = {}
+    #: How rows are removed from a table, by `stream.schema.table`, or `default` for all others: by deletion vectors, or, for
+    #: engines that do not apply vectors, by position deletes or by writing data files again.
+    deletes: dict[str, Literal["vectors", "position-deletes", "copy-on-write"]] = {}
+    #: How the rows of tables are laid out: the first section whose pattern matches a table.
+    tables: tuple[LakeTablesSection, ...] = ()
     #: Spark's master for `tuskline lake run`; by default what Spark's own settings say, or else local[2]. Under spark-submit its
     #: master wins.
     spark_master: str | None = None
+    maintenance: MaintenanceSection = MaintenanceSection()
 
 
 class SafekeepersSection(_Section):

@@ -17,9 +17,9 @@ from walsender_bridge.errors import (
     RunningError,
     TusklineError,
 )
-from walsender_bridge.observability import lake_status, table_problems
+from walsender_bridge.observability import lake_status, maintenance_view, table_problems
 from walsender_bridge.observability.lake_chain import lake_chain
-from walsender_bridge.runtime import listening, pid_file
+from walsender_bridge.runtime import certificate_holder, listening, pid_file
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config, LakeSection, SourceSection
@@ -146,16 +146,27 @@ def of_hosts(settings: "Config") -> Iterator[Finding]:
                 cause=Cause.CONFIG,
             )
             continue
-        with suppress(ConfigError):  # `of_certificate` reports files that do not fit
-            if not files.names(host):
+        # `of_certificate` reports files that do not fit.
+        with suppress(ConfigError, PrivilegeError):
+            if what := _unnamed(files, host):
                 yield Finding(
                     "certificate",
                     str(files.certificate),
-                    f"it does not name {host}, the host of {key}: no client accepts it there",
+                    f"{what}, the host of {key}: no client accepts it there",
                     Severity.ERROR,
                     repair=f"issue one with `tuskline certs issue --host {host}`, or correct listen (docs/certificates.md)",
                     cause=Cause.CONFIG,
                 )
+
+
+def _unnamed(files: "TlsFiles", host: str) -> str:
+    """What the certificate lacks for a service of the log at this host, up to the host; empty: nothing. Raises as `load`."""
+    if not files.names(host):
+        return f"it does not name {host}"
+    names = files.load(ended=True).names
+    holder = certificate_holder.of_certificate({"subjectAltName": names})
+    what = certificate_holder.lacks_service_name(holder, names, [host])
+    return what and f"{what}, which stands for {host}"
 
 
 def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[Finding]:
@@ -183,11 +194,29 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
         for each in table_problems.problems(head) if head is not None else ():
             yield _of_table(each)
     errors = (_of_another_log(settings.lake, log_id), lake_status.problem(settings.run_dir, uri))
+    yield from _of_maintenance(settings.lake)
     reported: set[str] = set()
     for error in errors:
         if error is not None and error.what not in reported:
             reported.add(error.what)
             yield failed("lake", error.where or uri, error)
+
+
+def _of_maintenance(lake: "LakeSection") -> Iterator[Finding]:
+    """Why data files are not rewritten, although the configuration says so and there is a lake."""
+    with suppress(TusklineError, OSError):
+        chain = lake_chain(lake)
+        if not lake.maintenance.enabled or not chain.exists():
+            return
+        what = maintenance_view.trouble(maintenance_view.observe(chain), lake.maintenance.interval)
+        if what:
+            yield Finding(
+                "lake maintenance",
+                lake.uri,
+                what,
+                Severity.WARNING,
+                repair="run `tuskline lake maintain` (`tuskline up` does), and read its log; or set [lake.maintenance] enabled = false",
+            )
 
 
 def _of_another_log(lake: "LakeSection", log_id: str | None) -> TusklineError | None:

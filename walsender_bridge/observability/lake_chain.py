@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from spark_consumers.lake.manifest.chain import Chain
     from spark_consumers.lake.store.lake_store import StoreOptions
+    from spark_consumers.spark.lake_catalog import LakeCatalog
     from walsender_bridge.config import LakeSection
 
 
@@ -13,6 +14,25 @@ def store_options(lake: "LakeSection") -> "StoreOptions":
     from spark_consumers.lake.store.lake_store import StoreOptions
 
     return StoreOptions(lake.endpoint, lake.region, lake.allow_http)
+
+
+def rest_catalog(lake: "LakeSection") -> "LakeCatalog | None":
+    """The REST catalog that has the tables' metadata; None: the lake's folder has it."""
+    from spark_consumers.spark.lake_catalog import LakeCatalog
+
+    its = lake.catalog
+    if its.type == "folder":
+        return None
+    return LakeCatalog(
+        its.uri,
+        warehouse=its.warehouse,
+        namespace=tuple(its.namespace.split(".")),
+        oauth2_uri=its.oauth2_uri,
+        scope=its.scope,
+        token_file=str(its.token_file or ""),
+        ca=str(its.ca or ""),
+        allow_http=its.allow_http,
+    )
 
 
 def lake_chain(lake: "LakeSection") -> "Chain":

@@ -205,6 +205,7 @@ class _Collector(Collector):
         yield from _streams(seen)
         yield from _lags(seen)
         yield from _lake(seen)
+        yield from _maintenance(seen)
         yield from quorum_metrics.families(seen.quorum)
         yield from slots_metrics.families(seen.slots)
 
@@ -462,3 +463,23 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         behind,
         *copies,
     )
+
+
+def _maintenance(seen: Observation) -> Iterator[Metric]:
+    """What the lake's maintainer has done since it began."""
+    known = seen.maintenance
+    for name, text, value in (
+        ("looked_timestamp_seconds", "Unix time of the maintainer's last look.", "looked_at"),
+        ("rewritten_timestamp_seconds", "Unix time of the last accepted offer.", "rewritten_at"),
+        ("offers_accepted", "Offers that the driver accepted.", "accepted"),
+        ("offers_refused", "Offers that the driver refused.", "refused"),
+        ("offers_waiting", "Offers that the driver has not decided on.", "waiting"),
+        ("files_before", "Data files that were rewritten.", "files_before"),
+        ("files_after", "Data files that they became.", "files_after"),
+        ("rewritten_bytes", "Bytes of the data files that were rewritten.", "rewritten_bytes"),
+        ("due_bytes", "Bytes of data files that are left to rewrite.", "due_bytes"),
+    ):
+        found = gauge(f"lake_maintenance_{name}", text)
+        if known is not None:
+            found.add_metric([], getattr(known, value))
+        yield found

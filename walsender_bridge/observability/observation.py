@@ -28,6 +28,7 @@ from walsender_bridge.observability import (
     lake_status,
     log_problems,
     log_server_folders,
+    maintenance_view,
     quorum_view,
     slots_view,
     table_problems,
@@ -49,6 +50,7 @@ from walsender_bridge.runtime.sql import load
 from walsender_bridge.runtime.supervisor import GOOD_LIFE, ChildState, read_states
 
 if TYPE_CHECKING:
+    from spark_consumers.lake.maintenance.state import Summary
     from spark_consumers.lake.status import CopyStatus
     from walsender_bridge.change_log.client import LogStatus
     from walsender_bridge.observability.replica_view import StreamReplicas
@@ -205,6 +207,8 @@ class Observation:
     etcd: EtcdView | None = None
     #: None: the bridge of this machine, if any, is not one of several.
     bridge: BridgeStatus | None = None
+    #: None: no maintainer has looked at the lake.
+    maintenance: "Summary | None" = None
 
     @property
     def notes(self) -> list[str]:
@@ -330,6 +334,7 @@ class Observer(Closing):
         errors |= {f"log server {listen}": error for listen, error in lost.items()}
         manifest = None
         copying: Mapping[str, CopyStatus] = {}
+        maintenance = None
         if settings.lake is not None and "lake" in settings.parts:
             from spark_consumers.lake import folder
             from spark_consumers.lake.status import copying_now, read_status
@@ -337,6 +342,7 @@ class Observer(Closing):
             try:
                 chain = lake_chain(settings.lake)
                 manifest = chain.head()
+                maintenance = maintenance_view.observe(chain)
                 if manifest is not None:
                     copying = copying_now(manifest, read_status(chain), time.time())
                 problem = lake_status.problem(settings.run_dir, settings.lake.uri)
@@ -365,6 +371,7 @@ class Observer(Closing):
             replicas=replicas,
             etcd=etcd_view.observe(self._settings),
             bridge=bridge,
+            maintenance=maintenance,
         )
 
     def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:

@@ -2,11 +2,18 @@
 
 A certificate contains them as a URI, `tuskline:ROLE+ROLE?name=NAME&streams=STREAM,STREAM`, where `streams=*` stands for all
 streams. What a role may do is each service's own table: `change_log.authorization`, `quorum.safekeeper.authorization`.
+
+A client of the change log has gRPC compare one DNS name with the certificate of each connection: the `service_name` of the holder that
+the client has accepted, at this host. So a server's certificate contains that name for each of its hosts (docs/decisions/tls.md).
 """
 
+import hashlib
+import re
+from base64 import b32encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
@@ -16,6 +23,9 @@ from walsender_bridge.runtime.stream_name import check_stream
 _SCHEME: Final = "tuskline:"
 #: In place of names: all streams.
 ALL_STREAMS: Final = "*"
+#: What the second label of a service's name says of the rest: a host's name, or an address with dashes.
+_OF_NAME, _OF_ADDRESS = "tuskline", "tuskline-ip"
+_SERVICE_NAME: Final = re.compile(rf"[a-z2-7]{{52}}\.({_OF_NAME}|{_OF_ADDRESS})\..+")
 
 
 class Role(StrEnum):
@@ -52,6 +62,19 @@ class Identity:
         roles, streams = "+".join(sorted(self.roles)), ",".join(sorted(self.streams))
         return f"{_SCHEME}{roles}?name={quote(self.name)}&streams={streams}"
 
+    def service_name(self, host: str) -> str:
+        """The DNS name of a service of exactly this holder at this host, a name or an address.
+
+        It says all that the URI says, as a digest since a name is short, and the host, since it is compared instead of the host.
+        """
+        digest = b32encode(hashlib.sha256(self.uri().encode()).digest()).decode().rstrip("=")
+        host = host.strip("[]").rstrip(".").lower()
+        try:
+            address = ip_address(host).exploded.replace(".", "-").replace(":", "-")
+        except ValueError:
+            return f"{digest.lower()}.{_OF_NAME}.{host}"
+        return f"{digest.lower()}.{_OF_ADDRESS}.{address}"
+
     def has(self, stream: str) -> bool:
         """Whether it may name this stream."""
         return stream in self.streams or ALL_STREAMS in self.streams
@@ -80,6 +103,34 @@ def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
     return parse(str(name).encode(errors="replace") if kind == "URI" else b"")
 
 
+def is_service_name(name: str) -> bool:
+    """Whether a DNS name is of a service, and not of a host."""
+    return _SERVICE_NAME.fullmatch(name.lower()) is not None
+
+
+def service_names(uri: str, hosts: Iterable[str]) -> list[str]:
+    """The names of a service of the holder with this URI at these hosts; none if the URI is not one of Tuskline."""
+    try:
+        its = parse(uri.encode(errors="replace"))
+    except PrivilegeError:
+        return []
+    return [its.service_name(host) for host in hosts]
+
+
+def lacks_service_name(
+    holder: Identity, names: Iterable[tuple[str, str]], hosts: Sequence[str]
+) -> str:
+    """Why clients of the change log use no service with this holder's certificate at any of the hosts; empty: they do.
+
+    `names`: its alternative names, as `ssl` shows them.
+    """
+    wanted = [holder.service_name(host) for host in hosts]
+    found = {name.lower() for kind, name in names if kind == "DNS"}
+    if not found.isdisjoint(wanted):
+        return ""
+    return f"the certificate of {holder} lacks the DNS name {wanted[0]}"
+
+
 def lacks(names: Sequence[tuple[str, str]], *needed: Collection[Role], host: bool) -> str:
     """What a machine's certificate lacks for its parts; empty: nothing. `names`: its alternative names (`tls_files.TlsBytes`).
 
@@ -94,8 +145,11 @@ def lacks(names: Sequence[tuple[str, str]], *needed: Collection[Role], host: boo
         return (
             f"the certificate of {its} lacks the role {listed}, which a part of this machine needs"
         )
-    if host and all(kind == "URI" for kind, _ in names):
+    hosts = [name for kind, name in names if kind != "URI" and not is_service_name(name)]
+    if host and not hosts:
         return f"the certificate of {its} names no host, so nobody can verify the services of this machine"
+    if host and not {Role.REPOSITORY, Role.LOG_SERVER}.isdisjoint(its.roles):
+        return lacks_service_name(its, names, hosts)
     return ""
 
 

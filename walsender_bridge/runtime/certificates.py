@@ -5,7 +5,8 @@ needs: that certificate, its own, and its key. All keys are EC P-256, without a 
 mode 0700. A folder appears complete or not at all, and is never overwritten.
 
 What the holder may do is a URI (`change_log.authorization`), which is the first alternative name: a Flight server is shown
-that name and no other (docs/decisions/tls.md). Only a certificate with hosts may be a server's. An issued certificate
+that name and no other (docs/decisions/tls.md). Only a certificate with hosts may be a server's; for each of them it contains the DNS
+name by which clients recognize a service of this holder there (`certificate_holder.Identity.service_name`). An issued certificate
 cannot issue others.
 """
 
@@ -29,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from walsender_bridge.errors import ConfigError, UnavailableError, UsageError
-from walsender_bridge.runtime import disk_full
+from walsender_bridge.runtime import certificate_holder, disk_full
 from walsender_bridge.runtime.durable import replace_file, sync_folder
 from walsender_bridge.runtime.private_folder import is_ours
 
@@ -44,7 +45,8 @@ DAYS: Final = 365
 _SKEW: Final = timedelta(minutes=10)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*")
+#: A service's name, which contains the host behind 62 characters, has at most 253.
+_HOST = re.compile(r"(?=.{1,191}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,11 @@ def issue(
             f"invalid name {name[:80]!r}",
             repair="use up to 63 lower-case letters, digits, '.', '_' and '-'",
         )
-    alternatives = [x509.UniformResourceIdentifier(uri), *map(_host, hosts)]
+    alternatives = [
+        x509.UniformResourceIdentifier(uri),
+        *map(_host, hosts),
+        *map(x509.DNSName, certificate_holder.service_names(uri, hosts)),
+    ]
     ca_key, ca = _load(authority)
     if datetime.now(UTC) + timedelta(days=days) > ca.not_valid_after_utc:
         raise ConfigError(
@@ -160,7 +166,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(host.strip("[]")))
     except ValueError:
         pass
-    if not _HOST.fullmatch(host):
+    if not _HOST.fullmatch(host) or certificate_holder.is_service_name(host):
         raise UsageError(
             f"invalid host {host[:80]!r}",
             repair="use the host of the service's `listen`, without its port",

@@ -26,6 +26,8 @@ from spark_consumers.lake.catalog.table_catalog import (
 )
 from walsender_bridge.errors import FencedError
 
+#: Snapshots that the table keeps: what became of a commit whose answer was lost is looked for among them.
+_KEPT = 20
 #: The column that the first takeover adds.
 _COLUMN = "taken_over"
 #: The members of a snapshot's summary.
@@ -75,9 +77,12 @@ class Control:
     def published(
         self, epoch: int, commits: Sequence[TableCommit], new: NewSnapshot
     ) -> list[TableCommit]:
-        """An epoch of this table's writer: the control table's part and `commits`, to be made by `commit_all`."""
-        if epoch <= self.epoch:
-            raise ValueError(f"epoch {epoch} does not follow epoch {self.epoch}")
+        """An epoch of this table's writer: the control table's part and `commits`, to be made by `commit_all`.
+
+        The same epoch again: of tables that were not shown with the others.
+        """
+        if epoch < self.epoch:
+            raise ValueError(f"epoch {epoch} is before epoch {self.epoch}")
         return [self._commit(self.term, self.writer, epoch, new), *commits]
 
     def has(self, writer: str, epoch: int) -> bool:
@@ -85,6 +90,18 @@ class Control:
         wanted = (writer, str(epoch))
         summaries = _summaries(self.metadata).values()
         return any((each.get(_WRITER), each.get(_EPOCH)) == wanted for each in summaries)
+
+    def expired(self) -> list[str]:
+        """The manifest lists of the snapshots that the next commit removes."""
+        gone = self._surplus()
+        snapshots = self.metadata.get("snapshots", ())
+        return [each["manifest-list"] for each in snapshots if each["snapshot-id"] in gone]
+
+    def _surplus(self) -> list[int]:
+        """The snapshots that are not needed any more once there is another one: the table does not grow with its epochs."""
+        snapshots = self.metadata.get("snapshots", ())
+        by_age = sorted(snapshots, key=lambda each: each["sequence-number"])
+        return [each["snapshot-id"] for each in by_age[: -(_KEPT - 1)]]
 
     def _commit(self, term: int, writer: str, epoch: int, new: NewSnapshot) -> TableCommit:
         record = {
@@ -109,6 +126,8 @@ class Control:
             {"action": "add-snapshot", "snapshot": record},
             set_ref("main", new.id, "branch"),
         ]
+        if gone := self._surplus():
+            updates.append({"action": "remove-snapshots", "snapshot-ids": gone})
         if self.snapshot is None:
             count = self.metadata["last-column-id"]
             required.append(

@@ -10,7 +10,6 @@ Each table is committed by itself: an epoch is made of several by the chain of m
 
 import gzip
 import json
-import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from spark_consumers.lake.catalog.requirements import unmet
 from spark_consumers.lake.catalog.table_catalog import LoadedTable, Outcome, TableCommit, TableId
 from spark_consumers.lake.catalog.updates import applied, created
-from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format import checksums, places
 from spark_consumers.lake.format.iceberg_files import (
     link,
     local,
@@ -29,7 +28,6 @@ from spark_consumers.lake.format.iceberg_files import (
     versions_in,
 )
 from walsender_bridge.errors import CorruptError, NotSupportedError
-from walsender_bridge.runtime.durable import sync_folder
 
 
 class FolderCatalog:
@@ -37,6 +35,8 @@ class FolderCatalog:
 
     supports_multi_table = False
     supports_v3 = True
+    supports_branches = True
+    is_folder = True
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -61,11 +61,7 @@ class FolderCatalog:
     ) -> Outcome:
         """Create an empty table in a new folder."""
         folder = self.folder(table)
-        (folder / "metadata").mkdir(parents=True, exist_ok=True)
-        (folder / "data").mkdir(exist_ok=True)
-        # Down to the table: lake, `tables`, stream, schema, table.
-        for each in reversed([folder, *folder.parents[: len(table.namespace) + 2]]):
-            sync_folder(each)
+        places.make(str(folder))
         metadata = created(str(uuid.uuid4()), str(folder), schema, properties, _now())
         return _outcome(link(str(folder), 1, _dump(metadata)))
 
@@ -90,7 +86,7 @@ class FolderCatalog:
 
     def drop(self, table: TableId) -> None:
         """Remove the table's folder, whatever is in it."""
-        shutil.rmtree(self.folder(table), ignore_errors=True)
+        places.remove(str(self.folder(table)))
 
 
 def _read(file: Path) -> dict[str, Any] | None:

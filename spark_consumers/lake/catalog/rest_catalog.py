@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 from spark_consumers.lake.catalog import read_back
 from spark_consumers.lake.catalog.rest_http import NoReplyError, Reply, RestClient, RestOptions
@@ -20,8 +21,10 @@ from spark_consumers.lake.catalog.table_catalog import (
     TableId,
     assert_ref,
     assert_uuid,
+    set_ref,
 )
 from spark_consumers.lake.catalog.updates import VERSION_PROPERTY
+from spark_consumers.lake.manifest.takeover import name_of
 from spark_consumers.lake.store import create as steps
 from spark_consumers.lake.store.create import Answer, Creation, Request
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
@@ -29,8 +32,12 @@ from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
 #: Seconds for which the outcome of a commit is looked for, and that of one that some servers always fail at.
 _OUTCOME, _PROBE = 30.0, 2.0
 _MULTI_TABLE = "POST /v1/{prefix}/transactions/commit"
+#: What the names of tables begin with by which a server shows what it can do.
+PROBE = "tuskline_probe_"
 #: The property by which a table's creation is known.
 _CREATION = "tuskline.creation"
+#: The branch by which a server shows whether it keeps branches.
+_BRANCH = "tuskline_probe"
 _NOT_FOUND, _CONFLICT = 404, 409
 _OUTCOMES = {
     steps.Outcome.WON: Outcome.WON,
@@ -40,32 +47,74 @@ _OUTCOMES = {
 
 
 class RestCatalog:
-    """The tables of one server, by `client`, which is configured. `outcome`: see `_OUTCOME`."""
+    """The tables of one server, by `client`, which is configured. `outcome`: see `_OUTCOME`.
+
+    `prefix`: the namespace that those of the tables are in. `root`: the lake's root as a URI, below which each table has its
+    files where a lake in a folder has them (`location`); without it the server chooses.
+    """
+
+    is_folder = False
 
     def __init__(
-        self, client: RestClient, *, multi_table: bool, v3: bool, outcome: float = _OUTCOME
+        self,
+        client: RestClient,
+        *,
+        multi_table: bool = False,
+        v3: bool = True,
+        branches: bool = True,
+        outcome: float = _OUTCOME,
+        prefix: Sequence[str] = (),
+        root: str = "",
     ) -> None:
         self._client = client
         self.supports_multi_table = multi_table
         self.supports_v3 = v3
+        self.supports_branches = branches
         self._outcome = outcome
+        self._prefix = tuple(prefix)
+        self._root = root
         self._namespaces: set[tuple[str, ...]] = set()
+        #: The names of tables that are not called as their copies are.
+        self._called: dict[TableId, str] = {}
 
     @classmethod
     def opened(
-        cls, options: RestOptions, namespace: Sequence[str], *, outcome: float = _OUTCOME
+        cls,
+        options: RestOptions,
+        namespace: Sequence[str] = (),
+        *,
+        outcome: float = _OUTCOME,
+        prefix: Sequence[str] = (),
+        root: str = "",
     ) -> "RestCatalog":
         """The catalog, after its server has shown what it can do, by a table in `namespace` that is dropped again.
 
-        Raises `NotSupportedError` for a server that makes commits whose requirements do not hold.
+        Raises `NotSupportedError` for a server that makes commits whose requirements do not hold, or puts tables elsewhere.
         """
         client = RestClient(options)
         endpoints = client.configure().get("endpoints")
         # Servers that name none have those of the first version of the specification, this one among them.
         multi_table = endpoints is None or _MULTI_TABLE in endpoints
-        catalog = cls(client, multi_table=multi_table, v3=True, outcome=outcome)
-        catalog.supports_v3 = catalog.check(tuple(namespace))
+        catalog = cls(client, multi_table=multi_table, outcome=outcome, prefix=prefix, root=root)
+        catalog.check(tuple(namespace))
         return catalog
+
+    @classmethod
+    def for_reading(
+        cls, options: RestOptions, prefix: Sequence[str], root: str = ""
+    ) -> "RestCatalog":
+        """The catalog for those who only load tables: nothing is found out."""
+        client = RestClient(options)
+        client.configure()
+        return cls(client, prefix=prefix, root=root)
+
+    def location(self, table: TableId) -> str:
+        """Where the table has its files, as a URI; empty: where the server chooses."""
+        if not self._root:
+            return ""
+        # What is no table of a stream is the lake's own.
+        place = ("tables", *table.namespace) if table.namespace else ("_tuskline", "catalog")
+        return "/".join((self._root, *place, table.name))
 
     def load(self, table: TableId) -> LoadedTable | None:
         """See `TableCatalog`."""
@@ -97,17 +146,20 @@ class RestCatalog:
     ) -> Outcome:
         """Create the table; `outcome`: seconds for which the outcome is looked for, if not as long as for all changes."""
         own = uuid.uuid4().hex
-        body = {
+        space = self._space(table)
+        body: dict[str, Any] = {
             "name": table.name,
             "schema": schema,
             "stage-create": False,
             "properties": {**properties, VERSION_PROPERTY: str(version), _CREATION: own},
         }
-        path = f"{self._client.namespace(table.namespace)}/tables"
+        if location := self.location(table):
+            body["location"] = location
+        path = f"{self._client.namespace(space)}/tables"
 
         def create() -> Answer:
             # Servers say 404 of a table in a namespace that is missing, or 409 as of one that is there.
-            self._need_namespace(table.namespace)
+            self._need_namespace(space)
             return self._answered(self._client.send("POST", path, body))
 
         def look() -> Answer:
@@ -121,13 +173,13 @@ class RestCatalog:
 
     def commit(self, commit: TableCommit) -> Outcome:
         """See `TableCatalog`."""
-        body = {"requirements": list(commit.requirements), "updates": list(commit.updates)}
-        return self._settled(
-            lambda: self._answered(
-                self._client.send("POST", self._path(commit.table), _named(commit.table, body))
-            ),
-            lambda: self._found(commit),
-        )
+
+        def ask() -> Answer:
+            # Its name is that of now: the look at a commit's outcome may have found another one.
+            path = self._path(commit.table)
+            return self._answered(self._client.send("POST", path, self._change(commit)))
+
+        return self._settled(ask, lambda: self._found(commit))
 
     def commit_all(self, commits: Sequence[TableCommit]) -> Outcome:
         """See `TableCatalog`."""
@@ -139,28 +191,72 @@ class RestCatalog:
             )
         if len({commit.table for commit in commits}) != len(commits):
             raise ValueError("a table is changed twice in one commit")
-        changes = [
-            _named(c.table, {"requirements": list(c.requirements), "updates": list(c.updates)})
-            for c in commits
-        ]
         path = self._client.path("transactions/commit")
-        return self._settled(
-            lambda: self._answered(self._client.send("POST", path, {"table-changes": changes})),
-            lambda: read_back.found_of_all(map(self._found, commits)),
-        )
+
+        def ask() -> Answer:
+            changes = [self._change(commit) for commit in commits]
+            return self._answered(self._client.send("POST", path, {"table-changes": changes}))
+
+        return self._settled(ask, lambda: read_back.found_of_all(map(self._found, commits)))
 
     def drop(self, table: TableId) -> None:
-        """See `TableCatalog`."""
-        path = self._path(table)
-        reply = self._reply("DELETE", path, query={"purgeRequested": "true"})
+        """See `TableCatalog`. Where the lake has chosen the table's place, its files are the lake's to remove.
+
+        By the copy's own name: a request that is carried out late must not drop the copy that has the table's name then.
+        """
+        if self._root:
+            there = self.load(table)
+            if there is not None and self._called[table] != table.name:
+                self._rename(table, self._called[table], table.name)
+                there = self.load(table)
+            if there is None or self._called[table] != table.name:
+                return
+        query = {"purgeRequested": "false" if self._root else "true"}
+        path = self._client.table(self._space(table), table.name)
+        reply = self._reply("DELETE", path, query=query)
+        self._called.pop(table, None)
         if not reply.is_ok and reply.status != _NOT_FOUND:
             raise self._client.refused(reply)
 
-    def check(self, namespace: tuple[str, ...]) -> bool:
-        """Whether tables may have version 3. Raises `NotSupportedError` if a false requirement does not stop a commit."""
-        table = TableId(namespace, f"tuskline_probe_{uuid.uuid4().hex}")
+    def give_name(self, table: TableId) -> bool:
+        """Have the copy called as its table is, in place of another copy; False if something else has the name.
+
+        Renaming knows no requirements: a suspended writer may do it late. So tables are found by where their files are
+        (`_load`), whatever they are called, and the caller looks at the names again and again.
+        """
+        plain = plain_name(table)
+        there = self.load(table)
+        if there is None or self._called.get(table) == plain:
+            return there is not None
+        other = self._at(table, plain)
+        if other is not None:
+            copy = copy_at(str(other.metadata["location"]), self._root)
+            if copy is None:
+                return False
+            self._rename(table, plain, copy.name)
+        self._rename(table, self._called.get(table, table.name), plain)
+        return self.load(table) is not None and self._called.get(table) == plain
+
+    def _rename(self, table: TableId, name: str, to: str) -> None:
+        """Rename a table in the namespace of `table`. One that is not there, or a name that is taken, is left as it is."""
+        space = list(self._space(table))
+        body = {
+            "source": {"namespace": space, "name": name},
+            "destination": {"namespace": space, "name": to},
+        }
         try:
-            v3 = self._creates_v3(table)
+            reply = self._client.send("POST", self._client.path("tables/rename"), body)
+        except NoReplyError as error:
+            raise self._client.silent(error) from None
+        if not reply.is_ok and reply.status not in {_NOT_FOUND, _CONFLICT}:
+            raise self._client.refused(reply)
+
+    def check(self, namespace: tuple[str, ...]) -> None:
+        """Find out what the server can do. Raises `NotSupportedError` if a false requirement does not stop a commit."""
+        table = TableId(namespace, f"{PROBE}{uuid.uuid4().hex}")
+        try:
+            self.supports_v3 = self._creates_v3(table)
+            self._check_place(table)
             update = {"action": "set-properties", "updates": {"tuskline.probe": "1"}}
             for required in (assert_uuid(str(uuid.uuid4())), assert_ref("main", 1)):
                 if self.commit(TableCommit(table, [required], [update])) is not Outcome.LOST:
@@ -169,9 +265,9 @@ class RestCatalog:
                         where=self._client.where,
                         repair="use another catalog: two writers would overwrite each other's tables",
                     )
+            self.supports_branches = self._keeps_branches(table)
         finally:
             self.drop(table)
-        return v3
 
     def _creates_v3(self, table: TableId) -> bool:
         """Create an empty table; whether it has version 3. Other servers refuse it, fail, or give the table version 2."""
@@ -184,6 +280,43 @@ class RestCatalog:
             self._create(table, schema, {}, 2)
             return False
         return bool(there.metadata["format-version"] >= 3)
+
+    def _check_place(self, table: TableId) -> None:
+        there, wanted = self.load(table), self.location(table)
+        found = str(there.metadata["location"]) if there is not None else ""
+        if wanted and found.rstrip("/") != wanted:
+            raise NotSupportedError(
+                f"the catalog puts a table at {found or 'no place'}, not at {wanted}",
+                where=self._client.where,
+                repair="let the catalog's warehouse contain the lake, so that its tables can be below the lake's root",
+            )
+
+    def _keeps_branches(self, table: TableId) -> bool:
+        """Whether a branch that a commit makes is there after it: some servers make the commit without it."""
+        there = self.load(table)
+        assert there is not None
+        metadata = there.metadata
+        number = uuid.uuid4().int >> 65
+        record = {
+            "snapshot-id": number,
+            "sequence-number": metadata["last-sequence-number"] + 1,
+            "timestamp-ms": metadata["last-updated-ms"] + 1,
+            # Nobody opens it: the table is dropped.
+            "manifest-list": f"{metadata['location']}/metadata/snap-{number}.avro",
+            "schema-id": metadata["current-schema-id"],
+            "summary": {"operation": "append"},
+        }
+        if metadata["format-version"] >= 3:
+            record |= {"first-row-id": metadata["next-row-id"], "added-rows": 0}
+        updates = [
+            {"action": "add-snapshot", "snapshot": record},
+            set_ref(_BRANCH, number, "branch"),
+        ]
+        required = [assert_uuid(metadata["table-uuid"])]
+        with suppress(LakeError):
+            self.commit(TableCommit(table, required, updates))
+        there = self.load(table)
+        return there is not None and _BRANCH in there.metadata.get("refs", {})
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -217,8 +350,34 @@ class RestCatalog:
         return read_back.found(commit, there.metadata if there is not None else None)
 
     def _load(self, table: TableId) -> LoadedTable | None:
-        """Raises `NoReplyError`."""
-        reply = self._client.send("GET", self._path(table))
+        """The table, by whatever name. Raises `NoReplyError`."""
+        known = self._called.get(table, table.name)
+        for name in dict.fromkeys((known, table.name, plain_name(table))):
+            if (found := self._called_by(table, name)) is not None:
+                return found
+        if not self._root or not table.namespace:
+            return None
+        # Another writer has called it as an earlier copy is called.
+        reply = self._client.send("GET", f"{self._client.namespace(self._space(table))}/tables")
+        for each in reply.body.get("identifiers", ()) if reply.is_ok else ():
+            if each["name"].startswith(f"{plain_name(table)}%"):
+                found = self._called_by(table, each["name"])
+                if found is not None:
+                    return found
+        return None
+
+    def _called_by(self, table: TableId, name: str) -> LoadedTable | None:
+        """The table of this name, if it is that one by the place of its files."""
+        found = self._at(table, name)
+        wanted = self.location(table)
+        if found is None or (wanted and found.metadata["location"].rstrip("/") != wanted):
+            return None
+        self._called[table] = name
+        return found
+
+    def _at(self, table: TableId, name: str) -> LoadedTable | None:
+        """The table of this name in the namespace of `table`. Raises `NoReplyError`."""
+        reply = self._client.send("GET", self._client.table(self._space(table), name))
         if reply.status == _NOT_FOUND:
             return None
         if not reply.is_ok:
@@ -248,12 +407,30 @@ class RestCatalog:
         except NoReplyError as error:
             raise self._client.silent(error) from None
 
+    def _space(self, table: TableId) -> tuple[str, ...]:
+        return (*self._prefix, *map(unquote, table.namespace))
+
     def _path(self, table: TableId) -> str:
-        return self._client.table(table.namespace, table.name)
+        return self._client.table(self._space(table), self._called.get(table, table.name))
+
+    def _change(self, commit: TableCommit) -> dict[str, Any]:
+        name = self._called.get(commit.table, commit.table.name)
+        return {
+            "identifier": {"namespace": list(self._space(commit.table)), "name": name},
+            "requirements": list(commit.requirements),
+            "updates": list(commit.updates),
+        }
 
 
-def _named(table: TableId, body: dict[str, Any]) -> dict[str, Any]:
-    return {"identifier": {"namespace": list(table.namespace), "name": table.name}, **body}
+def plain_name(table: TableId) -> str:
+    """What a copy's table is called in PostgreSQL; a name without a copy's ending stays, but for what is encoded."""
+    return unquote(name_of(table.name))
+
+
+def copy_at(location: str, root: str) -> TableId | None:
+    """The copy whose files are at this location; None if it is none of the lake at `root`."""
+    inside = root and location.startswith(f"{root}/tables/")
+    return TableId.at(location.rstrip("/")) if inside else None
 
 
 def _config(body: Mapping[str, Any], location: str) -> dict[str, str]:

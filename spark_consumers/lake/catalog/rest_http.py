@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import urllib3
 
+from spark_consumers.spark.lake_catalog import CREDENTIAL, TOKEN
 from walsender_bridge.errors import (
     AuthenticationError,
     ConfigError,
@@ -29,8 +30,6 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.runtime import secret_file
 
-#: The variables with a token, or with `id:secret` of a client (OAuth 2).
-TOKEN, CREDENTIAL = "TUSKLINE_CATALOG_TOKEN", "TUSKLINE_CATALOG_CREDENTIAL"  # names
 #: Seconds for a connection, and for an answer.
 _CONNECT, _ANSWER = 5.0, 30.0
 #: Seconds before its end at which a token is replaced, and its life if the server does not state it.

@@ -41,28 +41,28 @@ def preamble(engine: str) -> str:
 
 
 def _spark(_: str, __: str, table: CutTable) -> str:
-    place = ".".join(_quoted(part, "`") for part in table.path.split("/")[1:])
-    version = _text(table.tag) if table.tag else str(table.snapshot)
-    view = _quoted(table.view, "`")
+    place = ".".join(quoted(part, "`") for part in table.path.split("/")[1:])
+    version = text(table.tag) if table.tag else str(table.snapshot)
+    view = quoted(table.view, "`")
     return f"CREATE OR REPLACE TEMPORARY VIEW {view} AS SELECT * FROM {CATALOG}.{place} VERSION AS OF {version};"
 
 
 def _duckdb(lake: str, _: str, table: CutTable) -> str:
-    view, folder = _quoted(table.view, '"'), _text(f"{lake}/{table.path}")
+    view, folder = quoted(table.view, '"'), text(f"{lake}/{table.path}")
     return f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM iceberg_scan({folder}, snapshot_from_id => {table.snapshot});"
 
 
 def _trino(lake: str, name: str, table: CutTable) -> str:
     namespace, relation = Name.of(name)
-    version = _text(table.tag) if table.tag else str(table.snapshot)
+    version = text(table.tag) if table.tag else str(table.snapshot)
     first = ""
     if not table.is_current:
         relation = table.path.rpartition("/")[2].lower()
         first = (
-            f"CALL {CATALOG}.system.register_table(schema_name => {_text(namespace)}, "
-            f"table_name => {_text(relation)}, table_location => {_text(f'{lake}/{table.path}')});\n"
+            f"CALL {CATALOG}.system.register_table(schema_name => {text(namespace)}, "
+            f"table_name => {text(relation)}, table_location => {text(f'{lake}/{table.path}')});\n"
         )
-    place = f"{CATALOG}.{_quoted(namespace, chr(34))}.{_quoted(relation, chr(34))}"
+    place = f"{CATALOG}.{quoted(namespace, chr(34))}.{quoted(relation, chr(34))}"
     return f"{first}SELECT * FROM {place} FOR VERSION AS OF {version};"
 
 
@@ -74,9 +74,11 @@ def _pyiceberg(lake: str, name: str, table: CutTable) -> str:
     return f"tables[{name!r}] = {opened}{scan}"
 
 
-def _quoted(identifier: str, quote: str) -> str:
+def quoted(identifier: str, quote: str) -> str:
+    """The identifier between quotes of this kind."""
     return f"{quote}{identifier.replace(quote, 2 * quote)}{quote}"
 
 
-def _text(value: str) -> str:
+def text(value: str) -> str:
+    """The value as a literal of SQL."""
     return "'" + value.replace("'", "''") + "'"

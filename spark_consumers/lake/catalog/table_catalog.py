@@ -87,6 +87,14 @@ class TableCatalog(Protocol):
     def supports_v3(self) -> bool:
         """Whether tables may have version 3 of the format, and so deletion vectors."""
 
+    @property
+    def supports_branches(self) -> bool:
+        """Whether tables keep branches and tags besides `main`, and the snapshots that these are on."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a table's metadata is numbered files in its folder, by which Iceberg's library opens it."""
+
     def load(self, table: TableId) -> LoadedTable | None:
         """The table as it is now; None if there is none."""
 

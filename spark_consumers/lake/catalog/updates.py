@@ -104,6 +104,32 @@ def _set_current_schema(made: _Metadata, update: Update) -> None:
     made["current-schema-id"] = made["schemas"][-1]["schema-id"] if number == -1 else number
 
 
+def _add_spec(made: _Metadata, update: Update) -> None:
+    spec = update["spec"]
+    others = [each for each in made["partition-specs"] if each["spec-id"] != spec["spec-id"]]
+    made["partition-specs"] = [*others, spec]
+    numbers = [field["field-id"] for field in spec["fields"]]
+    made["last-partition-id"] = max(made["last-partition-id"], *numbers)
+
+
+def _set_default_spec(made: _Metadata, update: Update) -> None:
+    number = update["spec-id"]
+    # -1: the one that was added last.
+    made["default-spec-id"] = made["partition-specs"][-1]["spec-id"] if number == -1 else number
+
+
+def _add_sort_order(made: _Metadata, update: Update) -> None:
+    order = update["sort-order"]
+    others = [each for each in made["sort-orders"] if each["order-id"] != order["order-id"]]
+    made["sort-orders"] = [*others, order]
+
+
+def _set_default_sort_order(made: _Metadata, update: Update) -> None:
+    number = update["sort-order-id"]
+    last = made["sort-orders"][-1]["order-id"]
+    made["default-sort-order-id"] = last if number == -1 else number
+
+
 def _set_properties(made: _Metadata, update: Update) -> None:
     made["properties"] = {**made.get("properties", {}), **update["updates"]}
 
@@ -169,6 +195,10 @@ _ACTIONS: Mapping[str, Callable[[_Metadata, Update], None]] = {
     "upgrade-format-version": _upgrade_format_version,
     "add-schema": _add_schema,
     "set-current-schema": _set_current_schema,
+    "add-spec": _add_spec,
+    "set-default-spec": _set_default_spec,
+    "add-sort-order": _add_sort_order,
+    "set-default-sort-order": _set_default_sort_order,
     "set-properties": _set_properties,
     "remove-properties": _remove_properties,
     "add-snapshot": _add_snapshot,

@@ -39,10 +39,11 @@ from spark_consumers.lake.format.table_format import (
     TableWrite,
 )
 from spark_consumers.lake.index import build as index
+from spark_consumers.lake.layout.arrangement import Arrangement
 from spark_consumers.lake.manifest.chain import COPIED, TableVersion
 from spark_consumers.lake.manifest.table_version import Column
 from spark_consumers.lake.manifest.takeover import folder_of
-from spark_consumers.lake.policy import copies_on_write
+from spark_consumers.lake.policy import copies_on_write, deletes_by_position
 from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
@@ -65,6 +66,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnsupportedValueError,
 )
+from walsender_bridge.postgres.table_layout import LayoutRule, layout_of
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.sql import load
 
@@ -92,7 +94,7 @@ Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
 class TableCopier:
     """Copies tables into the lake at `root`, an absolute path.
 
-    `on_unrepresentable_value`: see `quarantine.quarantines`; `deletes`: see `policy`.
+    `on_unrepresentable_value`: see `quarantine.quarantines`; `deletes`: see `policy`; `layouts`: see `table_layout`.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class TableCopier:
         tables: TableFormat,
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
+        layouts: Sequence[LayoutRule] = (),
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
         self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._deletes = deletes or {}
+        self._rules = layouts
         #: Set to end a copy between two parts of a table.
         self.stop = threading.Event()
 
@@ -206,7 +210,9 @@ class TableCopier:
         key = usable_key(table)
         folder = str(self._root / path)
         copy_on_write = copies_on_write(self._deletes, name)
-        self._format.create(folder, columns, vectors=not copy_on_write)
+        in_version_2 = copy_on_write or deletes_by_position(self._deletes, name)
+        self._format.create(folder, columns, vectors=not in_version_2)
+        arrangement = self._arranged(name, folder, request.term)
         schema = spark_schema(columns)
         reading = SnapshotSource(
             {
@@ -224,6 +230,7 @@ class TableCopier:
             reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
             self._format.schemas(folder)[1],
+            arrangement=arrangement,
             rate=request.rate,
             progress=progress,
             stop=self.stop,
@@ -259,6 +266,13 @@ class TableCopier:
         )
         return with_quarantined(version, quarantined)
 
+    def _arranged(self, name: str, folder: str, term: int) -> Arrangement:
+        """Give the new table its layout. Raises `NotSupportedError`, with the table's name, for one that it cannot have."""
+        try:
+            return self._format.arrange(folder, term, layout_of(self._rules, name))
+        except NotSupportedError as error:
+            raise NotSupportedError(error.what, where=name, repair=error.repair) from None
+
     def _indexed(
         self, name: str, folder: str, term: int, key: tuple[str, ...], files: Collection[FileInfo]
     ) -> index.Whole:
@@ -278,7 +292,7 @@ class TableCopier:
             folder,
             index.Identity.of(key, schema),
             key,
-            [ScanFile(file.path, file.size, file.rows) for file in files],
+            [ScanFile(f.path, f.size, f.rows, partition=f.partition) for f in files],
             name=f"copy-t{term}-index",
             scratch=scratch,
         )

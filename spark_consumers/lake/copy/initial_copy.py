@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from spark_consumers.lake.copy.arranged_copy import write_parts
 from spark_consumers.lake.epoch.quarantine import QuarantineFile, QuarantineOfCopy
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import sync
 from spark_consumers.lake.format.table_format import FileInfo
+from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.spark.job_group import described
 from spark_consumers.spark.slots import slots
@@ -99,6 +101,7 @@ def write_source(
     prefix: str,
     schema: pa.Schema,
     *,
+    arrangement: Arrangement = PLAIN,
     rate: float | None = None,
     progress: CopyProgress | None = None,
     stop: threading.Event | None = None,
@@ -108,7 +111,8 @@ def write_source(
     """Write what a data source reads, a file a partition; the rows never pass through the JVM.
 
     Every partition is a separate job, as many at a time as there are cores: other work of the session gets the
-    next free core, and need not wait for the whole table. `rate`: bytes a second, of all partitions together.
+    next free core, and need not wait for the whole table. `arrangement`: how the files are written, several for a
+    partition where the table has partitions of its own. `rate`: bytes a second, of all partitions together.
     `apart`: rows that do not fit are written to separate files; the reader identifies them. `description`: what Spark's
     UI says of its jobs. Returns the files that have rows, and those of rows that do not fit. An error on an executor is
     raised by Spark; `stop` ends the copy between two partitions, with `UnavailableError`.
@@ -124,31 +128,36 @@ def write_source(
     # The reader knows all partitions; it is sent once, and not with each of them.
     shared = context.broadcast(reader)
 
-    def write(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, int, QuarantineFile | None]:
+    def write(
+        numbered: tuple[int, InputPartition],
+    ) -> tuple[list[FileInfo], int, QuarantineFile | None]:
         batches: Any = shared.value.read(numbered[1])
         quarantined: list[pa.Table] = []
         if apart is not None:
             batches = apart.split(batches, quarantined)
         path = _path(prefix)
-        file, size = _write_file(path, batches, schema, within)
+        if arrangement.fields or arrangement.sort:
+            files, size = write_parts(path, batches, schema, arrangement, within)
+        else:
+            files, size = _write_file(path, batches, schema, arrangement, within)
         file_of_quarantined = None
         if apart is not None:
             file_of_quarantined = apart.write(
                 path.removeprefix(f"{prefix}-").removesuffix(".parquet"), quarantined
             )
-        return file, size, file_of_quarantined
+        return files, size, file_of_quarantined
 
-    def run(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, QuarantineFile | None]:
+    def run(numbered: tuple[int, InputPartition]) -> tuple[list[FileInfo], QuarantineFile | None]:
         pace.wait(stop)
         if stop.is_set():
             raise UnavailableError(
                 "the copy was stopped", repair="no action is needed: it restarts with the lake job"
             )
-        done: tuple[FileInfo, int, QuarantineFile | None]
+        done: tuple[list[FileInfo], int, QuarantineFile | None]
         part = f"{description}, part {numbered[0] + 1} of {len(work)}"
         with described(context, "tuskline copy", part):
             (done,) = context.parallelize([numbered], 1).map(write).collect()
-        progress.add(done[0].rows, done[1])
+        progress.add(sum(file.rows for file in done[0]), done[1])
         pace.spent(done[1])
         return done[0], done[2]
 
@@ -160,7 +169,8 @@ def write_source(
             for future in futures:
                 future.cancel()
     shared.unpersist()
-    return [file for file, _ in found if file.rows], [aside for _, aside in found if aside]
+    files = [file for files, _ in found for file in files]
+    return files, [aside for _, aside in found if aside]
 
 
 def _path(prefix: str) -> str:
@@ -171,14 +181,23 @@ def _path(prefix: str) -> str:
 
 
 def _write_file(
-    path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema, rate: float | None
-) -> tuple[FileInfo, int]:
-    """Write one file, no faster than `rate` bytes a second; the file, and the bytes of its rows."""
+    path: str,
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    arrangement: Arrangement,
+    rate: float | None,
+) -> tuple[list[FileInfo], int]:
+    """Write one file, no faster than `rate` bytes a second; the file, if there are rows, and the bytes of these."""
     rows = size = 0
     began = time.monotonic()
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target, "xb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with (
+        open(target, "xb") as file,
+        pq.ParquetWriter(
+            file, schema, compression=arrangement.codec, compression_level=arrangement.level
+        ) as writer,
+    ):
         for batch in batches:
             fitted = [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
             writer.write_batch(pa.record_batch(fitted, schema=schema))
@@ -188,7 +207,7 @@ def _write_file(
                 time.sleep(max(0.0, size / rate - (time.monotonic() - began)))
     if not rows:
         target.unlink()
-        return FileInfo(path, 0, 0), 0
+        return [], 0
     made = FileInfo(path, rows, sync(target))
     checksums.seal(target)
-    return made, size
+    return [made], size

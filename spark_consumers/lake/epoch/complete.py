@@ -10,12 +10,10 @@ planning and waiting, and an epoch has one for each such table.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from spark_consumers.lake.epoch import quarantine
 from spark_consumers.lake.epoch.quarantine import QuarantineFile
@@ -25,22 +23,14 @@ from spark_consumers.lake.epoch.removal import (
     Rewrite,
     indexed,
     one,
-    positions,
 )
+from spark_consumers.lake.epoch.rewritten import filled, rewritten, row_groups
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.format import checksums
-from spark_consumers.lake.format.data_files import (
-    as_damage,
-    read_data,
-    read_partial,
-    whole_file,
-    write_data,
-)
+from spark_consumers.lake.format.arranged_files import write_arranged
+from spark_consumers.lake.format.data_files import as_damage, read_data, read_partial
 from spark_consumers.lake.format.table_format import FileInfo
-from spark_consumers.lake.index.build import bitmaps_in
 from spark_consumers.lake.index.digests import Int64s
 from spark_consumers.lake.index.run_format import IndexDamagedError, Run
-from walsender_bridge.errors import CorruptError
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class Completed:
     """The files that have the completed rows: the representable ones, and the quarantined ones."""
 
     table: str
-    rows: FileInfo | None = None
+    rows: tuple[FileInfo, ...] = ()
     quarantined: QuarantineFile | None = None
 
 
@@ -72,13 +62,13 @@ def run_complete(task: CompleteTask) -> Completed:
     """Carry out the task."""
     prefix = f"{task.target.prefix}-{{}}-{task.number}.parquet"
     if task.rewrite is not None:
-        file = _rewrite(task.target, task.rewrite, prefix.format("rewritten"))
-        return Completed(task.target.name, file)
+        files = rewritten(task.target, task.rewrite, prefix.format("rewritten"))
+        return Completed(task.target.name, files)
     rows, quarantined = _patch(task, prefix.format("rows"))
     return Completed(task.target.name, rows, quarantined)
 
 
-def _patch(task: CompleteTask, path: str) -> tuple[FileInfo | None, QuarantineFile | None]:
+def _patch(task: CompleteTask, path: str) -> tuple[tuple[FileInfo, ...], QuarantineFile | None]:
     assert task.patched is not None
     assert task.patches is not None
     target = task.target
@@ -115,7 +105,9 @@ def _patch(task: CompleteTask, path: str) -> tuple[FileInfo | None, QuarantineFi
     file = None
     if quarantined:
         file = quarantine.write_quarantined(target, f"patched-{task.number}", _stacked(quarantined))
-    return write_data(path, _stacked(parts), schema) if parts else None, file
+    if not parts:
+        return (), file
+    return write_arranged(path, _stacked(parts), schema, target.arrangement), file
 
 
 def _rows_before(target: Target, patched: PatchedRows) -> Iterator[tuple[pa.Table, Int64s]]:
@@ -127,63 +119,17 @@ def _rows_before(target: Target, patched: PatchedRows) -> Iterator[tuple[pa.Tabl
     for number, data in enumerate(patched.files):
         mine = np.flatnonzero(files == number)
         begin = 0
-        for file, group, count in _row_groups(target, data.name):
+        for file, group, count in row_groups(target, data.name):
             here = mine[(position[mine] >= begin) & (position[mine] < begin + count)]
             if len(here):
                 with as_damage(data.name):
-                    rows = _filled(file.read_row_group(group), target.file_schema)
+                    rows = filled(file.read_row_group(group), target.file_schema)
                 yield rows.take(pa.array(position[here] - begin)), patch[here]
             begin += count
 
 
-def _row_groups(target: Target, name: str) -> Iterator[tuple[pq.ParquetFile, int, int]]:
-    """The row groups of a data file: their numbers, and how many rows each has."""
-    path = f"{target.folder}/{name}"
-    checksums.check(Path(path))
-    with as_damage(path):
-        file = pq.ParquetFile(path)
-    with file:
-        for number in range(file.num_row_groups):
-            yield file, number, file.metadata.row_group(number).num_rows
-
-
 def _stacked(parts: list[list[pa.Array]]) -> list[pa.Array]:
     return [pa.concat_arrays(list(same)) for same in zip(*parts, strict=True)]
-
-
-def _rewrite(target: Target, rewrite: Rewrite, path: str) -> FileInfo:
-    removed = bitmaps_in(rewrite.removed)
-    schema = target.file_schema
-    rows = 0
-    with whole_file(path) as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
-        for data in rewrite.files:
-            kept = np.ones(data.rows, np.bool_)
-            kept[positions(removed[data.name])] = False
-            begin = 0
-            for file, group, count in _row_groups(target, data.name):
-                alive = np.flatnonzero(kept[begin : begin + count])
-                begin += count
-                if len(alive):
-                    with as_damage(data.name):
-                        whole = _filled(file.read_row_group(group), schema)
-                    whole = whole.select(schema.names).take(pa.array(alive)).cast(schema)
-                    writer.write_table(whole)
-                    rows += len(alive)
-            if begin != data.rows:
-                raise CorruptError(
-                    f"has {begin} rows, but {data.rows} are recorded",
-                    where=f"{target.folder}/{data.name}",
-                    repair=checksums.REPAIR,
-                )
-    return FileInfo(path, rows, Path(path).stat().st_size)
-
-
-def _filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with NULL in the columns that it had not yet when its file was written."""
-    for column in schema:
-        if column.name not in table.column_names:
-            table = table.append_column(column, pa.nulls(len(table), column.type))
-    return table
 
 
 @dataclass(frozen=True)

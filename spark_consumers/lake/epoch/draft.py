@@ -1,13 +1,13 @@
 """One table's part of an epoch while it is completed: which tasks are next, and what they have found. No I/O."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from spark_consumers.lake.epoch.complete import Completed, CompleteTask, Indexed, IndexTask
 from spark_consumers.lake.epoch.removal import RemovalTask, Removed
 from spark_consumers.lake.epoch.stage import Staged
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.format.table_format import FileInfo
+from spark_consumers.lake.format.table_format import FileInfo, RowIds
 from spark_consumers.lake.index.run_format import Run
 
 
@@ -16,7 +16,7 @@ class Draft:
     """What is to be written of a table, after `base`.
 
     `runs`: its index, before this epoch and in the end after it; None: it has to be built. `damage`: why that is so after
-    all.
+    all. `row_ids`: of its data files, for those that are rewritten.
     """
 
     target: Target
@@ -27,6 +27,7 @@ class Draft:
     is_found: bool = False
     done: list[Completed] = field(default_factory=list)
     damage: str = ""
+    row_ids: Mapping[str, RowIds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.removed = Removed(self.target.name)
@@ -43,8 +44,8 @@ class Draft:
     @property
     def rows(self) -> list[FileInfo]:
         """The files of rows that are added."""
-        own = [] if self.staged.rows is None or self.staged.patches else [self.staged.rows]
-        return [*own, *(done.rows for done in self.done if done.rows is not None)]
+        own = () if self.staged.patches else self.staged.rows
+        return [*own, *(file for done in self.done for file in done.rows)]
 
     def removal(self, scratch: str, small_files: int) -> RemovalTask:
         """Find what is removed."""
@@ -67,10 +68,12 @@ class Draft:
                 number,
                 patched=patched,
                 patches=patches.path,
-                rows=rows.path if rows is not None and not number else None,
+                rows=rows[0].path if rows and not number else None,
             )
         for number, rewrite in enumerate(self.removed.rewrites):
-            yield CompleteTask(self.target, number, rewrite=rewrite)
+            ids = tuple(self.row_ids.get(file.name) for file in rewrite.files)
+            with_ids = replace(rewrite, row_ids=ids if self.row_ids else ())
+            yield CompleteTask(self.target, number, rewrite=with_ids)
 
     def completed(self, done: Completed) -> None:
         """Take what was completed."""

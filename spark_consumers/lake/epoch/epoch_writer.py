@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, text_columns
 from spark_consumers.lake.concurrently import each
+from spark_consumers.lake.epoch.arranged import arranged, by_position
 from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
@@ -48,6 +49,7 @@ from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
 from spark_consumers.lake.index import build as index
 from spark_consumers.lake.index.run_format import Run
+from spark_consumers.lake.layout.arrangement import Arrangement
 from spark_consumers.lake.manifest.chain import LIVE, Chain, Manifest, TableVersion
 from spark_consumers.lake.policy import copies_on_write, to_copy_on_write
 from spark_consumers.lake.tables import fault as table_fault
@@ -60,12 +62,15 @@ from spark_consumers.spark.slots import slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.pgoutput import Column
+from walsender_bridge.postgres.table_layout import LayoutRule
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 #: Small data files of a table become one when there are more than this. Tables differ by up to as much again, so that
 #: they do not all come due in one epoch.
 _COMPACT_FILES = 8
+#: How many times as many there may be while a maintainer makes them one (`spark_consumers.lake.compaction`).
+_WHILE_MAINTAINED = 8
 #: How often the index of a table is built before the table's trouble is taken for damage of its files.
 _BUILDS = 2
 
@@ -118,6 +123,7 @@ class EpochWriter:
         unchanged: Callable[[LogStatus], None],
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
+        layouts: Sequence[LayoutRule] = (),
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -128,9 +134,12 @@ class EpochWriter:
         self._unchanged = unchanged
         self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._deletes = deletes or {}
+        self._rules = layouts
         self._attempt = 0
+        #: Whether data files are rewritten beside the epochs: these leave it to the maintainer, unless it lags far behind.
+        self.is_maintained = False
         #: By the table's path and schema hash.
-        self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
+        self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema, Arrangement, bool]] = {}
         #: Tables as the executors get them, each with what it depends on.
         self._packed: dict[str, tuple[tuple[object, ...], PackedTable]] = {}
         self._wrote_one = threading.Event()
@@ -155,9 +164,8 @@ class EpochWriter:
         round can be repeated.
         """
         began = time.monotonic()
-        self._attempt += 1
         self._wrote_one.clear()
-        stage = Stage(head.link + 1, self._term, self._attempt)
+        stage = self.next_stage(head)
         timings = Timings()
         plan, late = self._plan(head, status, everything=everything)
         scratch = self._chain.staging / str(stage)
@@ -194,6 +202,16 @@ class EpochWriter:
         self._log_epoch(manifest, timings, time.monotonic() - began)
         return manifest
 
+    def next_stage(self, head: Manifest) -> Stage:
+        """The stage of one more attempt at the link after `head`."""
+        self._attempt += 1
+        return Stage(head.link + 1, self._term, self._attempt)
+
+    def _small_files(self, target: Target) -> int:
+        """How many small data files a table may have before an epoch makes them one."""
+        count = _COMPACT_FILES + crc32(target.name.encode()) % _COMPACT_FILES
+        return count * _WHILE_MAINTAINED if target.is_maintained else count
+
     def _path(self, table: TableVersion) -> str:
         return str(self._chain.root / table.path)
 
@@ -213,7 +231,7 @@ class EpochWriter:
         known = aliases(status, following)
 
         def facts(name: str, table: TableVersion) -> tuple[object, ...]:
-            return table, layouts.get(table.path), known.get(name, ())
+            return table, layouts.get(table.path), known.get(name, ()), self.is_maintained
 
         def pack(name: str, table: TableVersion) -> PackedTable:
             target = replace(
@@ -221,7 +239,7 @@ class EpochWriter:
                 layouts=layouts.get(table.path, first_layout(table)),
                 aliases=known.get(name, ()),
             )
-            return PackedTable.of(target, (_runs(table), _small_files(name)))
+            return PackedTable.of(target, (_runs(table), self._small_files(target)))
 
         before = self._packed
         changed = [(n, t) for n, t in following if n not in before or before[n][0] != facts(n, t)]
@@ -345,8 +363,10 @@ class EpochWriter:
             wanted = wanted or [name for name in columns.names if name not in hidden]
             columns = pa.schema([columns.field(column) for column in wanted])
             files = pa.schema([files.field(column) for column in [*wanted, *hidden]])
-            self._schemas[path, table.schema_hash] = columns, files
-        columns, file_schema = self._schemas[path, table.schema_hash]
+            arrangement = arranged(self._format, name, path, self._term, self._rules)
+            position = by_position(self._format, self._deletes, name, path)
+            self._schemas[path, table.schema_hash] = columns, files, arrangement, position
+        columns, file_schema, arrangement, position = self._schemas[path, table.schema_hash]
         return Target(
             name=name,
             relation=name.partition(".")[2],
@@ -361,6 +381,9 @@ class EpochWriter:
             quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
             retry_quarantined=table.retry_quarantined,
             copy_on_write=copies_on_write(self._deletes, name),
+            by_position=position,
+            arrangement=arrangement,
+            is_maintained=self.is_maintained and not arrangement.sort,
         )
 
     def _run(
@@ -442,11 +465,14 @@ class EpochWriter:
     ) -> list[str]:
         """Find what these tables remove, complete their rows, add them to their indexes; those whose index is damaged."""
         unknown = [
-            drafts[n].removal(scratch, _small_files(n)) for n in names if not drafts[n].is_found
+            drafts[n].removal(scratch, self._small_files(drafts[n].target))
+            for n in names
+            if not drafts[n].is_found
         ]
         finding = [task.target.name for task in unknown]
         for one in self._run(run_removal, unknown, plan, "find removed rows", finding):
             drafts[one.table].found(one)
+        self._with_row_ids(plan, {n: drafts[n] for n in names if drafts[n].removed.rewrites})
         work = [task for name in names for task in drafts[name].completing()]
         completing = {task.target.name for task in work}
         for done in self._run(run_complete, work, plan, "complete rows", completing):
@@ -456,6 +482,14 @@ class EpochWriter:
         for indexed in self._run(run_index, last, plan, "update row index", indexing):
             drafts[indexed.table].indexed(indexed)
         return [name for name in names if drafts[name].damage]
+
+    def _with_row_ids(self, plan: EpochPlan, drafts: Mapping[str, Draft]) -> None:
+        """Give these drafts the ids of the rows that are rewritten."""
+
+        def ask(name: str, draft: Draft) -> None:
+            draft.row_ids = self._format.row_ids(self._path(plan.tables[name]), draft.base)
+
+        self._each_of(plan, list(drafts.items()), ask)
 
     def _build_indexes(
         self,
@@ -486,7 +520,11 @@ class EpochWriter:
             if keys:
                 # First a snapshot with the same rows and vectors in place of an earlier version's files of keys, then the
                 # epoch's own on top of it.
-                gone = [FileInfo(f.path, f.rows, f.size) for f in files if f.name in whole.gone]
+                gone = [
+                    FileInfo(f.path, f.rows, f.size, f.partition)
+                    for f in files
+                    if f.name in whole.gone
+                ]
                 same = TableWrite(
                     plan.version,
                     draft.base,
@@ -527,7 +565,9 @@ class EpochWriter:
             rows=draft.rows,
             vectors=removed.vectors,
             replaced=removed.replaced,
-            removed=[FileInfo(f"{path}/{f.name}", f.rows, f.size) for f in removed.gone],
+            removed=[
+                FileInfo(f"{path}/{f.name}", f.rows, f.size, f.partition) for f in removed.gone
+            ],
             truncate=staged.truncated,
             count=count,
         )
@@ -571,7 +611,3 @@ class EpochWriter:
 
 def _runs(table: TableVersion) -> tuple[Run, ...] | None:
     return None if table.runs is None else tuple(Run(*run) for run in table.runs)
-
-
-def _small_files(name: str) -> int:
-    return _COMPACT_FILES + crc32(name.encode()) % _COMPACT_FILES

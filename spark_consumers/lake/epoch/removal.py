@@ -8,7 +8,8 @@ Every removal must find its rows: anything else means that the table and the log
 never a lost or additional row.
 """
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,8 +27,9 @@ from spark_consumers.lake.epoch.stage import (
 )
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import read_data, read_partial, write_partial
+from spark_consumers.lake.format.position_deletes import write_positions
 from spark_consumers.lake.format.puffin import write_vectors
-from spark_consumers.lake.format.table_format import FileInfo, Vector
+from spark_consumers.lake.format.table_format import FileInfo, RowIds, Vector
 from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table, in_groups
 from spark_consumers.lake.index.digests import Int64s
 from spark_consumers.lake.index.liveness import Liveness
@@ -68,10 +70,14 @@ class PatchedRows:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Data files whose living rows go into one new file; `removed`: the positions of the others."""
+    """Data files of one partition whose living rows go into new files; `removed`: the positions of the others.
+
+    `row_ids`: of each of the files, if the table's rows keep theirs.
+    """
 
     files: tuple[DataFile, ...]
     removed: str
+    row_ids: tuple[RowIds | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,11 @@ def _removed(task: RemovalTask) -> Removed:
     away = {file.name for file in gone}
     changed = {name: each for name, each in removed.items() if name not in away}
     stage = target.stage
-    vectors = write_vectors(target.folder, f"{stage}-removed", changed)
+    write = write_positions if target.by_position else write_vectors
+    vectors = [
+        replace(vector, partition=known[vector.file].partition)
+        for vector in write(target.folder, f"{stage}-removed", changed)
+    ]
     replaced = [v for n, v in liveness.vectors.items() if n in away or n in changed]
     result = Removed(
         target.name,
@@ -184,8 +194,7 @@ def _removed(task: RemovalTask) -> Removed:
     )
     if patched or rewrites:
         return result
-    rows = [staged.rows] if staged.rows else []
-    return replace(result, runs=indexed(target, old, rows, result))
+    return replace(result, runs=indexed(target, old, staged.rows, result))
 
 
 def _added(found: Found, liveness: Liveness) -> tuple[dict[str, BitMap64], list[DataFile]]:
@@ -293,7 +302,8 @@ def _to_rewrite(
 ) -> list[DataFile]:
     """The data files whose living rows go into new ones.
 
-    Small ones, if they are many; and others that are half dead, or have any removed row in a table that is copied on write.
+    Small ones, if they are many in their partition; and others that are half dead, unless a maintainer rewrites them, or have
+    any removed row in a table that is copied on write.
     """
 
     def dead(file: DataFile) -> int:
@@ -303,13 +313,17 @@ def _to_rewrite(
         return 0 if vector is None else vector.rows
 
     def is_due(file: DataFile) -> bool:
-        if file.size < SMALL and many:
+        if file.size < SMALL and small[file.partition] > task.small_files:
             return True
         if task.target.copy_on_write:
             return dead(file) > 0
-        return file.size >= SMALL and 2 * dead(file) > file.rows
+        # A maintainer leaves files of an earlier partition spec to the writer.
+        maintained = task.target.is_maintained and task.target.arrangement.is_current(
+            file.partition
+        )
+        return not maintained and file.size >= SMALL and 2 * dead(file) > file.rows
 
-    many = sum(file.size < SMALL for file in files) > task.small_files
+    small = Counter(file.partition for file in files if file.size < SMALL)
     return [file for file in files if is_due(file)]
 
 
@@ -320,11 +334,20 @@ def _rewrites(
     removed: dict[str, BitMap64],
 ) -> list[Rewrite]:
     target, found = task.target, []
-    for number, group in enumerate(in_groups(files)):
+    for number, group in enumerate(_to_combine(files)):
         bitmaps = {f.name: removed.get(f.name) or liveness.removed(f.name) for f in group}
         path = f"{task.scratch}/{target.stage}-{target.scratch_name}-rewrite-{number}.arrow"
         found.append(Rewrite(group, write_partial(path, bitmaps_table(bitmaps))))
     return found
+
+
+def _to_combine(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
+    """The files in groups, each of one partition."""
+    by_partition = defaultdict(list)
+    for file in files:
+        by_partition[file.partition].append(file)
+    for same in by_partition.values():
+        yield from in_groups(same)
 
 
 def check_found(target: Target, found: int, wanted: int) -> None:

@@ -22,6 +22,7 @@ from spark_consumers.lake.epoch import quarantine
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.quarantine import QuarantineFile
 from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import (
     read_partial,
     write_data,
@@ -80,9 +81,9 @@ class ComposeTask:
 class Staged:
     """What is written of one table.
 
-    `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows`, `deletes`
+    `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows` (one for each partition), `deletes`
     (keys), and what only the table itself can complete: `patches` (rows with columns that were never
-    sent; `rows` is then no data file yet) and `removals` (rows of a multiset, with how many of each are removed). `added`: by
+    sent; `rows` is then one file, and no data file yet) and `removals` (rows of a multiset, with how many of each are removed). `added`: by
     how many rows the table grows (if `truncated`, from none). `changes`: how many were folded. `quarantined`: the
     quarantined rows. `partitions`: those that have changes, and are not among the target's, or had them too early.
     """
@@ -91,7 +92,7 @@ class Staged:
     number: int
     changes: int
     partial: str | None = None
-    rows: FileInfo | None = None
+    rows: tuple[FileInfo, ...] = ()
     deletes: FileInfo | None = None
     patches: FileInfo | None = None
     removals: FileInfo | None = None
@@ -303,7 +304,12 @@ def write_fold(
             target.name,
             number,
             changes,
-            rows=write_data(f"{target.prefix}.parquet", [*rows, *hidden], target.file_schema),
+            rows=write_arranged(
+                f"{target.prefix}.parquet",
+                [*rows, *hidden],
+                target.file_schema,
+                target.arrangement,
+            ),
             removals=removals,
             truncated=folded.truncated,
             added=folded.added,
@@ -317,15 +323,11 @@ def write_fold(
             found = quarantine.parts(folded, columns)
         whole, added, quarantined = found.rows, found.added, found.quarantined
     patches = _write_patches(target, folded, scratch)
-    # Where there are patches, the one file of rows is written when they are complete.
-    path = (
-        f"{scratch}/{target.scratch_name}-rows.parquet" if patches else f"{target.prefix}.parquet"
-    )
     return Staged(
         target.name,
         number,
         changes,
-        rows=write_data(path, whole, target.file_schema),
+        rows=_write_rows(target, whole, scratch, is_whole=patches is None),
         deletes=_write_deletes(target, folded, scratch),
         patches=patches,
         truncated=folded.truncated,
@@ -334,6 +336,17 @@ def write_fold(
         if quarantined
         else None,
     )
+
+
+def _write_rows(
+    target: Target, rows: list[pa.Array], scratch: str, *, is_whole: bool
+) -> tuple[FileInfo, ...]:
+    """Where there are patches, the data files are written when they are complete, and this file is not one of them."""
+    if is_whole:
+        path = f"{target.prefix}.parquet"
+        return write_arranged(path, rows, target.file_schema, target.arrangement)
+    file = write_data(f"{scratch}/{target.scratch_name}-rows.parquet", rows, target.file_schema)
+    return () if file is None else (file,)
 
 
 def _write_deletes(target: Target, folded: Fold, scratch: str) -> FileInfo | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.tables.schema_match import Layout
 from walsender_bridge.postgres.protocol.lsn import Lsn
 
@@ -22,8 +23,9 @@ class Target:
     that the log has for it. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
     which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
     that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
-    commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again
-    (`policy`).
+    commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again,
+    `by_position`: removed rows are in files of positions (`policy`). `arrangement`: how its data files are written.
+    `is_maintained`: data files are rewritten by a maintainer, where it can.
     """
 
     name: str
@@ -41,6 +43,9 @@ class Target:
     quarantine_files: tuple[str, ...] = ()
     retry_quarantined: bool = False
     copy_on_write: bool = False
+    by_position: bool = False
+    arrangement: Arrangement = PLAIN
+    is_maintained: bool = False
 
     @property
     def scratch_name(self) -> str:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from spark_consumers.fold.row_codes import row_codes
 from spark_consumers.lake.format.data_files import as_damage, read_data
-from spark_consumers.lake.format.puffin import read_vector
+from spark_consumers.lake.format.position_deletes import read_removed
 from spark_consumers.lake.format.snapshot_files import files_of
 from spark_consumers.lake.format.table_format import ScanFile
 from walsender_bridge.errors import CorruptError
@@ -29,7 +29,7 @@ def count(manifest_list: Path, identity: list[str]) -> int:
         check_rows(file)
         total += file.rows - len(removed_by_keys(file, identity))
         if file.vector is not None:
-            positions = read_vector(Path(file.path).parent.parent, file.vector)
+            positions = read_removed(Path(file.path).parent.parent, file.vector)
             if positions and positions.max() >= file.rows:
                 raise CorruptError(
                     f"a deletion vector has position {positions.max()} of {file.rows} rows",

@@ -63,17 +63,25 @@ def write_data(path: str, columns: list[pa.Array], schema: pa.Schema) -> FileInf
     """
     if not len(columns[0]):
         return None
-    widened = [
+    return write_table(path, pa.table(widened(columns, schema), schema=schema))
+
+
+def widened(columns: list[pa.Array], schema: pa.Schema) -> list[pa.Array]:
+    """The columns with the types of the schema."""
+    return [
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(columns, schema, strict=True)
     ]
-    return write_table(path, pa.table(widened, schema=schema))
 
 
-def write_table(path: str, table: pa.Table) -> FileInfo:
-    """Write a Parquet file, synced."""
+def write_table(
+    path: str, table: pa.Table, *, codec: str = "zstd", level: int | None = None
+) -> FileInfo:
+    """Write a Parquet file, synced; `codec` and `level` in Arrow's words."""
     with whole_file(path) as file:
-        pq.write_table(table, file, compression="zstd", row_group_size=_ROW_GROUP)
+        pq.write_table(
+            table, file, compression=codec, compression_level=level, row_group_size=_ROW_GROUP
+        )
     return FileInfo(path, table.num_rows, Path(path).stat().st_size)
 
 

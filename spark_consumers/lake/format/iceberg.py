@@ -22,8 +22,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_consumers.lake.catalog.table_catalog import Outcome, TableCatalog, TableId
-from spark_consumers.lake.format import checksums, leaks
+from spark_consumers.lake.catalog.control_table import NewSnapshot
+from spark_consumers.lake.catalog.table_catalog import (
+    LoadedTable,
+    Outcome,
+    TableCatalog,
+    TableId,
+)
+from spark_consumers.lake.format import checksums, leaks, places
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_commit import (
     commit_of,
@@ -37,14 +43,16 @@ from spark_consumers.lake.format.iceberg_files import (
     local,
     prepared,
     refs_in,
-    snapshots_in,
+    refs_of_record,
 )
+from spark_consumers.lake.format.iceberg_layout import Partitions, changed, layouts_of
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import (
     NO_TAG,
     PINS,
     TAG,
     VERSION,
+    Ref,
     branch_of,
     fenced,
     fenced_by,
@@ -61,18 +69,24 @@ from spark_consumers.lake.format.iceberg_schema import (
     file_type,
     iceberg_schema,
 )
-from spark_consumers.lake.format.iceberg_tables import LoadedTables, of_table
-from spark_consumers.lake.format.snapshot_files import equality_deletes, files_of
+from spark_consumers.lake.format.iceberg_tables import empty_snapshot, loaded_tables, of_table
+from spark_consumers.lake.format.position_deletes import is_of_positions
+from spark_consumers.lake.format.snapshot_files import equality_deletes, files_of, row_ids
 from spark_consumers.lake.format.table_format import (
     ROW_ID,
     FileInfo,
+    RowIds,
     ScanFile,
     TableWrite,
     Vector,
     Written,
+    placed,
 )
+from spark_consumers.lake.layout.arrangement import NO_PARTITION, Arrangement
+from spark_consumers.lake.layout.evolution import arrangement, changes
 from spark_consumers.lake.manifest import takeover
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
+from walsender_bridge.postgres.table_layout import TableLayout
 from walsender_bridge.runtime import logs
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
@@ -84,6 +98,11 @@ _PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
     # What expires is said by the manifests, never by age alone.
     "history.expire.max-snapshot-age-ms": str(2**62),
+}
+#: Of tables whose metadata a catalog writes: it removes what is far behind. In a folder the commit does.
+_METADATA_PROPERTIES = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
 }
 
 
@@ -117,8 +136,7 @@ class IcebergFormat:
         self._jvm = jvm
         self._new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]  # noqa: SLF001
         self._iceberg = jvm.org.apache.iceberg
-        self._unpartitioned = self._iceberg.PartitionSpec.unpartitioned()
-        self._tables = LoadedTables(spark)
+        self._tables = loaded_tables(spark, catalog)
         #: By path: tables that the takeover has left to be taken before they are changed.
         self._untaken: dict[str, _Untaken] = {}
 
@@ -130,6 +148,9 @@ class IcebergFormat:
         properties = {**_PROPERTIES, _COLUMNS: encoded(columns)}
         if not vectors:
             properties["format-version"] = str(_VERSION_WITHOUT_VECTORS)
+        if not self._catalog.is_folder:
+            places.make(path)
+            properties |= _METADATA_PROPERTIES
         outcome = self._catalog.create(TableId.at(path), iceberg_schema(columns), properties)
         if not _is_won(outcome, path):
             raise FencedError("another writer has created this table", where=path)
@@ -137,6 +158,7 @@ class IcebergFormat:
     def drop(self, path: str) -> None:
         """Remove the table with its folder."""
         self._catalog.drop(TableId.at(path))
+        places.remove(path)
         self.forget(path)
 
     def forget(self, path: str) -> None:
@@ -150,6 +172,34 @@ class IcebergFormat:
         columns = decoded(table.properties().get(_COLUMNS))
         files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(table.schema())))
         return columns, files
+
+    @of_table
+    def version(self, path: str) -> int:
+        """The version of the format that it has."""
+        return int(self._tables.current(path).operations().current().formatVersion())
+
+    @of_table
+    def arrange(self, path: str, term: int, layout: TableLayout) -> Arrangement:
+        """Give it this layout, which holds for files that are written from now on; how these are written.
+
+        Raises `FencedError`, and `NotSupportedError` for a layout that it cannot have.
+        """
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            if base.ref(branch_of(term)) is None and refs_of(base):
+                raise fenced(path, term)
+            wanted = changes(layouts_of(self._iceberg, base), layout, _PROPERTIES, path)
+            return changed(self._jvm, base, wanted) if wanted else None
+
+        self._commit(path, term, change)
+        return self.arrangement(path)
+
+    @of_table
+    def arrangement(self, path: str) -> Arrangement:
+        """How its files are written now."""
+        metadata = self._tables.current(path).operations().current()
+        return arrangement(layouts_of(self._iceberg, metadata))
 
     @of_table
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
@@ -171,7 +221,7 @@ class IcebergFormat:
                 return None
             known = decoded(table.properties().get(_COLUMNS))
             hidden = known.names[-1] == ROW_ID
-            transaction = table.newTransaction()
+            transaction = self._tables.transaction(table)
             update = transaction.updateSchema()
             for field in missing:
                 record = json.dumps(iceberg_schema(pa.schema([field])))
@@ -246,7 +296,7 @@ class IcebergFormat:
                 return None
             if write.base is not None:
                 self._tables.check(path, table, write.base)
-            transaction = table.newTransaction()
+            transaction = self._tables.transaction(table)
             if head is not None and head.snapshotId() != write.base:
                 # What an attempt at another range has left on our branch was never published.
                 transaction.manageSnapshots().replaceBranch(branch, write.base).commit()
@@ -284,26 +334,28 @@ class IcebergFormat:
     def _snapshot(
         self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite
     ) -> None:
-        if write.vectors and table.operations().current().formatVersion() < _VERSION:
+        parts = Partitions(self._iceberg, table)
+        has_vectors = any(not is_of_positions(vector) for vector in write.vectors)
+        if has_vectors and table.operations().current().formatVersion() < _VERSION:
             transaction.updateProperties().set("format-version", str(_VERSION)).commit()
         if write.truncate:
             update = transaction.newOverwrite()
             update.overwriteByRowFilter(self._iceberg.expressions.Expressions.alwaysTrue())
             for file in write.rows:
-                update.addFile(self._data_file(table, file))
+                update.addFile(self._data_file(parts, table, file))
         else:
             update = transaction.newRowDelta()
             if write.base is not None:
                 # Otherwise vectors that were added at any time count as other writers'.
                 update.validateFromSnapshot(write.base)
             for file in write.rows:
-                update.addRows(self._data_file(table, file))
+                update.addRows(self._data_file(parts, table, file))
             for file in write.removed:
-                update.removeRows(self._named(file))
+                update.removeRows(self._named(parts, file))
             for vector in write.vectors:
-                update.addDeletes(self._vector(path, vector))
+                update.addDeletes(self._vector(parts, table, path, vector))
             for vector in write.replaced:
-                update.removeDeletes(self._vector(path, vector))
+                update.removeDeletes(self._vector(parts, table, path, vector))
             for name in write.converted:
                 update.removeDeletes(self._keys(name))
         update.set("tuskline.table", self._identity(path))
@@ -333,15 +385,16 @@ class IcebergFormat:
                 repair="copy the table again: tuskline table resync",
             )
 
-    def _data_file(self, table: Any, file: FileInfo) -> Any:
-        return self._described(
-            self._iceberg.DataFiles.builder(self._unpartitioned), table, file
-        ).build()
+    def _data_file(self, parts: Partitions, table: Any, file: FileInfo) -> Any:
+        builder = self._iceberg.DataFiles.builder(parts.spec(file.partition))
+        described = self._described(parts.placed(builder, file.partition), table, file)
+        return described.withSortOrderId(file.order).build()
 
-    def _named(self, file: FileInfo) -> Any:
+    def _named(self, parts: Partitions, file: FileInfo) -> Any:
         """A data file that is there already."""
+        builder = self._iceberg.DataFiles.builder(parts.spec(file.partition))
         return (
-            self._iceberg.DataFiles.builder(self._unpartitioned)
+            parts.placed(builder, file.partition)
             .withPath(file.path)
             .withFormat("parquet")
             .withFileSizeInBytes(file.size)
@@ -349,14 +402,23 @@ class IcebergFormat:
             .build()
         )
 
-    def _vector(self, path: str, vector: Vector) -> Any:
-        return (
-            self._iceberg.FileMetadata.deleteFileBuilder(self._unpartitioned)
-            .ofPositionDeletes()
-            .withFormat("puffin")
-            .withPath(f"{path}/{vector.puffin}")
+    def _vector(self, parts: Partitions, table: Any, path: str, vector: Vector) -> Any:
+        file = f"{path}/{vector.puffin}"
+        builder = self._iceberg.FileMetadata.deleteFileBuilder(parts.spec(vector.partition))
+        described = (
+            parts.placed(builder.ofPositionDeletes(), vector.partition)
+            .withPath(file)
             .withFileSizeInBytes(vector.size)
             .withReferencedDataFile(f"{path}/{vector.file}")
+        )
+        if is_of_positions(vector):
+            # The bounds of its column of paths show which data file it is of, too.
+            metrics = self._jvm.org.apache.iceberg.parquet.ParquetUtil.fileMetrics(
+                table.io().newInputFile(file), self._iceberg.MetricsConfig.forPositionDelete()
+            )
+            return described.withFormat("parquet").withMetrics(metrics).build()
+        return (
+            described.withFormat("puffin")
             .withContentOffset(vector.offset)
             .withContentSizeInBytes(vector.length)
             .withRecordCount(vector.rows)
@@ -367,7 +429,9 @@ class IcebergFormat:
         """A file of keys of an earlier version, which is there already: it is known by its path."""
         numbers = self._new_array(self._jvm.int, 1)
         numbers[0] = 1
-        builder = self._iceberg.FileMetadata.deleteFileBuilder(self._unpartitioned)
+        # That version knew no partitions.
+        unpartitioned = self._iceberg.PartitionSpec.unpartitioned()
+        builder = self._iceberg.FileMetadata.deleteFileBuilder(unpartitioned)
         return (
             builder.ofEqualityDeletes(numbers)
             .withPath(file)
@@ -454,11 +518,11 @@ class IcebergFormat:
             fenced_by(refs, term, path)
             tags = {name for name, ref in refs.items() if is_epoch(name, ref)}
             wanted = set(kept) | {ref.snapshot for name, ref in refs.items() if name not in tags}
-            gone = [one for one in snapshots_in(newest(table)) if one not in wanted]
+            gone = [one for one in self._tables.snapshots(path) if one not in wanted]
             if not gone and not tags:
                 return None
             self._tables.check_all(path)
-            transaction = table.newTransaction()
+            transaction = self._tables.transaction(table)
             refs_update = transaction.manageSnapshots()
             for name in tags:
                 refs_update.removeTag(name)
@@ -511,25 +575,47 @@ class IcebergFormat:
 
     def terms(self, path: str) -> list[int]:
         """The terms of the writers that have a branch in the table; [] for a folder without a table."""
-        found = [term_of(name, ref) for name, ref in refs_in(path).items()]
+        found = [term_of(name, ref) for name, ref in self._refs(path).items()]
         return [term for term in found if term is not None]
 
     def users_refs(self, path: str) -> list[str]:
         """Branches and tags that are not ours; [] for a folder without a table."""
-        return of_users(refs_in(path))
+        return of_users(self._refs(path))
+
+    def _refs(self, path: str) -> Mapping[str, Ref]:
+        """The branches and tags of the table; none for a folder without a table."""
+        if self._catalog.is_folder:
+            return refs_in(path)
+        there = self._catalog.load(TableId.at(path))
+        return refs_of_record(there.metadata) if there is not None else {}
 
     @of_table
     def scan(self, path: str, snapshot: int) -> list[ScanFile]:
         """The data files of a snapshot. Raises `NotSupportedError` for deletes that only others can have written."""
         table = self._tables.at(path, snapshot)
         self._tables.check(path, table, snapshot)
-        return files_of(local(str(table.snapshot(snapshot).manifestListLocation())))
+        files = files_of(local(str(table.snapshot(snapshot).manifestListLocation())))
+        partitions = Partitions(self._iceberg, table).names(snapshot)
+        return [placed(file, partitions.get(file.path, NO_PARTITION)) for file in files]
+
+    @of_table
+    def row_ids(self, path: str, snapshot: int) -> dict[str, RowIds]:
+        """The row ids of the data files of a snapshot, by their names; none where the format has none."""
+        table = self._tables.at(path, snapshot)
+        if table.operations().current().formatVersion() < _VERSION:
+            return {}
+        self._tables.check(path, table, snapshot)
+        return row_ids(local(str(table.snapshot(snapshot).manifestListLocation())))
 
     @of_table
     def equality_deletes(self, path: str, snapshot: int) -> list[str]:
         """The files of keys in a snapshot that an earlier version wrote."""
         table = self._tables.at(path, snapshot)
         return equality_deletes(local(str(table.snapshot(snapshot).manifestListLocation())))
+
+    def empty_snapshot(self, there: LoadedTable) -> NewSnapshot:
+        """What the next snapshot of the control table is to be, its manifest list written where the table is."""
+        return empty_snapshot(self._spark, there)
 
     def _commit(self, path: str, term: int, change: Callable[[Any], Any]) -> None:
         """Commit what `change` makes of the table (`takeover.commit`), which is this term's."""

@@ -85,7 +85,7 @@ def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
     ):
         asked = {file for file in files if Path(file).parent.name == folder}
         if asked - found:
-            rows = spark.read.format("iceberg").load(f"{path}#{view}").select(column)
+            rows = spark.read.format("iceberg").load(f"{newest(table)}#{view}").select(column)
             named = {row[0] for row in rows.distinct().collect()}
             if len(named) < _least(table, view):
                 raise LakeError(f"its {view} are incomplete: no file is removed", where=path)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_refs import PINS, Ref, with_pins
@@ -98,8 +97,8 @@ def refs_in(path: str) -> dict[str, Ref]:
 
 
 def refs_of_record(record: Mapping[str, Any]) -> dict[str, Ref]:
-    """The branches and tags in a table's metadata, as JSON."""
-    summaries = {s["snapshot-id"]: s["summary"] for s in record["snapshots"]}
+    """The branches and tags in a table's metadata. Raises `KeyError` or `TypeError` for what is none."""
+    summaries = {s["snapshot-id"]: s["summary"] for s in record.get("snapshots", ())}
     refs = {
         name: Ref.of(
             ref["snapshot-id"],
@@ -120,8 +119,11 @@ def snapshots_in(metadata: Path) -> list[int]:
 
 
 def local(location: str) -> Path:
-    """The path that Iceberg's location means."""
-    return Path(urlsplit(location).path if location.startswith("file:") else location)
+    """The path that Iceberg's location means, whose names may have any character: nothing in it is encoded."""
+    if not location.startswith("file:"):
+        return Path(location)
+    place = location.removeprefix("file:")
+    return Path("/", place[2:].partition("/")[2]) if place.startswith("//") else Path(place)
 
 
 def _remove_old(folder: Path, number: int) -> None:

@@ -9,11 +9,12 @@ What is read here is read in Python, so that a session without a JVM of its own 
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_files import local, newest_metadata
@@ -37,20 +38,27 @@ _LOST = (
 )
 
 
-def read_snapshot(spark: "SparkSession", path: str, snapshot: int) -> Any:
-    """The Iceberg table in folder `path` at a snapshot, as a Spark DataFrame.
+def read_snapshot(
+    spark: "SparkSession", path: str, snapshot: int, catalog: TableCatalog | None = None
+) -> Any:
+    """The Iceberg table in folder `path` at a snapshot, as a Spark DataFrame. `catalog`: what has its metadata, if not the folder.
 
     Raises `CorruptError` for a small file that is not what was written, `LakeError` for a table that
     cannot be opened.
     """
     with named(path):
-        if not check_snapshot(Path(path), snapshot):
+        opened, is_there = path, False
+        if catalog is None:
+            is_there = check_snapshot(Path(path), snapshot)
+        elif (there := catalog.load(TableId.at(path))) is not None:
+            opened, is_there = there.location, _check_listed(there.metadata, snapshot)
+        if not is_there:
             raise LakeError(
                 f"the table has lost snapshot {snapshot}",
                 where=path,
                 repair="let no other program expire snapshots, or pin the epochs to keep: tuskline epochs pin",
             )
-        frame = spark.read.format("iceberg").option("versionAsOf", snapshot).load(path)
+        frame = spark.read.format("iceberg").option("versionAsOf", snapshot).load(opened)
         # Over Spark Connect, a table is only opened when something of it is needed.
         _ = frame.schema
         return frame
@@ -70,13 +78,19 @@ def check_snapshot(table: Path, snapshot: int) -> bool:
     try:
         content = file.read_bytes()
         record = json.loads(gzip.decompress(content) if ".gz." in file.name else content)
-        places = {each["snapshot-id"]: each["manifest-list"] for each in record["snapshots"]}
+        _ = record["snapshots"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptError(
             f"the table's metadata cannot be read: {error}",
             where=str(file),
             repair=checksums.REPAIR,
         ) from error
+    return _check_listed(record, snapshot)
+
+
+def _check_listed(metadata: Mapping[str, Any], snapshot: int) -> bool:
+    """Verify the manifests of a snapshot in this metadata; whether it is there. Raises `CorruptError`."""
+    places = {each["snapshot-id"]: each["manifest-list"] for each in metadata.get("snapshots", ())}
     if snapshot not in places:
         return False
     Checked().snapshot(local(places[snapshot]))

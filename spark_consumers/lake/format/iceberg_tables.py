@@ -1,4 +1,8 @@
-"""Iceberg tables as one writer has loaded them, their own files verified before anything is built on them."""
+"""Iceberg tables as one writer has loaded them, their own files verified before anything is built on them.
+
+A lake in a folder has its tables opened by Iceberg from the folder (`FolderTables`), one in a catalog of others from what the
+catalog says of them (`CatalogTables`).
+"""
 
 import json
 from collections.abc import Callable
@@ -8,10 +12,18 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
 
+from spark_consumers.lake.catalog.control_table import NewSnapshot
+from spark_consumers.lake.catalog.table_catalog import LoadedTable, TableCatalog, TableId
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_commit import newest
-from spark_consumers.lake.format.iceberg_files import local, newest_metadata, refs_of_record
+from spark_consumers.lake.format.iceberg_files import (
+    local,
+    newest_metadata,
+    refs_of_record,
+    snapshots_in,
+)
+from spark_consumers.lake.format.iceberg_io import file_io, hadoop_settings
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import fenced_by, is_epoch
 from walsender_bridge.errors import CorruptError
@@ -43,22 +55,74 @@ def of_table(
     return run
 
 
-class LoadedTables:
-    """By the path of their folder. Raises `CorruptError` for files that are not what was written."""
+class LoadedTables(Protocol):
+    """Tables by the path of their folder. Raises `CorruptError` for files that are not what was written."""
+
+    def at(self, path: str, snapshot: int | None = None) -> Any:
+        """The table as it was last loaded, or reloaded if `snapshot` is not in it."""
+
+    def current(self, path: str) -> Any:
+        """The table as it is now."""
+
+    def transaction(self, table: Any) -> Any:
+        """A transaction on a table, to build updates in; it is never committed."""
+
+    def snapshots(self, path: str) -> list[int]:
+        """The ids of the table's snapshots, as it was last loaded."""
+
+    def forget(self, path: str) -> None:
+        """Have the next access reload the table."""
+
+    def check(self, path: str, table: Any, snapshot: int) -> None:
+        """Verify the manifests of a snapshot, whose bytes go into new ones."""
+
+    def check_all(self, path: str) -> None:
+        """Verify the manifests of all snapshots, which say what files are needed."""
+
+    def shows(self, path: str, snapshot: int, term: int) -> Path | None:
+        """The newest metadata file of a table that shows plain readers this snapshot, and in which a takeover has nothing to mend.
+
+        None of any other table, and where no file tells. Raises `FencedError` if a higher term has it, `CorruptError` for damage.
+        """
+
+
+def loaded_tables(spark: SparkSession, catalog: TableCatalog) -> LoadedTables:
+    """Those of this catalog."""
+    return FolderTables(spark) if catalog.is_folder else CatalogTables(spark, catalog)
+
+
+class _Checking:
+    """What both kinds verify."""
+
+    def __init__(self) -> None:
+        self._checked = Checked()
+
+    def check(self, path: str, table: Any, snapshot: int) -> None:
+        """See `LoadedTables`."""
+        found = table.snapshot(snapshot)
+        if found is None:
+            raise CorruptError(
+                f"snapshot {snapshot} is missing",
+                where=path,
+                repair="restore the table from a backup, or copy it again: tuskline table resync",
+            )
+        self._checked.snapshot(local(str(found.manifestListLocation())))
+
+    def check_all(self, path: str) -> None:
+        """See `LoadedTables`."""
+        self._checked.all_manifests(Path(path))
+
+
+class FolderTables(_Checking):
+    """The tables of a lake in a folder (`LoadedTables`)."""
 
     def __init__(self, spark: SparkSession) -> None:
+        super().__init__()
         jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
-        # Hadoop's local file system starts a `chmod` for each file it makes, and two where it writes a
-        # checksum beside it: a commit has half a dozen. So it neither makes checksums here nor verifies them.
-        session = spark._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
-        configuration = jvm.org.apache.hadoop.conf.Configuration(session)
-        configuration.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
-        configuration.set("fs.file.impl.disable.cache", "true")
-        self._tables = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration)
+        self._tables = jvm.org.apache.iceberg.hadoop.HadoopTables(hadoop_settings(spark))
         self._loaded: dict[str, Any] = {}
         #: By path: the metadata that was verified after it was loaded.
         self._metadata: dict[str, Path] = {}
-        self._checked = Checked()
 
     def at(self, path: str, snapshot: int | None = None) -> Any:
         """The table as it was last loaded, or reloaded if `snapshot` is not in it."""
@@ -82,32 +146,22 @@ class LoadedTables:
         self._check_metadata(path, table)
         return table
 
+    def transaction(self, table: Any) -> Any:
+        """See `LoadedTables`."""
+        return table.newTransaction()
+
+    def snapshots(self, path: str) -> list[int]:
+        """See `LoadedTables`. From the file: each of them would be a call of the JVM."""
+        return snapshots_in(newest(self._loaded[path]))
+
     def forget(self, path: str) -> None:
-        """Have the next access reload the table."""
+        """See `LoadedTables`."""
         self._loaded.pop(path, None)
         self._metadata.pop(path, None)
         self._checked.forget(Path(path))
 
-    def check(self, path: str, table: Any, snapshot: int) -> None:
-        """Verify the manifests of a snapshot, whose bytes go into new ones."""
-        found = table.snapshot(snapshot)
-        if found is None:
-            raise CorruptError(
-                f"snapshot {snapshot} is missing",
-                where=path,
-                repair="restore the table from a backup, or copy it again: tuskline table resync",
-            )
-        self._checked.snapshot(local(str(found.manifestListLocation())))
-
-    def check_all(self, path: str) -> None:
-        """Verify the manifests of all snapshots, which say what files are needed."""
-        self._checked.all_manifests(Path(path))
-
     def shows(self, path: str, snapshot: int, term: int) -> Path | None:
-        """The newest metadata file of a table that shows plain readers this snapshot, and in which a takeover has nothing to mend.
-
-        Without the JVM: a lake may have a thousand. Raises `FencedError` if a higher term has it, `CorruptError` for damage.
-        """
+        """See `LoadedTables`. Without the JVM: a lake may have a thousand tables."""
         file = newest_metadata(Path(path))
         if file is None or file.name.endswith(".gz.metadata.json"):
             return None
@@ -136,3 +190,110 @@ class LoadedTables:
         if self._metadata.get(path) != file:
             checksums.check(file)
             self._metadata[path] = file
+
+
+class CatalogTables(_Checking):
+    """The tables of a catalog that keeps their metadata, by the path of their folder in the lake (`LoadedTables`).
+
+    Iceberg's library gets the metadata as the catalog sent it, and reads and writes files by the FileIO that came with it. It
+    never speaks to the catalog: what it builds goes there as updates under requirements.
+    """
+
+    def __init__(self, spark: SparkSession, catalog: TableCatalog) -> None:
+        super().__init__()
+        self._catalog = catalog
+        jvm: Any = spark._jvm  # noqa: SLF001  # as above
+        self._iceberg = jvm.org.apache.iceberg
+        self._operations = _operations(spark)
+        #: By path: what the catalog said last, and the table made of it.
+        self._loaded: dict[str, tuple[LoadedTable, Any]] = {}
+
+    def at(self, path: str, snapshot: int | None = None) -> Any:
+        """See `LoadedTables`."""
+        if path not in self._loaded:
+            return self.current(path)
+        table = self._loaded[path][1]
+        if snapshot is not None and table.snapshot(snapshot) is None:
+            return self.current(path)
+        return table
+
+    def current(self, path: str) -> Any:
+        """See `LoadedTables`."""
+        there = self._catalog.load(TableId.at(path))
+        if there is None:
+            raise CorruptError(
+                "the catalog does not have the table",
+                where=path,
+                repair="copy it again: tuskline table resync",
+            )
+        known = self._loaded.get(path)
+        if known is not None and known[0].location == there.location:
+            return known[1]
+        table = self._made(path, there)
+        self._loaded[path] = there, table
+        return table
+
+    def transaction(self, table: Any) -> Any:
+        """See `LoadedTables`. The library's own would load the table again by itself."""
+        operations = table.operations()
+        return self._iceberg.Transactions.replaceTableTransaction(
+            table.name(), operations, operations.current()
+        )
+
+    def snapshots(self, path: str) -> list[int]:
+        """See `LoadedTables`."""
+        return [each["snapshot-id"] for each in self._loaded[path][0].metadata.get("snapshots", ())]
+
+    def forget(self, path: str) -> None:
+        """See `LoadedTables`."""
+        self._loaded.pop(path, None)
+        self._checked.forget(Path(path))
+
+    def shows(self, path: str, snapshot: int, term: int) -> None:
+        """See `LoadedTables`: each table is taken at once."""
+
+    def _made(self, path: str, there: LoadedTable) -> Any:
+        return self._iceberg.BaseTable(self._operations(there), path)
+
+
+def empty_snapshot(spark: SparkSession, there: LoadedTable) -> NewSnapshot:
+    """A snapshot without files that follows what is there: its id and time, and its manifest list, which is written."""
+    jvm: Any = spark._jvm  # noqa: SLF001  # as above
+    operations = _operations(spark)(there)
+    transaction = jvm.org.apache.iceberg.Transactions.replaceTableTransaction(
+        str(there.metadata["location"]), operations, operations.current()
+    )
+    transaction.newFastAppend().commit()
+    made = transaction.currentMetadata().currentSnapshot()
+    return NewSnapshot(
+        made.snapshotId(), str(made.manifestListLocation()), int(made.timestampMillis())
+    )
+
+
+def _operations(spark: SparkSession) -> Callable[[LoadedTable], Any]:
+    """What makes a table's operations of what its catalog said, by which Iceberg's library builds files and reads them.
+
+    The library's only class that does that for every FileIO is that of its own REST catalog, which is not public. Its client
+    is left out: of the operations made here, `refresh` and `commit` are refused.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001  # as above
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    kind = jvm.java.lang.Class.forName(
+        "org.apache.iceberg.rest.RESTTableOperations",
+        True,
+        loader,
+    )
+    (maker,) = (each for each in kind.getDeclaredConstructors() if each.getParameterCount() == 6)
+    maker.setAccessible(True)
+    new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]  # noqa: SLF001  # as above
+
+    def made(there: LoadedTable) -> Any:
+        io = file_io(spark, str(there.metadata["location"]), there.config)
+        parser = jvm.org.apache.iceberg.TableMetadataParser
+        metadata = parser.fromJson(there.location, json.dumps(there.metadata))
+        # Client, path, headers, FileIO, metadata, endpoints.
+        arguments = new_array(jvm.java.lang.Object, 6)
+        arguments[3], arguments[4] = io, metadata
+        return maker.newInstance(arguments).temp(metadata)
+
+    return made

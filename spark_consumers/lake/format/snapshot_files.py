@@ -7,7 +7,8 @@ from typing import Any
 
 from spark_consumers.lake.format import avro
 from spark_consumers.lake.format.iceberg_files import local
-from spark_consumers.lake.format.table_format import ScanFile, Vector, name_of
+from spark_consumers.lake.format.position_deletes import is_ours
+from spark_consumers.lake.format.table_format import RowIds, ScanFile, Vector, name_of
 from walsender_bridge.errors import CorruptError, NotSupportedError
 
 _DATA, _POSITION_DELETES, _EQUALITY_DELETES = range(3)
@@ -62,6 +63,27 @@ def equality_deletes(manifest_list: Path) -> list[str]:
     ]
 
 
+def row_ids(manifest_list: Path) -> dict[str, RowIds]:
+    """The row ids of the snapshot's data files that have some, by the files' names (Iceberg specification, First Row ID Inheritance)."""
+    found = {}
+    for manifest in avro.rows(manifest_list):
+        next_id = manifest.get("first_row_id")
+        for entry in avro.rows(local(manifest["manifest_path"])):
+            file = entry["data_file"]
+            if entry["status"] == _DELETED or file.get("content", _DATA) != _DATA:
+                continue
+            first = file.get("first_row_id")
+            if first is None and next_id is not None:
+                first, next_id = next_id, next_id + file["record_count"]
+            sequence = entry.get("sequence_number")
+            if sequence is None:
+                sequence = manifest["sequence_number"]
+            if first is not None:
+                name = name_of(str(local(file["file_path"])))
+                found[name] = RowIds(first, sequence)
+    return found
+
+
 def _entries(manifest_list: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Each file that is in the snapshot, and its sequence number."""
     for manifest in avro.rows(manifest_list):
@@ -74,6 +96,9 @@ def _entries(manifest_list: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _vector(path: str, found: dict[str, Any]) -> Vector:
     file, offset = found.get("referenced_data_file"), found.get("content_offset")
+    if file is not None and offset is None and is_ours(Path(path).name):
+        rows, size = found["record_count"], found["file_size_in_bytes"]
+        return Vector(name_of(str(local(file))), name_of(path), 0, 0, rows, size)
     if file is None or offset is None:
         raise NotSupportedError(
             "holds deletes by position, which Tuskline does not write",

@@ -8,11 +8,14 @@ table over (`FencedError`), and repeating it changes nothing.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+
+from spark_consumers.lake.layout.arrangement import NO_PARTITION, Arrangement
+from walsender_bridge.postgres.table_layout import TableLayout
 
 #: The hidden column of a table without a key that an earlier version copied, in which it told equal rows apart.
 ROW_ID = "_tuskline_row"
@@ -20,18 +23,25 @@ ROW_ID = "_tuskline_row"
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A Parquet file that was written: absolute path, number of rows, size in bytes."""
+    """A Parquet file that was written: absolute path, number of rows, size in bytes.
+
+    Of a data file also its `partition` (`layout.arrangement`), and the number of the sort order that its rows are in.
+    """
 
     path: str
     rows: int
     size: int
+    partition: str = NO_PARTITION
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
     """Where the deletion vector of a data file is, and how many of its rows are removed.
 
-    `file` and `puffin` are paths below the table's folder, `size` is that of the whole Puffin file.
+    `file` and `puffin` are paths below the table's folder, `size` is that of the whole Puffin file, `partition` the data
+    file's. In version 2 of the format, which has no vectors, `puffin` is a file of positions in Parquet instead
+    (`position_deletes`), and `offset` and `length` are 0.
     """
 
     file: str
@@ -40,6 +50,7 @@ class Vector:
     length: int
     rows: int
     size: int
+    partition: str = NO_PARTITION
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +65,26 @@ class ScanFile:
     rows: int
     vector: Vector | None = None
     deletes: tuple[str, ...] = ()
+    partition: str = NO_PARTITION
 
     @property
     def name(self) -> str:
         """Its path below the table's folder."""
         return name_of(self.path)
+
+
+def placed(file: ScanFile, partition: str) -> ScanFile:
+    """The data file in this partition, in which its vector is, too."""
+    vector = file.vector and replace(file.vector, partition=partition)
+    return replace(file, partition=partition, vector=vector)
+
+
+@dataclass(frozen=True, slots=True)
+class RowIds:
+    """What the rows of a data file have that has no columns for it: ids from `first` on, last changed by `sequence`."""
+
+    first: int
+    sequence: int
 
 
 def name_of(path: str) -> str:
@@ -116,6 +142,18 @@ class TableFormat(Protocol):
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
         """Its columns (of an earlier version's table without a key, `ROW_ID` is the last), and its data files' schema."""
 
+    def version(self, path: str) -> int:
+        """The version of the format that it has."""
+
+    def arrange(self, path: str, term: int, layout: TableLayout) -> Arrangement:
+        """Give it this layout, which holds for files that are written from now on; how these are written.
+
+        Raises `FencedError`, and `NotSupportedError` for a layout that it cannot have.
+        """
+
+    def arrangement(self, path: str) -> Arrangement:
+        """How its files are written now."""
+
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""
 
@@ -156,6 +194,9 @@ class TableFormat(Protocol):
 
     def scan(self, path: str, snapshot: int) -> list[ScanFile]:
         """The data files of a snapshot."""
+
+    def row_ids(self, path: str, snapshot: int) -> Mapping[str, RowIds]:
+        """The row ids of the data files of a snapshot, by their names; none where the format has none."""
 
     def equality_deletes(self, path: str, snapshot: int) -> list[str]:
         """The files of keys in a snapshot that an earlier version wrote."""

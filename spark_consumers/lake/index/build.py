@@ -13,7 +13,8 @@ from pyroaring import BitMap64
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import removed_by_keys
 from spark_consumers.lake.format.data_files import as_damage, read_partial, write_partial
-from spark_consumers.lake.format.puffin import read_vector, write_vectors
+from spark_consumers.lake.format.position_deletes import read_removed
+from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, Vector, name_of
 from spark_consumers.lake.index.digests import Digests, Int64s, key_digests, row_digests
 from spark_consumers.lake.index.merge import append, in_order, merge_all, records_of
@@ -91,7 +92,7 @@ def add_files(
     for file, records in zip(files, parts, strict=True):
         _check_rows(file.path, file.rows, len(records))
     tables = Tables(
-        tuple(DataFile(name_of(f.path), f.rows, f.size) for f in files),
+        tuple(DataFile(name_of(f.path), f.rows, f.size, f.partition) for f in files),
         tuple(vectors),
         frozenset(gone),
     )
@@ -137,7 +138,7 @@ def run_part(task: PartTask) -> Part:
     for number, file in enumerate(task.files):
         digests = task.identity.of_file(file.path)
         _check_rows(file.path, file.rows, len(digests))
-        removed = BitMap64() if file.vector is None else read_vector(task.folder, file.vector)
+        removed = BitMap64() if file.vector is None else read_removed(task.folder, file.vector)
         if file.deletes:
             removed |= BitMap64(removed_by_keys(file, list(task.key)).astype(np.uint64))
             converted[file.name] = removed
@@ -145,7 +146,7 @@ def run_part(task: PartTask) -> Part:
         parts.append(records_of(digests.take(rows), number, rows))
     records = in_order(np.concatenate([np.zeros(0, RECORD), *parts]))
     tables = Tables(
-        tuple(DataFile(f.name, f.rows, f.size) for f in task.files),
+        tuple(DataFile(f.name, f.rows, f.size, f.partition) for f in task.files),
         tuple(f.vector for f in task.files if f.vector is not None and not f.deletes),
     )
     if converted:

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from spark_consumers.lake.format.puffin import positions_of, read_vector
+from spark_consumers.lake.format.position_deletes import read_removed
+from spark_consumers.lake.format.puffin import positions_of
 from spark_consumers.lake.format.table_format import Vector
 from spark_consumers.lake.index.run_format import DataFile, Tables
 
@@ -58,7 +59,9 @@ class Liveness:
         """The positions that are removed from a data file."""
         if name not in self._loaded:
             vector = self.vectors.get(name)
-            self._loaded[name] = BitMap64() if vector is None else read_vector(self._folder, vector)
+            self._loaded[name] = (
+                BitMap64() if vector is None else read_removed(self._folder, vector)
+            )
         return self._loaded[name]
 
     def alive(self, files: UInt32s, positions: UInt32s) -> Bools:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from spark_consumers.lake.format.data_files import whole_file
 from spark_consumers.lake.format.table_format import Vector
 from spark_consumers.lake.index.digests import UInt64s
+from spark_consumers.lake.layout.arrangement import NO_PARTITION
 
 RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("file", "<u4"), ("position", "<u4")])
 Records = npt.NDArray[np.void]
@@ -43,11 +44,12 @@ class IndexDamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A data file: its path below the table's folder, its rows, removed ones among them, and its size in bytes."""
+    """A data file: its path below the table's folder, its rows, removed ones among them, its size in bytes, its partition."""
 
     name: str
     rows: int
     size: int
+    partition: str = NO_PARTITION
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,17 @@ def _blocks(records: Iterable[Records]) -> Iterator[Records]:
 
 def _dump(tables: Tables) -> bytes:
     record = {
-        "files": [[f.name, f.rows, f.size] for f in tables.files],
-        "vectors": [[v.file, v.puffin, v.offset, v.length, v.rows, v.size] for v in tables.vectors],
+        "files": [_listed(each) for each in tables.files],
+        "vectors": [_listed(each) for each in tables.vectors],
         "gone": sorted(tables.gone),
     }
     return json.dumps(record).encode()
+
+
+def _listed(each: DataFile | Vector) -> list[str | int]:
+    """Its members. A partition that it does not have is left out, as earlier versions know none."""
+    found = [getattr(each, name) for name in each.__slots__]
+    return found if each.partition else found[:-1]
 
 
 @dataclass(frozen=True)

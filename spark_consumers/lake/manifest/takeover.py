@@ -45,7 +45,7 @@ UNLOCKED_LEASE = 3.0
 #: Seconds that pass between two looks, at most, as far as silence is concerned.
 _LOOK = 2.0
 
-_TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:copy|skip)-t(\d+)-")
+_TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:compacted|copy|skip)-t(\d+)-")
 _COPY = re.compile(r"%t\d+-[0-9a-f]+$")
 _LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
 _LINK = re.compile(r"^\.?(\d{20})-t")

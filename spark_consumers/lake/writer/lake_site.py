@@ -1,11 +1,12 @@
 """The lake's folder as the steps of `takeover` act on it: each effect carried out, nothing decided."""
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.catalog import links as table_links
+from spark_consumers.lake.compaction.offer import OFFERS, PREFIX
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest import takeover
@@ -19,10 +20,13 @@ log = logs.logger()
 
 
 class LakeSite:
-    """One lake on a local disk."""
+    """One lake on a local disk. `used_elsewhere`: the greatest term that is known outside of it."""
 
-    def __init__(self, chain: Chain, tables: TableFormat) -> None:
+    def __init__(
+        self, chain: Chain, tables: TableFormat, used_elsewhere: Callable[[], int] = lambda: 0
+    ) -> None:
         self._chain = chain
+        self._used_elsewhere = used_elsewhere
         self._format = tables
         #: Folders that are known to stay.
         self._kept: set[str] = set()
@@ -84,7 +88,7 @@ class LakeSite:
             names += [table.name, *files]
             branches += self._format.terms(str(table))
         pins = (term_of(record) for record in PinnedLinks(self._chain.store).names())
-        return max(takeover.greatest_term(names), *branches, *pins)
+        return max(takeover.greatest_term(names), self._used_elsewhere(), *branches, *pins)
 
     def _pinned(self) -> list[Manifest] | None:
         """The pinned links, whose files are needed beside those of the chain; None if a copy of one is damaged."""
@@ -116,7 +120,18 @@ class LakeSite:
                     if sealed is not None and sealed.exists():
                         # These go with their file.
                         continue
+                    if self._is_offered(path):
+                        continue
                     yield Leftover(kind, self._relative(path), self._relative(table))
+
+    def _is_offered(self, path: Path) -> bool:
+        """Whether a run of the row index is a maintainer's, which is decided on, or whose maker dies, with its offer.
+
+        It was there before its offer's record was looked for, and the record is made first.
+        """
+        name = path.name.removeprefix(".").removesuffix(".crc")
+        offer = name.removeprefix(PREFIX).partition(".")[0]
+        return name.startswith(PREFIX) and self._chain.store.exists(f"{OFFERS}/{offer}")
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._chain.root))

@@ -16,7 +16,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.open_catalog import for_writing
 from spark_consumers.lake.catalog.other_engines import OtherEngines
+from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
 from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
 from spark_consumers.lake.epoch import log_view, rolled_back
@@ -26,7 +28,7 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
-from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write
+from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write, without_vectors
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.tables import states
@@ -35,17 +37,19 @@ from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.removed import departed
 from spark_consumers.lake.tables.sources import Source, mark
 from spark_consumers.lake.writer import adopt
+from spark_consumers.lake.writer.compactions import Compactions
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.leases import Leases
 from spark_consumers.lake.writer.log_access import LogAccess
 from spark_consumers.lake.writer.pins import Pins
 from spark_consumers.lake.writer.presence import Presence
-from spark_consumers.lake.writer.requests import Request
+from spark_consumers.lake.writer.requests import CLEAN, COMPACT, Request, waiting
 from spark_consumers.lake.writer.retention import Retention, clock_after
 from spark_consumers.lake.writer.round_failures import RoundFailures
 from spark_consumers.lake.writer.standby import Standby
 from spark_consumers.lake.writer.table_work import TableWork
 from spark_consumers.spark import executors, requirements
+from spark_consumers.spark.lake_catalog import LakeCatalog
 from spark_consumers.spark.session import is_alive
 from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import (
@@ -56,7 +60,8 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.runtime import logs
+from walsender_bridge.postgres.table_layout import LayoutRule
+from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 __all__ = ["Lakehouse", "Source"]
@@ -82,8 +87,9 @@ class _Writer:
     tables: TableWork
     site: LakeSite
     kept: Retention
-    engines: OtherEngines
+    engines: OtherEngines | WholeEpochs
     pins: Pins
+    compactions: Compactions
     #: Paths of tables that were damaged: before one is written again, it is taken over.
     damaged: set[str] = field(default_factory=set)
     #: Whether a round has failed since the last link: it may have written files of any table.
@@ -99,9 +105,10 @@ class Lakehouse:
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
     a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
-    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors` or
-    `copy-on-write`, likewise (`policy`). `failing` is called with the error of each failed round, and with None when the
-    next one has succeeded. `store`: how a bucket is reached.
+    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors`,
+    `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out. `failing` is
+    called with the error of each failed round, and with None when the next one has succeeded. `store`: how a bucket is
+    reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder.
     """
 
     def __init__(
@@ -121,8 +128,10 @@ class Lakehouse:
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
+        layouts: Sequence[LayoutRule] = (),
         failing: Callable[[TusklineError | None], None] | None = None,
         store: StoreOptions = FROM_ENVIRONMENT,
+        rest: LakeCatalog | None = None,
     ) -> None:
         requirements.check_driver(spark)
         if format != IcebergFormat.name:
@@ -148,10 +157,14 @@ class Lakehouse:
         self._began_at = float("-inf")
         self._lake = ""
         self._format: IcebergFormat | None = None
+        self._rest = rest
+        #: Where a catalog of others has the tables.
+        self._whole: WholeEpochs | None = None
         self._policy = Policy(failing_table, copy_rate, keep_paused=retention_seconds)
         self._progress = progress
         self._on_unrepresentable_value = dict(on_unrepresentable_value or {})
         self._deletes = dict(deletes or {})
+        self._layouts = tuple(layouts)
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
     def run(self, stop: threading.Event) -> None:
@@ -259,8 +272,32 @@ class Lakehouse:
         changed = self._publish(writer, wanted)
         writer.tables.settled(writer.head)
         changed |= self._publish(writer, writer.pins.settled(writer.head))
+        self._compact(writer)
+        self._clean(writer, writer.tables.of_maintainers(CLEAN))
         writer.tables.start_copies(writer.head, status, self._log.client)
         writer.tables.write_status(writer.head, changed=changed)
+
+    def _compact(self, writer: _Writer) -> None:
+        """Decide on what maintainers offer."""
+        offers = writer.tables.of_maintainers(COMPACT)
+        if not offers:
+            return
+        stage = writer.epochs.next_stage(writer.head)
+        # Files and commits may be made that are not published.
+        writer.has_failed = True
+        decided = writer.compactions.decided(writer.head, offers, stage)
+        writer.has_failed = False
+        published = self._publish(writer, writer.compactions.head_with(writer.head, decided))
+        fail_point.hit("compaction-published")
+        links = {stage.link: writer.head.tables if published else {}}
+        refused = {
+            one.offer.table: writer.head.tables[one.offer.table]
+            for one in decided
+            if one.offer is not None and not one.made and one.offer.table in writer.head.tables
+        }
+        remove_orphans(self._chain.root, refused, links, stage.term)
+        writer.compactions.settle(writer.head, decided)
+        writer.tables.forget([one.request for one in decided])
 
     def _publish(self, writer: _Writer, wanted: Manifest) -> bool:
         """Publish other states of tables, at the epoch that there is; whether there was anything to publish."""
@@ -293,6 +330,7 @@ class Lakehouse:
             return None
         writer.damaged -= set(found)
         try:
+            writer.epochs.is_maintained = writer.compactions.is_maintained()
             manifest = self._try_to_write(writer, status, everything=everything)
         except ShapeChangedError as changed:
             self._publish(writer, tables.reshape(head, changed))
@@ -332,7 +370,19 @@ class Lakehouse:
         self._lease(manifest)
         writer.engines.show(manifest)
         if writer.kept.is_due(self._retention):
-            writer.kept.expire(writer.head, self._retention)
+            self._expire(writer)
+
+    def _clean(self, writer: _Writer, asked: Sequence[Request]) -> None:
+        """Look at the tables that a maintainer names, also while there is nothing to publish."""
+        if asked and writer.kept.is_due(self._retention):
+            writer.kept.mark({path for request in asked for path in request.tables})
+            self._expire(writer)
+            writer.tables.forget(asked)
+
+    def _expire(self, writer: _Writer) -> None:
+        maintained = writer.compactions.is_maintained()
+        writer.kept.expire(writer.head, self._retention, others=not maintained)
+        writer.compactions.sweep(writer.head, writer.tables.of_maintainers(COMPACT))
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
         """Continue from this link, which this writer published."""
@@ -368,9 +418,7 @@ class Lakehouse:
         self._standby.confirm()
         status = self._log.status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
-        catalog = FolderCatalog(self._chain.root)
-        self._format = IcebergFormat(self._spark, self._lake, catalog)
-        site = LakeSite(self._chain, self._format)
+        site = self._opened()
         clock = clock_after(self._takeover)
 
         def propose(before: Manifest | None, term: int) -> Manifest:
@@ -388,6 +436,8 @@ class Lakehouse:
             return head
 
         def do(effect: takeover.Effect) -> Any:
+            if isinstance(effect, takeover.TakeTable):
+                self._take_catalog()
             answer = site.do(effect)
             if isinstance(effect, takeover.Publish) and answer is None:
                 self._takeover = effect.link
@@ -400,6 +450,7 @@ class Lakehouse:
             steps = takeover.take_over(propose, self._takeover, self._standby.decided)
             taken = takeover.carry_out(steps, do)
             head = taken.head
+            self._take_catalog()
             writer = self._new_writer(head, site, clock)
             self._sweep(writer)
             if taken.damaged:
@@ -416,6 +467,23 @@ class Lakehouse:
             mark(self._sources[stream])
         self._writer = writer
         return writer
+
+    def _opened(self) -> LakeSite:
+        """The lake's tables, by their catalog."""
+        catalog = for_writing(self._chain, self._rest)
+        self._format = IcebergFormat(self._spark, self._lake, catalog)
+        if isinstance(catalog, FolderCatalog):
+            return LakeSite(self._chain, self._format)
+        if not catalog.supports_v3:
+            self._deletes = without_vectors(self._deletes, self._rest.uri if self._rest else "")
+        self._whole = WholeEpochs(catalog, self._lake, self._format.empty_snapshot)
+        return LakeSite(self._chain, self._format, self._whole.term)
+
+    def _take_catalog(self) -> None:
+        """Fence earlier writers in a catalog of others, once their link is overtaken. Raises `FencedError`."""
+        head = self._chain.head()
+        if self._whole is not None and head is not None and self._takeover is not None:
+            self._whole.take_over(self._takeover)
 
     def _with_another_log(self, link: Manifest, asked: Sequence[Request]) -> Manifest:
         """The takeover's link, from which on the lake is of the log that answers (`adopt`)."""
@@ -443,10 +511,11 @@ class Lakehouse:
             unchanged=self._log.unchanged,
             on_unrepresentable_value=self._on_unrepresentable_value,
             deletes=self._deletes,
+            layouts=self._layouts,
         )
         copier = TableCopier(
             *(self._spark, self._chain.root, self._format),
-            *(self._on_unrepresentable_value, self._deletes),
+            *(self._on_unrepresentable_value, self._deletes, self._layouts),
         )
         pins = Pins(self._chain, self._format)
         tables = TableWork(
@@ -462,14 +531,16 @@ class Lakehouse:
             pins=pins,
         )
         kept = Retention.begin(self._chain, self._format, site, clock)
-        engines = OtherEngines(self._chain, self._format, head)
-        return _Writer(head, epochs, tables, site, kept, engines, pins)
+        engines = self._whole or OtherEngines(self._chain, self._format, head)
+        compactions = Compactions(self._chain, self._format, self._deletes)
+        return _Writer(head, epochs, tables, site, kept, engines, pins, compactions)
 
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
         takeover.carry_out(takeover.sweep(writer.head), writer.site.do)
         recent = {m.link: m.tables for m in self._chain.newest(_RECENT_LINKS)}
         remove_orphans(self._chain.root, writer.head.tables, recent, writer.head.term)
+        writer.compactions.sweep(writer.head, list(waiting(self._chain)))
 
     # -- the log ----------------------------------------------------------------------------------------
 

@@ -48,7 +48,13 @@ RETRY, SKIP = "retry", "skip"
 ADOPT = "adopt"
 #: Of an epoch, or of a pin (`pins`).
 PIN, UNPIN = "pin", "unpin"
-KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT, PIN, UNPIN)
+#: Of a maintainer (`compactions`): data files in place of others. It is answered in the record of the offer, not in the chain.
+COMPACT = "compact"
+#: Of a maintainer: tables (by their paths) that have something to expire. It has no answer.
+CLEAN = "clean"
+#: Not answered in the chain.
+OF_MAINTAINERS = frozenset({COMPACT, CLEAN})
+KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT, PIN, UNPIN, COMPACT, CLEAN)
 #: In the answer to a request for an epoch that is past its retention.
 HAS_EXPIRED = "has expired"
 #: Seconds for which an answer is kept for the process that waits for it.
@@ -65,7 +71,8 @@ class Request:
     """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time.
 
     `rows`: ids of quarantined rows (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`). `pin`: the name
-    of a pin, `epoch`: what it keeps, and `seconds`: for how long (0: until it is released) (`PIN`, `UNPIN`).
+    of a pin, `epoch`: what it keeps, and `seconds`: for how long (0: until it is released) (`PIN`, `UNPIN`). `offer`: the name of
+    an offer's record (`COMPACT`).
     """
 
     id: str
@@ -76,6 +83,7 @@ class Request:
     pin: str = ""
     epoch: int = 0
     seconds: float = 0.0
+    offer: str = ""
 
 
 def ask(
@@ -88,13 +96,14 @@ def ask(
     pin: str = "",
     epoch: int = 0,
     seconds: float = 0.0,
+    offer: str = "",
 ) -> Request:
     """Write a request to the lake, durably. Raises `UsageError`, and `LakeError` if there is no lake or it is read-only."""
     if kind not in KINDS:
         raise UsageError(f"unknown request kind {kind!r}", repair=f"use one of {', '.join(KINDS)}")
     chain.identity()
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
-    request = Request(name, kind, tuple(tables), tuple(rows), log_id, pin, epoch, seconds)
+    request = Request(name, kind, tuple(tables), tuple(rows), log_id, pin, epoch, seconds, offer)
     try:
         make_room(chain)
         chain.store.create(_file(request.id), dump(asdict(request)))
@@ -144,9 +153,10 @@ def _request(record: Mapping[str, Any], name: str) -> Request:
     lists = record["tables"], record.get("rows", [])
     texts = record["id"], record["kind"], record.get("log_id", ""), record.get("pin", "")
     epoch, seconds = int(record.get("epoch", 0)), float(record.get("seconds", 0.0))
+    offer = record.get("offer", "")
     if not all(isinstance(found, list) for found in lists):
         raise TypeError("its tables or rows are not lists")
-    if not all(isinstance(text, str) for text in [*texts, *lists[0], *lists[1]]):
+    if not all(isinstance(text, str) for text in [*texts, offer, *lists[0], *lists[1]]):
         raise TypeError("a member has an unexpected type")
     if record["id"] != name:
         # It would be answered under another name than it is forgotten by, and be carried out again.
@@ -158,12 +168,19 @@ def _request(record: Mapping[str, Any], name: str) -> Request:
     if record["kind"] in {PIN, UNPIN}:
         checked_name(texts[3])
     rows, asked_for = tuple(lists[1]), texts[2:]
-    return Request(*texts[:2], tuple(lists[0]), rows, *asked_for, epoch=epoch, seconds=seconds)
+    return Request(
+        *texts[:2], tuple(lists[0]), rows, *asked_for, epoch=epoch, seconds=seconds, offer=offer
+    )
 
 
 def forget(chain: Chain, request: Request) -> None:
     """Remove a request that has its answer."""
     chain.store.remove(_file(request.id))
+
+
+def is_waiting(chain: Chain, request: Request) -> bool:
+    """Whether the request is still there."""
+    return chain.store.exists(_file(request.id))
 
 
 def carry_out(

@@ -96,8 +96,15 @@ class Retention:
         """Whether it is time to look, with a retention of so many seconds."""
         return time.monotonic() - self._cleaned_at >= min(_HOUSEKEEPING, seconds)
 
-    def expire(self, head: Manifest, seconds: float) -> None:
+    def mark(self, paths: Collection[str]) -> None:
+        """These tables may have something to remove, as somebody else has found."""
+        self._due |= set(paths)
+
+    def expire(self, head: Manifest, seconds: float, *, others: bool = True) -> None:
         """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours.
+
+        `others`: look at tables that did not change as well, some each time; a maintainer spares that, as it names those that
+        are worth it (`mark`).
 
         Raises `FencedError`. What no link and no pin has is never pinned again, for a pin is made of one of these. So the oldest
         link is read first, and then whether a newer writer has come: one that comes after that can pin nothing that is
@@ -126,7 +133,7 @@ class Retention:
                 self._due.add(name)
         # Earlier copies, too: what a release could not change in one, as it was damaged, is done when it can be.
         there = current | {name for name, uses in self._last_use.items() if uses}
-        cleaned = self._turn(there)
+        cleaned = self._turn(there, _OTHERS if others else 0)
         # What others have removed, and what was tagged for a link that was lost.
         self._pins.repair(head, cleaned)
         for name, uses in list(self._last_use.items()):
@@ -162,13 +169,13 @@ class Retention:
                 self._last_use.setdefault(table.path, {}).setdefault(table.snapshot_id, link.link)
         return found
 
-    def _turn(self, there: Collection[str]) -> list[str]:
-        """The tables to clean this time, of these: as many as there is work for, not as many as there are."""
+    def _turn(self, there: Collection[str], more: int) -> list[str]:
+        """The tables to clean this time, of these: as many as there is work for, not as many as there are; and `more` others."""
         self._turns = dict.fromkeys([*(t for t in self._turns if t in there), *there])
         self._due &= set(there)
         due = [path for path in self._turns if path in self._due][:_MOST]
         others = (path for path in self._turns if path not in due)
-        found = [*due, *islice(others, _OTHERS)]
+        found = [*due, *islice(others, more)]
         for path in found:
             del self._turns[path]
             self._turns[path] = None

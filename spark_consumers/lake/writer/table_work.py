@@ -112,7 +112,8 @@ class TableWork:
         `apart`: the streams that are not in `status`, as the log has another history of them, and why.
         """
         self._read_requests()
-        new = [request for request in self._asked if request.id not in head.answered]
+        asked = [r for r in self._asked if r.kind not in requests.OF_MAINTAINERS]
+        new = [request for request in asked if request.id not in head.answered]
         if any(request.id not in self._seen_at for request in new):
             self._poller.soon()
         now = time.monotonic()
@@ -191,6 +192,16 @@ class TableWork:
         publications = self._poll(head, at_once=True)
         self.polled = {stream for stream, began, _ in publications if began >= now}
         return self._compare(head, publications)
+
+    def of_maintainers(self, kind: str) -> list[requests.Request]:
+        """The requests of that kind (`requests.OF_MAINTAINERS`) that are not forgotten."""
+        return [request for request in self._asked if request.kind == kind]
+
+    def forget(self, decided: Collection[requests.Request]) -> None:
+        """Remove requests that are decided."""
+        for request in decided:
+            requests.forget(self._chain, request)
+        self._asked = [request for request in self._asked if request not in decided]
 
     def settled(self, head: Manifest) -> None:
         """What `step` or `reshape` changed is in the chain."""

@@ -11,7 +11,7 @@ from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.removal import run_removal
 from spark_consumers.lake.epoch.stage import Staged
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.format.puffin import read_vector
+from spark_consumers.lake.format.position_deletes import read_removed
 from spark_consumers.lake.format.table_format import FileInfo, Vector
 from spark_consumers.lake.index.run_format import Run
 
@@ -61,7 +61,7 @@ class TableOnDisk:
         for name, file in self.files.items():
             removed = BitMap64()
             if name in self.vectors:
-                removed = read_vector(self.folder, self.vectors[name])
+                removed = read_removed(self.folder, self.vectors[name])
             alive = pa.array([i for i in range(file.rows) if i not in removed], pa.int64())
             parts.append(pq.read_table(file.path).take(alive).cast(schema))
         return pa.concat_tables(parts)

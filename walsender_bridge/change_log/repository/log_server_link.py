@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from walsender_bridge.change_log import actions
 from walsender_bridge.change_log import log_server_messages as m
-from walsender_bridge.change_log.connection import Connection
+from walsender_bridge.change_log.connection import Connection, Service
 from walsender_bridge.change_log.protocol import IssuedCommit, ReplicaReport
 from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
@@ -79,8 +79,8 @@ class LogServerLink:
 
     def call(self, action: actions.Action[_R, _A], request: _R, *, within: float = _ANSWER) -> _A:
         """Perform an action. Raises the log server's error, or `UnavailableError`."""
-        client = self._connection.client(action.streams(request))
-        return actions.call(client, self.address, action, request, within)
+        with self._connection.use(action.streams(request)) as service:
+            return actions.call(service.client, self.address, action, request, within)
 
     def learn(self, stream: str, log_id: str) -> None:
         """Have it host a replica that can be synchronized, unless it has one. Raises as `call`."""
@@ -90,10 +90,10 @@ class LogServerLink:
 
     def report(self) -> list[ReplicaReport]:
         """Request the reports of its replicas."""
-        self._connection.client()
-        self.sent_at = time.monotonic()
-        answer = self.call(m.REPORT, actions.Empty())
-        reports = self._own(answer.log_server, answer.reports)
+        with self._connection.use() as service:
+            self.sent_at = time.monotonic()
+            answer = actions.call(service.client, self.address, m.REPORT, actions.Empty(), _ANSWER)
+        reports = self._own(service, answer.log_server, answer.reports)
         self.log_server_id, self._warned, self.problem = answer.log_server, False, None
         return reports
 
@@ -101,10 +101,14 @@ class LogServerLink:
         self, commits: Mapping[str, tuple[IssuedCommit, ...]], now: float
     ) -> tuple[list[ReplicaReport], Mapping[str, ErrorRecord]]:
         """Send commits with the time of the steady clock. Returns the reports after them, and what was refused."""
-        answer = self.call(m.COMMIT, m.CommitRequest(commits, int(now * 1e6)))
-        return self._own(self.log_server_id, answer.reports), answer.refused
+        request = m.CommitRequest(commits, int(now * 1e6))
+        with self._connection.use(m.COMMIT.streams(request)) as service:
+            answer = actions.call(service.client, self.address, m.COMMIT, request, _ANSWER)
+        return self._own(service, self.log_server_id, answer.reports), answer.refused
 
-    def _own(self, log_server_id: str, reports: Iterable[ReplicaReport]) -> list[ReplicaReport]:
+    def _own(
+        self, service: Service, log_server_id: str, reports: Iterable[ReplicaReport]
+    ) -> list[ReplicaReport]:
         """The reports of a log server, which speaks for its own replicas alone: each is one vote for a commit.
 
         Those of streams that its certificate does not name are left out.
@@ -115,12 +119,12 @@ class LogServerLink:
                 f"log server {log_server_id} reports a replica of log server {other.replica!r:.60}",
                 where=f"stream {other.stream!r:.60}, {self.address}",
             )
-        return [report for stream, report in found.items() if self._may_serve(stream)]
+        return [report for stream, report in found.items() if self._may_serve(service, stream)]
 
-    def _may_serve(self, stream: str) -> bool:
+    def _may_serve(self, service: Service, stream: str) -> bool:
         """Whether the log server's certificate names the stream. If not, that is the stream's fault, and no other's."""
         try:
-            self._connection.check([stream])
+            service.check([stream])
         except UntrustedServiceError as error:
             self.refused[stream] = error
             return False

@@ -1,0 +1,297 @@
+"""`freshness`: seconds from a commit on PostgreSQL until Spark can read it in all ten tables, against a MERGE per table.
+
+pgbench calls a function that changes one row of each of ten tables, with the number of the call, 100 times a second. In turn, the
+pipeline publishes epochs as fast as it can, and the peer, which is what a user writes by hand, has a streaming query for
+each table that merges its changes into an Iceberg table. A commit is readable when the lake has an epoch with it, or when
+the last of the peer's ten tables has it: then the round, or the MERGE, has returned. The reader's query is not counted. In each turn a side has
+caught up before the load begins, and every commit of the load counts.
+
+Equal means: both have the same rows after each round; and in every epoch the ten tables end at the same call.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from pyspark.sql import DataFrame
+
+from benchmarks import workload
+from benchmarks.lakes import Bench, Lake, bench, sums_of
+from benchmarks.processes import tree_cpu_seconds
+from benchmarks.report import Report, Round, load
+from spark_consumers import read
+from tests.support.waiting import wait_for
+
+NAME = "freshness"
+TABLES = tuple(f"f{number}" for number in range(10))
+_WORK = "ten tables"
+_SPACE = "tuskline.bench"
+#: Seconds within which a side has everything after the load has ended.
+_CATCH_UP = 300
+#: When something was readable (seconds since 1970), and the last call that it has.
+Event = tuple[float, int]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The benchmark's own options."""
+    parser.add_argument("--seconds", type=int, default=60, help="of load in each turn")
+    parser.add_argument("--rate", type=int, default=100, help="transactions a second")
+
+
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """All rounds: the lake, the peer, in turn."""
+    seconds = max(int(options.seconds * options.scale), 5)
+    with bench([], memory="3g") as running:
+        peer_name = "Structured Streaming with MERGE, Iceberg in Spark"
+        report = Report(NAME, [{"name": peer_name, "version": running.spark.version}])
+        workload.execute(running.server, "benchmark/freshness")
+        lake = Lake(running, "own", running.publish("freshness", TABLES))
+        lake.copy(len(TABLES))
+        peer = _Peer(running, lake)
+        for number in range(-1, options.rounds):
+            sides: list[_Own | _Peer] = [_Own(running, lake), peer]
+            for side in sides if number % 2 else reversed(sides):
+                turn = _turn(running, side, seconds, options.rate)
+                say(
+                    f"{number + 1}/{options.rounds} {turn.side}: p50 {turn.more['p50']:.2f} s, "
+                    f"p99 {turn.more['p99']:.2f} s, {turn.more['steps']:.0f} steps, load {turn.load}"
+                )
+                if number >= 0:
+                    report.add(turn)
+            with _Own(running, lake).running():
+                pass
+            with peer.running():
+                pass
+            report.unequal += [f"round {number + 1}: {why}" for why in _unequal(lake, peer)]
+        lake.close()
+    for name in ("p50", "p99"):
+        own, other = (report.median(side, _WORK, name) for side in ("own", "merge"))
+        report.ratio(f"lake_{name}_vs_merge", own, other)
+        report.ratios[f"lake_{name}_seconds"] = round(own, 3)
+    return report
+
+
+class _Own:
+    """The lake. Its rounds run in a thread."""
+
+    name = "own"
+
+    def __init__(self, running: Bench, lake: Lake) -> None:
+        self._bench, self._lake = running, lake
+        self._published: list[tuple[float, int]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Publish epochs until the caller is done, and everything up to then."""
+        self._lake.epoch(self._bench.barrier(), _WORK)
+        self._published.clear()
+        stop = threading.Event()
+
+        def rounds() -> None:
+            while not stop.is_set():
+                made = self._lake.house.run_once(force=True)
+                if made is not None:
+                    self._published.append((time.time(), made.epoch))
+
+        with _thread(rounds, stop):
+            yield
+            until = self._bench.barrier()
+            wait_for(lambda: self._lake.head().epoch >= until, _CATCH_UP, "the lake has everything")
+
+    def events(self) -> list[Event]:
+        """When each epoch was published, and where its tables end. Raises `ValueError` if they end at different calls."""
+        found = []
+        for when, epoch in self._published:
+            ends = _ends(read(self._bench.spark, self._lake.root, epoch=epoch))
+            if len(ends) > 1:
+                raise ValueError(f"epoch {epoch}: the tables end at {sorted(ends)}")
+            found.append((when, ends.pop()))
+        return found
+
+
+class _Peer:
+    """What a user writes: for each table a query that merges its changes, of which a window function keeps the last one of each key."""
+
+    name = "merge"
+
+    def __init__(self, running: Bench, lake: Lake) -> None:
+        self._bench, self._first = running, lake.head().epoch + 1
+        self._began = 0.0
+        running.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {_SPACE}")
+        snapshot = read(running.spark, lake.root)
+        for table in TABLES:
+            writer = snapshot[f"public.{table}"].writeTo(f"{_SPACE}.{table}").using("iceberg")
+            writer = writer.tableProperty("format-version", "3")
+            for kind in ("merge", "update", "delete"):
+                writer = writer.tableProperty(f"write.{kind}.mode", "merge-on-read")
+            writer.create()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Merge changes until the caller is done, and everything up to then."""
+        queries: list[Any] = []
+        try:
+            self._bench.barrier()
+            # One after the other: each starts a Python worker, and catches up.
+            for table in TABLES:
+                queries.append(self._query(table))
+                queries[-1].processAllAvailable()
+            self._began = time.time()
+            yield
+            self._bench.barrier()
+            for query in queries:
+                query.processAllAvailable()
+        finally:
+            for query in queries:
+                query.stop()
+
+    def _query(self, table: str) -> Any:
+        stream = (
+            self._bench.spark.readStream.format("tuskline")
+            .option("log", self._bench.log.address)
+            .option("mode", "table")
+            .option("tables", f"public.{table}")
+            .option("startingVersion", self._first)
+            .load()
+        )
+        return (
+            stream.writeStream.option("checkpointLocation", str(self._bench.folder / table))
+            .foreachBatch(lambda batch, _: self._merge(table, batch))
+            .start()
+        )
+
+    def _merge(self, table: str, batch: DataFrame) -> None:
+        view = f"batch_{table}"
+        batch.createOrReplaceTempView(view)
+        batch.sparkSession.sql(f"""
+            MERGE INTO {_SPACE}.{table} AS t
+            USING (
+                SELECT * FROM (
+                    SELECT *, coalesce(id, _before.id) AS k, row_number() OVER (
+                        PARTITION BY coalesce(id, _before.id) ORDER BY _version DESC, _offset DESC, _sequence DESC) AS last
+                    FROM {view})
+                WHERE last = 1) AS s
+            ON t.id = s.k
+            WHEN MATCHED AND s._op = 'D' THEN DELETE
+            WHEN MATCHED THEN UPDATE SET n = s.n, v = s.v
+            WHEN NOT MATCHED AND s._op <> 'D' THEN INSERT (id, n, v) VALUES (s.id, s.n, s.v)
+        """)
+
+    def events(self) -> list[Event]:
+        """When all tables had the calls up to which one, by the times of their snapshots."""
+        made = [(table, *snapshot) for table in TABLES for snapshot in self._snapshots(table)]
+        behind = dict.fromkeys(TABLES, 0)
+        found = []
+        for table, when, end in sorted(made, key=itemgetter(1)):
+            behind[table] = max(end, behind[table])
+            found.append((when, min(behind.values())))
+        return found
+
+    def _snapshots(self, table: str) -> list[Event]:
+        """The table's snapshots of this turn, and the one before."""
+        spark, name = self._bench.spark, f"{_SPACE}.{table}"
+        rows = spark.sql(f"SELECT snapshot_id, committed_at FROM {name}.snapshots").collect()
+        every = sorted((row["committed_at"].timestamp(), row["snapshot_id"]) for row in rows)
+        started = [one for one in every if one[0] < self._began]
+        chosen = started[-1:] + every[len(started) :]
+        frames = [
+            spark.read.option("versionAsOf", snapshot).table(name).selectExpr(f"{when}D", "max(n)")
+            for when, snapshot in chosen
+        ]
+        return [(row[0], row[1]) for row in reduce(DataFrame.unionAll, frames).collect()]
+
+    def frames(self) -> dict[str, DataFrame]:
+        """Its tables."""
+        return {table: self._bench.spark.table(f"{_SPACE}.{table}") for table in TABLES}
+
+
+@contextmanager
+def _thread(work: Callable[[], None], stop: threading.Event) -> Iterator[None]:
+    failed: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _turn(running: Bench, side: "_Own | _Peer", seconds: int, rate: int) -> Round:
+    with side.running():
+        first = _last_call(running) + 1
+        busy, cpu, began = load(), tree_cpu_seconds(os.getpid()), time.monotonic()
+        commits = _load(running, seconds, rate)
+        wall, cpu = time.monotonic() - began, tree_cpu_seconds(os.getpid()) - cpu
+    events = side.events()
+    waited = sorted(readable(commits, first, events))
+    p50, p99 = statistics.median(waited), waited[int(len(waited) * 0.99)]
+    more = {"p50": p50, "p99": p99, "steps": float(len(events))}
+    return Round(side.name, _WORK, len(commits) * len(TABLES), wall, cpu, None, busy, more)
+
+
+def readable(commits: Sequence[float], first: int, events: Sequence[Event]) -> list[float]:
+    """For each commit, the seconds until the first event that has it. The commits are those of the calls from `first` on."""
+    ends = [end for _, end in events]
+    return [events[bisect_left(ends, call)][0] - when for call, when in enumerate(commits, first)]
+
+
+def _load(running: Bench, seconds: int, rate: int) -> list[float]:
+    """Run the load. When each transaction had ended, in seconds since 1970."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script")
+        script.write_text("SELECT change();\n")
+        command = [str(running.server.installation.tool("pgbench")), "-n", "-M", "prepared"]
+        command += ["-c", "1", "-R", str(rate), "-T", str(seconds), "-f", str(script), "-l"]
+        command += ["--log-prefix", str(Path(folder, "log")), running.server.dsn()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"pgbench failed: {done.stderr[-500:]}")
+        (log,) = Path(folder).glob("log.*")
+        lines = [line.split() for line in log.read_text().splitlines()]
+    return [int(line[4]) + int(line[5]) / 1e6 for line in lines]
+
+
+def _last_call(running: Bench) -> int:
+    with psycopg.connect(running.server.dsn()) as connection:
+        row = connection.execute("SELECT last_value - (NOT is_called)::int FROM numbers").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _ends(tables: Any) -> set[int]:
+    """The calls at which the tables of a snapshot end."""
+    frames = [tables[f"public.{table}"].selectExpr("max(n)") for table in TABLES]
+    return {int(row[0]) for row in reduce(DataFrame.unionAll, frames).collect()}
+
+
+def _unequal(lake: Lake, peer: _Peer) -> list[str]:
+    """The tables in which the two have different rows."""
+    own = lake.sums(TABLES)
+    other = sums_of(peer.frames())
+    return [
+        f"{one[0]} has {one[1:]} and {two[1:]}"
+        for one, two in zip(own, other, strict=True)
+        if one != two
+    ]

@@ -1,0 +1,125 @@
+"""Which data files of which tables are worth rewriting, and which come first. Pure.
+
+A reader opens each data file, and the deletion vector of each that has one. So what a rewrite gains is counted in files that
+a reader opens less. Three rules keep a row from being written again and again:
+
+- a file of at least half the target that has few removed rows stays as it is;
+- smaller files are joined as the runs of a log-structured merge tree are: a file takes part only while it is at most `_RATIO`
+  times as large as all smaller ones together, so each rewrite at least multiplies the size of the file that a row is in;
+- nothing is done that gains fewer than `_LEAST` files, but for files with many removed rows.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_consumers.lake.layout.arrangement import NO_PARTITION
+
+#: Of a data file's rows, the part that has to be removed for it to be rewritten whatever its size.
+_DEAD = 0.1
+#: How much larger a file may be than all smaller ones together to be joined with them.
+_RATIO = 2
+#: Files that are joined whatever their sizes, in bytes: opening one costs more than reading it.
+_TINY = 1 << 20
+#: Files that a rewrite has to gain.
+_LEAST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A data file of a snapshot: its path below the table's folder, its rows, its bytes, how many rows are removed, its partition."""
+
+    name: str
+    rows: int
+    size: int
+    removed: int = 0
+    partition: str = NO_PARTITION
+
+    @property
+    def living(self) -> int:
+        """About how many bytes its living rows have."""
+        return self.size * (self.rows - self.removed) // max(self.rows, 1)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether so many rows are removed that it is rewritten for them."""
+        return self.removed >= _DEAD * self.rows and self.removed > 0
+
+    @property
+    def opened(self) -> int:
+        """The files that a reader opens for it."""
+        return 2 if self.removed else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Data files of one partition of a table, whose living rows become one file."""
+
+    files: tuple[FileState, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that are read for it."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def gain(self) -> int:
+        """The files that a reader opens less, once it is rewritten."""
+        return sum(file.opened for file in self.files) - 1
+
+
+def groups(files: Iterable[FileState], target: int) -> list[Group]:
+    """What to rewrite of one table: groups that become files of about `target` bytes, those that gain most first."""
+    by_partition: dict[str, list[FileState]] = {}
+    for file in files:
+        by_partition.setdefault(file.partition, []).append(file)
+    due = [group for some in by_partition.values() for group in _in_partition(some, target)]
+    return sorted(due, key=lambda group: (-group.gain, group.bytes, group.files[0].name))
+
+
+def _in_partition(files: Iterable[FileState], target: int) -> list[Group]:
+    found = sorted(files, key=lambda file: (file.living, file.name))
+    dead = [file for file in found if file.is_dead]
+    joined = _joined([file for file in found if not file.is_dead and 2 * file.living < target])
+    if len(joined) <= _LEAST:
+        joined = joined if dead else []
+    made = [Group(tuple(some)) for some in _packed([*joined, *dead], target)]
+    return [g for g in made if g.gain >= _LEAST or any(file.is_dead for file in g.files)]
+
+
+def _joined(small: Sequence[FileState]) -> list[FileState]:
+    """Of small files, the smallest first, those that are joined: up to the largest for which that is worth it."""
+    count = total = 0
+    for number, file in enumerate(small, 1):
+        if file.living <= max(_RATIO * total, _TINY):
+            count = number
+        total += file.living
+    return list(small[:count])
+
+
+def _packed(files: Iterable[FileState], target: int) -> list[list[FileState]]:
+    """The files in stretches of about `target` living bytes, in the order of their names: rows of one time stay together."""
+    stretches: list[list[FileState]] = []
+    size = 0
+    for file in sorted(files, key=lambda file: file.name):
+        if not stretches or (size and size + file.living > target):
+            stretches.append([])
+            size = 0
+        stretches[-1].append(file)
+        size += file.living
+    return stretches
+
+
+def choose(tables: Mapping[str, Collection[Group]], limit: int) -> dict[str, list[Group]]:
+    """What is done now of what is due, in at most `limit` bytes: tables with the most to gain first.
+
+    At least one group, however large: it would never be done otherwise.
+    """
+    chosen: dict[str, list[Group]] = {}
+    left = limit
+    by_gain = sorted(tables, key=lambda name: (-sum(g.gain for g in tables[name]), name))
+    for name in by_gain:
+        for group in tables[name]:
+            if group.bytes <= left or not chosen:
+                chosen.setdefault(name, []).append(group)
+                left -= group.bytes
+    return chosen

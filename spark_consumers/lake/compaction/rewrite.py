@@ -1,0 +1,173 @@
+"""What a maintainer does with the files of one table: looks at them, and writes others in their place. Without Spark.
+
+The row index says which data files a table has and which rows of them are removed, so no manifest of Iceberg is read.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
+from spark_consumers.lake.compaction.decide import CurrentFile, mapped
+from spark_consumers.lake.compaction.offer import (
+    PREFIX,
+    NewFile,
+    Offer,
+    OfferName,
+    OldFile,
+)
+from spark_consumers.lake.compaction.plan import FileState, Group
+from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
+from spark_consumers.lake.epoch.removal import Rewrite
+from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.format.data_files import write_partial
+from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.format.iceberg_layout import layouts_in
+from spark_consumers.lake.format.iceberg_schema import arrow_schema
+from spark_consumers.lake.format.snapshot_files import row_ids
+from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, RowIds, name_of
+from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table
+from spark_consumers.lake.index.liveness import Liveness
+from spark_consumers.lake.index.run_format import open_runs
+from spark_consumers.lake.layout.evolution import arrangement
+from spark_consumers.lake.manifest.table_version import TableVersion
+from walsender_bridge.errors import LakeError
+from walsender_bridge.runtime import fail_point
+
+
+def liveness_of(folder: str, table: TableVersion) -> Liveness:
+    """The table's data files and removed rows. Raises `IndexDamagedError`."""
+    with open_runs(folder, table.index_files) as runs:
+        return Liveness(folder, [run.tables for run in runs])
+
+
+def states(liveness: Liveness) -> list[FileState]:
+    """The data files as `plan` knows them."""
+    found = []
+    for file in liveness.current():
+        vector = liveness.vectors.get(file.name)
+        removed = 0 if vector is None else vector.rows
+        found.append(FileState(file.name, file.rows, file.size, removed, file.partition))
+    return found
+
+
+def current(liveness: Liveness) -> dict[str, CurrentFile]:
+    """The data files as `decide` knows them."""
+    found = {}
+    for file in liveness.current():
+        vector = liveness.vectors.get(file.name)
+        puffin = "" if vector is None else vector.puffin
+        found[file.name] = CurrentFile(puffin, partial(liveness.removed, file.name))
+    return found
+
+
+def prepare(
+    root: Path,
+    catalog: TableCatalog,
+    name: str,
+    table: TableVersion,
+    offer: OfferName,
+    groups: Sequence[Group],
+) -> Offer:
+    """Write the files of an offer; the record of the offer is there. `name`: the table's.
+
+    Raises `CorruptError`, `IndexDamagedError`, `FileNotFoundError`, `LakeError`: also if the table has gone on meanwhile, and
+    what it had has expired.
+    """
+    folder = str(root / table.path)
+    loaded = catalog.load(TableId.at(table.path))
+    if loaded is None:
+        raise LakeError("the table has gone", where=folder)
+    target = _target(folder, loaded.metadata, name, table, offer)
+    ids = _row_ids(loaded.metadata, table)
+    liveness = liveness_of(folder, table)
+    known = {file.name: file for file in liveness.current()}
+    old: list[OldFile] = []
+    made: list[FileInfo] = []
+    with tempfile.TemporaryDirectory(prefix="tuskline-maintain-") as scratch:
+        for number, group in enumerate(groups):
+            removed = {file.name: liveness.removed(file.name) for file in group.files}
+            path = write_partial(f"{scratch}/{number}.arrow", bitmaps_table(removed))
+            kept = tuple(ids.get(file.name) for file in group.files) if ids else ()
+            rewrite = Rewrite(tuple(known[file.name] for file in group.files), path, kept)
+            (written,) = run_complete(CompleteTask(target, number, rewrite=rewrite)).rows
+            made.append(written)
+            vectors = ((f, liveness.vectors.get(f.name)) for f in rewrite.files)
+            known_then = [
+                (f.name, f.rows, "" if vector is None else vector.puffin, removed[f.name])
+                for f, vector in vectors
+            ]
+            old += mapped(known_then, number)
+            fail_point.hit("compaction-written")
+    identity = Identity.of(table.key, target.file_schema)
+    (run,) = add_files(folder, (), offer.run, identity, made, (), [file.name for file in old])
+    files = tuple(NewFile(name_of(f.path), f.rows, f.size, f.partition) for f in made)
+    return replace(
+        intent(offer, name, table),
+        old=tuple(old),
+        files=files,
+        run=run.name,
+        weight=run.weight,
+    )
+
+
+def files_of(folder: Path, offer: OfferName) -> tuple[list[Path], list[Path]]:
+    """The data files of an offer that are there, and the drafts of those and of its run that a dead maintainer left."""
+    drafts = folder.glob(f"*/.{PREFIX}{offer}[-.]*.tmp")
+    return list(folder.glob(f"data/{offer.prefix}*")), list(drafts)
+
+
+def intent(offer: OfferName, name: str, table: TableVersion) -> Offer:
+    """The offer before its files are written."""
+    return Offer(str(offer), name, table.path, offer.term, table.key)
+
+
+def _target(
+    folder: str, metadata: Mapping[str, Any], name: str, table: TableVersion, offer: OfferName
+) -> Target:
+    """The table as the tasks of an epoch know it, for files of this offer."""
+    schema = _schema(metadata, table)
+    return Target(
+        name=name,
+        relation=name.partition(".")[2],
+        prefix=f"{folder}/data/{offer.prefix.removesuffix('-')}",
+        columns=schema,
+        file_schema=schema,
+        key=table.key,
+        start_lsn=table.start_lsn,
+        relation_id=table.relation_id,
+        arrangement=arrangement(layouts_in(metadata)),
+    )
+
+
+def compactable(metadata: Mapping[str, Any], files: Sequence[FileState]) -> list[FileState]:
+    """Those of the files whose rows can go into one file in the order that they have.
+
+    None of a table with a sort order, since its rows would be in another order there, and none of an earlier partition spec, since
+    its rows belong in several partitions now. The writer rewrites these.
+    """
+    there = arrangement(layouts_in(metadata))
+    return [] if there.sort else [f for f in files if there.is_current(f.partition)]
+
+
+def _row_ids(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str, RowIds]:
+    """The row ids of the table's data files; none in a version of the format that has none. Raises `LakeError`."""
+    for snapshot in metadata.get("snapshots", ()):
+        if snapshot["snapshot-id"] == table.snapshot_id:
+            return row_ids(local(snapshot["manifest-list"]))
+    raise LakeError("the table's snapshot has gone", where=table.path)
+
+
+def _schema(metadata: Mapping[str, Any], table: TableVersion) -> pa.Schema:
+    """The schema of the table's data files, without columns that only an unpublished attempt has added."""
+    number = metadata["current-schema-id"]
+    (found,) = [each for each in metadata["schemas"] if each["schema-id"] == number]
+    whole = arrow_schema(found)
+    wanted = [column for column, _, _ in table.layout] or [n for n in whole.names if n != ROW_ID]
+    hidden = [ROW_ID] if not table.key and ROW_ID in whole.names else []
+    return pa.schema([whole.field(column) for column in dict.fromkeys([*wanted, *hidden])])

@@ -1,0 +1,122 @@
+"""The living rows of data files as new data files, and the row groups of data files.
+
+In version 3 of Iceberg's format every row has an id, which says to readers that derive changes that it is the same row in
+another file. A row that is only moved keeps its id and the number of its last change: the new file has both in columns of their own,
+since they no longer follow from where the row is (Iceberg specification, Row Lineage).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_consumers.lake.epoch.removal import Rewrite, one, positions
+from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.arranged_files import write_arranged
+from spark_consumers.lake.format.data_files import as_damage, whole_file
+from spark_consumers.lake.format.iceberg_schema import FIELD_ID
+from spark_consumers.lake.format.table_format import FileInfo, RowIds
+from spark_consumers.lake.index.build import bitmaps_in
+from walsender_bridge.errors import CorruptError
+
+#: Iceberg's columns for what a row keeps, with the numbers that are reserved for them.
+_ID, _UPDATED = "_row_id", "_last_updated_sequence_number"
+_KEPT = [
+    pa.field(_ID, pa.int64(), metadata={FIELD_ID: "2147483540"}),
+    pa.field(_UPDATED, pa.int64(), metadata={FIELD_ID: "2147483539"}),
+]
+
+
+def rewritten(target: Target, rewrite: Rewrite, path: str) -> tuple[FileInfo, ...]:
+    """Write the living rows of these data files, which are in one partition; `path` is that of the new file, if it is one.
+
+    Raises `CorruptError`.
+    """
+    schema = target.file_schema
+    if rewrite.row_ids:
+        # No table of the lake has columns of these names (`schema_match.unusable`).
+        for field in _KEPT:
+            schema = schema.append(field)
+    (partition,) = {file.partition for file in rewrite.files}
+    arrangement = target.arrangement
+    living = _living(target, rewrite, schema)
+    if arrangement.sort or not arrangement.is_current(partition):
+        whole = pa.concat_tables([schema.empty_table(), *living])
+        columns = [one(whole, name) for name in schema.names]
+        return write_arranged(path, columns, schema, arrangement)
+    rows = 0
+    with (
+        whole_file(path) as out,
+        pq.ParquetWriter(
+            out,
+            schema,
+            compression=arrangement.codec,
+            compression_level=arrangement.level,
+        ) as writer,
+    ):
+        for part in living:
+            writer.write_table(part)
+            rows += len(part)
+    return (FileInfo(path, rows, Path(path).stat().st_size, partition),)
+
+
+def _living(target: Target, rewrite: Rewrite, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The living rows of the files, a row group at a time."""
+    removed = bitmaps_in(rewrite.removed)
+    ids = rewrite.row_ids or (None,) * len(rewrite.files)
+    for data, known in zip(rewrite.files, ids, strict=True):
+        kept = np.ones(data.rows, np.bool_)
+        kept[positions(removed[data.name])] = False
+        begin = 0
+        for file, group, count in row_groups(target, data.name):
+            alive = np.flatnonzero(kept[begin : begin + count])
+            if len(alive):
+                with as_damage(data.name):
+                    whole = file.read_row_group(group)
+                if known is not None:
+                    whole = _with_ids(whole, known, begin)
+                whole = filled(whole, schema)
+                yield whole.select(schema.names).take(pa.array(alive)).cast(schema)
+            begin += count
+        if begin != data.rows:
+            raise CorruptError(
+                f"has {begin} rows, but {data.rows} are recorded",
+                where=f"{target.folder}/{data.name}",
+                repair=checksums.REPAIR,
+            )
+
+
+def _with_ids(rows: pa.Table, known: RowIds, begin: int) -> pa.Table:
+    """The rows of a data file from position `begin` on, with the ids that they have in it."""
+    by_place = pa.array(np.arange(begin, begin + len(rows)) + known.first)
+    by_file = pa.repeat(pa.scalar(known.sequence, pa.int64()), len(rows))
+    for name, inherited in ((_ID, by_place), (_UPDATED, by_file)):
+        if name not in rows.column_names:
+            rows = rows.append_column(name, inherited)
+            continue
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, name, pc.coalesce(rows.column(name), inherited))
+    return rows
+
+
+def row_groups(target: Target, name: str) -> Iterator[tuple[pq.ParquetFile, int, int]]:
+    """The row groups of a data file: their numbers, and how many rows each has."""
+    path = f"{target.folder}/{name}"
+    checksums.check(Path(path))
+    with as_damage(path):
+        file = pq.ParquetFile(path)
+    with file:
+        for number in range(file.num_row_groups):
+            yield file, number, file.metadata.row_group(number).num_rows
+
+
+def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with NULL in the columns that it had not yet when its file was written."""
+    for column in schema:
+        if column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), column.type))
+    return table

@@ -1,0 +1,295 @@
+"""A lake's maintainer: looks for what is worth rewriting, prepares it, and offers it to the writer (`compaction`).
+
+It never makes anything part of the lake, so it may be killed, suspended or started twice: what it offers is refused if it is
+not right any more, and what it leaves is removed by the writer.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spark_consumers.lake import folder
+from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.table_catalog import TableId
+from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
+from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
+from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
+from spark_consumers.lake.compaction.rewrite import (
+    compactable,
+    files_of,
+    intent,
+    liveness_of,
+    prepare,
+    states,
+)
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.index.run_format import IndexDamagedError
+from spark_consumers.lake.maintenance.look import Look
+from spark_consumers.lake.maintenance.state import Remembered, Summary, write_summary
+from spark_consumers.lake.manifest.chain import LIVE, Manifest, TableVersion, open_chain
+from spark_consumers.lake.manifest.sealed_json import dump, parse
+from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
+from spark_consumers.lake.writer import requests
+from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
+from walsender_bridge.runtime import fail_point, logs
+
+#: Seconds between two looks at an offer that the writer has not decided on.
+_POLL = 0.2
+#: Pauses after failures, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+log = logs.logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How a lake is maintained. `file_bytes`: of a data file that needs no others, about. `plan_bytes`: read for a plan, at most.
+
+    `interval`: seconds between two looks at the lake.
+    """
+
+    file_bytes: int = 128 << 20
+    plan_bytes: int = 1 << 30
+    interval: float = 30.0
+
+
+class Maintainer:
+    """The maintainer of one lake. `show` is called with what it does, after each step.
+
+    Raises `OSError` or `TusklineError` if it cannot show that it lives.
+    """
+
+    def __init__(
+        self,
+        lake: str | Path,
+        limits: Limits,
+        *,
+        store: StoreOptions = FROM_ENVIRONMENT,
+        show: Callable[[Summary], None] = lambda _: None,
+    ) -> None:
+        self._chain = open_chain(lake, store)
+        self._limits = limits
+        self._show = show
+        self._catalog = FolderCatalog(self._chain.root)
+        self._sign: MaintainerSign | None = None
+        self._others = Maintainers(self._chain.store)
+        self._remembered = Remembered(self._chain)
+        self._look = Look(self._chain, self._catalog)
+        self._looked_at = float("-inf")
+        self._cleaning: requests.Request | None = None
+        self._number = 0
+        self.summary = Summary(began_at=time.time())
+
+    def run(self, stop: threading.Event) -> None:
+        """Maintain the lake until `stop` is set. Survives what keeps it from working for a time."""
+        pause = _FIRST_PAUSE
+        try:
+            while not stop.is_set():
+                try:
+                    worked = self.run_once(stop)
+                    pause = _FIRST_PAUSE
+                    if not worked:
+                        stop.wait(self._limits.interval)
+                except Exception as error:
+                    log.warning(
+                        "maintenance failed",
+                        error=str(error)[:500],
+                        exc_info=not isinstance(error, (TusklineError, OSError)),
+                    )
+                    self._say(error=str(error)[:500])
+                    stop.wait(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            self.close()
+
+    def begin(self) -> None:
+        """Show that this maintainer lives: from then on epochs leave rewriting to it."""
+        self._sign_on()
+
+    def run_once(self, stop: threading.Event) -> bool:
+        """Make one plan and carry it out; whether the writer has accepted something, so that there may be more to do."""
+        if not self._chain.exists() or (head := self._chain.head()) is None:
+            return False
+        self._sign_on()
+        if self._stands_by():
+            self._say(is_standing_by=True, error="")
+            return False
+        self._clean(head)
+        due = self._due(head)
+        chosen = choose(due, self._room() if due else 0)
+        left = sum(g.bytes for name in due for g in due[name]) - sum(
+            g.bytes for name in chosen for g in chosen[name]
+        )
+        self._say(
+            looked_at=time.time(),
+            tables=len(head.tables),
+            due_bytes=left,
+            is_standing_by=False,
+            error="",
+        )
+        offers = []
+        for name, some in chosen.items():
+            if stop.is_set():
+                break
+            if (offer := self._offer(head, name, some)) is not None:
+                offers.append((offer, sum(group.bytes for group in some)))
+        return self._outcomes(offers, stop)
+
+    def close(self) -> None:
+        """Show that this maintainer has ended. Its offers stay, for the writer to decide on."""
+        if self._sign is not None:
+            self._sign.close()
+            self._sign = None
+
+    def _sign_on(self) -> None:
+        if self._sign is not None and self._sign.is_lost():
+            self.close()
+        if self._sign is None:
+            self._sign = MaintainerSign(self._chain.store)
+            log.info("maintaining", lake=self._chain.store.location, maintainer=self._sign.name)
+
+    def _stands_by(self) -> bool:
+        """Whether another maintainer works on the lake: the one with the least name does."""
+        assert self._sign is not None
+        return min(self._others.working() | {self._sign.name}) != self._sign.name
+
+    def _room(self) -> int:
+        """Bytes that a plan may have. Raises `LakeError` where the disk has none to begin with."""
+        if (full := folder.lack_of_room(self._chain.root)) is not None:
+            raise full
+        free = shutil.disk_usage(self._chain.root).free
+        return max(0, min(self._limits.plan_bytes, free - folder.ROOM))
+
+    def _clean(self, head: Manifest) -> None:
+        """Name tables to the writer that have something to expire, if it is time for a look at some."""
+        if time.monotonic() - self._looked_at < self._limits.interval:
+            return
+        self._looked_at = time.monotonic()
+        if self._cleaning is not None and requests.is_waiting(self._chain, self._cleaning):
+            return
+        if paths := self._look.unclean(head):
+            log.info("to be cleaned", tables=paths)
+            self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
+
+    # -- what is due ------------------------------------------------------------------------------------
+
+    def _due(self, head: Manifest) -> dict[str, list[Group]]:
+        """What is worth rewriting, by table. Only tables that have changed since nothing was left to do are looked at."""
+        found = {}
+        self._remembered.keep(head.tables)
+        for name, table in head.tables.items():
+            if table.state != LIVE or table.runs is None:
+                continue
+            if self._remembered.is_done(name, table.path, table.snapshot_id):
+                continue
+            try:
+                liveness = liveness_of(str(self._chain.root / table.path), table)
+            except IndexDamagedError as error:
+                # Or the table has gone on, and the run with it.
+                log.debug("not looked at", table=name, reason=str(error))
+                continue
+            if due := groups(self._compactable(table, states(liveness)), self._limits.file_bytes):
+                found[name] = due
+            else:
+                self._remembered.done(name, table.path, table.snapshot_id)
+        return found
+
+    def _compactable(self, table: TableVersion, files: list[FileState]) -> list[FileState]:
+        loaded = self._catalog.load(TableId.at(table.path)) if files else None
+        return compactable(loaded.metadata, files) if loaded is not None else []
+
+    # -- offers -----------------------------------------------------------------------------------------
+
+    def _offer(self, head: Manifest, name: str, some: list[Group]) -> Offer | None:
+        """Prepare the files, and ask the writer to use them; None if the table has gone on meanwhile."""
+        assert self._sign is not None
+        self._number += 1
+        number = OfferName(head.term, self._sign.name, self._number)
+        table, record = head.tables[name], f"{OFFERS}/{number}"
+        self._chain.store.prepare(OFFERS)
+        self._chain.store.create(record, dump(intent(number, name, table).to_json()))
+        try:
+            offer = prepare(self._chain.root, self._catalog, name, table, number, some)
+            fail_point.hit("compaction-prepared")
+            if self._sign.is_lost():
+                raise UnavailableError(
+                    "the maintainer could not show that it lives",
+                    where=self._chain.store.location,
+                    repair="check the lake's store; the maintainer begins again by itself",
+                )
+            self._chain.store.replace(record, dump(offer.to_json()))
+            requests.ask(self._chain, requests.COMPACT, [name], offer=offer.name)
+        except Exception as error:
+            self._abandon(table, number, record)
+            if isinstance(error, FileNotFoundError | IndexDamagedError | CorruptError) and (
+                self._has_gone_on(name, table)
+            ):
+                log.info("compaction abandoned: the table has gone on", table=name)
+                return None
+            raise
+        fail_point.hit("compaction-offered")
+        return offer
+
+    def _has_gone_on(self, name: str, table: TableVersion) -> bool:
+        head = self._chain.head()
+        return head is None or head.tables.get(name) != table
+
+    def _abandon(self, table: TableVersion, number: OfferName, record: str) -> None:
+        """Remove what nobody was asked to use."""
+        place = self._chain.root / table.path
+        files, drafts = files_of(place, number)
+        for file in (*drafts, *files, place / number.run):
+            checksums.remove(file)
+        self._chain.store.remove(record)
+
+    def _outcomes(self, offers: list[tuple[Offer, int]], stop: threading.Event) -> bool:
+        """Wait for the writer's decisions; whether it has accepted an offer."""
+        waiting, accepted = list(offers), False
+        while waiting:
+            self._say(waiting=len(waiting))
+            for offer, size in list(waiting):
+                outcome = self._outcome(offer)
+                if outcome is None:
+                    continue
+                waiting.remove((offer, size))
+                accepted |= outcome[0]
+                self._count(offer, size, *outcome)
+            if waiting and stop.wait(max(_POLL, self._chain.store.pause)):
+                break
+        self._say(waiting=len(waiting))
+        return accepted
+
+    def _outcome(self, offer: Offer) -> tuple[bool, str] | None:
+        """Whether the offer was accepted, and why not; None: it is not decided on."""
+        name = f"{OFFERS}/{offer.name}"
+        try:
+            record = parse(self._chain.store.read(name), name)
+        except FileNotFoundError:
+            return False, "its record was removed"
+        if "accepted" not in record:
+            return None
+        self._chain.store.remove(name)
+        return bool(record["accepted"]), str(record.get("reason", ""))
+
+    def _count(self, offer: Offer, size: int, accepted: bool, reason: str) -> None:
+        known = self.summary
+        if not accepted:
+            log.info("offer refused", table=offer.table, reason=reason)
+            self._say(refused=known.refused + 1, refusals=known.with_refusal(offer.table, reason))
+            return
+        self._say(
+            accepted=known.accepted + 1,
+            rewritten_at=time.time(),
+            rewritten_bytes=known.rewritten_bytes + size,
+            files_before=known.files_before + len(offer.old),
+            files_after=known.files_after + len(offer.files),
+        )
+
+    def _say(self, **changes: object) -> None:
+        name = self._sign.name if self._sign is not None else ""
+        self.summary = replace(self.summary, at=time.time(), maintainer=name, **changes)  # type: ignore[arg-type]
+        write_summary(self._chain, self.summary)
+        self._show(self.summary)

@@ -1,0 +1,247 @@
+"""A lake whose tables are in an Iceberg REST catalog, from PostgreSQL to what engines read."""
+
+import copy
+
+import pytest
+
+from spark_consumers import read
+from spark_consumers.lake import reader
+from spark_consumers.lake.format.checked import manifests_of
+from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.spark.lake_catalog import LakeCatalog
+from tests.support.capture_stack import STREAM
+from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.lake_pipeline import TABLES, Pipeline
+from tests.support.pin_requests import Pins
+from tests.support.rest_catalog import RestServer
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import FencedError, LakeError, UnavailableError
+from walsender_bridge.runtime import fail_point
+
+NAMESPACE = ("lakes", "one")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RestServer().running() as server:
+        yield server
+
+
+class RestPipeline(Pipeline):
+    """A pipeline into a lake in the catalog of this server."""
+
+    server: RestServer
+
+    def lakehouse(self, sources=None, **options):
+        rest = LakeCatalog(self.server.uri, namespace=NAMESPACE, allow_http=True)
+        return super().lakehouse(sources, **{"rest": rest, **options})
+
+
+@pytest.fixture
+def pipeline(spark, tmp_path, database, server):
+    database.execute(*TABLES)
+    server.tables.clear()
+    server.files.clear()
+    made = RestPipeline(spark, tmp_path, database)
+    made.server = server
+    with made as running:
+        running.wait_for_tables("docs", "pairs", "bag")
+        yield running
+
+
+def catalog_of(server):
+    """The catalog as PyIceberg reads it."""
+    load_catalog = pytest.importorskip("pyiceberg.catalog").load_catalog
+    return load_catalog("lake", type="rest", uri=server.uri)
+
+
+def no_leases(monkeypatch):
+    """Readers of this process keep no epoch."""
+    monkeypatch.setattr(reader, "lease_on", lambda _: None)
+
+
+def of_database(database, statement):
+    with database.connect() as connection:
+        return sorted(connection.execute(statement).fetchall(), key=repr)
+
+
+def check(pipeline, database, server):
+    """What PostgreSQL has is what `read` returns, and what another engine reads through the catalog by the tables' names."""
+    snapshot = pipeline.flush()
+    # The names are given, and the epoch is shown, with the next look at the latest.
+    pipeline.house.run_once()
+    engine = catalog_of(server)
+    for table, columns in (("docs", ["id", "title"]), ("pairs", ["a", "b"]), ("bag", ["a", "t"])):
+        wanted = of_database(database, f"SELECT {', '.join(columns)} FROM {table}")
+        found = sorted(map(tuple, snapshot[table].select(*columns).collect()), key=repr)
+        assert found == wanted, table
+        there = engine.load_table((*NAMESPACE, STREAM, "public", table))
+        read = there.scan(selected_fields=tuple(columns)).to_arrow().to_pylist()
+        assert sorted((tuple(r[c] for c in columns) for r in read), key=repr) == wanted, table
+    control = engine.load_table((*NAMESPACE, "tuskline_epochs"))
+    assert control.current_snapshot().summary["tuskline.epoch"] == str(snapshot.epoch)
+    assert control.scan().to_arrow().num_rows == 0
+    return snapshot
+
+
+def test_epochs_are_the_databases_rows_for_read_and_for_engines(pipeline, database, server):
+    check(pipeline, database, server)
+    database.execute(
+        "UPDATE docs SET title = 'other' WHERE id = 3",
+        "UPDATE docs SET id = 30 WHERE id = 4",
+        "DELETE FROM docs WHERE id = 5",
+        "DELETE FROM bag WHERE a IS NULL",
+        "INSERT INTO docs SELECT g, 'n', 'b', g, 1 FROM generate_series(100, 104) g",
+    )
+    first = check(pipeline, database, server)
+    database.execute("TRUNCATE bag", "ALTER TABLE docs ADD extra text DEFAULT 'x'")
+    database.execute("INSERT INTO docs (id, extra) VALUES (200, 'y')")
+    snapshot = check(pipeline, database, server)
+    assert {r.extra for r in snapshot["docs"].filter("id > 199").collect()} == {"y"}
+    # An earlier epoch is as it was.
+    assert read(pipeline.spark, pipeline.lake, epoch=first.epoch)["bag"].count() == 4
+
+
+def changed(pipeline, database, house=None):
+    """One more epoch, in which every table has changed."""
+    database.execute(
+        "UPDATE docs SET n = n + 1",
+        "UPDATE pairs SET at = now() + a * interval '1 day'",
+        "INSERT INTO bag SELECT * FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
+    )
+    return pipeline.flush(house)
+
+
+def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
+    pipeline, database, server, monkeypatch
+):
+    old, newer = pipeline.house, pipeline.lakehouse()
+    found: list[dict[tuple[str, ...], dict[str, object]]] = []
+
+    def hit(place):
+        if place == "before-shown" and not found:
+            # Everything is loaded, and the request is about to be sent.
+            newer.run_once()
+            found.append(copy.deepcopy(server.tables))
+
+    monkeypatch.setattr(fail_point, "hit", hit)
+    with pytest.raises(FencedError, match="term 2"):
+        changed(pipeline, database, old)
+    assert found == [server.tables]
+    monkeypatch.undo()
+    with pytest.raises(FencedError):
+        changed(pipeline, database, old)
+    assert found == [server.tables]
+    pipeline.house = newer
+    check(pipeline, database, server)
+
+
+FAULTS = ("500 after", "503 after", "dropped after", "twice", "500 before")
+
+
+def test_epochs_are_whole_and_made_once_whatever_a_proxy_does_to_answers(
+    pipeline, database, server, spark, monkeypatch
+):
+    no_leases(monkeypatch)
+    for fault in FAULTS:
+        # The tables' commits, and the one that shows them.
+        server.faults.extend([fault, "", fault, fault, "", fault])
+        changed(pipeline, database)
+        server.faults.clear()
+        check(pipeline, database, server)
+    assert_equal(database.dsn, read(spark, pipeline.lake))
+    for table in ("docs", "pairs", "bag"):
+        name = (*NAMESPACE, STREAM, "public", table)
+        written = [s["summary"]["tuskline.version"] for s in server.tables[name]["snapshots"]]
+        assert len(written) == len(set(written))
+    pins = Pins(pipeline)
+    pins.expire()
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse()
+    pipeline.house.run_once()
+    for _ in range(8):
+        pins.expire()
+    assert_no_orphans(spark, pipeline.lake)
+    assert_no_manifest_is_left(pipeline.lake, server)
+
+
+def assert_no_manifest_is_left(lake, server):
+    """Every manifest list and manifest on disk is of a snapshot that the catalog has."""
+    for metadata in server.tables.values():
+        lists = {local(each["manifest-list"]) for each in metadata["snapshots"]}
+        wanted = lists | {each for one in lists for each in manifests_of(one)}
+        folder = local(metadata["location"]) / "metadata"
+        assert set(folder.glob("*.avro")) == wanted, folder
+
+
+def test_a_catalog_that_stops_holds_epochs_back_until_it_is_there_again(pipeline, database, server):
+    before = check(pipeline, database, server)
+    database.execute("UPDATE docs SET title = 'while it is down'")
+    server.down = True
+    try:
+        with pytest.raises(UnavailableError, match="the catalog does not answer"):
+            pipeline.flush()
+        with pytest.raises(UnavailableError, match="the catalog does not answer"):
+            read(pipeline.spark, pipeline.lake)
+    finally:
+        server.down = False
+    assert check(pipeline, database, server).epoch > before.epoch
+
+
+def test_a_pin_is_a_tag_in_the_catalog_until_it_is_released(
+    pipeline, database, server, monkeypatch
+):
+    no_leases(monkeypatch)
+    pins = Pins(pipeline)
+    pinned = changed(pipeline, database)
+    wanted = sorted(r.n for r in pinned["docs"].select("n").collect())
+    assert pins.pin("close", pinned.epoch).startswith("pins epoch")
+    changed(pipeline, database)
+    changed(pipeline, database)
+    pins.expire()
+    found = read(pipeline.spark, pipeline.lake, pin="close")
+    assert sorted(r.n for r in found["docs"].select("n").collect()) == wanted
+    docs = catalog_of(server).load_table((*NAMESPACE, STREAM, "public", "docs"))
+    there = docs.scan().use_ref("tuskline_pin_close").to_arrow().to_pylist()
+    assert sorted(row["n"] for row in there) == wanted
+    pins.unpin("close")
+    pins.expire()
+    docs = catalog_of(server).load_table((*NAMESPACE, STREAM, "public", "docs"))
+    assert "tuskline_pin_close" not in docs.metadata.refs
+    assert len(docs.metadata.snapshots) == 1
+
+
+def test_a_table_that_is_copied_again_keeps_its_name_and_leaves_nothing(
+    pipeline, database, server, monkeypatch
+):
+    no_leases(monkeypatch)
+    first = pipeline.head().tables[f"{STREAM}.public.docs"].path
+    database.execute("ALTER TABLE docs ALTER title TYPE varchar(99)")
+    database.execute("INSERT INTO docs (id, title) VALUES (77, 'v')")
+    pipeline.wait_for_tables("docs")
+
+    def copied():
+        pipeline.house.run_once(force=True)
+        table = pipeline.head().tables[f"{STREAM}.public.docs"]
+        return table.path != first and table.state == "live"
+
+    wait_for(copied, 120, "another copy of docs")
+    check(pipeline, database, server)
+    pins = Pins(pipeline)
+    for _ in range(3):
+        pins.expire()
+    space = (*NAMESPACE, STREAM, "public")
+    assert sorted(n[-1] for n in server.tables if n[:-1] == space) == ["bag", "docs", "pairs"]
+    assert not (pipeline.lake / first).exists()
+    check(pipeline, database, server)
+
+
+def test_a_lake_in_a_catalog_is_refused_with_a_folders_settings_and_the_other_way_round(
+    pipeline, server
+):
+    pipeline.house.close()
+    with pytest.raises(LakeError, match="the tables of this lake are in the catalog at"):
+        pipeline.lakehouse(rest=None).run_once()
+    other = LakeCatalog(server.uri, namespace=("others",), allow_http=True)
+    with pytest.raises(LakeError, match=r"are in the namespace 'lakes\.one'"):
+        pipeline.lakehouse(rest=other).run_once()

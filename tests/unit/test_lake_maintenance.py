@@ -1,0 +1,257 @@
+"""What is worth rewriting, who maintains a lake, and what a maintainer shows and remembers."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_consumers.lake.compaction import maintainers
+from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
+from spark_consumers.lake.compaction.offer import NewFile, Offer, OfferName, OldFile
+from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
+from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
+from spark_consumers.lake.maintenance.state import (
+    Remembered,
+    Summary,
+    read_summary,
+    write_summary,
+)
+from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest.chain import Chain, open_chain
+from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
+from walsender_bridge.cli import lake_maintain
+from walsender_bridge.config import load_config
+from walsender_bridge.errors import ConfigError, DeadlineError
+from walsender_bridge.observability import maintenance_view
+from walsender_bridge.runtime.output import Output
+
+MB = 1 << 20
+TARGET = 128 * MB
+
+
+def file(number: int, size: int, removed: float = 0.0, rows: int = 1000) -> FileState:
+    return FileState(f"data/{number:06d}", rows, size, int(rows * removed))
+
+
+def names(found: list[Group]) -> list[list[int]]:
+    return [[int(each.name[-6:]) for each in group.files] for group in found]
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Chain:
+    made = open_chain(tmp_path / "lake")
+    made.initialise("log", "iceberg")
+    return made
+
+
+# -- plans ------------------------------------------------------------------------------------------
+
+
+def test_many_small_files_become_one_and_few_stay() -> None:
+    small = [file(number, 10_000) for number in range(6)]
+    assert names(groups(small, TARGET)) == [[0, 1, 2, 3, 4, 5]]
+    assert groups(small[:3], TARGET) == []
+    assert groups([file(0, TARGET), file(1, TARGET)], TARGET) == []
+
+
+def test_a_file_with_many_removed_rows_is_rewritten_whatever_its_size() -> None:
+    large = [file(0, 4 * TARGET, 0.5), file(1, 4 * TARGET, 0.05), file(2, TARGET, 0.1)]
+    assert names(groups(large, TARGET)) == [[2], [0]] or names(groups(large, TARGET)) == [[0], [2]]
+    assert groups([file(1, 4 * TARGET, 0.05)], TARGET) == []
+
+
+def test_a_file_waits_until_the_smaller_ones_are_worth_it() -> None:
+    small = [file(number, 10_000) for number in range(1, 9)]
+    assert names(groups([file(0, 60 * MB), *small], TARGET)) == [list(range(1, 9))]
+    more = [file(number, 10 * MB) for number in range(10, 16)]
+    assert names(groups([file(0, 60 * MB), *small, *more], TARGET))[0][0] == 0
+
+
+def test_a_group_is_of_the_size_of_a_file() -> None:
+    made = groups([file(number, MB) for number in range(300)], TARGET)
+    assert [len(group.files) for group in made] == [128, 128, 44]
+
+
+def test_what_is_written_of_a_growing_table_grows_with_the_logarithm(seed: int) -> None:
+    """An append of 100 KB at a time: each byte is written again a few times, and few files are left."""
+    choose_, files, written, number = random.Random(seed), [], 0, 0
+    for _ in range(3000):
+        files.append(file(number, choose_.randrange(50_000, 150_000)))
+        number += 1
+        for group in groups(files, TARGET):
+            gone = {each.name for each in group.files}
+            files = [each for each in files if each.name not in gone]
+            files.append(file(number, group.bytes))
+            number += 1
+            written += group.bytes
+    assert written < 8 * 3000 * 100_000
+    assert len(files) < 20
+
+
+def test_tables_with_the_most_to_gain_come_first_within_the_limit() -> None:
+    def table(count: int, size: int) -> list[Group]:
+        return [Group(tuple(file(number, size) for number in range(count)))]
+
+    due = {"few": table(4, 10), "many": table(50, 10), "large": table(40, 1000)}
+    assert list(choose(due, 1000)) == ["many", "few"]
+    assert list(choose(due, 100_000)) == ["many", "large", "few"]
+    assert list(choose(due, 1)) == ["many"]
+    assert choose({}, 1000) == {}
+
+
+# -- who maintains ----------------------------------------------------------------------------------
+
+
+def test_a_maintainer_that_gives_no_sign_does_not_work(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintainers, "_BEAT", 0.05)
+    now = [0.0]
+    seen = Maintainers(chain.store, lambda: now[0])
+    assert seen.working() == set()
+    sign = MaintainerSign(chain.store)
+    try:
+        assert seen.working() == seen.living() == {sign.name}
+        now[0] = 1000.0
+        deadline = time.monotonic() + 30
+        while seen.working() != {sign.name}:  # it has beaten since
+            assert time.monotonic() < deadline
+        sign._stop.set()
+        sign._thread.join()
+        seen.working()
+        now[0] += maintainers.SILENT
+        assert seen.working() == set()
+        assert seen.living() == {sign.name}
+    finally:
+        sign.close()
+    assert seen.living() == set()
+    assert chain.store.names(maintainers.MAINTAINERS) == []
+
+
+def test_the_one_with_the_least_name_works(chain: Chain) -> None:
+    first, second = (Maintainer(chain.root, Limits()) for _ in range(2))
+    try:
+        for each in (first, second):
+            each._sign_on()
+        assert sorted([first._stands_by(), second._stands_by()]) == [False, True]
+        (working,) = [each for each in (first, second) if not each._stands_by()]
+        working.close()
+        assert not first._sign or not first._stands_by()
+        assert not second._sign or not second._stands_by()
+    finally:
+        first.close()
+        second.close()
+
+
+# -- names ------------------------------------------------------------------------------------------
+
+
+def test_the_files_of_an_offer_show_its_term_and_a_takeover_removes_them() -> None:
+    name = OfferName(7, "0a1b2c3d4e5f", 12)
+    assert OfferName.of(str(name)) == name
+    assert OfferName.of("t7-zz-1") is None
+    assert takeover.term_of(f"data/{name.prefix}rewritten-0.parquet") == 7
+    assert takeover.term_of(name.run) == 7
+    head: Any = type("Head", (), {"link": 5})
+    left = Leftover(LeftoverKind.INDEX, f"tables/t/{name.run}", "tables/t")
+    assert takeover.is_garbage(left, head, {"tables/t": set()}, below=8)
+    assert not takeover.is_garbage(left, head, {"tables/t": {name.run}}, below=8)
+    assert not takeover.is_garbage(left, head, {"tables/t": set()}, below=7)
+
+
+def test_an_offer_is_read_as_it_was_written() -> None:
+    old = (
+        OldFile("data/a", 10, "data/v.puffin", b"\x01\x02", 0, 0),
+        OldFile("b", 1, "", b"", 0, 8),
+    )
+    offer = Offer("t1-0a-1", "s.p.t", "tables/t", 1, ("id",), old, (NewFile("c", 9, 99),), "r", 9)
+    assert Offer.from_json(offer.to_json()) == offer
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Offer.from_json({"accepted": True})
+
+
+# -- what is shown and remembered -------------------------------------------------------------------
+
+
+def test_a_table_that_did_not_change_is_not_looked_at_by_the_next_maintainer(chain: Chain) -> None:
+    known = Remembered(chain)
+    assert not known.is_done("s.p.a", "p", 1)
+    known.done("s.p.a", "p", 1)
+    known.done("s.p.b", "q", 2)
+    again = Remembered(chain)
+    assert again.is_done("s.p.a", "p", 1)
+    assert not again.is_done("s.p.a", "p", 2)
+    assert not again.is_done("s.p.a", "other", 1)
+    again.keep({"s.p.b": None})
+    assert not Remembered(chain).is_done("s.p.a", "p", 1)
+    assert Remembered(chain).is_done("s.p.b", "q", 2)
+
+
+def test_status_shows_what_was_rewritten_and_what_was_refused(chain: Chain) -> None:
+    assert maintenance_view.observe(chain) is None
+    assert "no maintainer" in maintenance_view.trouble(None, 30.0)
+    seen = Summary(
+        at=1000.0, looked_at=1000.0, accepted=2, files_before=9, files_after=2, refused=1
+    )
+    seen = Summary(**{**_members(seen), "refusals": seen.with_refusal("s.p.t", "it went")})
+    write_summary(chain, seen)
+    assert read_summary(chain) == seen == maintenance_view.observe(chain)
+    record = maintenance_view.summary(seen)
+    assert record is not None
+    assert (record["files_before"], record["files_after"], record["refused"]) == (9, 2, 1)
+    assert record["refusals"][0]["reason"] == "it went"
+    assert maintenance_view.trouble(seen, 30.0, now=1100.0) == ""
+    assert "not shown anything" in maintenance_view.trouble(seen, 30.0, now=2000.0)
+    failed = Summary(at=1000.0, error="the disk is full")
+    assert "the disk is full" in maintenance_view.trouble(failed, 30.0, now=1000.0)
+
+
+def _members(summary: Summary) -> dict[str, Any]:
+    return {name: getattr(summary, name) for name in Summary.__slots__}
+
+
+# -- the command ------------------------------------------------------------------------------------
+
+
+def settings(tmp_path: Path, lines: str = "") -> Any:
+    config = tmp_path / "tuskline.toml"
+    config.write_text(
+        f"""
+[log]
+data_dir = "{tmp_path}/data"
+[[log_server]]
+listen = "127.0.0.1:7711"
+data_dir = "{tmp_path}/log-server"
+[[source]]
+name = "shop"
+dsn = "postgresql://127.0.0.1/shop"
+[lake]
+uri = "{tmp_path}/lake"
+{lines}
+"""
+    )
+    return load_config(config)
+
+
+def test_every_key_of_the_section_reaches_the_maintainer(tmp_path: Path) -> None:
+    text = "[lake.maintenance]\ninterval = 3.0\nfile_bytes = 2000000\nplan_bytes = 5000000"
+    made = lake_maintain._maintainer(settings(tmp_path, text))
+    assert made._limits == Limits(2_000_000, 5_000_000, 3.0)
+    made.close()
+    with pytest.raises(ConfigError):
+        settings(tmp_path, "[lake.maintenance]\ninterval = 0")
+
+
+def test_once_ends_with_a_timeout_while_no_driver_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(self: Maintainer, stop: Any) -> bool:
+        self.summary = Summary(waiting=2)
+        assert stop.wait(30)
+        return False
+
+    monkeypatch.setattr(Maintainer, "run_once", waits)
+    with pytest.raises(DeadlineError, match="2 offers"):
+        lake_maintain._once(settings(tmp_path), 0.05, Output(as_json=True))

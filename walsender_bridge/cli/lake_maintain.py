@@ -1,0 +1,116 @@
+"""`tuskline lake maintain`: rewrites small and half dead data files of the lake beside its driver, without Spark.
+
+It may run on any machine that has the lake, and several may: one works at a time, and what it prepares counts only once the
+driver has made it part of the lake (docs/decisions/lake-maintenance.md).
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    lake_section,
+    load_config,
+)
+from walsender_bridge.cli.parts import alone
+from walsender_bridge.errors import DeadlineError
+from walsender_bridge.observability.lake_chain import store_options
+from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.output import Output
+from walsender_bridge.runtime.private_folder import private_folder
+
+if TYPE_CHECKING:
+    from spark_consumers.lake.maintenance.maintainer import Maintainer
+    from walsender_bridge.config import Config
+
+#: What the process gives way to others by: epochs come first.
+_NICE = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("maintain")(lake_maintain)
+
+
+def lake_maintain(
+    config: ConfigPath = DEFAULT_CONFIG,
+    once: Annotated[
+        bool, typer.Option("--once", help="Do what is due now, wait for the driver, and end.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(help="With --once: seconds to wait for the driver's decisions.")
+    ] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Rewrite small and half dead data files of the lake, beside its driver, until SIGTERM or SIGINT."""
+    if once:
+        settings = load_config(config)
+        lake_section(settings)
+        with alone("maintain", [settings.run_dir]):
+            _once(settings, timeout, Output(as_json=as_json))
+        return
+    from walsender_bridge.runtime.supervisor import exit_with_parent
+
+    exit_with_parent()
+    logs.begin_part()
+    settings = load_config(config)
+    lake_section(settings)
+    logs.export_format(settings.logs.format)
+    private_folder(settings.data_dir)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    with alone("maintain", [settings.run_dir]):
+        _maintainer(settings).run(stop)
+
+
+def _maintainer(settings: "Config") -> "Maintainer":
+    from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
+
+    lake = lake_section(settings)
+    kept = lake.maintenance
+    limits = Limits(kept.file_bytes, kept.plan_bytes, kept.interval)
+    return Maintainer(lake.uri, limits, store=store_options(lake))
+
+
+def _once(settings: "Config", timeout: float, output: Output) -> None:
+    """Carry out plans until nothing is due. Raises `DeadlineError` if the driver does not decide in time."""
+    stop = threading.Event()
+    timer = threading.Timer(timeout, stop.set)
+    timer.daemon = True
+    timer.start()
+    maintainer = _maintainer(settings)
+    try:
+        while maintainer.run_once(stop) and not stop.is_set():
+            pass
+        seen = maintainer.summary
+    finally:
+        timer.cancel()
+        maintainer.close()
+    record: dict[str, Any] = {
+        "tables": seen.tables,
+        "accepted": seen.accepted,
+        "refused": seen.refused,
+        "files_before": seen.files_before,
+        "files_after": seen.files_after,
+        "rewritten_bytes": seen.rewritten_bytes,
+        "standing_by": seen.is_standing_by,
+    }
+    output.record(record)
+    for refusal in seen.refusals:
+        output.note(f"{refusal.table}: offer refused: {refusal.reason}")
+    if seen.waiting:
+        raise DeadlineError(
+            f"the driver has not decided on {seen.waiting} offers; they stay pending",
+            where=lake_section(settings).uri,
+            repair="check that `tuskline lake run` is running",
+        )

@@ -1,0 +1,65 @@
+"""Checks of the REST catalog that has the lake's tables: whether it answers, and what it can do."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.server import failed
+from walsender_bridge.errors import Cause, TusklineError
+from walsender_bridge.observability.lake_chain import lake_chain, rest_catalog
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config, LakeSection
+
+_CHECK: Final = "catalog of the lake"
+
+
+def of_catalog(settings: "Config") -> Iterator[Finding]:
+    """What keeps the lake from being in its catalog, and what engines do not get from it.
+
+    A table is created there and dropped again: servers do not tell what they can do.
+    """
+    lake = settings.lake
+    if lake is None or "lake" not in settings.parts or lake.catalog.type == "folder":
+        return
+    from spark_consumers.lake.catalog import open_catalog
+
+    wanted = rest_catalog(lake)
+    assert wanted is not None
+    try:
+        found = open_catalog.probed(lake_chain(lake), wanted)
+        yield from _of_versions(lake, v3=found.supports_v3)
+        if not found.supports_multi_table:
+            yield Finding(
+                _CHECK,
+                lake.catalog.uri,
+                "the catalog commits one table at a time: other engines may see an epoch in part for a moment",
+                Severity.WARNING,
+                repair="use a catalog with transactions/commit, such as Polaris or Lakekeeper",
+            )
+    except TusklineError as error:
+        yield failed(_CHECK, error.where or lake.catalog.uri, error)
+
+
+def _of_versions(lake: "LakeSection", *, v3: bool) -> Iterator[Finding]:
+    if v3:
+        return
+    vectors = sorted(name for name, how in lake.deletes.items() if how == "vectors")
+    if vectors:
+        yield Finding(
+            _CHECK,
+            lake.catalog.uri,
+            "the catalog has no tables of version 3 of Iceberg's format, and so no deletion vectors: "
+            + ", ".join(vectors),
+            Severity.ERROR,
+            repair='set "copy-on-write" for them in [lake.deletes], or use another catalog',
+            cause=Cause.CONFIG,
+        )
+        return
+    yield Finding(
+        _CHECK,
+        lake.catalog.uri,
+        "the catalog has no tables of version 3 of Iceberg's format: rows are removed by writing data files again",
+        Severity.WARNING,
+        repair="use a catalog with version 3 where tables are large and change everywhere",
+    )
