@@ -75,6 +75,11 @@ def version_of(metadata: Path) -> int:
     return int(metadata.name.removeprefix("v").partition(".")[0])
 
 
+def is_newest(metadata: Path) -> bool:
+    """Whether this is the newest metadata file of its table."""
+    return metadata.exists() and not following(metadata).exists()
+
+
 def following(metadata: Path) -> Path:
     """The metadata file of the next version."""
     return metadata_file(metadata.parent, version_of(metadata) + 1)
