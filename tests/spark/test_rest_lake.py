@@ -115,13 +115,13 @@ def changed(pipeline, database, house=None):
 def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     pipeline, database, server, monkeypatch
 ):
-    old, newer = pipeline.house, pipeline.lakehouse()
+    old = pipeline.house
     found: list[dict[tuple[str, ...], dict[str, object]]] = []
 
     def hit(place):
-        if place == "before-shown" and not found:
+        if place == "before-shown" and pipeline.made == [old]:
             # Everything is loaded, and the request is about to be sent.
-            newer.run_once()
+            pipeline.lakehouse().run_once()
             found.append(copy.deepcopy(server.tables))
 
     monkeypatch.setattr(fail_point, "hit", hit)
@@ -132,7 +132,7 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     with pytest.raises(FencedError):
         changed(pipeline, database, old)
     assert found == [server.tables]
-    pipeline.house = newer
+    pipeline.house = pipeline.made[-1]
     check(pipeline, database, server)
 
 

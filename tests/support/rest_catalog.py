@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -61,6 +61,8 @@ class RestServer:
         self.faults: deque[str] = deque()
         self.requests: list[str] = []
         self.tokens: set[str] = set()
+        #: Called with method and path before each request is carried out.
+        self.seen: Callable[[str, str], None] = lambda _method, _path: None
         #: Whether it closes connections without an answer.
         self.down = False
         #: Whether requests need a token.
@@ -269,6 +271,7 @@ class RestServer:
                     self.close_connection = True
                     return
                 server.requests.append(f"{method} {path}")
+                server.seen(method, path)
                 if path == "/v1/oauth/tokens":
                     self._say(*server._grant(parse_qs(content.decode())))
                     return

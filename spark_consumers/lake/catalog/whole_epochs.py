@@ -93,8 +93,8 @@ class WholeEpochs:
                 if not _is_won(self._catalog.commit(commit)):
                     continue
             self._term, self._writer, self._epoch = head.term, head.writer, control.epoch
-            # The takeover of each table sets its `main`.
-            self._shown = {table.path: table.snapshot_id for table in head.versions}
+            # What the earlier writer has published and not shown is shown with the first look.
+            self._shown = {}
             return
         raise _contended()
 
