@@ -1,20 +1,31 @@
 """A lake whose tables are in an Iceberg REST catalog, from PostgreSQL to what engines read."""
 
 import copy
+import importlib.util
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from spark_consumers import read
 from spark_consumers.lake import reader
+from spark_consumers.lake.catalog import rest_statements
+from spark_consumers.lake.catalog.open_catalog import recorded
+from spark_consumers.lake.catalog.rest_statements import preamble
+from spark_consumers.lake.catalog.statements import DUCKDB, PYICEBERG
 from spark_consumers.lake.format.checked import manifests_of
 from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.spark.lake_catalog import LakeCatalog
+from spark_consumers.spark.session import session
 from tests.support.capture_stack import STREAM
+from tests.support.engines import connected
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.pin_requests import Pins
 from tests.support.rest_catalog import RestServer
 from tests.support.waiting import wait_for
+from walsender_bridge.cli.epochs import cut_tables
 from walsender_bridge.errors import FencedError, LakeError, UnavailableError
 from walsender_bridge.runtime import fail_point
 
@@ -84,6 +95,41 @@ def check(pipeline, database, server):
     return snapshot
 
 
+def by_name_in_spark(pipeline, database):
+    """A session that names the lake has its tables in the REST catalog."""
+    running = session(lake=pipeline.lake, catalog="by_name")
+    assert running.conf.get("spark.sql.catalog.by_name.type") == "rest"
+    place = ".".join(("by_name", *NAMESPACE, STREAM, "public"))
+    found = running.sql(f"SELECT id, title, n FROM {place}.docs").collect()
+    wanted = of_database(database, "SELECT id, title, n FROM docs")
+    assert sorted(map(tuple, found), key=repr) == wanted
+    assert running.sql(f"SELECT * FROM by_name.{'.'.join(NAMESPACE)}.tuskline_epochs").count() == 0
+
+
+def by_printed_statements(pipeline, database, snapshot):
+    """What `epochs show --sql` prints for PyIceberg and DuckDB reads the cut."""
+    chain = open_chain(pipeline.lake)
+    tables, left_out = cut_tables(snapshot.manifest, snapshot.manifest)
+    assert left_out == {}
+    wanted = of_database(database, "SELECT id, title FROM docs")
+    place = recorded(chain)
+    printed: dict[str, Any] = {}
+    made = rest_statements.statements(PYICEBERG, place, tables).values()
+    exec("\n".join([preamble(PYICEBERG, place, guarded=False), *made]), printed)  # noqa: S102  # what is printed is run
+    rows = printed["tables"][f"{STREAM}.public.docs"].to_arrow().to_pylist()
+    assert sorted(((r["id"], r["title"]) for r in rows), key=repr) == wanted
+    if importlib.util.find_spec("duckdb_extension_httpfs") is None:
+        return
+    with closing(connected()) as duck:
+        for line in preamble(DUCKDB, place, guarded=False).splitlines():
+            if not line.startswith("LOAD"):
+                duck.execute(line)
+        for statement in rest_statements.statements(DUCKDB, place, tables).values():
+            duck.execute(statement)
+        found = duck.execute("SELECT id, title FROM public_docs").fetchall()
+    assert sorted(found, key=repr) == wanted
+
+
 def test_epochs_are_the_databases_rows_for_read_and_for_engines(pipeline, database, server):
     check(pipeline, database, server)
     database.execute(
@@ -94,6 +140,8 @@ def test_epochs_are_the_databases_rows_for_read_and_for_engines(pipeline, databa
         "INSERT INTO docs SELECT g, 'n', 'b', g, 1 FROM generate_series(100, 104) g",
     )
     first = check(pipeline, database, server)
+    by_name_in_spark(pipeline, database)
+    by_printed_statements(pipeline, database, first)
     database.execute("TRUNCATE bag", "ALTER TABLE docs ADD extra text DEFAULT 'x'")
     database.execute("INSERT INTO docs (id, extra) VALUES (200, 'y')")
     snapshot = check(pipeline, database, server)

@@ -55,7 +55,7 @@ def test_a_catalog_that_puts_tables_elsewhere_is_refused(server, root, monkeypat
         return create(space, {**body, "location": f"{root}-elsewhere"})
 
     monkeypatch.setattr(server, "_create", elsewhere)
-    with pytest.raises(NotSupportedError, match="puts a table at file://.*-elsewhere, not at"):
+    with pytest.raises(NotSupportedError, match=r"puts a table at file://.*-elsewhere, not at"):
         RestCatalog.opened(server.options(), prefix=PREFIX, root=root)
 
 
