@@ -109,6 +109,9 @@ def test_a_driver_killed_anywhere_leaves_whole_epochs_in_the_catalog(
         assert stack.stop("lake") == 0
         assert_equal(database.dsn, read(spark, stack.lake))
         assert_no_orphans(spark, stack.lake)
+        control = server.tables[*NAMESPACE, "tuskline_epochs"]
+        server.tables = {NAMESPACE: control}
+        server.assert_no_stray_manifest()
 
 
 def stopped_and_continued(stack, server, spark, database):
@@ -128,6 +131,7 @@ def stopped_and_continued(stack, server, spark, database):
     newer = Lakehouse(spark, stack.lake, stack.log_address, [source], rest=rest)
     try:
         newer.run_once(force=True)
+        assert newer._writer is not None
         taken = newer._writer.head
         with server.lock:
             before = copy.deepcopy(server.tables)

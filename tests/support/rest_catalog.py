@@ -20,6 +20,8 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 from spark_consumers.lake.catalog.requirements import unmet
 from spark_consumers.lake.catalog.rest_http import RestOptions
 from spark_consumers.lake.catalog.updates import applied, created
+from spark_consumers.lake.format.checked import manifests_of
+from spark_consumers.lake.format.iceberg_files import local
 from tests.support.http_service import served
 
 CLIENT, SECRET = "tuskline", "a-secret-of-tests"
@@ -90,6 +92,14 @@ class RestServer:
         """Carry the delayed requests out; the status that each got."""
         late, self._late = self._late, []
         return [self.answer(method, path, body)[0] for method, path, body in late]
+
+    def assert_no_stray_manifest(self) -> None:
+        """Every manifest list and manifest on disk is of a snapshot that the catalog has."""
+        for metadata in self.tables.values():
+            lists = {local(each["manifest-list"]) for each in metadata["snapshots"]}
+            wanted = lists | {each for one in lists for each in manifests_of(one)}
+            folder = local(metadata["location"]) / "metadata"
+            assert set(folder.glob("*.avro")) == wanted, folder
 
     # -- requests -----------------------------------------------------------------------------------
 
