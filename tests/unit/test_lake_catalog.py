@@ -3,20 +3,30 @@
 import pytest
 
 from spark_consumers.lake.catalog import open_catalog
+from spark_consumers.lake.catalog.rest_catalog import RestCatalog
 from spark_consumers.lake.catalog.rest_statements import preamble, statements
 from spark_consumers.lake.catalog.statements import DUCKDB, ENGINES, PYICEBERG, SPARK, CutTable
+from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.policy import without_vectors
 from spark_consumers.spark import lake_catalog
 from spark_consumers.spark.lake_catalog import CREDENTIAL, RECORD, TOKEN, LakeCatalog
 from spark_consumers.spark.session import catalog_settings
+from tests.support.lake.controlled import new_snapshot
 from tests.support.parts_config import configuration
 from tests.support.rest_catalog import CLIENT, SECRET, RestServer
 from walsender_bridge.config import load_config
 from walsender_bridge.demo import catalog as demo_catalog
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.doctor.lake_catalog import of_catalog
-from walsender_bridge.errors import Cause, ConfigError, CorruptError, NotSupportedError, UsageError
+from walsender_bridge.errors import (
+    Cause,
+    ConfigError,
+    CorruptError,
+    LakeError,
+    NotSupportedError,
+    UsageError,
+)
 from walsender_bridge.observability.lake_chain import rest_catalog
 
 PLACE = LakeCatalog("http://127.0.0.1:9/catalog", warehouse="lakes", namespace=("a", "b"))
@@ -146,6 +156,18 @@ def test_a_server_may_get_another_address_and_a_lake_no_other_place(tmp_path):
             assert open_catalog.recorded(chain) == wanted
 
 
+def test_a_namespace_is_of_one_lake(tmp_path):
+    (tmp_path / "_tuskline").mkdir()
+    chain = open_chain(tmp_path)
+    with RestServer().running() as server:
+        catalog = open_catalog.for_writing(chain, LakeCatalog(server.uri, allow_http=True))
+        assert isinstance(catalog, RestCatalog)
+        for _ in range(2):
+            assert WholeEpochs(catalog, "this-lake", new_snapshot).term() == 0
+        with pytest.raises(LakeError, match="has the tables of another lake, this-lake"):
+            WholeEpochs(catalog, "that-lake", new_snapshot).term()
+
+
 def test_statements_name_tables_as_the_catalog_does():
     tables = {
         "s.public.Odd t": CutTable("o", "tables/s/public/Odd t%t1-0a", 77, is_current=True),
@@ -155,7 +177,7 @@ def test_statements_name_tables_as_the_catalog_does():
     assert made[SPARK]["s.public.Odd t"].endswith(
         "FROM tuskline.`a`.`b`.`s`.`public`.`Odd t` VERSION AS OF 77;"
     )
-    assert made[SPARK]["s.my.x.t"].endswith("`my.x`.`t%t1-0a` VERSION AS OF 'tag';")
+    assert made[SPARK]["s.my.x.t"].endswith(".x`.`t%t1-0a` VERSION AS OF 'tag';")
     assert made[DUCKDB]["s.public.Odd t"].endswith(
         'FROM tuskline."a.b.s.public"."Odd t" AT (VERSION => 77);'
     )

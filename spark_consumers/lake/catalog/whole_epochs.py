@@ -78,9 +78,8 @@ class WholeEpochs:
         self._taken: set[str] = set()
 
     def term(self) -> int:
-        """The term of the newest takeover; 0 without any."""
-        there = self._catalog.load(CONTROL)
-        return Control.of(CONTROL, there.metadata).term if there is not None else 0
+        """The term of the newest takeover; 0 without any. Raises `LakeError` if the namespace is another lake's."""
+        return Control.of(CONTROL, self._loaded().metadata).term
 
     def take_over(self, head: Manifest) -> None:
         """Fence all earlier writers, unless that is done; `head` is a link of ours. Raises `FencedError`, `LakeError`."""
