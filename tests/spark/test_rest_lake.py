@@ -13,6 +13,7 @@ from spark_consumers.lake.catalog import rest_statements
 from spark_consumers.lake.catalog.open_catalog import recorded
 from spark_consumers.lake.catalog.rest_statements import preamble
 from spark_consumers.lake.catalog.statements import DUCKDB, PYICEBERG
+from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
 from spark_consumers.spark.lake_catalog import LakeCatalog
@@ -182,6 +183,19 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     assert found == [server.tables]
     pipeline.house = pipeline.made[-1]
     check(pipeline, database, server)
+    # What one has published and not shown when it dies is shown by the next one, in all tables at once.
+    with monkeypatch.context() as dying:
+        dying.setattr(WholeEpochs, "show", lambda *_: None)
+        changed(pipeline, database)
+    seen = []
+    server.seen = lambda *_: seen.append(versions_shown(server))
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse()
+    pipeline.house.run_once()
+    server.seen = lambda *_: None
+    seen.append(versions_shown(server))
+    assert [len(each) for each in seen if len(each) > 1] == []
+    assert seen[0] != seen[-1]
     # Nor does one with other settings take it over.
     pipeline.house.close()
     with pytest.raises(LakeError, match="the tables of this lake are in the catalog at"):
@@ -189,6 +203,18 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     other = LakeCatalog(server.uri, namespace=("others",), allow_http=True)
     with pytest.raises(LakeError, match=r"are in the namespace 'lakes\.one'"):
         pipeline.lakehouse(rest=other).run_once()
+
+
+def versions_shown(server):
+    """Up to which versions of the log the tables are for plain readers."""
+    found = set()
+    with server.lock:
+        for name, metadata in server.tables.items():
+            if name[:-1] == (*NAMESPACE, STREAM, "public"):
+                by_id = {s["snapshot-id"]: s["summary"] for s in metadata["snapshots"]}
+                main = metadata["refs"]["main"]["snapshot-id"]
+                found.add(by_id[main]["tuskline.version"])
+    return found
 
 
 FAULTS = ("500 after", "503 after", "dropped after", "twice", "500 before")
