@@ -233,6 +233,13 @@ def demo(
             "--standby", help="Create a standby, and promote it halfway through the load."
         ),
     ] = False,
+    catalog: Annotated[
+        str,
+        typer.Option(
+            metavar="folder|rest",
+            help="What has the tables' metadata: their folder, or the REST catalog at TUSKLINE_CATALOG_URI.",
+        ),
+    ] = "folder",
     directory: Annotated[
         Path | None, typer.Option("--dir", help="New or empty folder for all files.")
     ] = None,
@@ -242,6 +249,7 @@ def demo(
 
     Concurrent clients of a bank write to it, the log and the lake follow, and at the end every table is compared.
     """
+    from walsender_bridge.demo.catalog import section
     from walsender_bridge.demo.run import DemoOptions, run_demo
 
     if standby and safekeepers:
@@ -258,7 +266,9 @@ def demo(
         log_servers=log_servers,
         safekeepers=safekeepers,
         standby=standby,
+        catalog=catalog,
     )
+    section(catalog)  # before anything is started
     output = Output(as_json=as_json)
     result = run_demo(options, output)
     output.record(result)

@@ -23,6 +23,7 @@ from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.demo import catalog
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
 from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
 from walsender_bridge.demo.log_servers import DemoLogServers
@@ -61,6 +62,8 @@ class DemoOptions:
     log_servers: int = 1
     safekeepers: int = 0
     standby: bool = False
+    #: What has the tables' metadata (`demo.catalog`).
+    catalog: str = "folder"
 
 
 def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
@@ -149,6 +152,7 @@ class _Demo:
             for number, (stream, dsn) in enumerate(sources.items())
         }
         self.log_servers = DemoLogServers(directory, options.log_servers)
+        self._catalog = catalog.section(options.catalog)
         self.config = self._write_config()
         self.quorum = DemoQuorum(self.config) if options.safekeepers else None
 
@@ -166,6 +170,7 @@ class _Demo:
             "[lake]",
             'uri = "lake"',
             f"epoch_interval = {EPOCH_INTERVAL}",
+            *self._catalog,
         ]
         if self.options.safekeepers:
             lines += ["", *section(self.options.safekeepers)]

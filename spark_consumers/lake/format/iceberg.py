@@ -273,7 +273,9 @@ class IcebergFormat:
             refs = refs_of(base)
             for name in (*fenced_by(refs, term, path), *unpublished(refs, epoch)):
                 builder.removeRef(name)
-            for name in (branch_of(term), "main"):
+            # Where a catalog shows epochs in one commit of all tables, it moves `main`.
+            own = ("main",) if self._catalog.is_folder else ()
+            for name in (branch_of(term), *own):
                 builder.setRef(name, self._iceberg.SnapshotRef.branchBuilder(snapshot).build())
             return builder.build()
 

@@ -16,6 +16,11 @@ def make(path: str) -> None:
         sync_folder(each)
 
 
+def manifests_at(location: str) -> list[str]:
+    """The manifests and manifest lists of the table at this location, as locations."""
+    return [str(file) for file in (local(location) / "metadata").glob("*.avro")]
+
+
 def remove_file(location: str) -> None:
     """Remove the file at this location, a path or a URI, if it is there."""
     local(location).unlink(missing_ok=True)
