@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from spark_consumers.lake import folder
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
@@ -311,8 +312,8 @@ class Maintainer:
             files_after=known.files_after + len(offer.files),
         )
 
-    def _say(self, **changes: object) -> None:
+    def _say(self, **changes: Any) -> None:
         name = self._sign.name if self._sign is not None else ""
-        self.summary = replace(self.summary, at=time.time(), maintainer=name, **changes)  # type: ignore[arg-type]
+        self.summary = replace(self.summary, at=time.time(), maintainer=name, **changes)
         write_summary(self._chain, self.summary)
         self._show(self.summary)
