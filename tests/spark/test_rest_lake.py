@@ -2,7 +2,7 @@
 
 import copy
 import importlib.util
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -48,16 +48,23 @@ class RestPipeline(Pipeline):
         return super().lakehouse(sources, **{"rest": rest, **options})
 
 
+@contextmanager
+def running(spark, folder, database, server):
+    """A pipeline with its tables copied."""
+    database.execute(*TABLES)
+    made = RestPipeline(spark, folder, database)
+    made.server = server
+    with made:
+        made.wait_for_tables("docs", "pairs", "bag")
+        yield made
+
+
 @pytest.fixture
 def pipeline(spark, tmp_path, database, server):
-    database.execute(*TABLES)
     server.tables.clear()
     server.files.clear()
-    made = RestPipeline(spark, tmp_path, database)
-    made.server = server
-    with made as running:
-        running.wait_for_tables("docs", "pairs", "bag")
-        yield running
+    with running(spark, tmp_path, database, server) as made:
+        yield made
 
 
 def catalog_of(server):
@@ -318,3 +325,19 @@ def test_a_table_that_is_copied_again_keeps_its_name_and_leaves_nothing(
     pipeline.house.close()
     pipeline.house = pipeline.lakehouse()
     check(pipeline, database, server)
+
+
+@pytest.mark.long
+def test_where_there_is_no_version_3_tables_are_copied_on_write(spark, tmp_path, database):
+    """And commits are of one table at a time."""
+    with (
+        RestServer(v3=False, multi_table=False).running() as server,
+        running(spark, tmp_path, database, server) as pipeline,
+    ):
+        for _ in range(2):
+            database.execute("UPDATE docs SET title = title || '2'", "DELETE FROM bag WHERE a = 1")
+            check(pipeline, database, server)
+        for metadata in server.tables.values():
+            assert metadata["format-version"] == 2
+            for snapshot in metadata["snapshots"]:
+                assert snapshot["summary"].get("total-delete-files", "0") == "0"
