@@ -13,7 +13,6 @@ from spark_consumers.lake.catalog import rest_statements
 from spark_consumers.lake.catalog.open_catalog import recorded
 from spark_consumers.lake.catalog.rest_statements import preamble
 from spark_consumers.lake.catalog.statements import DUCKDB, PYICEBERG
-from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
 from spark_consumers.spark.lake_catalog import LakeCatalog
@@ -192,8 +191,9 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     check(pipeline, database, server)
     # What one has published and not shown when it dies is shown by the next one, in all tables at once.
     with monkeypatch.context() as dying:
-        dying.setattr(WholeEpochs, "show", lambda *_: None)
-        changed(pipeline, database)
+        dying.setattr(fail_point, "hit", dies_before_it_shows)
+        with pytest.raises(InterruptedError):
+            changed(pipeline, database)
     seen = []
     server.seen = lambda *_: seen.append(versions_shown(server))
     pipeline.house.close()
@@ -203,6 +203,8 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     seen.append(versions_shown(server))
     assert [len(each) for each in seen if len(each) > 1] == []
     assert seen[0] != seen[-1]
+    # Nor is anything left of what it had made for the commit that never came.
+    server.assert_no_stray_manifest((*NAMESPACE, "tuskline_epochs"))
     # Nor does one with other settings take it over.
     pipeline.house.close()
     with pytest.raises(LakeError, match="the tables of this lake are in the catalog at"):
@@ -210,6 +212,12 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     other = LakeCatalog(server.uri, namespace=("others",), allow_http=True)
     with pytest.raises(LakeError, match=r"are in the namespace 'lakes\.one'"):
         pipeline.lakehouse(rest=other).run_once()
+
+
+def dies_before_it_shows(place):
+    """A fail point's."""
+    if place == "before-shown":
+        raise InterruptedError
 
 
 def versions_shown(server):
