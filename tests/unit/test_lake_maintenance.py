@@ -199,8 +199,16 @@ def test_of_a_thousand_tables_those_that_changed_are_looked_at(
     def head(changed: int) -> Manifest:
         tables = {
             f"s.p.t{number}": TableVersion(
-                *(f"tables/s/p/t{number}", "iceberg", 2 if number < changed else 1, ""),
-                *(("id",), (), 0, 0, 1, number),
+                path=f"tables/s/p/t{number}",
+                format="iceberg",
+                snapshot_id=2 if number < changed else 1,
+                schema_hash="",
+                key=("id",),
+                text_columns=(),
+                start_lsn=0,
+                offset=0,
+                rows=1,
+                relation_id=number,
                 runs=(("index/1.run", 1),),
             )
             for number in range(1000)
