@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spark_consumers.lake.compaction import maintainers
+from spark_consumers.lake.compaction.decide import Accepted, Refused, decide, with_merged
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
 from spark_consumers.lake.compaction.offer import NewFile, Offer, OfferName, OldFile
 from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
@@ -174,6 +175,34 @@ def test_an_offer_is_read_as_it_was_written() -> None:
     assert Offer.from_json(offer.to_json()) == offer
     with pytest.raises((KeyError, TypeError, ValueError)):
         Offer.from_json({"accepted": True})
+
+
+def test_a_merged_run_takes_the_place_of_those_that_are_there_side_by_side() -> None:
+    def table(*runs: str) -> TableVersion:
+        return TableVersion(
+            path="p",
+            format="iceberg",
+            snapshot_id=1,
+            schema_hash="",
+            key=("id",),
+            text_columns=(),
+            start_lsn=0,
+            offset=0,
+            rows=1,
+            relation_id=1,
+            runs=tuple((run, 5) for run in runs),
+        )
+
+    offer = Offer("t1-0a-1", "s.p.t", "p", 1, ("id",), run="m", weight=9, merges=("b", "c"))
+    assert decide(offer, table("a", "b", "c", "d"), 1, {}) == Accepted({})
+    assert with_merged([("a", 5), ("b", 5), ("c", 5), ("d", 5)], offer) == (
+        ("a", 5),
+        ("m", 9),
+        ("d", 5),
+    )
+    for runs in (("a", "b", "d"), ("b", "a", "c"), ("b",), ()):
+        assert isinstance(decide(offer, table(*runs), 1, {}), Refused)
+    assert isinstance(decide(offer, table("b", "c"), 2, {}), Refused)
 
 
 # -- what is shown and remembered -------------------------------------------------------------------
