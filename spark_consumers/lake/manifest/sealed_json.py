@@ -16,7 +16,7 @@ from walsender_bridge.errors import CorruptError, LakeError
 #: 6 other names for what is quarantined; 7 another name for tables that were not copied, and output functions in a table's
 #: shape; 8 the writer of each link, the row index of each table, and deletion vectors; 9 pins, and links that have what
 #: differs from another one.
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 #: The member that has the CRC32C of all others, and the format that brought it.
 _CRC = "crc"
 _SEALED_FROM = 3
