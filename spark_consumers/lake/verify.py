@@ -8,16 +8,16 @@ removed.
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from spark_consumers.lake.catalog.links import folders
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import count
-from spark_consumers.lake.format.iceberg_files import local, metadata_file, versions_in
+from spark_consumers.lake.format.iceberg_files import metadata_file, versions_in
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.newest import PublishedLink, is_lost, lost
 from spark_consumers.lake.manifest.pinned_links import PinnedLinks
+from spark_consumers.lake.store.place import Place, below, place
 from walsender_bridge.errors import CorruptError, TusklineError
 
 _INDEX_REPAIR = (
@@ -67,7 +67,7 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
     found.errors += _wrong_hints(root)
     files = sorted(_files(root))
     for done, file in enumerate(files):
-        progress(str(file.relative_to(root)), done, len(files))
+        progress(below(file, root), done, len(files))
         _verify_file(file, found)
     if newest is not None:
         found.errors += list(_miscounted(chain, newest, [error.where for error in found.errors]))
@@ -83,14 +83,14 @@ def _recorded(chain: Chain, found: VerifyResult) -> PublishedLink | None:
         return None
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _files(root: Place) -> Iterator[Place]:
     """The files of all tables, and those that checksums say were there."""
     places = [
         table / name
         for table in folders(root)
         for name in ("metadata", "data", "quarantine", "index")
     ]
-    for file in (file for place in places for file in place.glob("*")):
+    for file in (file for folder in places for file in folder.glob("*")):
         sealed = checksums.file_of(file)
         if sealed is not None and not sealed.exists():
             yield sealed
@@ -98,7 +98,7 @@ def _files(root: Path) -> Iterator[Path]:
             yield file
 
 
-def _verify_file(file: Path, found: VerifyResult) -> None:
+def _verify_file(file: Place, found: VerifyResult) -> None:
     try:
         sealed = checksums.check(file)
         found.files += 1
@@ -116,7 +116,7 @@ def _verify_file(file: Path, found: VerifyResult) -> None:
         )
 
 
-def _wrong_hints(root: Path) -> Iterator[TusklineError]:
+def _wrong_hints(root: Place) -> Iterator[TusklineError]:
     """Hints at metadata that is not there: Iceberg does not open such a table. One that is no number counts for nothing."""
     for hint in (folder / "metadata" / "version-hint.text" for folder in folders(root)):
         text = _text(hint)
@@ -132,7 +132,7 @@ def _wrong_hints(root: Path) -> Iterator[TusklineError]:
             )
 
 
-def _text(file: Path) -> str | None:
+def _text(file: Place) -> str | None:
     try:
         return file.read_text(errors="replace")
     except OSError:
@@ -158,7 +158,7 @@ def _lost_pins(chain: Chain, newest: Manifest) -> list[TusklineError]:
     ]
 
 
-def _lost_snapshots(root: Path, tables: Iterable[TableVersion]) -> Iterator[TusklineError]:
+def _lost_snapshots(root: Place, tables: Iterable[TableVersion]) -> Iterator[TusklineError]:
     """Tables of an epoch whose own metadata does not have the snapshot."""
     for table in tables:
         folder = root / table.path / "metadata"
@@ -171,7 +171,7 @@ def _lost_snapshots(root: Path, tables: Iterable[TableVersion]) -> Iterator[Tusk
             yield CorruptError("the manifest list is missing", where=str(lists))
 
 
-def _lost_runs(chain: Chain, root: Path, manifest: Manifest) -> list[TusklineError]:
+def _lost_runs(chain: Chain, root: Place, manifest: Manifest) -> list[TusklineError]:
     """Runs of the row index that are not there, unless a newer link needs them no more."""
     files = [root / table.path / name for table in manifest.versions for name in table.index_files]
     lost = [file for file in files if not file.exists()]
@@ -183,14 +183,14 @@ def _lost_runs(chain: Chain, root: Path, manifest: Manifest) -> list[TusklineErr
     ]
 
 
-def _manifest_list(folder: Path, snapshot: int) -> Path:
+def _manifest_list(folder: Place, snapshot: int) -> Place:
     versions = versions_in(folder)
     if not versions:
         raise CorruptError("the table has no metadata", where=str(folder.parent))
     newest = metadata_file(folder, versions[-1])
     try:
         snapshots = {s["snapshot-id"]: s for s in json.loads(newest.read_bytes())["snapshots"]}
-        return local(snapshots[snapshot]["manifest-list"])
+        return place(snapshots[snapshot]["manifest-list"])
     except (ValueError, KeyError, TypeError):
         raise CorruptError(
             f"snapshot {snapshot} is not in the table's metadata", where=str(newest)
@@ -208,7 +208,7 @@ def _miscounted(
             continue
         repair = f"copy it again: tuskline table resync {name}"
         try:
-            lists = _manifest_list(Path(folder, "metadata"), table.snapshot_id)
+            lists = _manifest_list(place(folder) / "metadata", table.snapshot_id)
             there = count(lists, list(table.key) or [ROW_ID])
         except (CorruptError, FileNotFoundError) as error:
             # Retention may have taken what this link needed, and then the link.

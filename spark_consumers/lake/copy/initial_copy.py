@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,10 +13,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_consumers.lake.epoch.quarantine import QuarantineFile, QuarantineOfCopy
-from spark_consumers.lake.format import checksums
-from spark_consumers.lake.format.data_files import sync
+from spark_consumers.lake.format.data_files import new_file
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.status import CopyStatus
+from spark_consumers.lake.store.place import carried
 from spark_consumers.spark.job_group import described
 from spark_consumers.spark.slots import slots
 from walsender_bridge.errors import UnavailableError
@@ -147,7 +146,7 @@ def write_source(
         done: tuple[FileInfo, int, QuarantineFile | None]
         part = f"{description}, part {numbered[0] + 1} of {len(work)}"
         with described(context, "tuskline copy", part):
-            (done,) = context.parallelize([numbered], 1).map(write).collect()
+            (done,) = context.parallelize([numbered], 1).map(carried(write)).collect()
         progress.add(done[0].rows, done[1])
         pace.spent(done[1])
         return done[0], done[2]
@@ -176,9 +175,7 @@ def _write_file(
     """Write one file, no faster than `rate` bytes a second; the file, and the bytes of its rows."""
     rows = size = 0
     began = time.monotonic()
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target, "xb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with new_file(path) as new, pq.ParquetWriter(new.file, schema, compression="zstd") as writer:
         for batch in batches:
             fitted = [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
             writer.write_batch(pa.record_batch(fitted, schema=schema))
@@ -186,9 +183,5 @@ def _write_file(
             size += batch.nbytes
             if rate is not None:
                 time.sleep(max(0.0, size / rate - (time.monotonic() - began)))
-    if not rows:
-        target.unlink()
-        return FileInfo(path, 0, 0), 0
-    made = FileInfo(path, rows, sync(target))
-    checksums.seal(target)
-    return made, size
+        new.is_wanted = rows > 0
+    return FileInfo(path, rows, new.size), size if rows else 0

@@ -10,7 +10,6 @@ planning and waiting, and an epoch has one for each such table.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +32,7 @@ from spark_consumers.lake.format.data_files import (
     as_damage,
     read_data,
     read_partial,
+    readable,
     whole_file,
     write_data,
 )
@@ -40,6 +40,7 @@ from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.index.build import bitmaps_in
 from spark_consumers.lake.index.digests import Int64s
 from spark_consumers.lake.index.run_format import IndexDamagedError, Run
+from spark_consumers.lake.store.place import place
 from walsender_bridge.errors import CorruptError
 
 
@@ -139,9 +140,9 @@ def _rows_before(target: Target, patched: PatchedRows) -> Iterator[tuple[pa.Tabl
 def _row_groups(target: Target, name: str) -> Iterator[tuple[pq.ParquetFile, int, int]]:
     """The row groups of a data file: their numbers, and how many rows each has."""
     path = f"{target.folder}/{name}"
-    checksums.check(Path(path))
+    checksums.check(place(path))
     with as_damage(path):
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(readable(path))
     with file:
         for number in range(file.num_row_groups):
             yield file, number, file.metadata.row_group(number).num_rows
@@ -175,7 +176,7 @@ def _rewrite(target: Target, rewrite: Rewrite, path: str) -> FileInfo:
                     where=f"{target.folder}/{data.name}",
                     repair=checksums.REPAIR,
                 )
-    return FileInfo(path, rows, Path(path).stat().st_size)
+    return FileInfo(path, rows, place(path).stat().st_size)
 
 
 def _filled(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -16,7 +16,7 @@ expired by others. An epoch has no tag: the writer's own retention keeps what a 
 import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ from spark_consumers.lake.format.iceberg_commit import (
     refs_of,
     sync_snapshots,
 )
-from spark_consumers.lake.format.iceberg_files import local, prepared, refs_in, snapshots_in
+from spark_consumers.lake.format.iceberg_files import prepared, refs_in, snapshots_in
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import (
     NO_TAG,
@@ -66,6 +66,7 @@ from spark_consumers.lake.format.table_format import (
     Written,
 )
 from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
 from walsender_bridge.runtime import logs
 
@@ -226,7 +227,7 @@ class IcebergFormat:
         return made[-1]
 
     def _identity(self, path: str) -> str:
-        return f"{self._lake}:{'/'.join(Path(path).parts[-3:])}"
+        return f"{self._lake}:{'/'.join(PurePath(path).parts[-3:])}"
 
     def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
         """Whether this snapshot already is that write: the same table, base, end version and link.
@@ -371,7 +372,7 @@ class IcebergFormat:
         self._commit(path, term, change)
 
     @of_table
-    def metadata_file(self, path: str, snapshot: int) -> Path | None:
+    def metadata_file(self, path: str, snapshot: int) -> Place | None:
         """The newest metadata file; None if its `main` is another snapshot."""
         table = self._tables.current(path)
         main = table.operations().current().ref("main")
@@ -443,8 +444,8 @@ class IcebergFormat:
             log.warning("snapshots do not expire: the table is damaged", error=str(error))
             self._tables.forget(path)
             return 0
-        files = [local(str(file)) for file in doomed]
-        others = [str(file) for file in files if not checksums.remove_of(Path(path), file)]
+        files = [place(str(file)) for file in doomed]
+        others = [str(file) for file in files if not checksums.remove_of(place(path), file)]
         if others:
             log.warning(
                 "files outside the table's folder are kept",
@@ -484,13 +485,13 @@ class IcebergFormat:
         """The data files of a snapshot. Raises `NotSupportedError` for deletes that only others can have written."""
         table = self._tables.at(path, snapshot)
         self._tables.check(path, table, snapshot)
-        return files_of(local(str(table.snapshot(snapshot).manifestListLocation())))
+        return files_of(place(str(table.snapshot(snapshot).manifestListLocation())))
 
     @of_table
     def equality_deletes(self, path: str, snapshot: int) -> list[str]:
         """The files of keys in a snapshot that an earlier version wrote."""
         table = self._tables.at(path, snapshot)
-        return equality_deletes(local(str(table.snapshot(snapshot).manifestListLocation())))
+        return equality_deletes(place(str(table.snapshot(snapshot).manifestListLocation())))
 
     def _commit(
         self, path: str, term: int, change: Callable[[Any], Any], *, clean: bool = False
@@ -516,7 +517,7 @@ class IcebergFormat:
             case takeover.ReadNamed(files):
                 return needed(self._spark, self._tables.current(path), files)
             case takeover.RemovePrepared(file):
-                return checksums.remove_of(Path(path), Path(file))
+                return checksums.remove_of(place(path), place(file))
         raise AssertionError(f"{effect} is of the lake")
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
-from spark_consumers.lake.format.iceberg_files import local, newest_metadata
+from spark_consumers.lake.format.iceberg_files import newest_metadata
+from spark_consumers.lake.store.place import ObjectPlace, Place, place
 from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.jars import ICEBERG
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
@@ -44,7 +45,7 @@ def read_snapshot(spark: "SparkSession", path: str, snapshot: int) -> Any:
     cannot be opened.
     """
     with named(path):
-        if not check_snapshot(Path(path), snapshot):
+        if not check_snapshot(place(path), snapshot):
             raise LakeError(
                 f"the table has lost snapshot {snapshot}",
                 where=path,
@@ -56,7 +57,7 @@ def read_snapshot(spark: "SparkSession", path: str, snapshot: int) -> Any:
         return frame
 
 
-def check_snapshot(table: Path, snapshot: int) -> bool:
+def check_snapshot(table: Place, snapshot: int) -> bool:
     """Verify the newest metadata of a table in a folder, and the manifests of a snapshot; whether that is there.
 
     Raises `CorruptError`.
@@ -79,7 +80,7 @@ def check_snapshot(table: Path, snapshot: int) -> bool:
         ) from error
     if snapshot not in places:
         return False
-    Checked().snapshot(local(places[snapshot]))
+    Checked().snapshot(place(places[snapshot]))
     return True
 
 
@@ -95,7 +96,7 @@ def blamed(path: str) -> Iterator[None]:
     except SPARK_ERRORS as error:
         if _NO_ICEBERG in str(error):
             raise
-        for sums in sorted((Path(path) / "metadata").glob(".*.crc")):
+        for sums in _sums(place(path)):
             file = checksums.file_of(sums)
             if file is not None and file.exists():
                 checksums.check(file)
@@ -126,6 +127,10 @@ def named(path: str) -> Iterator[None]:
             where=path,
             repair="find the damaged file: tuskline lake verify",
         ) from error
+
+
+def _sums(table: Place) -> list[Path]:
+    return [] if isinstance(table, ObjectPlace) else sorted((table / "metadata").glob(".*.crc"))
 
 
 def _line(error: Exception) -> str:

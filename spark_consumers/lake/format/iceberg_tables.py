@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import update_wrapper
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
@@ -10,8 +9,8 @@ from pyspark.sql import SparkSession
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_commit import newest
-from spark_consumers.lake.format.iceberg_files import local
 from spark_consumers.lake.format.iceberg_read import blamed
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError
 
 
@@ -48,14 +47,14 @@ class LoadedTables:
         jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
         # Hadoop's local file system starts a `chmod` for each file it makes, and two where it writes a
         # checksum beside it: a commit has half a dozen. So it neither makes checksums here nor verifies them.
-        session = spark._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
+        session = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # as above
         configuration = jvm.org.apache.hadoop.conf.Configuration(session)
         configuration.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
         configuration.set("fs.file.impl.disable.cache", "true")
         self._tables = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration)
         self._loaded: dict[str, Any] = {}
         #: By path: the metadata that was verified after it was loaded.
-        self._metadata: dict[str, Path] = {}
+        self._metadata: dict[str, Place] = {}
         self._checked = Checked()
 
     def at(self, path: str, snapshot: int | None = None) -> Any:
@@ -84,7 +83,7 @@ class LoadedTables:
         """Have the next access reload the table."""
         self._loaded.pop(path, None)
         self._metadata.pop(path, None)
-        self._checked.forget(Path(path))
+        self._checked.forget(place(path))
 
     def check(self, path: str, table: Any, snapshot: int) -> None:
         """Verify the manifests of a snapshot, whose bytes go into new ones."""
@@ -95,11 +94,11 @@ class LoadedTables:
                 where=path,
                 repair="restore the table from a backup, or copy it again: tuskline table resync",
             )
-        self._checked.snapshot(local(str(found.manifestListLocation())))
+        self._checked.snapshot(place(str(found.manifestListLocation())))
 
     def check_all(self, path: str) -> None:
         """Verify the manifests of all snapshots, which say what files are needed."""
-        self._checked.all_manifests(Path(path))
+        self._checked.all_manifests(place(path))
 
     def _check_metadata(self, path: str, table: Any) -> None:
         """Verify what was loaded, after each time that it was."""

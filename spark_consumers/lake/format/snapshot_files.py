@@ -2,19 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.format import avro
-from spark_consumers.lake.format.iceberg_files import local
 from spark_consumers.lake.format.table_format import ScanFile, Vector, name_of
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError, NotSupportedError
 
 _DATA, _POSITION_DELETES, _EQUALITY_DELETES = range(3)
 _DELETED = 2
 
 
-def files_of(manifest_list: Path) -> list[ScanFile]:
+def files_of(manifest_list: Place) -> list[ScanFile]:
     """The data files of the snapshot with this manifest list.
 
     Raises `CorruptError`, also for what only damage explains (two vectors of a data file), and `NotSupportedError` for
@@ -24,7 +23,7 @@ def files_of(manifest_list: Path) -> list[ScanFile]:
     vectors: dict[str, Vector] = {}
     deletes: dict[str, int] = {}
     for found, sequence in _entries(manifest_list):
-        path = str(local(found["file_path"]))
+        path = str(place(found["file_path"]))
         match found.get("content", _DATA):
             case kind if kind == _DATA:
                 file = ScanFile(path, found["file_size_in_bytes"], found["record_count"])
@@ -53,19 +52,19 @@ def files_of(manifest_list: Path) -> list[ScanFile]:
     return files
 
 
-def equality_deletes(manifest_list: Path) -> list[str]:
+def equality_deletes(manifest_list: Place) -> list[str]:
     """The files of keys in a snapshot of an earlier version."""
     return [
-        str(local(found["file_path"]))
+        str(place(found["file_path"]))
         for found, _ in _entries(manifest_list)
         if found.get("content", _DATA) == _EQUALITY_DELETES
     ]
 
 
-def _entries(manifest_list: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _entries(manifest_list: Place) -> Iterator[tuple[dict[str, Any], int]]:
     """Each file that is in the snapshot, and its sequence number."""
     for manifest in avro.rows(manifest_list):
-        for entry in avro.rows(local(manifest["manifest_path"])):
+        for entry in avro.rows(place(manifest["manifest_path"])):
             if entry["status"] == _DELETED:
                 continue
             sequence = entry.get("sequence_number")
@@ -81,7 +80,7 @@ def _vector(path: str, found: dict[str, Any]) -> Vector:
             repair="let only Tuskline write to the lake's tables",
         )
     return Vector(
-        name_of(str(local(file))),
+        name_of(str(place(file))),
         name_of(path),
         offset,
         found["content_size_in_bytes"],

@@ -1,8 +1,6 @@
-"""The lake's folder as the steps of `takeover` act on it: each effect carried out, nothing decided."""
+"""The lake's folder, or its place in a bucket, as the steps of `takeover` act on it: each effect carried out, nothing decided."""
 
-import shutil
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.catalog import links as table_links
@@ -12,6 +10,7 @@ from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.pinned_links import PinnedLinks, pinned, term_of
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
+from spark_consumers.lake.store.place import Place, below, remove_tree
 from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import logs
 
@@ -19,7 +18,7 @@ log = logs.logger()
 
 
 class LakeSite:
-    """One lake on a local disk."""
+    """One lake."""
 
     def __init__(self, chain: Chain, tables: TableFormat) -> None:
         self._chain = chain
@@ -105,7 +104,7 @@ class LakeSite:
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
         yield from self._of_links(table_links.folders(self._chain.root))
 
-    def _of_links(self, tables: Iterable[Path]) -> Iterator[Leftover]:
+    def _of_links(self, tables: Iterable[Place]) -> Iterator[Leftover]:
         """Files of these tables that only links name."""
         kinds = (("quarantine", LeftoverKind.QUARANTINE), ("index", LeftoverKind.INDEX))
         for table in tables:
@@ -117,8 +116,8 @@ class LakeSite:
                         continue
                     yield Leftover(kind, self._relative(path), self._relative(table))
 
-    def _relative(self, path: Path) -> str:
-        return str(path.relative_to(self._chain.root))
+    def _relative(self, path: Place) -> str:
+        return below(path, self._chain.root)
 
     def remove(self, left: Leftover) -> None:
         """Remove a file, or a folder with all that is in it."""
@@ -130,7 +129,7 @@ class LakeSite:
         say = log.debug if left.kind is LeftoverKind.INDEX else log.info
         say("leftover removed", kind=left.kind.name.lower(), path=left.path)
         if left.kind is LeftoverKind.STAGING:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         elif left.kind is LeftoverKind.LINK_DRAFT:
             self._chain.store.remove(left.path)
         else:
