@@ -14,7 +14,15 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from spark_consumers.spark import defaults, given, jars, java, lake_catalog, requirements
+from spark_consumers.spark import (
+    buckets,
+    defaults,
+    given,
+    jars,
+    java,
+    lake_catalog,
+    requirements,
+)
 from spark_consumers.spark.defaults import DELTA, ICEBERG
 from walsender_bridge.errors import UsageError
 
@@ -45,7 +53,10 @@ def settings(
     return {
         **defaults.of_one_machine(),
         **defaults.of_any_session((ICEBERG, DELTA), _python()),
-        "spark.jars": ",".join(str(jar) for jar in jars.paths(progress)),
+        "spark.jars": ",".join(
+            str(jar) for jar in [*jars.paths(progress), *_jars_of(lake, progress)]
+        ),
+        **buckets.of_started(buckets.settings(lake, None, None)),
         **(catalog_settings(lake, catalog) if lake is not None else {}),
     }
 
@@ -69,12 +80,15 @@ def session(
     conf: Mapping[str, str] | None = None,
     default_conf: Mapping[str, str] | None = None,
     progress: jars.Progress = jars.print_progress,
+    endpoint: str | None = None,
+    region: str | None = None,
 ) -> SparkSession:
     """The process's Spark session, started if there is none; with SPARK_REMOTE set, one of Spark Connect.
 
     `lake` names the lake's root folder or URI and makes its tables the catalog `catalog` (which is a REST catalog where the lake
     has its tables in one); on a session that
     runs already the catalog is added to it, so several lakes can be read at once under different names.
+    `endpoint` and `region`: of its bucket, if it is in one; by default as the environment says.
     A session that is started has what the user has set in `spark-defaults.conf` and PYSPARK_SUBMIT_ARGS; where that leaves
     the master open, it is `local[2]`. `conf` overrides any setting; on a running session only what Spark can change then.
     `default_conf` holds only where the user has set nothing. Driver memory and jars are set when the JVM starts. Under
@@ -90,17 +104,21 @@ def session(
         running = active or SparkSession.builder.getOrCreate()
         if lake is not None:
             requirements.check(running)
+            buckets.use(running, lake, endpoint, region)
         for key, value in (wanted | asked).items():
             _set(running, key, value, fixed=key in wanted and not lake_catalog.is_secret(key))
         return running
     if submitted():
         theirs, ours = _of_submitted()
+        if buckets.is_bucket(lake):
+            buckets.check(SparkContext._jvm)  # noqa: SLF001  # PySpark's own JVM
     else:
         theirs = given.here()
         asked = {"spark.master": master, **asked} if master else asked
-        ours = {"spark.app.name": app_name, **_of_started(theirs | asked, progress)}
+        ours = {"spark.app.name": app_name, **_of_started(theirs | asked, lake, progress)}
         ours |= default_conf or {}
     ours |= lake_catalog.redaction(wanted)
+    ours |= buckets.of_started(buckets.settings(lake, endpoint, region))
     defaults.check_catalog(wanted, theirs)
     found = defaults.merged(ours | wanted, theirs, asked)
     requirements.check_settings(found)
@@ -139,13 +157,22 @@ def _of_submitted() -> tuple[dict[str, str], dict[str, str]]:
     return theirs, ours
 
 
-def _of_started(known: Mapping[str, str], progress: jars.Progress) -> dict[str, str]:
+def _jars_of(lake: str | Path | None, progress: jars.Progress) -> list[Path]:
+    """The jars that a lake in a bucket needs besides."""
+    return jars.paths(progress, jars.S3) if buckets.is_bucket(lake) else []
+
+
+def _of_started(
+    known: Mapping[str, str], lake: str | Path | None, progress: jars.Progress
+) -> dict[str, str]:
     """What is ours in a session that is started here, where these settings are known."""
     master = known.get("spark.master", defaults.MASTER)
     here = [jar.name for jar in (_spark_home() / "jars").glob("*.jar")]
     formats = defaults.brought(known, here)
     added = defaults.added_jars([] if ICEBERG in formats else jars.paths(progress), formats)
     formats |= defaults.brought({}, [jar.name for jar in added])
+    if not any("hadoop-aws" in each for each in (known.get("spark.jars.packages", ""), *here)):
+        added += _jars_of(lake, progress)
     return {
         **(defaults.of_one_machine() if defaults.is_local(master) else {}),
         **defaults.of_any_session(formats, _python()),

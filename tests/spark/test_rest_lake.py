@@ -7,7 +7,7 @@ import pytest
 from spark_consumers import read
 from spark_consumers.lake import reader
 from spark_consumers.lake.format.checked import manifests_of
-from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.store.place import place
 from spark_consumers.spark.lake_catalog import LakeCatalog
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
@@ -168,9 +168,9 @@ def test_epochs_are_whole_and_made_once_whatever_a_proxy_does_to_answers(
 def assert_no_manifest_is_left(lake, server):
     """Every manifest list and manifest on disk is of a snapshot that the catalog has."""
     for metadata in server.tables.values():
-        lists = {local(each["manifest-list"]) for each in metadata["snapshots"]}
+        lists = {place(each["manifest-list"]) for each in metadata["snapshots"]}
         wanted = lists | {each for one in lists for each in manifests_of(one)}
-        folder = local(metadata["location"]) / "metadata"
+        folder = place(metadata["location"]) / "metadata"
         assert set(folder.glob("*.avro")) == wanted, folder
 
 

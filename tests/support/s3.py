@@ -128,12 +128,18 @@ def _status(port: int, method: str, path: str) -> int:
         connection.close()
 
 
+def options_at(port: int) -> StoreOptions:
+    """How the tests' bucket is reached by this port."""
+    return StoreOptions(f"http://127.0.0.1:{port}", "us-east-1", allow_http=True)
+
+
 def store_at(
     port: int, prefix: str, *, answer: float = 10.0, outcome: float = 30.0, bucket: str = BUCKET
 ) -> ObjectStore:
     """The records below a prefix of the tests' bucket. The environment has to have the keys."""
-    options = StoreOptions(f"http://127.0.0.1:{port}", "us-east-1", allow_http=True)
-    return ObjectStore.at(f"s3://{bucket}/{prefix}", options, answer=answer, outcome=outcome)
+    return ObjectStore.at(
+        f"s3://{bucket}/{prefix}", options_at(port), answer=answer, outcome=outcome
+    )
 
 
 @pytest.fixture(scope="session")

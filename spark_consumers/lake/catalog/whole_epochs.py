@@ -20,10 +20,10 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.concurrently import each
-from spark_consumers.lake.format import places
 from spark_consumers.lake.format.iceberg_refs import branch_of, fenced
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.manifest.takeover import ATTEMPTS
+from spark_consumers.lake.store.place import place
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,
@@ -188,7 +188,7 @@ class WholeEpochs:
         """Remove the manifest lists that nothing needs: of snapshots that the commit has expired, or of one that was lost."""
         gone = control.expired() if won else [made.manifest_list]
         for location in gone:
-            places.remove_file(location)
+            place(location).unlink(missing_ok=True)
 
     def _loaded(self) -> LoadedTable:
         """The control table, created if need be. Raises `LakeError` if it is another lake's."""

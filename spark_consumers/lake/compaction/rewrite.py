@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +31,7 @@ from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.run_format import open_runs
 from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.store.place import Place
 from walsender_bridge.errors import LakeError
 from walsender_bridge.runtime import fail_point
 
@@ -63,7 +63,7 @@ def current(liveness: Liveness) -> dict[str, CurrentFile]:
 
 
 def prepare(
-    root: Path,
+    root: Place,
     catalog: TableCatalog,
     name: str,
     table: TableVersion,
@@ -108,7 +108,7 @@ def prepare(
     )
 
 
-def files_of(folder: Path, offer: OfferName) -> tuple[list[Path], list[Path]]:
+def files_of(folder: Place, offer: OfferName) -> tuple[list[Place], list[Place]]:
     """The data files of an offer that are there, and the drafts of those and of its run that a dead maintainer left."""
     drafts = folder.glob(f"*/.{PREFIX}{offer}[-.]*.tmp")
     return list(folder.glob(f"data/{offer.prefix}*")), list(drafts)

@@ -16,7 +16,7 @@ expired by others. An epoch has no tag: the writer's own retention keeps what a 
 import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ from spark_consumers.lake.catalog.table_catalog import (
     TableCatalog,
     TableId,
 )
-from spark_consumers.lake.format import checksums, leaks, places
+from spark_consumers.lake.format import checksums, leaks
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_commit import (
     commit_of,
@@ -39,7 +39,7 @@ from spark_consumers.lake.format.iceberg_commit import (
     sync_snapshots,
 )
 from spark_consumers.lake.format.iceberg_files import (
-    local,
+    make_folders,
     prepared,
     refs_in,
     refs_of_record,
@@ -84,6 +84,7 @@ from spark_consumers.lake.format.table_format import (
 from spark_consumers.lake.layout.arrangement import NO_PARTITION, Arrangement
 from spark_consumers.lake.layout.evolution import arrangement, changes
 from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.store.place import Place, place, remove_tree
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
 from walsender_bridge.postgres.table_layout import TableLayout
 from walsender_bridge.runtime import logs
@@ -138,7 +139,7 @@ class IcebergFormat:
         if not vectors:
             properties["format-version"] = str(_VERSION_WITHOUT_VECTORS)
         if not self._catalog.is_folder:
-            places.make(path)
+            make_folders(place(path))
             properties |= _METADATA_PROPERTIES
         outcome = self._catalog.create(TableId.at(path), iceberg_schema(columns), properties)
         if not _is_won(outcome, path):
@@ -147,7 +148,7 @@ class IcebergFormat:
     def drop(self, path: str) -> None:
         """Remove the table with its folder."""
         self._catalog.drop(TableId.at(path))
-        places.remove(path)
+        remove_tree(place(path))
         self.forget(path)
 
     def forget(self, path: str) -> None:
@@ -281,7 +282,7 @@ class IcebergFormat:
         return made[-1]
 
     def _identity(self, path: str) -> str:
-        return f"{self._lake}:{'/'.join(Path(path).parts[-3:])}"
+        return f"{self._lake}:{'/'.join(PurePath(path).parts[-3:])}"
 
     def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
         """Whether this snapshot already is that write: the same table, base, end version and link.
@@ -440,7 +441,7 @@ class IcebergFormat:
         self._commit(path, term, change)
 
     @of_table
-    def metadata_file(self, path: str, snapshot: int) -> Path | None:
+    def metadata_file(self, path: str, snapshot: int) -> Place | None:
         """The newest metadata file; None if its `main` is another snapshot."""
         table = self._tables.current(path)
         main = table.operations().current().ref("main")
@@ -512,8 +513,8 @@ class IcebergFormat:
             log.warning("snapshots do not expire: the table is damaged", error=str(error))
             self._tables.forget(path)
             return 0
-        files = [local(str(file)) for file in doomed]
-        others = [str(file) for file in files if not checksums.remove_of(Path(path), file)]
+        files = [place(str(file)) for file in doomed]
+        others = [str(file) for file in files if not checksums.remove_of(place(path), file)]
         if others:
             log.warning(
                 "files outside the table's folder are kept",
@@ -560,7 +561,7 @@ class IcebergFormat:
         """The data files of a snapshot. Raises `NotSupportedError` for deletes that only others can have written."""
         table = self._tables.at(path, snapshot)
         self._tables.check(path, table, snapshot)
-        files = files_of(local(str(table.snapshot(snapshot).manifestListLocation())))
+        files = files_of(place(str(table.snapshot(snapshot).manifestListLocation())))
         partitions = Partitions(self._iceberg, table).names(snapshot)
         return [placed(file, partitions.get(file.path, NO_PARTITION)) for file in files]
 
@@ -571,13 +572,13 @@ class IcebergFormat:
         if table.operations().current().formatVersion() < _VERSION:
             return {}
         self._tables.check(path, table, snapshot)
-        return row_ids(local(str(table.snapshot(snapshot).manifestListLocation())))
+        return row_ids(place(str(table.snapshot(snapshot).manifestListLocation())))
 
     @of_table
     def equality_deletes(self, path: str, snapshot: int) -> list[str]:
         """The files of keys in a snapshot that an earlier version wrote."""
         table = self._tables.at(path, snapshot)
-        return equality_deletes(local(str(table.snapshot(snapshot).manifestListLocation())))
+        return equality_deletes(place(str(table.snapshot(snapshot).manifestListLocation())))
 
     def empty_snapshot(self, there: LoadedTable) -> NewSnapshot:
         """What the next snapshot of the control table is to be, its manifest list written where the table is."""
@@ -607,7 +608,7 @@ class IcebergFormat:
             case takeover.ReadNamed(files):
                 return needed(self._spark, self._tables.current(path), files)
             case takeover.RemovePrepared(file):
-                return checksums.remove_of(Path(path), Path(file))
+                return checksums.remove_of(place(path), place(file))
         raise AssertionError(f"{effect} is of the lake")
 
 

@@ -7,7 +7,6 @@ catalog says of them (`CatalogTables`).
 import json
 from collections.abc import Callable
 from functools import update_wrapper
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
@@ -17,9 +16,10 @@ from spark_consumers.lake.catalog.table_catalog import LoadedTable, TableCatalog
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_commit import newest
-from spark_consumers.lake.format.iceberg_files import local, snapshots_in
+from spark_consumers.lake.format.iceberg_files import snapshots_in
 from spark_consumers.lake.format.iceberg_io import file_io, hadoop_settings
 from spark_consumers.lake.format.iceberg_read import blamed
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError
 
 
@@ -94,11 +94,11 @@ class _Checking:
                 where=path,
                 repair="restore the table from a backup, or copy it again: tuskline table resync",
             )
-        self._checked.snapshot(local(str(found.manifestListLocation())))
+        self._checked.snapshot(place(str(found.manifestListLocation())))
 
     def check_all(self, path: str) -> None:
         """See `LoadedTables`."""
-        self._checked.all_manifests(Path(path))
+        self._checked.all_manifests(place(path))
 
 
 class FolderTables(_Checking):
@@ -110,7 +110,7 @@ class FolderTables(_Checking):
         self._tables = jvm.org.apache.iceberg.hadoop.HadoopTables(hadoop_settings(spark))
         self._loaded: dict[str, Any] = {}
         #: By path: the metadata that was verified after it was loaded.
-        self._metadata: dict[str, Path] = {}
+        self._metadata: dict[str, Place] = {}
 
     def at(self, path: str, snapshot: int | None = None) -> Any:
         """The table as it was last loaded, or reloaded if `snapshot` is not in it."""
@@ -146,7 +146,7 @@ class FolderTables(_Checking):
         """See `LoadedTables`."""
         self._loaded.pop(path, None)
         self._metadata.pop(path, None)
-        self._checked.forget(Path(path))
+        self._checked.forget(place(path))
 
     def _check_metadata(self, path: str, table: Any) -> None:
         """Verify what was loaded, after each time that it was."""
@@ -211,7 +211,7 @@ class CatalogTables(_Checking):
     def forget(self, path: str) -> None:
         """See `LoadedTables`."""
         self._loaded.pop(path, None)
-        self._checked.forget(Path(path))
+        self._checked.forget(place(path))
 
     def _made(self, path: str, there: LoadedTable) -> Any:
         return self._iceberg.BaseTable(self._operations(there), path)

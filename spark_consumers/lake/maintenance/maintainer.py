@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from spark_consumers.lake import folder
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
 from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
 from spark_consumers.lake.compaction.plan import Group, choose, groups
@@ -30,6 +30,7 @@ from spark_consumers.lake.maintenance.state import Remembered, Summary, write_su
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, TableVersion, open_chain
 from spark_consumers.lake.manifest.sealed_json import dump, parse
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
+from spark_consumers.lake.store.place import Place
 from spark_consumers.lake.writer import requests
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 from walsender_bridge.runtime import fail_point, logs
@@ -62,7 +63,7 @@ class Maintainer:
 
     def __init__(
         self,
-        lake: str | Path,
+        lake: str | Place,
         limits: Limits,
         *,
         store: StoreOptions = FROM_ENVIRONMENT,
@@ -71,7 +72,7 @@ class Maintainer:
         self._chain = open_chain(lake, store)
         self._limits = limits
         self._show = show
-        self._catalog = FolderCatalog(self._chain.root)
+        self._catalog = for_reading(self._chain) or FolderCatalog(self._chain.root)
         self._sign: MaintainerSign | None = None
         self._others = Maintainers(self._chain.store)
         self._remembered = Remembered(self._chain)
@@ -158,7 +159,10 @@ class Maintainer:
         """Bytes that a plan may have. Raises `LakeError` where the disk has none to begin with."""
         if (full := folder.lack_of_room(self._chain.root)) is not None:
             raise full
-        free = shutil.disk_usage(self._chain.root).free
+        on_disk = self._chain.store.folder
+        if on_disk is None:
+            return self._limits.plan_bytes
+        free = shutil.disk_usage(on_disk).free
         return max(0, min(self._limits.plan_bytes, free - folder.ROOM))
 
     def _clean(self, head: Manifest) -> None:
