@@ -1,6 +1,7 @@
 """Compaction beside a live writer: real tables, changes between the plan and the decision, and what readers see."""
 
 import threading
+from collections import Counter
 from contextlib import contextmanager
 
 from spark_consumers import read
@@ -18,6 +19,8 @@ from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
+from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
+from walsender_bridge.postgres.table_patterns import Pattern
 
 DOCS, PAIRS, BAG = (f"{STREAM}.public.{name}" for name in ("docs", "pairs", "bag"))
 ALL = (DOCS, PAIRS, BAG)
@@ -232,6 +235,50 @@ def test_tables_that_are_copied_on_write_are_compacted_without_vectors(
     database.execute("DELETE FROM docs WHERE id % 2 = 0", "DELETE FROM bag WHERE a = 3")
     assert_equal(database.dsn, pipeline.flush())
     assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def test_partitions_and_row_ids_stay_and_sorted_tables_are_left_to_the_writer(
+    pipeline, database, monkeypatch
+):
+    def rule(name, partition=(), sort=()):
+        return LayoutRule(Pattern.parse(name), TableLayout.parse(partition, sort, {}))
+
+    rules = [rule("public.docs", ["bucket(2, id)"]), rule("public.pairs", (), ["a desc"])]
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse(layouts=[*rules, rule("public.bag", ["a"])])
+    plain = {file.name for file in files(pipeline, DOCS)}
+    churn(database, pipeline, 0, 6)
+    before, ids = {name: files(pipeline, name) for name in ALL}, row_ids(pipeline, DOCS)
+
+    def removes():
+        # Of files that were written in partitions, and of the one that was there before.
+        database.execute("DELETE FROM docs WHERE id % 7 = 3", "DELETE FROM bag WHERE a = 5")
+        pipeline.flush()
+
+    outcomes = offered(pipeline, monkeypatch, removes)
+    assert {name for name, each in outcomes.items() if each["accepted"]} == {DOCS}
+    after = files(pipeline, DOCS)
+    assert plain <= {file.name for file in after}, "they are of an earlier spec"
+    assert (
+        Counter(file.partition for file in after if file.name not in plain).most_common(1)[0][1]
+        <= 2
+        < len(before[DOCS])
+    )
+    assert any(file.removed for file in after if "compacted" in file.name)
+    left = row_ids(pipeline, DOCS)
+    assert left == {key: found for key, found in ids.items() if key in left}
+    assert len(left) < len(ids)
+    assert_equal(database.dsn, read(pipeline.spark, pipeline.lake))
+    churn(database, pipeline, 6, 2)
+    assert_equal(database.dsn, pipeline.flush())
+    assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def row_ids(pipeline, name):
+    """Iceberg's id and last change of each row, by the table's first column."""
+    found = read(pipeline.spark, pipeline.lake)[name]
+    rows = found.selectExpr(found.columns[0], "_row_id", "_last_updated_sequence_number").collect()
+    return {key: tuple(kept) for key, *kept in rows}
 
 
 def _all_of(found, _):

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from pyroaring import BitMap64
 
+from spark_consumers.lake.layout.arrangement import NO_PARTITION
 from spark_consumers.lake.store.lake_store import STATE
 
 #: The folder of the offers' records.
@@ -74,11 +75,12 @@ class OldFile:
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A data file that was written: its path below the table's folder, its rows, its bytes."""
+    """A data file that was written: its path below the table's folder, its rows, its bytes, its partition."""
 
     name: str
     rows: int
     size: int
+    partition: str = NO_PARTITION
 
 
 @dataclass(frozen=True, slots=True)

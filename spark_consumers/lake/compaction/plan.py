@@ -12,6 +12,8 @@ a reader opens less. Three rules keep a row from being written again and again:
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from spark_consumers.lake.layout.arrangement import NO_PARTITION
+
 #: Of a data file's rows, the part that has to be removed for it to be rewritten whatever its size.
 _DEAD = 0.1
 #: How much larger a file may be than all smaller ones together to be joined with them.
@@ -24,12 +26,13 @@ _LEAST = 3
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A data file of a snapshot: its path below the table's folder, its rows, its bytes, and how many rows are removed."""
+    """A data file of a snapshot: its path below the table's folder, its rows, its bytes, how many rows are removed, its partition."""
 
     name: str
     rows: int
     size: int
     removed: int = 0
+    partition: str = NO_PARTITION
 
     @property
     def living(self) -> int:
@@ -49,7 +52,7 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Data files of one table whose living rows become one file."""
+    """Data files of one partition of a table, whose living rows become one file."""
 
     files: tuple[FileState, ...]
 
@@ -66,14 +69,21 @@ class Group:
 
 def groups(files: Iterable[FileState], target: int) -> list[Group]:
     """What to rewrite of one table: groups that become files of about `target` bytes, those that gain most first."""
+    by_partition: dict[str, list[FileState]] = {}
+    for file in files:
+        by_partition.setdefault(file.partition, []).append(file)
+    due = [group for some in by_partition.values() for group in _in_partition(some, target)]
+    return sorted(due, key=lambda group: (-group.gain, group.bytes, group.files[0].name))
+
+
+def _in_partition(files: Iterable[FileState], target: int) -> list[Group]:
     found = sorted(files, key=lambda file: (file.living, file.name))
     dead = [file for file in found if file.is_dead]
     joined = _joined([file for file in found if not file.is_dead and 2 * file.living < target])
     if len(joined) <= _LEAST:
         joined = joined if dead else []
     made = [Group(tuple(some)) for some in _packed([*joined, *dead], target)]
-    due = [g for g in made if g.gain >= _LEAST or any(file.is_dead for file in g.files)]
-    return sorted(due, key=lambda group: (-group.gain, group.bytes))
+    return [g for g in made if g.gain >= _LEAST or any(file.is_dead for file in g.files)]
 
 
 def _joined(small: Sequence[FileState]) -> list[FileState]:

@@ -25,13 +25,16 @@ from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
 from spark_consumers.lake.epoch.removal import Rewrite
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import write_partial
+from spark_consumers.lake.format.iceberg_layout import layouts_in
 from spark_consumers.lake.format.iceberg_schema import arrow_schema
-from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, name_of
+from spark_consumers.lake.format.snapshot_files import row_ids
+from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, RowIds, name_of
 from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.run_format import open_runs
+from spark_consumers.lake.layout.evolution import arrangement
 from spark_consumers.lake.manifest.table_version import TableVersion
-from spark_consumers.lake.store.place import Place
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import LakeError
 from walsender_bridge.runtime import fail_point
 
@@ -48,7 +51,7 @@ def states(liveness: Liveness) -> list[FileState]:
     for file in liveness.current():
         vector = liveness.vectors.get(file.name)
         removed = 0 if vector is None else vector.rows
-        found.append(FileState(file.name, file.rows, file.size, removed))
+        found.append(FileState(file.name, file.rows, file.size, removed, file.partition))
     return found
 
 
@@ -76,7 +79,11 @@ def prepare(
     what it had has expired.
     """
     folder = str(root / table.path)
-    target = _target(folder, catalog, name, table, offer)
+    loaded = catalog.load(TableId.at(table.path))
+    if loaded is None:
+        raise LakeError("the table has gone", where=folder)
+    target = _target(folder, loaded.metadata, name, table, offer)
+    ids = _row_ids(loaded.metadata, table)
     liveness = liveness_of(folder, table)
     known = {file.name: file for file in liveness.current()}
     old: list[OldFile] = []
@@ -85,10 +92,10 @@ def prepare(
         for number, group in enumerate(groups):
             removed = {file.name: liveness.removed(file.name) for file in group.files}
             path = write_partial(f"{scratch}/{number}.arrow", bitmaps_table(removed))
-            rewrite = Rewrite(tuple(known[file.name] for file in group.files), path)
-            done = run_complete(CompleteTask(target, number, rewrite=rewrite))
-            assert done.rows is not None
-            made.append(done.rows)
+            kept = tuple(ids.get(file.name) for file in group.files) if ids else ()
+            rewrite = Rewrite(tuple(known[file.name] for file in group.files), path, kept)
+            (written,) = run_complete(CompleteTask(target, number, rewrite=rewrite)).rows
+            made.append(written)
             vectors = ((f, liveness.vectors.get(f.name)) for f in rewrite.files)
             known_then = [
                 (f.name, f.rows, "" if vector is None else vector.puffin, removed[f.name])
@@ -98,7 +105,7 @@ def prepare(
             fail_point.hit("compaction-written")
     identity = Identity.of(table.key, target.file_schema)
     (run,) = add_files(folder, (), offer.run, identity, made, (), [file.name for file in old])
-    files = tuple(NewFile(name_of(file.path), file.rows, file.size) for file in made)
+    files = tuple(NewFile(name_of(f.path), f.rows, f.size, f.partition) for f in made)
     return replace(
         intent(offer, name, table),
         old=tuple(old),
@@ -120,13 +127,10 @@ def intent(offer: OfferName, name: str, table: TableVersion) -> Offer:
 
 
 def _target(
-    folder: str, catalog: TableCatalog, name: str, table: TableVersion, offer: OfferName
+    folder: str, metadata: Mapping[str, Any], name: str, table: TableVersion, offer: OfferName
 ) -> Target:
     """The table as the tasks of an epoch know it, for files of this offer."""
-    loaded = catalog.load(TableId.at(table.path))
-    if loaded is None:
-        raise LakeError("the table has gone", where=folder)
-    schema = _schema(loaded.metadata, table)
+    schema = _schema(metadata, table)
     return Target(
         name=name,
         relation=name.partition(".")[2],
@@ -136,7 +140,26 @@ def _target(
         key=table.key,
         start_lsn=table.start_lsn,
         relation_id=table.relation_id,
+        arrangement=arrangement(layouts_in(metadata)),
     )
+
+
+def compactable(metadata: Mapping[str, Any], files: Sequence[FileState]) -> list[FileState]:
+    """Those of the files whose rows can go into one file in the order that they have.
+
+    None of a table with a sort order, since its rows would be in another order there, and none of an earlier partition spec, since
+    its rows belong in several partitions now. The writer rewrites these.
+    """
+    there = arrangement(layouts_in(metadata))
+    return [] if there.sort else [f for f in files if there.is_current(f.partition)]
+
+
+def _row_ids(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str, RowIds]:
+    """The row ids of the table's data files; none in a version of the format that has none. Raises `LakeError`."""
+    for snapshot in metadata.get("snapshots", ()):
+        if snapshot["snapshot-id"] == table.snapshot_id:
+            return row_ids(place(snapshot["manifest-list"]))
+    raise LakeError("the table's snapshot has gone", where=table.path)
 
 
 def _schema(metadata: Mapping[str, Any], table: TableVersion) -> pa.Schema:

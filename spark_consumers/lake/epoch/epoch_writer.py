@@ -206,10 +206,10 @@ class EpochWriter:
         self._attempt += 1
         return Stage(head.link + 1, self._term, self._attempt)
 
-    def _small_files(self, name: str) -> int:
+    def _small_files(self, target: Target) -> int:
         """How many small data files a table may have before an epoch makes them one."""
-        count = _COMPACT_FILES + crc32(name.encode()) % _COMPACT_FILES
-        return count * _WHILE_MAINTAINED if self.is_maintained else count
+        count = _COMPACT_FILES + crc32(target.name.encode()) % _COMPACT_FILES
+        return count * _WHILE_MAINTAINED if target.is_maintained else count
 
     def _path(self, table: TableVersion) -> str:
         return str(self._chain.root / table.path)
@@ -238,7 +238,7 @@ class EpochWriter:
                 layouts=layouts.get(table.path, first_layout(table)),
                 aliases=known.get(name, ()),
             )
-            return PackedTable.of(target, (_runs(table), self._small_files(name)))
+            return PackedTable.of(target, (_runs(table), self._small_files(target)))
 
         before = self._packed
         changed = [(n, t) for n, t in following if n not in before or before[n][0] != facts(n, t)]
@@ -382,7 +382,7 @@ class EpochWriter:
             copy_on_write=copies_on_write(self._deletes, name),
             by_position=position,
             arrangement=arrangement,
-            is_maintained=self.is_maintained,
+            is_maintained=self.is_maintained and not arrangement.sort,
         )
 
     def _run(
@@ -468,7 +468,7 @@ class EpochWriter:
     ) -> list[str]:
         """Find what these tables remove, complete their rows, add them to their indexes; those whose index is damaged."""
         unknown = [
-            drafts[n].removal(scratch, self._small_files(n))
+            drafts[n].removal(scratch, self._small_files(drafts[n].target))
             for n in names
             if not drafts[n].is_found
         ]

@@ -317,7 +317,10 @@ def _to_rewrite(
             return True
         if task.target.copy_on_write:
             return dead(file) > 0
-        maintained = task.target.is_maintained
+        # A maintainer leaves files of an earlier partition spec to the writer.
+        maintained = task.target.is_maintained and task.target.arrangement.is_current(
+            file.partition
+        )
         return not maintained and file.size >= SMALL and 2 * dead(file) > file.rows
 
     small = Counter(file.partition for file in files if file.size < SMALL)

@@ -26,7 +26,7 @@ class Target:
     that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
     commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again,
     `by_position`: removed rows are in files of positions (`policy`). `arrangement`: how its data files are written.
-    `is_maintained`: half dead data files are left to a maintainer.
+    `is_maintained`: data files are rewritten by a maintainer, where it can.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """Layouts of tables through Iceberg's own classes: what a table's metadata says, changes of it, and partitions of files."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from spark_consumers.lake.format.iceberg_schema import FIELD_ID, arrow_schema
@@ -20,6 +21,24 @@ def layouts_of(iceberg: Any, metadata: Any) -> Layouts:
         last_field=metadata.lastAssignedPartitionId(),
         order=json.loads(iceberg.SortOrderParser.toJson(metadata.sortOrder())),
         properties=dict(metadata.properties()),
+    )
+
+
+def layouts_in(metadata: Mapping[str, Any]) -> Layouts:
+    """What the JSON of a table's metadata says of its layout."""
+
+    def current(members: str, number: str, default: str) -> Any:
+        return next(m for m in metadata[members] if m[number] == metadata[default])
+
+    columns = arrow_schema(current("schemas", "schema-id", "current-schema-id"))
+    return Layouts(
+        columns=columns,
+        ids={f.name: int(f.metadata[FIELD_ID.encode()]) for f in columns},
+        specs=metadata["partition-specs"],
+        spec=metadata["default-spec-id"],
+        last_field=metadata["last-partition-id"],
+        order=current("sort-orders", "order-id", "default-sort-order-id"),
+        properties=metadata.get("properties", {}),
     )
 
 

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from spark_consumers.lake import folder
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.open_catalog import for_reading
+from spark_consumers.lake.catalog.table_catalog import TableId
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
 from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
-from spark_consumers.lake.compaction.plan import Group, choose, groups
+from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
 from spark_consumers.lake.compaction.rewrite import (
+    compactable,
     files_of,
     intent,
     liveness_of,
@@ -193,11 +195,15 @@ class Maintainer:
                 # Or the table has gone on, and the run with it.
                 log.debug("not looked at", table=name, reason=str(error))
                 continue
-            if due := groups(states(liveness), self._limits.file_bytes):
+            if due := groups(self._compactable(table, states(liveness)), self._limits.file_bytes):
                 found[name] = due
             else:
                 self._remembered.done(name, table.path, table.snapshot_id)
         return found
+
+    def _compactable(self, table: TableVersion, files: list[FileState]) -> list[FileState]:
+        loaded = self._catalog.load(TableId.at(table.path)) if files else None
+        return compactable(loaded.metadata, files) if loaded is not None else []
 
     # -- offers -----------------------------------------------------------------------------------------
 

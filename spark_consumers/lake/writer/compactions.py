@@ -12,13 +12,17 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from pyroaring import BitMap64
+
 from spark_consumers.lake.compaction.decide import Accepted, Refused, decide
 from spark_consumers.lake.compaction.maintainers import Maintainers
 from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
 from spark_consumers.lake.compaction.rewrite import current, files_of, liveness_of
 from spark_consumers.lake.concurrently import each
+from spark_consumers.lake.epoch.arranged import by_position
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import Stage
+from spark_consumers.lake.format.position_deletes import write_positions
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import FileInfo, TableFormat, TableWrite, Vector
 from spark_consumers.lake.index.build import Identity, add_files
@@ -188,7 +192,7 @@ class Compactions:
         if not (place(folder) / offer.run).exists():
             return Decided(request, offer, reason=f"{offer.run} is missing")
         by_name = {offer.files[number].name: gone for number, gone in verdict.removed.items()}
-        vectors = write_vectors(folder, f"{stage}-carried", by_name) if by_name else []
+        vectors = self._vectors(offer, by_name, stage) if by_name else []
         runs = (
             *(table.runs or ()),
             (offer.run, offer.weight),
@@ -199,11 +203,11 @@ class Compactions:
             head.epoch,
             table.snapshot_id,
             str(stage),
-            rows=[FileInfo(f"{folder}/{f.name}", f.rows, f.size) for f in offer.files],
+            rows=[FileInfo(f"{folder}/{f.name}", f.rows, f.size, f.partition) for f in offer.files],
             vectors=vectors,
             replaced=[vector for name, vector in known.vectors.items() if name in old],
             removed=[
-                FileInfo(f"{folder}/{f.name}", f.rows, f.size)
+                FileInfo(f"{folder}/{f.name}", f.rows, f.size, f.partition)
                 for f in known.current()
                 if f.name in old
             ],
@@ -215,6 +219,15 @@ class Compactions:
         fail_point.hit("compaction-committed")
         made = replace(table, snapshot_id=done.snapshot, stage=str(stage), runs=runs)
         return Decided(request, offer, made)
+
+    def _vectors(self, offer: Offer, removed: Mapping[str, BitMap64], stage: Stage) -> list[Vector]:
+        """What removes these positions from the offer's files."""
+        folder = str(self._chain.root / offer.path)
+        by = by_position(self._format, self._deletes, offer.table, folder)
+        write = write_positions if by else write_vectors
+        partitions = {file.name: file.partition for file in offer.files}
+        made = write(folder, f"{stage}-carried", removed)
+        return [replace(vector, partition=partitions[vector.file]) for vector in made]
 
     def _carried_run(
         self, folder: str, stage: Stage, vectors: Sequence[Vector]
