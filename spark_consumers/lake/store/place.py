@@ -196,7 +196,9 @@ class ObjectPlace:
         """The store that has it, and its name there."""
         location = self._location
         begins = max(
-            (each for each in _reached if location.startswith(f"{each}/")), key=len, default=""
+            (each for each in _reached if f"{location}/".startswith(f"{each}/")),
+            key=len,
+            default="",
         )
         if not begins:
             # Iceberg's metadata may name a file of another lake.
