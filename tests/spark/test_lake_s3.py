@@ -209,7 +209,9 @@ def test_a_suspended_driver_changes_nothing_in_the_bucket_later(
 def newest_files(lake, store):
     """The newest metadata file of each table."""
     chain = open_chain(lake, store)
-    tables = chain.head().readable
+    head = chain.head()
+    assert head is not None
+    tables = head.readable
     return {name: str(newest_metadata(chain.root / t.path)) for name, t in tables.items()}
 
 
