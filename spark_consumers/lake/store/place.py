@@ -285,11 +285,8 @@ def _created(at: ObjectPlace, file: "tempfile.SpooledTemporaryFile[bytes]") -> b
         file.seek(0)
         return at.create(file.read())
     file.flush()
-    with (
-        mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content,
-        memoryview(content) as view,
-    ):
-        return at.create(view)
+    # Not closed here: the client lets go of it in its own time, and then it goes with its last reference.
+    return at.create(memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)))
 
 
 class _ObjectReader(io.RawIOBase):
