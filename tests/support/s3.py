@@ -25,6 +25,7 @@ from spark_consumers.lake.store.lake_store import StoreOptions
 from spark_consumers.lake.store.object_store import ObjectStore
 from tests.support.http_service import served
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.bucket import metadata_options
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.runtime import cache
 
@@ -80,7 +81,7 @@ def s3_server(folder: Path) -> Iterator[int]:
             "--port",
             f"127.0.0.1:{port}",
             "posix",
-            *_metadata(folder),
+            *metadata_options(folder),
             str(data),
         ]
     elif find_spec("moto") is not None:
@@ -101,19 +102,6 @@ def s3_server(folder: Path) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-
-
-def _metadata(folder: Path) -> list[str]:
-    """versitygw keeps an object's metadata in extended attributes, or else in files of their own."""
-    probe = folder / "probe"
-    probe.touch()
-    try:
-        os.setxattr(probe, "user.tuskline", b"1")
-    except OSError:
-        beside = folder / "s3-metadata"
-        beside.mkdir()
-        return ["--sidecar", str(beside)]
-    return []
 
 
 def _status(port: int, method: str, path: str) -> int:

@@ -72,6 +72,10 @@ class Stack:
         """The pid of a started part."""
         return self._running[part].pid
 
+    def signal(self, part: str, number: signal.Signals) -> None:
+        """Send a part a signal."""
+        self._running[part].send_signal(number)
+
     def kill(self, part: str) -> None:
         """SIGKILL a part and wait for its end."""
         process = self._running.pop(part)

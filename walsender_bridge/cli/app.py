@@ -233,6 +233,12 @@ def demo(
             "--standby", help="Create a standby, and promote it halfway through the load."
         ),
     ] = False,
+    lake: Annotated[
+        str,
+        typer.Option(
+            help="folder; s3: a bucket of versitygw, which is started; or s3://bucket/prefix, reached as the environment says."
+        ),
+    ] = "folder",
     directory: Annotated[
         Path | None, typer.Option("--dir", help="New or empty folder for all files.")
     ] = None,
@@ -258,6 +264,7 @@ def demo(
         log_servers=log_servers,
         safekeepers=safekeepers,
         standby=standby,
+        lake=lake,
     )
     output = Output(as_json=as_json)
     result = run_demo(options, output)

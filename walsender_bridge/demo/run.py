@@ -24,6 +24,7 @@ from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
+from walsender_bridge.demo.bucket import FOLDER, S3, LakePlace, lake_place
 from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
 from walsender_bridge.demo.log_servers import DemoLogServers
 from walsender_bridge.demo.nemesis import Nemesis, Victim, kill
@@ -50,7 +51,7 @@ class DemoOptions:
 
     `log_servers`: their number, each with a replica of the log; with `kill`, one of several loses its disk.
     `safekeepers`: their number; commits wait for a majority of them; 0: none. `standby`: whether to create one, and promote
-    it halfway through the load.
+    it halfway through the load. `lake`: `folder`, `s3`, or the URL of a lake in a bucket (`bucket`).
     """
 
     seconds: float
@@ -61,6 +62,7 @@ class DemoOptions:
     log_servers: int = 1
     safekeepers: int = 0
     standby: bool = False
+    lake: str = FOLDER
 
 
 def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
     directory = _prepare(options.directory)
     output.note(f"seed {seed}, all files are in {directory}")
     with _postgres(directory, output) as server, contextlib.ExitStack() as stack:
+        place = stack.enter_context(lake_place(options.lake, directory))
         for stream in STREAMS:
             with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
                 connection.execute(f"CREATE DATABASE {stream}")
@@ -79,7 +82,7 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
             standby = DemoStandby(server, directory / "standby")
             stack.callback(standby.destroy)
         sources = {stream: (standby or server).dsn(stream) for stream in STREAMS}
-        demo = _Demo(options, output, directory, server, standby, sources, seed)
+        demo = _Demo(options, output, directory, server, standby, sources, seed, place)
         figures = asyncio.run(demo.run())
         if demo.log_servers.verdict:
             output.note(demo.log_servers.verdict)
@@ -88,7 +91,10 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
             figures |= demo.quorum.compare(output)
         output.note("comparing every table, and the sums at every epoch")
         figures |= _verify(demo, output)
-    _print_snippet(output, demo.lake)
+    if options.lake == S3:
+        output.note("the server of S3 has ended; its files are in " + str(directory / "s3"))
+    else:
+        _print_snippet(output, demo.lake)
     return figures
 
 
@@ -133,6 +139,7 @@ class _Demo:
         standby: DemoStandby | None,
         sources: dict[str, str],
         seed: int,
+        place: LakePlace,
     ) -> None:
         self.options = options
         self.output = output
@@ -140,7 +147,8 @@ class _Demo:
         self.standby = standby
         self.sources = sources
         self.seed = seed
-        self.lake = str(directory / "lake")
+        self.place = place
+        self.lake = place.uri
         self.directory = directory
         self.log_address = f"grpc://127.0.0.1:{free_port()}"
         self.progress = Progress()
@@ -164,7 +172,8 @@ class _Demo:
             "",
             *self.log_servers.sections(),
             "[lake]",
-            'uri = "lake"',
+            f'uri = "{self.lake}"',
+            *self.place.lines,
             f"epoch_interval = {EPOCH_INTERVAL}",
         ]
         if self.options.safekeepers:

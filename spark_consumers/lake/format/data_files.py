@@ -180,9 +180,9 @@ def new_file(path: str) -> Iterator[NewFile]:
         with suppress(_UnwantedError), spooled(target) as spool:
             new = NewFile(spool)
             yield new
-            new.size = spool.tell()
             if not new.is_wanted:
                 raise _UnwantedError
+            new.size = spool.tell()
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "xb") as file:

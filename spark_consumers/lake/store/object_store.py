@@ -205,7 +205,12 @@ class ObjectStore:
     def has_any(self, folder: str) -> bool:
         """Whether any object is below it."""
         with self._asking(folder, of_bucket=True):
-            return any(batch for batch in obstore.list(self._repeating, f"{folder}/", chunk_size=1))
+            return any(
+                batch
+                for batch in obstore.list(
+                    self._repeating, f"{folder}/" if folder else None, chunk_size=1
+                )
+            )
 
     def remove_below(self, folder: str) -> None:
         """Remove all objects below it."""

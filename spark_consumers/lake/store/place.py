@@ -195,7 +195,9 @@ class ObjectPlace:
         """The store that has it, and its name there."""
         location = self._location
         begins = max(
-            (each for each in _reached if location.startswith(f"{each}/")), key=len, default=""
+            (each for each in _reached if f"{location}/".startswith(f"{each}/")),
+            key=len,
+            default="",
         )
         if not begins:
             # Iceberg's metadata may name a file of another lake.
@@ -293,11 +295,8 @@ def _created(at: ObjectPlace, file: "tempfile.SpooledTemporaryFile[bytes]") -> b
         file.seek(0)
         return at.create(file.read())
     file.flush()
-    with (
-        mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content,
-        memoryview(content) as view,
-    ):
-        return at.create(view)
+    # Not closed here: the client lets go of it in its own time, and then it goes with its last reference.
+    return at.create(memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)))
 
 
 class _ObjectReader(io.RawIOBase):
