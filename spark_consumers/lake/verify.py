@@ -20,7 +20,7 @@ from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.newest import PublishedLink, is_lost, lost
 from spark_consumers.lake.manifest.pinned_links import PinnedLinks
-from spark_consumers.lake.store.place import Place, below, place
+from spark_consumers.lake.store.place import Place, below, is_object, place
 from walsender_bridge.errors import CorruptError, TusklineError
 
 _INDEX_REPAIR = (
@@ -109,7 +109,7 @@ def _verify_file(file: Place, found: VerifyResult) -> None:
         sealed = checksums.check(file)
         found.files += 1
         found.bytes += file.stat().st_size
-        found.unsealed += not sealed
+        found.unsealed += not (sealed or is_object(file))
     except CorruptError as error:
         if file.exists() or checksums.sums_of(file).exists():
             repair = _INDEX_REPAIR if file.parent.name == "index" else error.repair
