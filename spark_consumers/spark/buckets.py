@@ -3,14 +3,16 @@
 Iceberg opens a table by its location through Hadoop's file systems and in no other way, so a lake without a catalog service
 needs one for S3. The settings are of one bucket each; Hadoop has one client for each bucket and JVM, made when it is first used.
 Keys are not among them: they come from the environment of the JVM, or the machine's role.
+
+Tables in a REST catalog are reached by Iceberg's own client of S3 besides (`file_io_settings`), with what their catalog gives for it.
 """
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.errors import NotSupportedError, UnavailableError
 
 #: The file system, and a class of the SDK that it needs.
 CLASSES: Final = (
@@ -31,11 +33,7 @@ def settings(location: object, endpoint: str | None, region: str | None) -> dict
     """Hadoop's settings for the bucket of this location; None: as the environment says. None for a location in no bucket."""
     if not is_bucket(location):
         return {}
-    environment = os.environ
-    endpoint = (
-        endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    )
-    region = region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    endpoint, region = _completed(endpoint, region)
     found = {
         "aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
         "connection.timeout": "30s",
@@ -45,13 +43,59 @@ def settings(location: object, endpoint: str | None, region: str | None) -> dict
     if endpoint:
         # Other servers than Amazon's have no name for each bucket.
         found |= {"endpoint": endpoint, "path.style.access": "true"}
-    if endpoint or region:
-        found["endpoint.region"] = region or _ANY_REGION
+    if region:
+        found["endpoint.region"] = region
     bucket = urlsplit(str(location)).netloc
     return {
         "fs.s3.impl": CLASSES[0],
         **{f"fs.s3a.bucket.{bucket}.{name}": value for name, value in found.items()},
     }
+
+
+def file_io_settings(location: object, endpoint: str | None, region: str | None) -> dict[str, str]:
+    """The settings of Iceberg's own client (S3FileIO) for this location; what a table's catalog says goes before them."""
+    if not is_bucket(location):
+        return {}
+    endpoint, region = _completed(endpoint, region)
+    found = {"s3.endpoint": endpoint, "s3.path-style-access": "true"} if endpoint else {}
+    return found | ({"client.region": region} if region else {})
+
+
+def read(location: object, name: str, endpoint: str | None, region: str | None) -> bytes | None:
+    """The object of this name below a location; None if there is none, or no such bucket. Raises `UnavailableError`."""
+    # Not imported where lakes are in folders.
+    import obstore
+    from obstore.exceptions import BaseError, NotFoundError
+    from obstore.store import S3Store
+
+    parts = urlsplit(str(location))
+    given = {"endpoint": endpoint, "region": region}
+    store = S3Store(
+        parts.netloc,
+        prefix=parts.path.strip("/"),
+        config=cast("Any", {key: value for key, value in given.items() if value}),
+        client_options={"allow_http": True} if (endpoint or "").startswith("http://") else {},
+    )
+    try:
+        return obstore.get(store, name).bytes().to_bytes()
+    except (NotFoundError, FileNotFoundError):
+        return None
+    except BaseError as error:
+        raise UnavailableError(
+            f"the bucket cannot be read: {str(error).strip().partition(chr(10))[0][:300]}",
+            where=f"{str(location).rstrip('/')}/{name}",
+            repair="check its endpoint and region, and the keys in the environment",
+        ) from None
+
+
+def _completed(endpoint: str | None, region: str | None) -> tuple[str | None, str | None]:
+    """What is not given as the environment says; a server with an address of its own has some region."""
+    environment = os.environ
+    endpoint = (
+        endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    )
+    region = region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    return endpoint, region or (_ANY_REGION if endpoint else None)
 
 
 def of_started(hadoop: Mapping[str, str]) -> dict[str, str]:

@@ -31,16 +31,26 @@ CATALOG = "tuskline"
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
-def catalog_settings(lake: str | Path, catalog: str = CATALOG) -> dict[str, str]:
+def catalog_settings(
+    lake: str | Path,
+    catalog: str = CATALOG,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+) -> dict[str, str]:
     """The settings that make `catalog` the lake's tables.
 
     An Iceberg catalog in the folder `<lake>/tables`; where the lake's tables are in a REST catalog, that one, with the token
-    or the client's credential of this process's environment.
+    or the client's credential of this process's environment. `endpoint` and `region`: see `session`.
     """
-    found = lake_catalog.of_lake_at(lake)
-    if found is not None:
-        return lake_catalog.spark_settings(found, catalog, os.environ)
-    return defaults.of_lake(lake, catalog)
+    found = lake_catalog.of_lake_at(lake, endpoint, region)
+    if found is None:
+        return defaults.of_lake(lake, catalog)
+    reached = buckets.file_io_settings(lake, endpoint, region)
+    return {
+        **lake_catalog.spark_settings(found, catalog, os.environ),
+        **{f"spark.sql.catalog.{catalog}.{name}": value for name, value in reached.items()},
+    }
 
 
 def settings(
@@ -96,7 +106,9 @@ def session(
     without a Java, without Iceberg's jar in a JVM that runs already, or for a setting with which a lake is not read
     correctly, `UnavailableError` when the jars cannot be fetched, `UsageError` for a catalog name that is another lake's.
     """
-    wanted = catalog_settings(lake, catalog) if lake is not None else {}
+    wanted = {}
+    if lake is not None:
+        wanted = catalog_settings(lake, catalog, endpoint=endpoint, region=region)
     asked = dict(conf or {})
     if is_remote() or SparkContext._active_spark_context is not None:  # noqa: SLF001  # a session is active in its thread only
         # A builder does not know the address of a session of Spark Connect that another one has made.

@@ -6,6 +6,9 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
+from spark_consumers.lake.store.place import options_of
+from spark_consumers.spark import buckets
+
 _HADOOP = "org.apache.iceberg.hadoop.HadoopFileIO"
 #: The implementation for a location's scheme, where the catalog names none.
 _OF_SCHEME = {
@@ -23,7 +26,7 @@ def hadoop_settings(spark: SparkSession) -> Any:
     commit has half a dozen. So it neither makes checksums here nor verifies them.
     """
     jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
-    session = spark._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
+    session = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # as above
     configuration = jvm.org.apache.hadoop.conf.Configuration(session)
     configuration.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
     configuration.set("fs.file.impl.disable.cache", "true")
@@ -31,10 +34,15 @@ def hadoop_settings(spark: SparkSession) -> Any:
 
 
 def file_io(spark: SparkSession, location: str, config: Mapping[str, str]) -> Any:
-    """The FileIO of a table at this location, with the settings that its catalog gave for it: keys are among them."""
+    """The FileIO of a table at this location, with the settings that its catalog gave for it: keys are among them.
+
+    What the catalog leaves open of a bucket is as this process reaches it.
+    """
     jvm: Any = spark._jvm  # noqa: SLF001  # as above
     properties = jvm.java.util.HashMap()
-    for name, value in config.items():
+    known = options_of(location)
+    reached = buckets.file_io_settings(location, known.endpoint, known.region)
+    for name, value in (reached | dict(config)).items():
         properties.put(name, value)
     chosen = config.get(_IMPLEMENTATION) or _OF_SCHEME.get(urlsplit(location).scheme, _HADOOP)
     return jvm.org.apache.iceberg.CatalogUtil.loadFileIO(chosen, properties, hadoop_settings(spark))

@@ -191,7 +191,11 @@ class CatalogTables(_Checking):
                 repair="copy it again: tuskline table resync",
             )
         known = self._loaded.get(path)
-        if known is not None and known[0].location == there.location:
+        # Keys that the catalog gives for its tables' files end, and others come.
+        if known is not None and (known[0].location, known[0].config) == (
+            there.location,
+            there.config,
+        ):
             return known[1]
         table = self._made(path, there)
         self._loaded[path] = there, table
