@@ -3,8 +3,8 @@
 Iceberg opens a table by its location through Hadoop's file systems and in no other way, so a lake without a catalog service
 needs one for S3. The settings are of one bucket each; Hadoop has one client for each bucket and JVM, made when it is first used.
 Keys are not among them: they come from the environment of the JVM, or the machine's role.
-
-Tables in a REST catalog are reached by Iceberg's own client of S3 besides (`file_io_settings`), with what their catalog gives for it.
+Tables in a REST catalog are reached in the same way, whatever client of S3 the catalog names (`HADOOP_FILE_IO`): the tasks, which write
+without a JVM, have no other keys.
 """
 
 import os
@@ -19,6 +19,8 @@ CLASSES: Final = (
     "org.apache.hadoop.fs.s3a.S3AFileSystem",
     "software.amazon.awssdk.services.s3.S3Client",
 )
+#: What of Iceberg reads and writes files by Hadoop's file systems.
+HADOOP_FILE_IO: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
 #: What the prefix is of Hadoop's settings in those of a session that is started.
 _STARTED: Final = "spark.hadoop."
 _ANY_REGION: Final = "us-east-1"
@@ -50,15 +52,6 @@ def settings(location: object, endpoint: str | None, region: str | None) -> dict
         "fs.s3.impl": CLASSES[0],
         **{f"fs.s3a.bucket.{bucket}.{name}": value for name, value in found.items()},
     }
-
-
-def file_io_settings(location: object, endpoint: str | None, region: str | None) -> dict[str, str]:
-    """The settings of Iceberg's own client (S3FileIO) for this location; what a table's catalog says goes before them."""
-    if not is_bucket(location):
-        return {}
-    endpoint, region = _completed(endpoint, region)
-    found = {"s3.endpoint": endpoint, "s3.path-style-access": "true"} if endpoint else {}
-    return found | ({"client.region": region} if region else {})
 
 
 def read(location: object, name: str, endpoint: str | None, region: str | None) -> bytes | None:

@@ -46,11 +46,10 @@ def catalog_settings(
     found = lake_catalog.of_lake_at(lake, endpoint, region)
     if found is None:
         return defaults.of_lake(lake, catalog)
-    reached = buckets.file_io_settings(lake, endpoint, region)
-    return {
-        **lake_catalog.spark_settings(found, catalog, os.environ),
-        **{f"spark.sql.catalog.{catalog}.{name}": value for name, value in reached.items()},
-    }
+    wanted = lake_catalog.spark_settings(found, catalog, os.environ)
+    if buckets.is_bucket(lake):
+        wanted[f"spark.sql.catalog.{catalog}.io-impl"] = buckets.HADOOP_FILE_IO
+    return wanted
 
 
 def settings(

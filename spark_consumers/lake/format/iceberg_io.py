@@ -6,13 +6,10 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
-from spark_consumers.lake.store.place import options_of
 from spark_consumers.spark import buckets
 
-_HADOOP = "org.apache.iceberg.hadoop.HadoopFileIO"
 #: The implementation for a location's scheme, where the catalog names none.
 _OF_SCHEME = {
-    "s3": "org.apache.iceberg.aws.s3.S3FileIO",
     "gs": "org.apache.iceberg.gcp.gcs.GCSFileIO",
     "abfss": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
 }
@@ -36,13 +33,14 @@ def hadoop_settings(spark: SparkSession) -> Any:
 def file_io(spark: SparkSession, location: str, config: Mapping[str, str]) -> Any:
     """The FileIO of a table at this location, with the settings that its catalog gave for it: keys are among them.
 
-    What the catalog leaves open of a bucket is as this process reaches it.
+    A bucket of S3 is reached as the lake is, by the session's settings (`spark.buckets`): a catalog's keys are not needed there.
     """
     jvm: Any = spark._jvm  # noqa: SLF001  # as above
     properties = jvm.java.util.HashMap()
-    known = options_of(location)
-    reached = buckets.file_io_settings(location, known.endpoint, known.region)
-    for name, value in (reached | dict(config)).items():
+    for name, value in config.items():
         properties.put(name, value)
-    chosen = config.get(_IMPLEMENTATION) or _OF_SCHEME.get(urlsplit(location).scheme, _HADOOP)
+    of_scheme = _OF_SCHEME.get(urlsplit(location).scheme, buckets.HADOOP_FILE_IO)
+    chosen = config.get(_IMPLEMENTATION) or of_scheme
+    if buckets.is_bucket(location):
+        chosen = buckets.HADOOP_FILE_IO
     return jvm.org.apache.iceberg.CatalogUtil.loadFileIO(chosen, properties, hadoop_settings(spark))

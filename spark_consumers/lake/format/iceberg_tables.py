@@ -191,11 +191,7 @@ class CatalogTables(_Checking):
                 repair="copy it again: tuskline table resync",
             )
         known = self._loaded.get(path)
-        # Keys that the catalog gives for its tables' files end, and others come.
-        if known is not None and (known[0].location, known[0].config) == (
-            there.location,
-            there.config,
-        ):
+        if known is not None and known[0].location == there.location:
             return known[1]
         table = self._made(path, there)
         self._loaded[path] = there, table
