@@ -1,6 +1,7 @@
 """A machine that vanishes without a word, in a network namespace whose cable is pulled: calls to it end, and others go on."""
 
 import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,8 @@ from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.machines import namespaces, namespaces_missing
 from tests.support.tls import HOSTS, SERVER, Authority
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log import connection_watch, protocol
+from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
@@ -23,7 +25,7 @@ from walsender_bridge.change_log.repository.membership import ReplicationPolicy
 from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import UnavailableError, UnknownStreamError
-from walsender_bridge.runtime import json_model
+from walsender_bridge.runtime import json_model, tcp_connections
 
 if reason := namespaces_missing():
     pytest.skip(reason, allow_module_level=True)
@@ -116,6 +118,26 @@ def network(tmp_path: Path) -> Iterator[Network]:
 def appending() -> set[threading.Thread]:
     """The threads that wait for a log server in an append."""
     return {each for each in threading.enumerate() if each.name in {"appends to shop", "acks"}}
+
+
+def test_39_a_call_that_only_waits_for_a_machine_that_vanished_ends(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC asks a service no more often than every five minutes; the kernel asks that of its machine."""
+    quick = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3}
+    options = [(socket.IPPROTO_TCP, option, value) for option, value in quick.items()]
+    on = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    monkeypatch.setattr(tcp_connections, "_KEEPALIVE", (on, *options))
+    monkeypatch.setattr(connection_watch, "_MADE_SECONDS", 0.0)
+    network.log.create_stream("shop")
+    term = network.log.writer_term("shop").term
+    with AppendWriter(f"grpc+tls://{network.listen}", "shop", term, 30, tls=network.tls) as writer:
+        assert writer.next_ack(3) is None, "nothing is sent, in either direction"
+        network.pull()
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            assert writer.next_ack(60) is not None, "it waits still"
+        assert time.monotonic() - began < 50
 
 
 def test_39_an_append_to_a_machine_that_vanished_ends_and_the_writer_goes_on(

@@ -4,6 +4,8 @@ A driver that was stopped before any of its effects destroys nothing of a newer 
 (31); drivers under supervision settle on one (35). With a mend taken out, the explorer or the simulation says so.
 """
 
+from unittest import mock
+
 import pytest
 
 from spark_consumers.lake.manifest import takeover
@@ -21,6 +23,21 @@ def test_31_a_driver_stopped_anywhere_destroys_nothing_newer() -> None:
     count = explore()
     print(f"{count} interleavings")
     assert count > 1000
+
+
+def test_31_tables_that_are_taken_when_they_are_changed_lose_nothing() -> None:
+    with mock.patch.object(takeover, "AT_ONCE", 0):
+        assert explore() > 1000
+
+
+def test_31_a_table_that_is_taken_by_the_commit_of_a_write_loses_files() -> None:
+    """An older driver removes what was prepared for a commit, in a table that looks its own."""
+    with (
+        mock.patch.object(takeover, "AT_ONCE", 0),
+        mock.patch.object(Driver, "joins", new=True),
+        pytest.raises(ViolationError, match="lacks"),
+    ):
+        explore()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,16 +108,19 @@ def test_35_drivers_under_supervision_settle_on_one(
 @pytest.mark.parametrize("name", LEASES)
 def test_35_the_simulation_finds_the_mutant(name: str, seed: int) -> None:
     with lease_mutant(name), pytest.raises(ViolationError) as found:
-        for number in range(MORE_SEEDS):
-            for place in Place:
-                Supervised(3, seed + number, place).run()
+        _simulate(3, seed)
     print(found.value)
 
 
 def test_35_a_driver_at_work_that_does_not_look_goes_on_beside_its_successor(seed: int) -> None:
     with pytest.raises(ViolationError, match="is at work still"):
-        for number in range(MORE_SEEDS):
-            Supervised(2, seed + number, looks=False).run()
+        _simulate(2, seed, looks=False)
+
+
+def _simulate(drivers: int, seed: int, *, looks: bool = True) -> None:
+    for number in range(MORE_SEEDS):
+        for place in Place:
+            Supervised(drivers, seed + number, place, looks=looks).run()
 
 
 def test_35_a_driver_waits_for_signs_of_life_and_not_for_a_clock() -> None:

@@ -4,6 +4,7 @@ from pyiceberg.table import StaticTable
 
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import STREAM
 from tests.support.engines import assert_read_by_engines, metadata_of
@@ -68,6 +69,7 @@ def test_a_table_goes_from_each_way_of_removing_rows_to_the_others(spark, tmp_pa
         assert version == 3
         assert "PUFFIN" in kinds
         assert {n: t.path for n, t in pipeline.head().tables.items()} == paths
+        assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
         assert_no_orphans(spark, pipeline.lake)
 
 

@@ -184,6 +184,73 @@ def test_13_a_writer_of_an_older_term_is_refused(table):
     assert table.ids(table.write(2, first, add=[5], term=2)) == [1, 5]
 
 
+def test_13_a_table_that_is_taken_later_is_fenced_by_the_first_change(table):
+    first = table.write(1, None, add=[1])
+    table.format.show(table.path, 1, first)
+    metadata = Path(table.path, "metadata")
+    versions = iceberg_files.versions_in(metadata)
+    newer = table.newer()
+    newer.take_over(table.path, first, 2, 1, later=True)
+    assert iceberg_files.versions_in(metadata) == versions
+    assert newer.metadata_file(table.path, first) == metadata / f"v{versions[-1]}.metadata.json"
+    # The older writer, suspended and continued: what it has published is shown already, and what it writes is not seen.
+    table.format.show(table.path, 1, first)
+    stale = table.write(2, first, add=[2])
+    table.format.expire(table.path, 1, {first, stale})
+    assert table.main() == table.ids(first) == [1]
+    older, table.format = table.format, newer
+    second = table.write(2, first, add=[5], term=2)
+    for attempt in (
+        lambda: older.show(table.path, 1, stale),
+        lambda: older.write(table.path, 1, TableWrite(3, stale, "stage-3", table.file([3]))),
+        lambda: older.expire(table.path, 1, {stale}),
+        lambda: older.pin(table.path, 1, {"p": first}),
+    ):
+        with pytest.raises(FencedError):
+            attempt()
+    newer.show(table.path, 2, second)
+    assert table.main() == [1, 5]
+    assert newer.terms(table.path) == [2]
+
+
+@pytest.mark.parametrize("change", ["show", "pin", "expire", "sweep", "extend"])
+def test_13_any_change_takes_a_table_that_was_left_for_later(table, change):
+    first = table.write(1, None, add=[1])
+    table.format.show(table.path, 1, first)
+    newer = table.newer()
+    newer.take_over(table.path, first, 2, 1, later=True)
+    assert newer.terms(table.path) == [1]
+    more = pa.schema([*COLUMNS, pa.field("more", pa.int32())])
+    arguments = {
+        "show": [first],
+        "pin": [{}],
+        "expire": [{first}],
+        "sweep": [frozenset()],
+        "extend": [more],
+    }
+    getattr(newer, change)(table.path, 2, *arguments[change])
+    assert newer.terms(table.path) == [2]
+    with pytest.raises(FencedError):
+        table.write(2, first, add=[2])
+
+
+def test_13_a_table_in_which_there_is_something_to_mend_is_taken_at_once(table):
+    first = table.write(1, None, add=[1])
+    second = table.write(2, first, add=[2])
+    table.format.show(table.path, 1, first)
+    # The older writer has published the second one, and died before it was shown.
+    newer = table.newer()
+    newer.take_over(table.path, second, 2, 2, later=True)
+    assert table.main() == [1, 2]
+    assert newer.terms(table.path) == [2]
+    with pytest.raises(FencedError):
+        table.newer().take_over(table.path, second, 1, 2, later=True)
+    (manifest,) = Path(table.path, "metadata").glob(f"snap-{second}-*.avro")
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    with pytest.raises(CorruptError):
+        table.newer().take_over(table.path, second, 3, 2, later=True)
+
+
 def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
     first = table.write(1, None, add=[1])
     second = table.write(2, first, add=[2])

@@ -1,20 +1,31 @@
 """A lake whose tables are in an Iceberg REST catalog, from PostgreSQL to what engines read."""
 
 import copy
+import importlib.util
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from spark_consumers import read
 from spark_consumers.lake import reader
-from spark_consumers.lake.format.checked import manifests_of
-from spark_consumers.lake.store.place import place
+from spark_consumers.lake.catalog import rest_statements
+from spark_consumers.lake.catalog.open_catalog import recorded
+from spark_consumers.lake.catalog.rest_statements import preamble
+from spark_consumers.lake.catalog.statements import DUCKDB, PYICEBERG
+from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.verify import verify
 from spark_consumers.spark.lake_catalog import LakeCatalog
-from tests.support.capture_stack import STREAM
+from spark_consumers.spark.session import session
+from tests.support.capture_stack import PUBLICATION, STREAM
+from tests.support.engines import connected
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.pin_requests import Pins
 from tests.support.rest_catalog import RestServer
 from tests.support.waiting import wait_for
+from walsender_bridge.cli.epochs import cut_tables
 from walsender_bridge.errors import FencedError, LakeError, UnavailableError
 from walsender_bridge.runtime import fail_point
 
@@ -84,6 +95,42 @@ def check(pipeline, database, server):
     return snapshot
 
 
+def by_name_in_spark(pipeline, database):
+    """A session that names the lake has its tables in the REST catalog."""
+    running = session(lake=pipeline.lake, catalog="by_name")
+    assert running.conf.get("spark.sql.catalog.by_name.type") == "rest"
+    place = ".".join(("by_name", *NAMESPACE, STREAM, "public"))
+    found = running.sql(f"SELECT id, title, n FROM {place}.docs").collect()
+    wanted = of_database(database, "SELECT id, title, n FROM docs")
+    assert sorted(map(tuple, found), key=repr) == wanted
+    assert running.sql(f"SELECT * FROM by_name.{'.'.join(NAMESPACE)}.tuskline_epochs").count() == 0
+
+
+def by_printed_statements(pipeline, database, snapshot):
+    """What `epochs show --sql` prints for PyIceberg and DuckDB reads the cut."""
+    chain = open_chain(pipeline.lake)
+    tables, left_out = cut_tables(snapshot.manifest, snapshot.manifest)
+    assert left_out == {}
+    wanted = of_database(database, "SELECT id, title FROM docs")
+    place = recorded(chain)
+    assert place is not None
+    printed: dict[str, Any] = {}
+    made = rest_statements.statements(PYICEBERG, place, tables).values()
+    exec("\n".join([preamble(PYICEBERG, place, guarded=False), *made]), printed)  # noqa: S102  # what is printed is run
+    rows = printed["tables"][f"{STREAM}.public.docs"].to_arrow().to_pylist()
+    assert sorted(((r["id"], r["title"]) for r in rows), key=repr) == wanted
+    if importlib.util.find_spec("duckdb_extension_httpfs") is None:
+        return
+    with closing(connected()) as duck:
+        for line in preamble(DUCKDB, place, guarded=False).splitlines():
+            if not line.startswith("LOAD"):
+                duck.execute(line)
+        for statement in rest_statements.statements(DUCKDB, place, tables).values():
+            duck.execute(statement)
+        found = duck.execute("SELECT id, title FROM public_docs").fetchall()
+    assert sorted(found, key=repr) == wanted
+
+
 def test_epochs_are_the_databases_rows_for_read_and_for_engines(pipeline, database, server):
     check(pipeline, database, server)
     database.execute(
@@ -94,6 +141,8 @@ def test_epochs_are_the_databases_rows_for_read_and_for_engines(pipeline, databa
         "INSERT INTO docs SELECT g, 'n', 'b', g, 1 FROM generate_series(100, 104) g",
     )
     first = check(pipeline, database, server)
+    by_name_in_spark(pipeline, database)
+    by_printed_statements(pipeline, database, first)
     database.execute("TRUNCATE bag", "ALTER TABLE docs ADD extra text DEFAULT 'x'")
     database.execute("INSERT INTO docs (id, extra) VALUES (200, 'y')")
     snapshot = check(pipeline, database, server)
@@ -115,31 +164,63 @@ def changed(pipeline, database, house=None):
 def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     pipeline, database, server, monkeypatch
 ):
-    old, newer = pipeline.house, pipeline.lakehouse()
+    old = pipeline.house
     found: list[dict[tuple[str, ...], dict[str, object]]] = []
 
     def hit(place):
-        if place == "before-shown" and not found:
+        if place == "before-shown" and pipeline.made == [old]:
             # Everything is loaded, and the request is about to be sent.
-            newer.run_once()
+            pipeline.lakehouse().run_once()
             found.append(copy.deepcopy(server.tables))
 
     monkeypatch.setattr(fail_point, "hit", hit)
-    with pytest.raises(FencedError, match="term 2"):
+    with pytest.raises(FencedError, match="term 1 may no longer write this table"):
         changed(pipeline, database, old)
     assert found == [server.tables]
     monkeypatch.undo()
     with pytest.raises(FencedError):
         changed(pipeline, database, old)
     assert found == [server.tables]
-    pipeline.house = newer
+    pipeline.house = pipeline.made[-1]
     check(pipeline, database, server)
+    # What one has published and not shown when it dies is shown by the next one, in all tables at once.
+    with monkeypatch.context() as dying:
+        dying.setattr(WholeEpochs, "show", lambda *_: None)
+        changed(pipeline, database)
+    seen = []
+    server.seen = lambda *_: seen.append(versions_shown(server))
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse()
+    pipeline.house.run_once()
+    server.seen = lambda *_: None
+    seen.append(versions_shown(server))
+    assert [len(each) for each in seen if len(each) > 1] == []
+    assert seen[0] != seen[-1]
+    # Nor does one with other settings take it over.
+    pipeline.house.close()
+    with pytest.raises(LakeError, match="the tables of this lake are in the catalog at"):
+        pipeline.lakehouse(rest=None).run_once()
+    other = LakeCatalog(server.uri, namespace=("others",), allow_http=True)
+    with pytest.raises(LakeError, match=r"are in the namespace 'lakes\.one'"):
+        pipeline.lakehouse(rest=other).run_once()
+
+
+def versions_shown(server):
+    """Up to which versions of the log the tables are for plain readers."""
+    found = set()
+    with server.lock:
+        for name, metadata in server.tables.items():
+            if name[:-1] == (*NAMESPACE, STREAM, "public"):
+                by_id = {s["snapshot-id"]: s["summary"] for s in metadata["snapshots"]}
+                main = metadata["refs"]["main"]["snapshot-id"]
+                found.add(by_id[main]["tuskline.version"])
+    return found
 
 
 FAULTS = ("500 after", "503 after", "dropped after", "twice", "500 before")
 
 
-def test_epochs_are_whole_and_made_once_whatever_a_proxy_does_to_answers(
+def test_epochs_are_whole_and_made_once_whatever_becomes_of_answers(
     pipeline, database, server, spark, monkeypatch
 ):
     no_leases(monkeypatch)
@@ -149,6 +230,17 @@ def test_epochs_are_whole_and_made_once_whatever_a_proxy_does_to_answers(
         changed(pipeline, database)
         server.faults.clear()
         check(pipeline, database, server)
+    before = check(pipeline, database, server)
+    database.execute("UPDATE docs SET title = 'while it is down'")
+    server.down = True
+    try:
+        with pytest.raises(UnavailableError, match="the catalog does not answer"):
+            pipeline.flush()
+        with pytest.raises(UnavailableError, match="the catalog does not answer"):
+            read(pipeline.spark, pipeline.lake)
+    finally:
+        server.down = False
+    assert check(pipeline, database, server).epoch > before.epoch
     assert_equal(database.dsn, read(spark, pipeline.lake))
     for table in ("docs", "pairs", "bag"):
         name = (*NAMESPACE, STREAM, "public", table)
@@ -162,32 +254,11 @@ def test_epochs_are_whole_and_made_once_whatever_a_proxy_does_to_answers(
     for _ in range(8):
         pins.expire()
     assert_no_orphans(spark, pipeline.lake)
-    assert_no_manifest_is_left(pipeline.lake, server)
+    server.assert_no_stray_manifest()
+    assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
 
 
-def assert_no_manifest_is_left(lake, server):
-    """Every manifest list and manifest on disk is of a snapshot that the catalog has."""
-    for metadata in server.tables.values():
-        lists = {place(each["manifest-list"]) for each in metadata["snapshots"]}
-        wanted = lists | {each for one in lists for each in manifests_of(one)}
-        folder = place(metadata["location"]) / "metadata"
-        assert set(folder.glob("*.avro")) == wanted, folder
-
-
-def test_a_catalog_that_stops_holds_epochs_back_until_it_is_there_again(pipeline, database, server):
-    before = check(pipeline, database, server)
-    database.execute("UPDATE docs SET title = 'while it is down'")
-    server.down = True
-    try:
-        with pytest.raises(UnavailableError, match="the catalog does not answer"):
-            pipeline.flush()
-        with pytest.raises(UnavailableError, match="the catalog does not answer"):
-            read(pipeline.spark, pipeline.lake)
-    finally:
-        server.down = False
-    assert check(pipeline, database, server).epoch > before.epoch
-
-
+@pytest.mark.long
 def test_a_pin_is_a_tag_in_the_catalog_until_it_is_released(
     pipeline, database, server, monkeypatch
 ):
@@ -211,6 +282,7 @@ def test_a_pin_is_a_tag_in_the_catalog_until_it_is_released(
     assert len(docs.metadata.snapshots) == 1
 
 
+@pytest.mark.long
 def test_a_table_that_is_copied_again_keeps_its_name_and_leaves_nothing(
     pipeline, database, server, monkeypatch
 ):
@@ -234,14 +306,15 @@ def test_a_table_that_is_copied_again_keeps_its_name_and_leaves_nothing(
     assert sorted(n[-1] for n in server.tables if n[:-1] == space) == ["bag", "docs", "pairs"]
     assert not (pipeline.lake / first).exists()
     check(pipeline, database, server)
+    # One that has left is not taken over, and keeps no other from being shown.
+    database.execute(f"ALTER PUBLICATION {PUBLICATION} DROP TABLE pairs")
+    database.execute("UPDATE docs SET title = 'later'")
 
+    def left():
+        pipeline.house.run_once(force=True)
+        return pipeline.head().tables[f"{STREAM}.public.pairs"].state == "left"
 
-def test_a_lake_in_a_catalog_is_refused_with_a_folders_settings_and_the_other_way_round(
-    pipeline, server
-):
+    wait_for(left, 60, "pairs has left")
     pipeline.house.close()
-    with pytest.raises(LakeError, match="the tables of this lake are in the catalog at"):
-        pipeline.lakehouse(rest=None).run_once()
-    other = LakeCatalog(server.uri, namespace=("others",), allow_http=True)
-    with pytest.raises(LakeError, match=r"are in the namespace 'lakes\.one'"):
-        pipeline.lakehouse(rest=other).run_once()
+    pipeline.house = pipeline.lakehouse()
+    check(pipeline, database, server)

@@ -81,7 +81,7 @@ def test_runs_that_the_newest_link_does_not_need_are_removed(pipeline, database,
     assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
 
 
-def keys_instead(self, path, vector):
+def keys_instead(self, _parts, _table, path, vector):
     """A file of keys, as an earlier version wrote it, in place of a vector."""
     name = Path(path).name.partition("%")[0]
     key = {"docs": ["id"], "pairs": ["b", "a"], "bag": [ROW_ID]}[name]
@@ -92,7 +92,8 @@ def keys_instead(self, path, vector):
     schema = self._tables.current(path).schema()
     for place, column in enumerate(key):
         numbers[place] = schema.findField(column).fieldId()
-    builder = self._iceberg.FileMetadata.deleteFileBuilder(self._unpartitioned)
+    unpartitioned = self._iceberg.PartitionSpec.unpartitioned()
+    builder = self._iceberg.FileMetadata.deleteFileBuilder(unpartitioned)
     return self._described(
         builder.ofEqualityDeletes(numbers), self._tables.current(path), file
     ).build()
@@ -121,7 +122,13 @@ def with_hidden_column(monkeypatch):
     monkeypatch.setattr(bootstrap, "write_source", write_with)
 
 
-def test_a_table_of_an_earlier_version_gets_an_index_and_vectors(pipeline, database, monkeypatch):
+@pytest.mark.parametrize(
+    ("choice", "version"),
+    [("vectors", 3), pytest.param("position-deletes", 2, marks=pytest.mark.long)],
+)
+def test_a_table_of_an_earlier_version_gets_an_index_and_vectors(
+    pipeline, database, monkeypatch, choice, version
+):
     with monkeypatch.context() as earlier:
         earlier.setattr(iceberg, "_VERSION", 2)
         earlier.setitem(iceberg._PROPERTIES, "format-version", "2")
@@ -143,14 +150,14 @@ def test_a_table_of_an_earlier_version_gets_an_index_and_vectors(pipeline, datab
         assert list((pipeline.lake / head.tables[name].path).glob("data/*-deletes.parquet"))
     unknown = {name: replace(table, runs=None) for name, table in head.tables.items()}
     chain.publish(head.next(head.steady_at, tables=unknown), head)
-    pipeline.house = pipeline.lakehouse()
+    pipeline.house = pipeline.lakehouse(deletes={"default": choice})
     database.execute(*CHANGES)
     assert_equal(database.dsn, pipeline.flush())
     for name in (DOCS, PAIRS, BAG):
         table = pipeline.head().tables[name]
         scanned = pipeline.house._format.scan(str(pipeline.lake / table.path), table.snapshot_id)
         assert not any(file.deletes for file in scanned)
-        assert json.loads(metadata(pipeline, name).read_bytes())["format-version"] == 3
+        assert json.loads(metadata(pipeline, name).read_bytes())["format-version"] == version
     bag = StaticTable.from_metadata(str(metadata(pipeline, BAG)))
     assert [field.name for field in bag.schema().fields] == ["a", "f", "t", "l", ROW_ID]
     database.execute("ALTER TABLE bag ADD more int", "INSERT INTO bag (more) VALUES (1), (1)")

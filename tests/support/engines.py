@@ -4,6 +4,8 @@ An engine knows nothing of Tuskline: it opens the metadata file that the lake's 
 What PostgreSQL has comes from COPY, in the words of its output functions, so no decoder of ours is between the two.
 """
 
+import importlib
+import importlib.util
 import sqlite3
 import struct
 from collections import Counter
@@ -15,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import duckdb_extension_avro
-import duckdb_extension_iceberg
 import pyarrow as pa
 from psycopg import sql
 from pyiceberg.table import StaticTable
@@ -49,7 +49,11 @@ def connected() -> duckdb.DuckDBPyConnection:
         "autoload_known_extensions": False,
     }
     connection = duckdb.connect(config=off)
-    for package in (duckdb_extension_avro, duckdb_extension_iceberg):
+    packages = ["duckdb_extension_avro", "duckdb_extension_iceberg"]
+    if importlib.util.find_spec("duckdb_extension_httpfs") is not None:
+        # For tables of a REST catalog.
+        packages.insert(0, "duckdb_extension_httpfs")
+    for package in map(importlib.import_module, packages):
         assert package.__file__ is not None
         (file,) = Path(package.__file__).parent.glob("extensions/*/*.duckdb_extension")
         connection.load_extension(str(file))

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 from spark_consumers.lake.catalog.requirements import unmet
 from spark_consumers.lake.catalog.rest_http import RestOptions
 from spark_consumers.lake.catalog.updates import applied, created
+from spark_consumers.lake.format.checked import manifests_of
 from spark_consumers.lake.store.place import ObjectPlace, place
 from tests.support.http_service import served
 
@@ -61,6 +62,8 @@ class RestServer:
         self.faults: deque[str] = deque()
         self.requests: list[str] = []
         self.tokens: set[str] = set()
+        #: Called with method and path before each request is carried out.
+        self.seen: Callable[[str, str], None] = lambda _method, _path: None
         #: Whether it closes connections without an answer.
         self.down = False
         #: Whether requests need a token.
@@ -90,6 +93,14 @@ class RestServer:
         """Carry the delayed requests out; the status that each got."""
         late, self._late = self._late, []
         return [self.answer(method, path, body)[0] for method, path, body in late]
+
+    def assert_no_stray_manifest(self) -> None:
+        """Every manifest list and manifest on disk is of a snapshot that the catalog has."""
+        for metadata in self.tables.values():
+            lists = {place(each["manifest-list"]) for each in metadata["snapshots"]}
+            wanted = lists | {each for one in lists for each in manifests_of(one)}
+            folder = place(metadata["location"]) / "metadata"
+            assert set(folder.glob("*.avro")) == wanted, folder
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -280,6 +291,7 @@ class RestServer:
                     self.close_connection = True
                     return
                 server.requests.append(f"{method} {path}")
+                server.seen(method, path)
                 if path == "/v1/oauth/tokens":
                     self._say(*server._grant(parse_qs(content.decode())))
                     return

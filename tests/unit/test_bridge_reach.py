@@ -1,5 +1,6 @@
 """When an active bridge is cut off from the log, and when one that stands by could work."""
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def test_25_who_reaches_the_log_servers_and_the_repository_could_work(tmp_path: 
             tmp_path / "log",
             f"127.0.0.1:{free_port()}",
             log_servers=listens,
-            replication=ReplicationPolicy(2, 2, 1.0),
+            replication=ReplicationPolicy(2, 2, 3.0),
             tick=0.02,
         )
         log.start()
@@ -121,3 +122,7 @@ def test_25_who_reaches_the_log_servers_and_the_repository_could_work(tmp_path: 
         assert not reaches(listens, 2, None)
         assert reaches(listens, 1, None)
         wait_for(log.is_cut_off, 30, "too few log servers answer")
+        # As if this process had been suspended for a minute.
+        log._reached_at = log._looked_at = time.monotonic() - 60
+        assert not log.is_cut_off(), "nobody could answer it meanwhile"
+        wait_for(log.is_cut_off, 30, "nobody has answered since")

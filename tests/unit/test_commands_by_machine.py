@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "log-server run": {"log-server", "safekeepers"},
     "bridge run": {"bridge", "repository"},
     "lake run": {"lake"},
+    "lake maintain --once --timeout 0": {"lake"},
     "slots sync --once --timeout 0": {"slots"},
     "slots status": {"slots"},
     "slots ready --standby near": {"slots"},

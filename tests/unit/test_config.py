@@ -237,6 +237,22 @@ def test_deletes_of_no_table_are_named(tmp_path, line, message):
         _load(tmp_path, f"{text}[lake.deletes]\n{line}\n")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('pattern = "orders"', "'orders' is not a table pattern"),
+        ('pattern = "!public.a"', "has no '!'"),
+        ('pattern = "public.*"\npartition = ["week(a)"]', "week is not a transform"),
+        ('pattern = "public.*"\noptions = { "format-version" = "2" }', r"\[lake.deletes\]"),
+        ('pattern = "public.*"\nsource = "shpo"', "no source 'shpo'\n.*'shop'"),
+        ('pattern = "public.*"\npartitions = []', "partitions'\n.*'partition'"),
+    ],
+)
+def test_a_layout_that_no_table_can_have_is_named(tmp_path, line, message):
+    with pytest.raises(ConfigError, match=rf"lake\.tables.*{message}"):
+        _load(tmp_path, f"{GOOD}[[lake.tables]]\n{line}\n")
+
+
 def test_without_safekeepers_nothing_is_hosted_and_no_server_waits(tmp_path):
     config = _load(tmp_path, GOOD)
     assert config.quorum_source is None

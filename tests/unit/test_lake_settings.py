@@ -14,6 +14,8 @@ from spark_consumers.spark import session
 from walsender_bridge.cli import lake_run
 from walsender_bridge.config import load_config
 from walsender_bridge.config.sections import LakeSection
+from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
+from walsender_bridge.postgres.table_patterns import Pattern
 
 #: None of them is the default. `uri` and `spark_master` are the session's, too.
 KEYS = {
@@ -25,8 +27,15 @@ KEYS = {
     "copy_rate": 5e6,
     "on_unrepresentable_value": {"default": "quarantine", "shop.public.orders": "fail"},
     "deletes": {"shop.public.orders": "copy-on-write"},
+    "tables": [
+        LayoutRule(
+            Pattern.parse("public.orders*"),
+            TableLayout.parse(["day(at)"], ["id desc"], {"team": "shop"}),
+            "shop",
+        )
+    ],
 }
-NAMES = {"retention": "retention_seconds"}
+NAMES = {"retention": "retention_seconds", "tables": "layouts"}
 
 
 def test_the_lakehouse_is_made_as_the_configuration_says(
@@ -60,6 +69,12 @@ copy_rate = 5e6
 spark_master = "local[7]"
 on_unrepresentable_value = {{ default = "quarantine", "shop.public.orders" = "fail" }}
 deletes = {{ "shop.public.orders" = "copy-on-write" }}
+[[lake.tables]]
+source = "shop"
+pattern = "public.orders*"
+partition = ["day(at)"]
+sort = ["id desc"]
+options = {{ team = "shop" }}
 """
     )
     made: dict[str, Any] = {}

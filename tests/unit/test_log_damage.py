@@ -187,8 +187,7 @@ def test_33_a_flipped_bit_in_the_logs_store_never_becomes_a_value(tmp_path: Path
         finally:
             replica.close()
             shutil.rmtree(folder)
-    # The flip of a version's digit cannot be told from a newer format.
-    assert all("format" in error.what for error in loud), loud
+    assert not loud, "it takes part in no commit"
     assert len(found) > 200, "the damaged bytes were those that are read"
     placeless = [error for error in found if str(tmp_path / "damaged") not in str(error)]
     assert not placeless

@@ -31,6 +31,7 @@ from walsender_bridge.errors import (
     UnavailableError,
 )
 from walsender_bridge.postgres.protocol.lsn import WalPosition
+from walsender_bridge.runtime.checksummed_json import crc_of
 
 SEGMENT = 1 << 20
 FOREVER = 2**62
@@ -109,6 +110,29 @@ def test_what_is_read_is_what_was_written_over_segments_and_restarts(log: Log) -
     for offset in sorted(log.written):
         previous = entry.verify(log.written[offset], previous).crc
     assert log.host.status().last_crc == previous
+
+
+def test_a_roll_makes_no_folder_that_was_taken_away(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would look like a replica at the place where the disk is mounted, or the folder is put back."""
+    log.fill(2)
+    before = log.segments()
+    known = StreamStore._roll
+
+    def taken_away(store: StreamStore, first_offset: int) -> None:
+        log.folder.rename(tmp_path / "away")
+        known(store, first_offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamStore, "_roll", taken_away)
+        with pytest.raises(UnavailableError):
+            log.fill(8)
+    assert not log.folder.exists()
+    (tmp_path / "away").rename(log.folder)
+    log.restart()
+    assert log.host.outcome == (RecoveryOutcome.VALID, "")
+    assert log.segments() == before
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -354,7 +378,8 @@ def test_damage_that_a_reader_meets_makes_the_replica_silent(log: Log) -> None:
         log.read(1, 2)
 
 
-def _change_state(folder: Path, **changes: Any) -> None:
+def _change_state(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Write the state record with other values; `...`: without this one. Returns it."""
     newest = max(folder.glob("segment-*"))
     with lmdb.open(str(newest), max_dbs=5) as env:
         meta = env.open_db(b"meta")
@@ -362,6 +387,7 @@ def _change_state(folder: Path, **changes: Any) -> None:
             state = json.loads(transaction.get(b"state", db=meta) or b"") | changes
             kept = {name: value for name, value in state.items() if value is not ...}
             transaction.put(b"state", json.dumps(kept).encode(), db=meta)
+    return kept
 
 
 def test_a_store_of_the_first_format_is_opened_and_adopts_the_next_writers_cluster(
@@ -381,7 +407,8 @@ def test_a_store_of_the_first_format_is_opened_and_adopts_the_next_writers_clust
 def test_a_newer_format_is_refused_by_its_number_and_left_alone(log: Log) -> None:
     log.fill(1)
     log.host.close()
-    _change_state(log.folder, format=FORMAT + 1)
+    record = _change_state(log.folder, format=FORMAT + 1, crc=...)
+    _change_state(log.folder, crc=crc_of(record))
     log.host = log.hosted()
     log.host.recover()
     with pytest.raises(NotSupportedError, match=f"format {FORMAT + 1}"):

@@ -19,7 +19,7 @@ from walsender_bridge.change_log.replica import identity
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.service import ReplicaServer
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
-from walsender_bridge.change_log.repository.core import Created
+from walsender_bridge.change_log.repository.core import Created, StreamCreated
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.cli.doctor import of_log
 from walsender_bridge.config import load_config
@@ -167,6 +167,24 @@ def test_no_killed_supervisor_begins_anew_in_an_empty_directory(
         assert identity.load(disk) == its
     finally:
         machine.close()
+
+
+def test_a_repository_writes_nothing_into_a_wal_that_was_removed(tmp_path: Path) -> None:
+    """Records are in SQLite's -wal alone until it is checkpointed: without it, a restart would find an older state."""
+    file = tmp_path / "repository.sqlite"
+    wal, away = Path(f"{file}-wal"), tmp_path / "away"
+    store = RepositoryStore(file)
+    store.append(Created(its := str(uuid.uuid4())))
+    wal.rename(away)
+    with pytest.raises(UnavailableError, match="not the one that is open") as found:
+        store.append(StreamCreated("shop", ("k",)))
+    assert found.value.where == str(wal)
+    away.rename(wal)
+    store.append(StreamCreated("shop", ("k",)))
+    store.close()
+    again = RepositoryStore(file)
+    assert (again.state.log_id, [*again.state.streams]) == (its, ["shop"])
+    again.close()
 
 
 def test_a_repository_writes_nothing_into_a_file_that_was_moved(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ ARRANGEMENTS = [
     ),
     Arrangement(order=2, sort=(SortField("at"), SortField("k"))),
 ]
+#: The rows by their keys.
+Model = dict[int, tuple[str | None, int | None]]
 _DAY = 86_400_000_000
 EPOCHS = st.lists(
     st.tuples(
@@ -82,7 +84,8 @@ def staged_of(target: Target, scratch: str, model, changes) -> Staged:
 @given(EPOCHS)
 def test_rows_are_those_of_the_model_and_files_of_their_partitions(epochs):
     with TemporaryDirectory() as folder:
-        disk, model = TableOnDisk(Path(folder, "t")), {}
+        disk = TableOnDisk(Path(folder, "t"))
+        model: Model = {}
         for number, (arrangement, how, small, changes) in enumerate(epochs):
             target = target_of(Path(folder), number, arrangement, how)
             scratch = f"{folder}/scratch-{number}"
@@ -122,7 +125,7 @@ def assert_index_can_be_built_again(disk: TableOnDisk) -> None:
         ScanFile(f.path, f.size, f.rows, disk.vectors.get(name), partition=f.partition)
         for name, f in disk.files.items()
     ]
-    known = {}
+    known: dict[str, str] = {}
     with open_runs(str(disk.folder), [run.name for run in disk.runs]) as runs:
         for run in runs:
             known |= {f.name: f.partition for f in run.tables.files}
@@ -144,18 +147,20 @@ def assert_index_can_be_built_again(disk: TableOnDisk) -> None:
 
 
 def test_small_files_become_one_within_their_partition_only(tmp_path):
-    disk, model = TableOnDisk(tmp_path / "t"), {}
+    disk = TableOnDisk(tmp_path / "t")
+    model: Model = {}
 
     def files_after(number, changes, small):
-        target = target_of(tmp_path, number, ARRANGEMENTS[1], "vectors")
+        target, before = target_of(tmp_path, number, ARRANGEMENTS[1], "vectors"), set(disk.files)
         scratch = str(tmp_path / f"scratch-{number}")
         disk.apply(target, staged_of(target, scratch, model, changes), scratch, small_files=small)
         model.update(changes)
-        return sorted(file.partition for file in disk.files.values())
+        kept = len(before & disk.files.keys())
+        return kept, sorted(file.partition for file in disk.files.values())
 
     a, b, none = '1:{"1000":"a"}', '1:{"1000":"b"}', "1:{}"
-    assert files_after(1, {1: ("a", 0), 2: ("b", 0), 3: (None, 0)}, 1) == sorted([a, b, none])
-    assert files_after(2, {4: ("a", 0), 5: (None, 1)}, 2) == sorted([a, a, b, none, none])
+    assert files_after(1, {1: ("a", 0), 2: ("b", 0), 3: (None, 0)}, 1) == (0, sorted([a, b, none]))
+    assert files_after(2, {4: ("a", 0), 5: (None, 1)}, 2) == (3, sorted([a, a, b, none, none]))
     # Those that are many are so before the epoch's own come.
-    assert files_after(3, {6: ("b", 0)}, 1) == sorted([a, b, b, none])
+    assert files_after(3, {6: ("b", 0)}, 1) == (1, sorted([a, b, b, none]))
     assert_is(disk, model)

@@ -7,7 +7,7 @@ import pytest
 from spark_consumers.lake.tables import sources
 from spark_consumers.lake.tables.publication_poller import OVERDUE_SECONDS, PublicationPoller
 from spark_consumers.lake.tables.shape import Publication
-from spark_consumers.lake.tables.sources import Source
+from spark_consumers.lake.tables.sources import Reading, Source
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import TusklineError, UnavailableError
 
@@ -22,17 +22,17 @@ class Servers:
         self.refused: dict[str, TusklineError] = {}
         self.asked = 0
 
-    def look(self, source: Source, _known: object) -> Publication:
+    def look(self, source: Source, _known: object, _last: object) -> Reading:
         self.asked += 1
         if error := self.refused.get(source.stream):
             raise error
-        return Publication({}, frozenset(), 0, True, True)
+        return Reading(Publication({}, frozenset(), 0, True, True), None, frozenset())
 
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     made = Servers()
-    monkeypatch.setattr(sources, "read_publication", made.look)
+    monkeypatch.setattr(sources, "read_again", made.look)
     return made
 
 

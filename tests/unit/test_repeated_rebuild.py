@@ -1,5 +1,6 @@
 """A rebuild of the repository that ended in its middle, and is repeated: real log servers, and what the first attempt has left on them."""
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from walsender_bridge.change_log.repository import empty_store
 from walsender_bridge.change_log.repository.core import Repository
 from walsender_bridge.change_log.repository.rebuild import RebuildPlan, StreamPlan
 from walsender_bridge.change_log.repository.rebuilder import Rebuilder
+from walsender_bridge.change_log.storage.store import WIPING, StreamStore
 from walsender_bridge.errors import UnavailableError
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 
@@ -86,6 +88,38 @@ def test_31_a_rebuild_is_repeated_whose_synchronization_broke_off(
             attempt(here, 2)
     here.committed_end += 1
     go_on(here, attempt(here, 2))
+
+
+def test_31_a_rebuild_is_repeated_that_ended_in_the_middle_of_a_wipe(
+    machines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that are left, one ends before what the other one has kept."""
+    here = machines()
+    here.write_on(2)
+    here.stop(1)
+    for _ in range(3):
+        here.write_on()
+    version = here.repository._state.version
+    lose_repository(here)
+    with OperatorReplica(here.listens[0]) as replica:
+        low = replica._call(m.TRIM, m.TrimRequest(STREAM, here.committed_end, version)).low_offset
+    assert low > 3
+    here.wipe(2)
+    here.start(1)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "the log server ends")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamStore, "_make_only", broken)
+        with pytest.raises(UnavailableError, match="1 replicas are in sync"):
+            attempt(here, 2)
+    assert (here.folder / "log-server-1" / "streams" / STREAM / WIPING).exists()
+    here.stop(1)
+    here.start(1)
+    its = attempt(here, 2).streams[STREAM]
+    assert len(its.members) == 2
+    assert its.last.context.end == here.committed_end
 
 
 def test_31_what_one_log_server_has_trimmed_is_promised_to_nobody(machines: Make) -> None:

@@ -19,7 +19,7 @@ from spark_consumers.lake.index import lookup, merge, plan, run_format
 from spark_consumers.lake.index.digests import Digests, key_digests, row_digests
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.lookup import find
-from spark_consumers.lake.index.merge import append, merge_all, records_of
+from spark_consumers.lake.index.merge import append, merge_all, merge_some, records_of
 from spark_consumers.lake.index.run_format import (
     BLOCK,
     RECORD,
@@ -174,6 +174,20 @@ def test_runs_stay_few_and_a_row_is_written_again_a_logarithm_of_times():
     assert written <= 24 * sum(weights)
 
 
+def test_runs_of_one_size_are_merged_until_each_is_twice_the_next():
+    assert plan.unmerged([100, 40, 10], 1) is None
+    assert plan.unmerged([100, 100, 100], 101) is None
+    weights, merges, written = [10] * 64, 0, 0
+    while (place := plan.unmerged(weights, 1)) is not None:
+        begin, end = place
+        weights[begin:end] = [sum(weights[begin:end])]
+        written += weights[begin]
+        merges += 1
+    assert all(a >= 2 * b for a, b in pairwise(weights))
+    assert sum(weights) == 640
+    assert written <= 7 * 640
+
+
 # -- a table of several epochs ----------------------------------------------------------------------
 
 
@@ -231,6 +245,29 @@ class Table:
         records = records_of(self.digests(add), 0)
         self.runs = append(str(self.folder), self.runs, f"index/{self.epoch}.run", records, tables)
 
+    def compact(self) -> None:
+        """Put all rows into one file, as a maintainer does: its run is added without being merged."""
+        self.epoch += 1
+        places = sorted((place, key) for key, found in self.alive.items() for place in found)
+        old = frozenset(name for (name, _), _ in places)
+        name, keys = f"data/{self.epoch}.parquet", [key for _, key in places]
+        self.rows[name] = len(keys)
+        for key in self.alive:
+            self.alive[key] = set()
+        for position, key in enumerate(keys):
+            self.alive[key].add((name, position))
+        tables = Tables((DataFile(name, len(keys), 9),) if keys else (), (), old)
+        records = records_of(self.digests(keys), 0)
+        made = append(str(self.folder), (), f"index/{self.epoch}.run", records, tables)
+        self.runs = (*self.runs, *made)
+
+    def merge(self, begin: int, end: int) -> None:
+        """Merge some neighbours among the runs."""
+        self.epoch += 1
+        names = [run.name for run in self.runs]
+        made = merge_some(str(self.folder), names, begin, end, f"index/{self.epoch}.run")
+        self.runs = (*self.runs[:begin], made, *self.runs[end:])
+
     def check(self) -> None:
         everything = {key: len(places) + 1 for key, places in self.alive.items()}
         found = self.find(everything)
@@ -254,6 +291,13 @@ def test_the_index_finds_what_is_in_the_table(tmp_path_factory, bag, data):
             add = data.draw(st.lists(st.sampled_from(free), unique=True, max_size=30))
         table.apply(remove, add)
         table.check()
+        if data.draw(st.integers(0, 3)) == 0:
+            table.compact()
+            table.check()
+        if len(table.runs) > 1 and data.draw(st.booleans()):
+            begin = data.draw(st.integers(0, len(table.runs) - 2))
+            table.merge(begin, data.draw(st.integers(begin + 2, len(table.runs))))
+            table.check()
     weights = [run.weight for run in table.runs]
     assert len(weights) <= 12
 

@@ -17,6 +17,9 @@ from walsender_bridge.runtime import logs, processes, tcp_connections
 
 #: Seconds between two looks: a message grows by some ten megabytes meanwhile.
 PERIOD: Final = 0.2
+#: Seconds between two looks at the connections that this process has made: a call on one that waits for a machine which vanished
+#: would end by gRPC's keepalive alone, after more than five minutes.
+_MADE_SECONDS: Final = 5.0
 #: Seconds between two lines in the log.
 _LOG_SECONDS: Final = 30.0
 
@@ -39,6 +42,9 @@ class ConnectionWatch:
         self._kept_alive: set[int] = set()
         #: The connections of other accounts at the last look.
         self._foreign: set[int] = set()
+        #: The connections to other machines, and when they were looked for last.
+        self._made: set[int] = set()
+        self._made_at = -_MADE_SECONDS
         self._ended: Counter[str] = Counter()
         self._logged_at = -_LOG_SECONDS
         self._stopping = threading.Event()
@@ -62,6 +68,9 @@ class ConnectionWatch:
                 _log.exception("could not look at the connections", error=str(error))
 
     def _look(self) -> None:
+        if time.monotonic() - self._made_at >= _MADE_SECONDS:
+            self._made = tcp_connections.keep_made_alive(self._port, self._made)
+            self._made_at = time.monotonic()
         # Before the bytes: what has grown the process by then is no part of its usual size unless its bytes are seen, too.
         size = ProcessSize(*processes.own_size())
         found = tcp_connections.accepted(self._port)

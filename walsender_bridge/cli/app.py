@@ -239,6 +239,13 @@ def demo(
             help="folder; s3: a bucket of versitygw, which is started; or s3://bucket/prefix, reached as the environment says."
         ),
     ] = "folder",
+    catalog: Annotated[
+        str,
+        typer.Option(
+            metavar="folder|rest",
+            help="What has the tables' metadata: their folder, or the REST catalog at TUSKLINE_CATALOG_URI.",
+        ),
+    ] = "folder",
     directory: Annotated[
         Path | None, typer.Option("--dir", help="New or empty folder for all files.")
     ] = None,
@@ -248,6 +255,7 @@ def demo(
 
     Concurrent clients of a bank write to it, the log and the lake follow, and at the end every table is compared.
     """
+    from walsender_bridge.demo.catalog import section
     from walsender_bridge.demo.run import DemoOptions, run_demo
 
     if standby and safekeepers:
@@ -265,7 +273,9 @@ def demo(
         safekeepers=safekeepers,
         standby=standby,
         lake=lake,
+        catalog=catalog,
     )
+    section(catalog)  # before anything is started
     output = Output(as_json=as_json)
     result = run_demo(options, output)
     output.record(result)

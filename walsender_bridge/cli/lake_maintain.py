@@ -18,10 +18,9 @@ from walsender_bridge.cli.options import (
     ConfigPath,
     lake_section,
     load_config,
+    need_here,
 )
-from walsender_bridge.cli.parts import alone
 from walsender_bridge.errors import DeadlineError
-from walsender_bridge.observability.lake_chain import store_options
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.private_folder import private_folder
@@ -50,9 +49,13 @@ def lake_maintain(
     as_json: AsJson = False,
 ) -> None:
     """Rewrite small and half dead data files of the lake, beside its driver, until SIGTERM or SIGINT."""
+    from walsender_bridge.cli.parts import alone
+
     if once:
+        logs.configure()
         settings = load_config(config)
         lake_section(settings)
+        need_here(settings, "lake")
         with alone("maintain", [settings.run_dir]):
             _once(settings, timeout, Output(as_json=as_json))
         return
@@ -62,6 +65,7 @@ def lake_maintain(
     logs.begin_part()
     settings = load_config(config)
     lake_section(settings)
+    need_here(settings, "lake")
     logs.export_format(settings.logs.format)
     private_folder(settings.data_dir)
     stop = threading.Event()
@@ -75,6 +79,7 @@ def lake_maintain(
 
 def _maintainer(settings: "Config") -> "Maintainer":
     from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
+    from walsender_bridge.observability.lake_chain import store_options
 
     lake = lake_section(settings)
     kept = lake.maintenance

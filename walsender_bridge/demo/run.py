@@ -23,6 +23,7 @@ from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.demo import catalog
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
 from walsender_bridge.demo.bucket import FOLDER, S3, LakePlace, lake_place
 from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
@@ -63,6 +64,8 @@ class DemoOptions:
     safekeepers: int = 0
     standby: bool = False
     lake: str = FOLDER
+    #: What has the tables' metadata (`demo.catalog`).
+    catalog: str = "folder"
 
 
 def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
@@ -157,6 +160,7 @@ class _Demo:
             for number, (stream, dsn) in enumerate(sources.items())
         }
         self.log_servers = DemoLogServers(directory, options.log_servers)
+        self._catalog = catalog.section(options.catalog)
         self.config = self._write_config()
         self.quorum = DemoQuorum(self.config) if options.safekeepers else None
 
@@ -175,6 +179,7 @@ class _Demo:
             f'uri = "{self.lake}"',
             *self.place.lines,
             f"epoch_interval = {EPOCH_INTERVAL}",
+            *self._catalog,
         ]
         if self.options.safekeepers:
             lines += ["", *section(self.options.safekeepers)]

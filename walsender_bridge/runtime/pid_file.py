@@ -19,6 +19,8 @@ from walsender_bridge.errors import DeadlineError, RunningError
 from walsender_bridge.runtime import disk_full
 from walsender_bridge.runtime.times import iso_time
 
+#: The commands of parts that are not named for them.
+_COMMANDS = {"up": "up", "maintain": "lake maintain"}
 #: Width of a pid in its file, padded with spaces.
 _WIDTH = 20
 
@@ -58,7 +60,7 @@ def _pid_file(run_dir: Path, part: str) -> Path:
 
 def _running(run_dir: Path, part: str, pid: int | None) -> RunningError:
     """The error. The pid is unknown (None) while the holder is writing it."""
-    command = "tuskline up" if part == "up" else f"tuskline {part} run"
+    command = f"tuskline {_COMMANDS.get(part, f'{part} run')}"
     since = None
     with contextlib.suppress(OSError):
         since = iso_time(_pid_file(run_dir, part).stat().st_mtime)

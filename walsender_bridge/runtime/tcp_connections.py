@@ -1,4 +1,4 @@
-"""The TCP connections that this process has accepted on a port, whoever in it serves them.
+"""The TCP connections of this process: those that it has accepted on a port, whoever in it serves them, and those that it has made.
 
 A library that listens for us, as gRPC does, tells nothing of its connections and has no limits for them. But its sockets are
 this process's: the kernel counts what each has received and sent, and `shut_down` ends one as if its peer had left.
@@ -10,7 +10,9 @@ import resource
 import socket
 import stat
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +28,9 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
 )
+#: And while it has not taken what was sent to it.
+_NOT_TAKEN: Final = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
 
 _TCP: Final = frozenset({socket.AF_INET, socket.AF_INET6})
 #: Open files that suffice for every process here.
@@ -70,8 +73,27 @@ def keep_alive(found: TcpConnection) -> None:
     """Have the kernel end the connection once the kernel of its peer has been silent for half a minute."""
     with contextlib.suppress(OSError), _own(found.descriptor) as connection:
         if _inode(connection) == found.inode:
-            for option in _KEEPALIVE:
+            for option in (*_KEEPALIVE, _NOT_TAKEN):
                 connection.setsockopt(*option)
+
+
+def keep_made_alive(port: int, known: Collection[int]) -> set[int]:
+    """Have the kernel do so for the connections to other machines that were not accepted on this port; returns their inodes.
+
+    `known`: those for which it does already. How long a peer may take to take what was sent is left to who has made the connection.
+    """
+    found = set()
+    for descriptor in _sockets():
+        with contextlib.suppress(OSError), _own(descriptor) as connection:
+            if connection.family not in _TCP or connection.getsockname()[1] == port:
+                continue
+            host = connection.getpeername()[0].partition("%")[0].removeprefix("::ffff:")
+            if ip_address(host).is_loopback:
+                continue
+            found.add(_inode(connection))
+            for option in () if _inode(connection) in known else _KEEPALIVE:
+                connection.setsockopt(*option)
+    return found
 
 
 def is_open(found: TcpConnection) -> bool:

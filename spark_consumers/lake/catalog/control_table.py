@@ -97,6 +97,12 @@ class Control:
         snapshots = self.metadata.get("snapshots", ())
         return [each["manifest-list"] for each in snapshots if each["snapshot-id"] in gone]
 
+    def lists(self) -> list[str]:
+        """The manifest lists of the snapshots that the next commit leaves."""
+        gone = self._surplus()
+        snapshots = self.metadata.get("snapshots", ())
+        return [each["manifest-list"] for each in snapshots if each["snapshot-id"] not in gone]
+
     def _surplus(self) -> list[int]:
         """The snapshots that are not needed any more once there is another one: the table does not grow with its epochs."""
         snapshots = self.metadata.get("snapshots", ())

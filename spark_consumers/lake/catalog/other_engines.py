@@ -17,7 +17,7 @@ from spark_consumers.lake.catalog import links as table_links
 from spark_consumers.lake.catalog.entries import Name
 from spark_consumers.lake.catalog.file import CatalogFile
 from spark_consumers.lake.concurrently import each
-from spark_consumers.lake.format.iceberg_files import following
+from spark_consumers.lake.format.iceberg_files import is_newest
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.store.place import Place
@@ -163,7 +163,7 @@ class TableNames:
     def _location(self, table: TableVersion, *, thorough: bool) -> str | None:
         snapshot, file = self._known.get(table.path, (None, None))
         known = file is not None and snapshot == table.snapshot_id
-        if file is None or not known or (thorough and not _is_newest(file)):
+        if file is None or not known or (thorough and not is_newest(file)):
             try:
                 file = self._metadata(table.path, table.snapshot_id)
             except Exception:
@@ -179,7 +179,3 @@ class TableNames:
         if cause != self._failure:
             log.warning("table names are out of date", path=str(self._file.path), error=cause)
         self._failure = cause
-
-
-def _is_newest(file: Place) -> bool:
-    return file.exists() and not following(file).exists()

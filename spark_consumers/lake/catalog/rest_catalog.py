@@ -211,6 +211,10 @@ class RestCatalog:
                 there = self.load(table)
             if there is None or self._called[table] != table.name:
                 return
+        self._delete(table)
+
+    def _delete(self, table: TableId) -> None:
+        """Drop what has the copy's own name."""
         query = {"purgeRequested": "false" if self._root else "true"}
         path = self._client.table(self._space(table), table.name)
         reply = self._reply("DELETE", path, query=query)
@@ -267,7 +271,7 @@ class RestCatalog:
                     )
             self.supports_branches = self._keeps_branches(table)
         finally:
-            self.drop(table)
+            self._delete(table)
 
     def _creates_v3(self, table: TableId) -> bool:
         """Create an empty table; whether it has version 3. Other servers refuse it, fail, or give the table version 2."""
@@ -275,14 +279,14 @@ class RestCatalog:
         schema = {"type": "struct", "schema-id": 0, "fields": [column]}
         with suppress(LakeError):
             self._create(table, schema, {}, 3, _PROBE)
-        there = self.load(table)
+        there = self._seen(table)
         if there is None:
             self._create(table, schema, {}, 2)
             return False
         return bool(there.metadata["format-version"] >= 3)
 
     def _check_place(self, table: TableId) -> None:
-        there, wanted = self.load(table), self.location(table)
+        there, wanted = self._seen(table), self.location(table)
         found = str(there.metadata["location"]) if there is not None else ""
         if wanted and found.rstrip("/") != wanted:
             raise NotSupportedError(
@@ -290,6 +294,13 @@ class RestCatalog:
                 where=self._client.where,
                 repair="let the catalog's warehouse contain the lake, so that its tables can be below the lake's root",
             )
+
+    def _seen(self, table: TableId) -> LoadedTable | None:
+        """What has the copy's own name, wherever its files are."""
+        try:
+            return self._at(table, table.name)
+        except NoReplyError as error:
+            raise self._client.silent(error) from None
 
     def _keeps_branches(self, table: TableId) -> bool:
         """Whether a branch that a commit makes is there after it: some servers make the commit without it."""

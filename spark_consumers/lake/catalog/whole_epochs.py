@@ -6,7 +6,7 @@ first: a writer that was taken over still shows nothing, but others may see an e
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from spark_consumers.lake.catalog.control_table import Control, NewSnapshot
@@ -20,7 +20,8 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.concurrently import each
-from spark_consumers.lake.format.iceberg_refs import branch_of, fenced
+from spark_consumers.lake.format.iceberg_files import manifests_at, refs_of_record
+from spark_consumers.lake.format.iceberg_refs import branch_of, fenced_by
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.manifest.takeover import ATTEMPTS
 from spark_consumers.lake.store.place import place
@@ -77,9 +78,8 @@ class WholeEpochs:
         self._taken: set[str] = set()
 
     def term(self) -> int:
-        """The term of the newest takeover; 0 without any."""
-        there = self._catalog.load(CONTROL)
-        return Control.of(CONTROL, there.metadata).term if there is not None else 0
+        """The term of the newest takeover; 0 without any. Raises `LakeError` if the namespace is another lake's."""
+        return Control.of(CONTROL, self._loaded().metadata).term
 
     def take_over(self, head: Manifest) -> None:
         """Fence all earlier writers, unless that is done; `head` is a link of ours. Raises `FencedError`, `LakeError`."""
@@ -89,12 +89,17 @@ class WholeEpochs:
             there = self._loaded()
             control = Control.of(CONTROL, there.metadata)
             if (control.term, control.writer) != (head.term, head.writer):
-                commit = control.taken_over(head.term, head.writer, self._empty(there))
-                if not _is_won(self._catalog.commit(commit)):
+                # Before the commit: what is there now was not made by a writer that comes after us.
+                found = manifests_at(str(there.metadata["location"]))
+                new = self._empty(there)
+                commit = control.taken_over(head.term, head.writer, new)
+                won = _is_won(self._catalog.commit(commit))
+                self._remove_lists(control, new, found, won=won)
+                if not won:
                     continue
             self._term, self._writer, self._epoch = head.term, head.writer, control.epoch
-            # The takeover of each table sets its `main`.
-            self._shown = {table.path: table.snapshot_id for table in head.versions}
+            # What the earlier writer has published and not shown is shown with the first look.
+            self._shown = {}
             return
         raise _contended()
 
@@ -140,23 +145,22 @@ class WholeEpochs:
         """The commit that shows the table's snapshot; None if it is shown, or cannot be."""
         id_ = TableId.at(table.path)
         there = self._catalog.load(id_)
-        refs: Mapping[str, Mapping[str, int]] = {}
-        if there is not None:
-            refs = there.metadata.get("refs", {})
+        refs = refs_of_record(there.metadata) if there is not None else {}
         snapshots = there.metadata.get("snapshots", ()) if there is not None else ()
         if there is None or all(each["snapshot-id"] != table.snapshot_id for each in snapshots):
             # It is held as soon as it is to be written again.
             log.warning("table is damaged", table=name, error="the catalog has lost its snapshot")
             return None
-        fence, main = branch_of(self._term), refs.get("main")
-        if fence not in refs:
-            raise fenced(table.path, self._term)
-        if main is not None and main["snapshot-id"] == table.snapshot_id:
+        fenced_by(refs, self._term, table.path)
+        # A table that has left, or was damaged at the takeover, has no branch of ours: the control table fences it.
+        own = {"main", branch_of(self._term)}
+        held = {name: ref.snapshot for name, ref in refs.items() if name in own}
+        if held.get("main") == table.snapshot_id:
             return None
         required = [
             assert_uuid(there.metadata["table-uuid"]),
-            assert_ref(fence, refs[fence]["snapshot-id"]),
-            assert_ref("main", None if main is None else main["snapshot-id"]),
+            assert_ref("main", held.pop("main", None)),
+            *(assert_ref(name, snapshot) for name, snapshot in held.items()),
         ]
         return TableCommit(
             id_, required, [set_ref("main", table.snapshot_id, "branch")], there.location
@@ -181,14 +185,20 @@ class WholeEpochs:
             won = _is_won(self._catalog.commit(first))
             won = won and all(_is_won(self._catalog.commit(other)) for other in others)
         fail_point.hit("shown")
-        self._forget_lists(control, made, won=won)
+        self._remove_lists(control, made, control.expired(), won=won)
         return won
 
-    def _forget_lists(self, control: Control, made: NewSnapshot, *, won: bool) -> None:
-        """Remove the manifest lists that nothing needs: of snapshots that the commit has expired, or of one that was lost."""
-        gone = control.expired() if won else [made.manifest_list]
-        for location in gone:
-            place(location).unlink(missing_ok=True)
+    def _remove_lists(
+        self, control: Control, new: NewSnapshot, found: Iterable[str], *, won: bool
+    ) -> None:
+        """After a commit to the control table remove those of the found manifest lists that it does not need any more.
+
+        After one that is lost, the one that was made for it.
+        """
+        kept = {_name(each) for each in control.lists()}
+        for location in found if won else [new.manifest_list]:
+            if _name(location) not in kept:
+                place(location).unlink(missing_ok=True)
 
     def _loaded(self) -> LoadedTable:
         """The control table, created if need be. Raises `LakeError` if it is another lake's."""
@@ -206,6 +216,11 @@ class WholeEpochs:
                 repair="specify another namespace in [lake.catalog]",
             )
         return there
+
+
+def _name(location: str) -> str:
+    """The name of a file at a location, of which there may be several ways to write it."""
+    return location.rpartition("/")[2]
 
 
 def _is_won(outcome: Outcome) -> bool:

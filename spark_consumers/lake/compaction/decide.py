@@ -82,6 +82,11 @@ def decide(
         return Refused("the table's row index has to be built first")
     if table.key != offer.key:
         return Refused("the table has another key")
+    if offer.merges:
+        names = [run for run, _ in table.runs]
+        if _place(names, offer.merges) is None:
+            return Refused("its row index was merged since")
+        return Accepted({})
     try:
         removed = carried(offer, current)
     except ValueError as error:
@@ -92,6 +97,19 @@ def decide(
     if 2 * gone > rows or any(len(removed[n]) == offer.files[n].rows for n in removed):
         return Refused(f"{gone} of its {rows} rows were removed, or written elsewhere, since")
     return Accepted(removed)
+
+
+def with_merged(runs: Sequence[tuple[str, int]], offer: Offer) -> tuple[tuple[str, int], ...]:
+    """The table's runs, with the offer's in the place of those that it merges, which are there."""
+    place = _place([run for run, _ in runs], offer.merges)
+    assert place is not None
+    return (*runs[:place], (offer.run, offer.weight), *runs[place + len(offer.merges) :])
+
+
+def _place(names: Sequence[str], merges: Sequence[str]) -> int | None:
+    """Where these runs are among the table's, one after the other."""
+    places = range(len(names) - len(merges) + 1)
+    return next((n for n in places if tuple(names[n : n + len(merges)]) == tuple(merges)), None)
 
 
 def carried(offer: Offer, current: Mapping[str, CurrentFile]) -> dict[int, BitMap64]:

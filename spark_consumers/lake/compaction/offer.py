@@ -88,7 +88,7 @@ class Offer:
     """An offer for one table (`table`: its name, `path`: its folder), whose key then was `key`.
 
     `old` are replaced by `files`. `run` is the new files' run of the row index, which also says that the old files are
-    gone, and `weight` how much it holds.
+    gone, and `weight` how much it holds. Or, without any files, `run` takes the place of the table's runs `merges`.
     """
 
     name: str
@@ -100,6 +100,7 @@ class Offer:
     files: tuple[NewFile, ...] = ()
     run: str = ""
     weight: int = 0
+    merges: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record's members."""
@@ -117,7 +118,7 @@ class Offer:
         )
         files = tuple(NewFile(**file) for file in record["files"])
         members = {**record, "key": tuple(record["key"]), "old": tuple(old), "files": files}
-        return cls(**members)
+        return cls(**{**members, "merges": tuple(record["merges"])})
 
 
 def bitmap(removed: bytes) -> BitMap64:

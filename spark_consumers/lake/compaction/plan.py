@@ -20,6 +20,8 @@ _DEAD = 0.1
 _RATIO = 2
 #: Files that are joined whatever their sizes, in bytes: opening one costs more than reading it.
 _TINY = 1 << 20
+#: Rows of one table that are rewritten for one plan: their digests are in memory at a time, 24 bytes each.
+_ROWS = 10_000_000
 #: Files that a rewrite has to gain.
 _LEAST = 3
 
@@ -60,6 +62,11 @@ class Group:
     def bytes(self) -> int:
         """The bytes that are read for it."""
         return sum(file.size for file in self.files)
+
+    @property
+    def rows(self) -> int:
+        """The rows that are written."""
+        return sum(file.rows - file.removed for file in self.files)
 
     @property
     def gain(self) -> int:
@@ -118,8 +125,11 @@ def choose(tables: Mapping[str, Collection[Group]], limit: int) -> dict[str, lis
     left = limit
     by_gain = sorted(tables, key=lambda name: (-sum(g.gain for g in tables[name]), name))
     for name in by_gain:
+        rows = 0
         for group in tables[name]:
-            if group.bytes <= left or not chosen:
+            fits = group.bytes <= left and (not rows or rows + group.rows <= _ROWS)
+            if fits or not chosen:
                 chosen.setdefault(name, []).append(group)
                 left -= group.bytes
+                rows += group.rows
     return chosen

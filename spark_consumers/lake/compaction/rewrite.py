@@ -31,6 +31,7 @@ from spark_consumers.lake.format.snapshot_files import row_ids
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, RowIds, name_of
 from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table
 from spark_consumers.lake.index.liveness import Liveness
+from spark_consumers.lake.index.merge import merge_some
 from spark_consumers.lake.index.run_format import open_runs
 from spark_consumers.lake.layout.evolution import arrangement
 from spark_consumers.lake.manifest.table_version import TableVersion
@@ -112,6 +113,17 @@ def prepare(
         files=files,
         run=run.name,
         weight=run.weight,
+    )
+
+
+def merge_runs(
+    root: Place, name: str, table: TableVersion, offer: OfferName, begin: int, end: int
+) -> Offer:
+    """Write one run in place of some of the table's; the record of the offer is there. Raises `IndexDamagedError`, `CorruptError`."""
+    run = merge_some(str(root / table.path), table.index_files, begin, end, offer.run)
+    made = intent(offer, name, table)
+    return replace(
+        made, run=run.name, weight=run.weight, merges=tuple(table.index_files[begin:end])
     )
 
 

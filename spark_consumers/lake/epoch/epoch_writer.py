@@ -516,6 +516,7 @@ class EpochWriter:
                 files,
                 name=f"{target.stage}-built",
                 scratch=f"{scratch}/{target.scratch_name}-{target.stage}",
+                by_position=target.by_position,
             )
             log.info("row index built", table=name, rows=whole.rows, files=len(files))
             check_found(target, whole.rows, table.rows)

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -39,6 +39,7 @@ from spark_consumers.lake.format.iceberg_commit import (
     sync_snapshots,
 )
 from spark_consumers.lake.format.iceberg_files import (
+    is_newest,
     make_folders,
     prepared,
     refs_in,
@@ -109,6 +110,14 @@ _METADATA_PROPERTIES = {
 log = logs.logger()
 
 
+class _Untaken(NamedTuple):
+    """What a takeover has seen of a table: the published snapshot, its epoch, and the metadata file that shows it."""
+
+    snapshot: int
+    epoch: int
+    file: Place
+
+
 class IcebergFormat:
     """Iceberg tables in folders, through the Iceberg library in the session's JVM.
 
@@ -129,6 +138,8 @@ class IcebergFormat:
         self._new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]  # noqa: SLF001
         self._iceberg = jvm.org.apache.iceberg
         self._tables = loaded_tables(spark, catalog)
+        #: By path: tables that the takeover has left to be taken before they are changed.
+        self._untaken: dict[str, _Untaken] = {}
 
     def create(self, path: str, columns: pa.Schema, *, vectors: bool = True) -> None:
         """Make an empty table in a new folder; without `vectors` in a version of the format that engines have known longer.
@@ -179,11 +190,16 @@ class IcebergFormat:
             base = table.operations().current()
             if base.ref(branch_of(term)) is None and refs_of(base):
                 raise fenced(path, term)
-            wanted = changes(layouts_of(self._iceberg, base), layout, _PROPERTIES, path)
-            return changed(self._jvm, base, wanted) if wanted else None
+            there = layouts_of(self._iceberg, base)
+            wanted = changes(there, layout, _PROPERTIES, path)
+            if wanted:
+                return changed(self._jvm, base, wanted)
+            found.append(arrangement(there))
+            return None
 
+        found: list[Arrangement] = []
         self._commit(path, term, change)
-        return self.arrangement(path)
+        return found[0] if found else self.arrangement(path)
 
     @of_table
     def arrangement(self, path: str) -> Arrangement:
@@ -227,11 +243,29 @@ class IcebergFormat:
         self._commit(path, term, change)
 
     @of_table
-    def take_over(self, path: str, snapshot: int, term: int, epoch: int) -> None:
+    def take_over(
+        self, path: str, snapshot: int, term: int, epoch: int, *, later: bool = False
+    ) -> None:
         """Drop the branches of lower terms and what they wrote after `epoch`; make this term's branch.
 
-        Raises `FencedError` if a higher term has the table, `CorruptError` if the snapshot is not there or damaged.
+        `later`: with the first change by this term, if plain readers see the snapshot. Raises `FencedError` if a higher term has
+        the table, `CorruptError` if the snapshot is not there or damaged.
         """
+        file = self._tables.shows(path, snapshot, term) if later else None
+        if file is not None:
+            self._untaken[path] = _Untaken(snapshot, epoch, file)
+            return
+        self._take(path, snapshot, term, epoch)
+        self._untaken.pop(path, None)
+
+    def _take_now(self, path: str, term: int) -> None:
+        """Take the table, if the takeover has left that for later."""
+        untaken = self._untaken.get(path)
+        if untaken is not None:
+            self._take(path, untaken.snapshot, term, untaken.epoch)
+            del self._untaken[path]
+
+    def _take(self, path: str, snapshot: int, term: int, epoch: int) -> None:
 
         def change(table: Any) -> Any:
             base = table.operations().current()
@@ -240,11 +274,14 @@ class IcebergFormat:
             refs = refs_of(base)
             for name in (*fenced_by(refs, term, path), *unpublished(refs, epoch)):
                 builder.removeRef(name)
-            for name in (branch_of(term), "main"):
+            # Where a catalog shows epochs in one commit of all tables, it moves `main`.
+            own = ("main",) if self._catalog.is_folder else ()
+            for name in (branch_of(term), *own):
                 builder.setRef(name, self._iceberg.SnapshotRef.branchBuilder(snapshot).build())
             return builder.build()
 
-        self._commit(path, term, change, clean=True)
+        steps = takeover.commit(change, path, clean=True)
+        takeover.carry_out(steps, partial(self._do, path, term))
 
     @of_table
     def write(self, path: str, term: int, write: TableWrite) -> Written:
@@ -443,6 +480,9 @@ class IcebergFormat:
     @of_table
     def metadata_file(self, path: str, snapshot: int) -> Place | None:
         """The newest metadata file; None if its `main` is another snapshot."""
+        untaken = self._untaken.get(path)
+        if untaken is not None and untaken.snapshot == snapshot and is_newest(untaken.file):
+            return untaken.file
         table = self._tables.current(path)
         main = table.operations().current().ref("main")
         return newest(table) if main is not None and main.snapshotId() == snapshot else None
@@ -530,6 +570,7 @@ class IcebergFormat:
 
         None of a table that the takeover did not take, since it has left or is damaged.
         """
+        self._take_now(path, term)
         refs = refs_of(self._tables.current(path).operations().current())
         fenced_by(refs, term, path)
         if branch_of(term) not in refs:
@@ -584,13 +625,10 @@ class IcebergFormat:
         """What the next snapshot of the control table is to be, its manifest list written where the table is."""
         return empty_snapshot(self._spark, there)
 
-    def _commit(
-        self, path: str, term: int, change: Callable[[Any], Any], *, clean: bool = False
-    ) -> None:
-        """Commit what `change` makes of the table (`takeover.commit`)."""
-        takeover.carry_out(
-            takeover.commit(change, path, clean=clean), partial(self._do, path, term)
-        )
+    def _commit(self, path: str, term: int, change: Callable[[Any], Any]) -> None:
+        """Commit what `change` makes of the table (`takeover.commit`), which is this term's."""
+        self._take_now(path, term)
+        takeover.carry_out(takeover.commit(change, path), partial(self._do, path, term))
 
     def _do(self, path: str, term: int, effect: takeover.Effect) -> Any:
         """Carry out an effect on one table, of a writer of that term; its answer."""

@@ -36,7 +36,7 @@ def sync_snapshots(table: Any, metadata: Any) -> None:
             break
         manifests = [
             str(manifest.path())
-            for manifest in snapshot.allManifests(table.io())
+            for manifest in snapshot.allManifests(table.io()).toArray()
             if manifest.snapshotId() == snapshot.snapshotId()
         ]
         for file in map(place, [str(snapshot.manifestListLocation()), *manifests]):
@@ -66,7 +66,7 @@ def commit_of(iceberg: Any, name: TableId, table: Any, metadata: Any, fence: str
     required: list[Requirement] = record["requirements"]
     names = [fence]
     if any(update["action"] == "remove-snapshots" for update in updates):
-        names += map(str, base.refs().keySet())
+        names += map(str, base.refs().keySet().toArray())
     held = {each["ref"] for each in required if each["type"] == "assert-ref-snapshot-id"}
     for each in sorted(set(names) - held):
         ref = base.ref(each)
@@ -120,7 +120,9 @@ def newest(table: Any) -> Place:
 
 def refs_of(metadata: Any) -> dict[str, Ref]:
     """The table's branches and tags by name."""
-    found = {name: ref_of(metadata, name) for name in map(str, metadata.refs().keySet())}
+    # As an array: the end of a Java iterator is an exception, which PySpark looks at for longer than a commit takes.
+    names = map(str, metadata.refs().keySet().toArray())
+    found = {name: ref_of(metadata, name) for name in names}
     refs = {name: ref for name, ref in found.items() if ref is not None}
     return with_pins(refs, metadata.property(PINS, None))
 

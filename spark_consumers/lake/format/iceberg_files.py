@@ -86,6 +86,11 @@ def newest_metadata(table: Place) -> Place | None:
     return max(files, key=version_of, default=None)
 
 
+def manifests_at(location: str) -> list[str]:
+    """The manifests and manifest lists of the table at this location, as locations."""
+    return [str(file) for file in (place(location) / "metadata").glob("*.avro")]
+
+
 def _hinted(folder: ObjectPlace) -> ObjectPlace | None:
     """The newest metadata file, from the hint on: a listing would have a thousand names a request. None without a hint that is right."""
     try:
@@ -103,6 +108,11 @@ def _hinted(folder: ObjectPlace) -> ObjectPlace | None:
 def version_of(metadata: Place) -> int:
     """The version of a metadata file, also of a compressed one."""
     return int(metadata.name.removeprefix("v").partition(".")[0])
+
+
+def is_newest(metadata: Place) -> bool:
+    """Whether this is the newest metadata file of its table."""
+    return metadata.exists() and not following(metadata).exists()
 
 
 def following(metadata: Place) -> Place:

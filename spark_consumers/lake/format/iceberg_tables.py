@@ -16,9 +16,14 @@ from spark_consumers.lake.catalog.table_catalog import LoadedTable, TableCatalog
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_commit import newest
-from spark_consumers.lake.format.iceberg_files import snapshots_in
+from spark_consumers.lake.format.iceberg_files import (
+    newest_metadata,
+    refs_of_record,
+    snapshots_in,
+)
 from spark_consumers.lake.format.iceberg_io import file_io, hadoop_settings
 from spark_consumers.lake.format.iceberg_read import blamed
+from spark_consumers.lake.format.iceberg_refs import fenced_by, is_epoch
 from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError
 
@@ -72,6 +77,12 @@ class LoadedTables(Protocol):
 
     def check_all(self, path: str) -> None:
         """Verify the manifests of all snapshots, which say what files are needed."""
+
+    def shows(self, path: str, snapshot: int, term: int) -> Place | None:
+        """The newest metadata file of a table that shows plain readers this snapshot, and in which a takeover has nothing to mend.
+
+        None of any other table, and where no file tells. Raises `FencedError` if a higher term has it, `CorruptError` for damage.
+        """
 
 
 def loaded_tables(spark: SparkSession, catalog: TableCatalog) -> LoadedTables:
@@ -148,6 +159,30 @@ class FolderTables(_Checking):
         self._metadata.pop(path, None)
         self._checked.forget(place(path))
 
+    def shows(self, path: str, snapshot: int, term: int) -> Place | None:
+        """See `LoadedTables`. Without the JVM: a lake may have a thousand tables."""
+        file = newest_metadata(place(path))
+        if file is None or file.name.endswith(".gz.metadata.json"):
+            return None
+        try:
+            record = json.loads(file.read_bytes())
+        except FileNotFoundError:
+            return None  # the table has gone on
+        except ValueError:
+            checksums.check(file)
+            return None
+        checksums.check(file)
+        refs = refs_of_record(record)
+        fenced_by(refs, term, path)
+        found = [s for s in record.get("snapshots", ()) if s["snapshot-id"] == snapshot]
+        main = refs.get("main")
+        if not found or main is None or main.snapshot != snapshot:
+            return None
+        if any(is_epoch(name, ref) for name, ref in refs.items()):
+            return None
+        self._checked.snapshot(place(str(found[0]["manifest-list"])))
+        return file
+
     def _check_metadata(self, path: str, table: Any) -> None:
         """Verify what was loaded, after each time that it was."""
         file = newest(table)
@@ -212,6 +247,9 @@ class CatalogTables(_Checking):
         """See `LoadedTables`."""
         self._loaded.pop(path, None)
         self._checked.forget(place(path))
+
+    def shows(self, path: str, snapshot: int, term: int) -> None:
+        """See `LoadedTables`: each table is taken at once."""
 
     def _made(self, path: str, there: LoadedTable) -> Any:
         return self._iceberg.BaseTable(self._operations(there), path)

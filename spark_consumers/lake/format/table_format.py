@@ -158,8 +158,13 @@ class TableFormat(Protocol):
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""
 
-    def take_over(self, path: str, snapshot: int, term: int, epoch: int) -> None:
-        """From here on only writers of `term` may write, following `snapshot`, which is `epoch`'s."""
+    def take_over(
+        self, path: str, snapshot: int, term: int, epoch: int, *, later: bool = False
+    ) -> None:
+        """From here on only writers of `term` may write, following `snapshot`, which is `epoch`'s.
+
+        `later`: this may begin with the first change by a writer of `term`, if there is nothing to mend (`takeover.TakeTable`).
+        """
 
     def write(self, path: str, term: int, write: TableWrite) -> Written:
         """Make the write, unless it is made already. Readers of the plain table do not see it yet."""

@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import removed_by_keys
 from spark_consumers.lake.format.data_files import as_damage, read_partial, readable, write_partial
-from spark_consumers.lake.format.position_deletes import read_removed
+from spark_consumers.lake.format.position_deletes import read_removed, write_positions
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, Vector, name_of
 from spark_consumers.lake.index.digests import Digests, Int64s, key_digests, row_digests
@@ -177,12 +177,16 @@ def bitmaps_in(path: str) -> dict[str, BitMap64]:
 
 @dataclass(frozen=True)
 class WholeTask:
-    """Make one run, `name`, of those of the parts; and vectors of what files of keys remove, in files that begin with `vectors`."""
+    """Make one run, `name`, of those of the parts; and vectors of what files of keys remove, in files that begin with `vectors`.
+
+    `by_position`: files of positions instead of vectors.
+    """
 
     folder: str
     parts: tuple[Part, ...]
     name: str
     vectors: str
+    by_position: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,8 @@ def run_whole(task: WholeTask) -> Whole:
     with_rows = _rows_of(task) if removed else {}
     gone = frozenset(name for name, bitmap in removed.items() if len(bitmap) == with_rows[name])
     left = {name: bitmap for name, bitmap in removed.items() if name not in gone}
-    vectors = tuple(write_vectors(task.folder, task.vectors, left))
+    write = write_positions if task.by_position else write_vectors
+    vectors = tuple(write(task.folder, task.vectors, left))
     names = [part.run.name for part in task.parts]
     run = merge_all(task.folder, names, task.name, Tables((), vectors, gone))
     return Whole((run,), rows, vectors, tuple(sorted(gone)))
@@ -229,8 +234,12 @@ def build(
     *,
     name: str,
     scratch: str,
+    by_position: bool = False,
 ) -> Whole:
-    """The index of a table with these data files, as the run `name`; nothing without files. Raises `CorruptError`."""
+    """The index of a table with these data files, as the run `name`; nothing without files. Raises `CorruptError`.
+
+    `by_position`: what files of keys remove gets into files of positions.
+    """
     if not files:
         return Whole((), 0)
     tasks = [
@@ -238,7 +247,7 @@ def build(
         for n, some in enumerate(in_groups(files))
     ]
     parts = tuple(run(run_part, tasks))
-    (whole,) = run(run_whole, [WholeTask(folder, parts, f"index/{name}.run", name)])
+    (whole,) = run(run_whole, [WholeTask(folder, parts, f"index/{name}.run", name, by_position)])
     found: Whole = whole
     return found
 

@@ -62,6 +62,14 @@ def merge_all(folder: str, names: Sequence[str], name: str, vectors: Tables) -> 
         return _write_merged(folder, name, source, frozenset(), [])
 
 
+def merge_some(folder: str, names: Sequence[str], begin: int, end: int, name: str) -> Run:
+    """One run of those from `begin` to `end` (exclusive) of a table's runs, the oldest first; it takes their place."""
+    with open_runs(folder, names[:end]) as readers:
+        older = {f.name for reader in readers[:begin] for f in reader.tables.files}
+        source = _Source(readers[begin:], np.zeros(0, RECORD), Tables())
+        return _write_merged(folder, name, source, older, readers[:begin])
+
+
 class _Source:
     """What is merged: runs, and new records with their tables."""
 

@@ -9,6 +9,21 @@ from collections.abc import Sequence
 RATIO = 2
 
 
+def unmerged(weights: Sequence[int], least: int) -> tuple[int, int] | None:
+    """Of runs, the oldest first, some neighbours to merge so that each is `RATIO` times as large as the next newer one again.
+
+    From where to where (exclusive); None if they are so, but for runs of less than `least`, which epochs merge soon.
+    """
+    for begin in range(len(weights) - 1):
+        if weights[begin + 1] >= least and weights[begin] < RATIO * weights[begin + 1]:
+            end, total = begin + 2, weights[begin] + weights[begin + 1]
+            while end < len(weights) and total < RATIO * weights[end]:
+                total += weights[end]
+                end += 1
+            return begin, end
+    return None
+
+
 def merged(weights: Sequence[int], new: int) -> int:
     """How many of the newest runs go into one with the new run. `weights`: those of the runs, the oldest first."""
     total, count = max(new, 1), 0

@@ -130,7 +130,8 @@ def _field_name(field: PartitionField, columns: Iterable[str], taken: Iterable[s
     if field.transform != IDENTITY:
         words += [field.transform, *([] if field.number is None else [str(field.number)])]
     name = "_".join(words)
-    others = {*columns, *taken} - ({field.column} if field.transform == IDENTITY else set())
+    own = {field.column} if field.transform == IDENTITY else set()
+    others = {*columns} - own | {*taken}
     while name in others:
         name += "_"
     return name

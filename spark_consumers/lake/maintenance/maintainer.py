@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spark_consumers.lake import folder
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
@@ -22,10 +23,12 @@ from spark_consumers.lake.compaction.rewrite import (
     files_of,
     intent,
     liveness_of,
+    merge_runs,
     prepare,
     states,
 )
 from spark_consumers.lake.format import checksums
+from spark_consumers.lake.index.plan import unmerged
 from spark_consumers.lake.index.run_format import IndexDamagedError
 from spark_consumers.lake.maintenance.look import Look
 from spark_consumers.lake.maintenance.state import Remembered, Summary, write_summary
@@ -39,6 +42,8 @@ from walsender_bridge.runtime import fail_point, logs
 
 #: Seconds between two looks at an offer that the writer has not decided on.
 _POLL = 0.2
+#: Rows of a run of the row index below which epochs merge it soon enough.
+_LEAST_RUN = 1_000_000
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
@@ -135,8 +140,10 @@ class Maintainer:
         for name, some in chosen.items():
             if stop.is_set():
                 break
-            if (offer := self._offer(head, name, some)) is not None:
+            if (offer := self._compact(head, name, some)) is not None:
                 offers.append((offer, sum(group.bytes for group in some)))
+        if not offers and not stop.is_set() and (merge := self._merge(head)) is not None:
+            offers.append((merge, 0))
         return self._outcomes(offers, stop)
 
     def close(self) -> None:
@@ -207,8 +214,31 @@ class Maintainer:
 
     # -- offers -----------------------------------------------------------------------------------------
 
-    def _offer(self, head: Manifest, name: str, some: list[Group]) -> Offer | None:
-        """Prepare the files, and ask the writer to use them; None if the table has gone on meanwhile."""
+    def _merge(self, head: Manifest) -> Offer | None:
+        """Offer to merge runs of a table whose row index has many of one size, as offers leave them; None if there is none."""
+        for name, table in head.tables.items():
+            if table.state != LIVE or table.runs is None:
+                continue
+            place = unmerged([weight for _, weight in table.runs], _LEAST_RUN)
+            if place is not None:
+                return self._offer(
+                    head, name, lambda *given, place=place: merge_runs(*given, *place)
+                )
+        return None
+
+    def _compact(self, head: Manifest, name: str, some: list[Group]) -> Offer | None:
+        def prepared(root: Place, name: str, table: TableVersion, number: OfferName) -> Offer:
+            return prepare(root, self._catalog, name, table, number, some)
+
+        return self._offer(head, name, prepared)
+
+    def _offer(
+        self,
+        head: Manifest,
+        name: str,
+        prepared: Callable[[Place, str, TableVersion, OfferName], Offer],
+    ) -> Offer | None:
+        """Have the files prepared, and ask the writer to use them; None if the table has gone on meanwhile."""
         assert self._sign is not None
         self._number += 1
         number = OfferName(head.term, self._sign.name, self._number)
@@ -216,7 +246,7 @@ class Maintainer:
         self._chain.store.prepare(OFFERS)
         self._chain.store.create(record, dump(intent(number, name, table).to_json()))
         try:
-            offer = prepare(self._chain.root, self._catalog, name, table, number, some)
+            offer = prepared(self._chain.root, name, table, number)
             fail_point.hit("compaction-prepared")
             if self._sign.is_lost():
                 raise UnavailableError(
@@ -292,8 +322,8 @@ class Maintainer:
             files_after=known.files_after + len(offer.files),
         )
 
-    def _say(self, **changes: object) -> None:
+    def _say(self, **changes: Any) -> None:
         name = self._sign.name if self._sign is not None else ""
-        self.summary = replace(self.summary, at=time.time(), maintainer=name, **changes)  # type: ignore[arg-type]
+        self.summary = replace(self.summary, at=time.time(), maintainer=name, **changes)
         write_summary(self._chain, self.summary)
         self._show(self.summary)

@@ -12,6 +12,10 @@ effect for any time. What makes that harmless:
   *lower* term and is in no link. Writers of lower terms cannot publish any more, so no later link can name it; what a
   newer writer creates has a higher term. It does not matter whether the writer was suspended before it acts.
 - A table whose files are damaged is not taken, and stops no other one; nobody writes it before it is taken after all.
+- Of many tables most are taken late (`TakeTable.later`). Until then an older writer that was suspended may go on there. It cannot change what
+  readers see: it commits to its own branch, shows and tags what it had published before, which is what the newest link
+  has of a table that nobody has written since, and drops snapshots that were in no link when it was the newest writer.
+  Taking is a commit before any other one: an older writer removes files that were prepared in a table that is its own.
 - Iceberg names its own files, without a term. Files that a dead writer prepared for a commit that never happened are
   listed *before* the takeover's commit, and removed after it if no snapshot has them: a newer writer commits to the
   table only after taking it over from us, which our commit would have detected.
@@ -30,6 +34,8 @@ from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
 
+#: Tables that a takeover takes at once. Their branches show its term, should its link be lost before it has written anything.
+AT_ONCE = 20
 #: How often a commit is built again because somebody else committed to the table meanwhile.
 ATTEMPTS = 20
 #: Seconds after which a driver that gives no sign of life may be taken over.
@@ -120,13 +126,15 @@ class Publish:
 class TakeTable:
     """Have the table written by this term alone, from this snapshot on (`commit`, with `clean`).
 
-    Answered by None, or by the damage that keeps it from being written.
+    `later`: a table in which nothing is to be mended, whose readers see `snapshot`, may be taken before this writer's first
+    commit to it instead, by a commit of its own. Answered by None, or by the damage that keeps it from being written.
     """
 
     path: str
     snapshot: int
     term: int
     epoch: int
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +406,9 @@ def take_over(
         if not retries(head.term, newest):
             raise overtaken(newest)
     damaged = {}
-    for table in head.written:
-        damage = yield TakeTable(table.path, table.snapshot_id, head.term, head.epoch)
+    for number, table in enumerate(head.written):
+        later = number >= AT_ONCE
+        damage = yield TakeTable(table.path, table.snapshot_id, head.term, head.epoch, later)
         if damage is not None:
             damaged[table.path] = damage
     return Taken(head, damaged)

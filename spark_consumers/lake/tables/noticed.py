@@ -79,7 +79,7 @@ def compare(
 
 def _is_seen(table: TableVersion, now: Shape, seen: tuple[TableVersion, Shape] | None) -> bool:
     """Whether this comparison is one that has changed nothing: it depends on no more than this of a table."""
-    if seen is None or seen[1] != now:
+    if seen is None or (seen[1] is not now and seen[1] != now):
         return False
     before = seen[0]
     return table is before or (

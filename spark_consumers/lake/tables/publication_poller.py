@@ -1,6 +1,6 @@
 """Polls the sources' publications beside the writer's loop: a server that hangs delays no other source.
 
-Each source has at most one query under way, and each query has a time limit (`sources.read_publication`).
+Each source has at most one query under way, and each query has a time limit (`sources.read_again`).
 """
 
 import time
@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from spark_consumers.lake.tables import sources
 from spark_consumers.lake.tables.shape import Publication
-from spark_consumers.lake.tables.sources import Source
+from spark_consumers.lake.tables.sources import Reading, Source
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.runtime import logs
 
@@ -33,7 +33,8 @@ class PublicationPoller:
         self._now = now
         self._sources = {source.stream: source for source in configured}
         self._pool = ThreadPoolExecutor(max(len(configured), 1), thread_name_prefix="look")
-        self._asked: dict[str, tuple[float, Future[Publication]]] = {}
+        self._asked: dict[str, tuple[float, Future[Reading]]] = {}
+        self._read: dict[str, Reading] = {}
         self._asked_at = float("-inf")
         #: Since when polls of a stream's source fail (monotonic seconds), and the last error.
         self._failing: dict[str, tuple[float, TusklineError]] = {}
@@ -47,7 +48,7 @@ class PublicationPoller:
     ) -> Iterator[tuple[str, float, Publication]]:
         """The publications that have been read, and since when they hold (monotonic seconds).
 
-        Polls these streams' sources when it is time, or `at_once`. `known`: see `sources.read_publication`, by stream.
+        Polls these streams' sources when it is time, or `at_once`. `known`: see `sources.read_again`, by stream.
         """
         now = self._now()
         if at_once or now - self._asked_at >= POLL_SECONDS:
@@ -56,8 +57,9 @@ class PublicationPoller:
                 del self._failing[stream]
             for stream in streams:
                 if stream not in self._asked:
+                    last = self._read.get(stream)
                     question = self._pool.submit(
-                        sources.read_publication, self._sources[stream], known(stream)
+                        sources.read_again, self._sources[stream], known(stream), last
                     )
                     self._asked[stream] = now, question
             # A query that is under way for longer hangs: it is not waited for each time.
@@ -65,14 +67,14 @@ class PublicationPoller:
         for stream in [stream for stream, (_, asked) in self._asked.items() if asked.done()]:
             began, asked = self._asked.pop(stream)
             try:
-                publication = asked.result()
+                self._read[stream] = asked.result()
             except TusklineError as error:
                 log.warning("could not read publication", stream=stream, error=str(error))
                 since, _ = self._failing.get(stream, (began, error))
                 self._failing[stream] = since, error
                 continue
             self._failing.pop(stream, None)
-            yield stream, began, publication
+            yield stream, began, self._read[stream].publication
 
     def overdue(self) -> TusklineError | None:
         """The error of the source that has not been read for longest, if that is too long; its tables continue."""

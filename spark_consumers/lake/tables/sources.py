@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -12,6 +12,7 @@ from spark_consumers.lake.tables.shape import Publication, Shape
 from spark_consumers.snapshot import flush_mark
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.runtime import logs
@@ -22,6 +23,9 @@ OWN_SCHEMA = "tuskline"
 #: The first version that publishes schemas.
 _SCHEMAS = 150000
 _NO_SCHEMAS = "SELECT NULL::oid AS oid, NULL::oid AS pnpubid, NULL::oid AS pnnspid"
+#: The versions of those rows.
+_SCHEMA_VERSIONS = "SELECT concat(n.ctid, n.xmin) FROM pg_publication_namespace AS n"
+_NO_SCHEMA_VERSIONS = "SELECT NULL::text"
 
 log = logs.logger()
 
@@ -44,6 +48,56 @@ def read_publication(source: Source, known: Collection[int] = ()) -> Publication
         # The size of a locked new partition is not available, and a backend that waits for it would outlive this query.
         connection.execute(load("lake/lock_timeout").encode())
         return shapes(connection, source.publication, known)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A publication as it was read, and what it depends on: the versions of catalog rows, and the partitions that were known.
+
+    `versions` is None if it depends on more.
+    """
+
+    publication: Publication
+    versions: bytes | None
+    known: frozenset[int]
+
+
+def read_again(source: Source, known: Collection[int], last: Reading | None) -> Reading:
+    """As `read_publication`, where nothing has changed in the catalogs since `last` at a fraction of its cost.
+
+    The versions are of the same snapshot as the shapes, but for what the server's function says that lists a publication's
+    tables: it sees what was committed meanwhile. A table that it lists because of a row that the snapshot does not have,
+    and which may be gone again, has no members. What it leaves out because of such a row has another version afterwards.
+    """
+    with _connected(source) as connection:
+        connection.execute(load("lake/lock_timeout").encode())
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        versions, lsn = catalog_versions(connection)
+        known = frozenset(known)
+        if (
+            last is not None
+            and versions is not None
+            and (last.versions, last.known) == (versions, known)
+        ):
+            return replace(last, publication=replace(last.publication, lsn=lsn))
+        found = shapes(connection, source.publication, known)
+    if found.empty or not all(shape.members for shape in found.shapes.values()):
+        versions = None
+    return Reading(found, versions, known)
+
+
+def catalog_versions(
+    connection: psycopg.Connection[tuple[Any, ...]],
+) -> tuple[bytes | None, Lsn]:
+    """A digest of the versions of all catalog rows that `shapes` depends on, None if that is not all; and an LSN as `Publication` has it."""
+    versions = _SCHEMA_VERSIONS
+    if connection.info.server_version < _SCHEMAS:
+        versions = _NO_SCHEMA_VERSIONS
+    query = sql.SQL(load("lake/catalog_versions")).format(schemas=sql.SQL(versions))
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    digest, is_filtered, lsn = row
+    return (None if is_filtered else bytes(digest)), lsn
 
 
 def shapes(

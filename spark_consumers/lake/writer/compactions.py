@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from pyroaring import BitMap64
 
-from spark_consumers.lake.compaction.decide import Accepted, Refused, decide
+from spark_consumers.lake.compaction.decide import Accepted, Refused, decide, with_merged
 from spark_consumers.lake.compaction.maintainers import Maintainers
 from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
 from spark_consumers.lake.compaction.rewrite import current, files_of, liveness_of
@@ -191,6 +191,11 @@ class Compactions:
                 return Decided(request, offer, reason=f"{file.name} has another size")
         if not (place(folder) / offer.run).exists():
             return Decided(request, offer, reason=f"{offer.run} is missing")
+        if offer.merges:
+            # No snapshot has the row index.
+            return Decided(
+                request, offer, replace(table, runs=with_merged(table.runs or (), offer))
+            )
         by_name = {offer.files[number].name: gone for number, gone in verdict.removed.items()}
         vectors = self._vectors(offer, by_name, stage) if by_name else []
         runs = (

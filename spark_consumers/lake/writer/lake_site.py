@@ -45,19 +45,20 @@ class LakeSite:
                 return self._pinned()
             case takeover.Publish(link, after):
                 return self._publish(link, after)
-            case takeover.TakeTable(path, snapshot, term, epoch):
-                return self._take_table(path, snapshot, term, epoch)
+            case takeover.TakeTable():
+                return self._take_table(effect)
             case takeover.ListLeftovers():
                 return list(self.left())
             case takeover.Remove(left):
                 return self.remove(left)
         raise AssertionError(f"{effect} is of a table")
 
-    def _take_table(self, path: str, snapshot: int, term: int, epoch: int) -> CorruptError | None:
+    def _take_table(self, table: takeover.TakeTable) -> CorruptError | None:
+        path, later = self._path(table.path), table.later
         try:
-            self._format.take_over(self._path(path), snapshot, term, epoch)
+            self._format.take_over(path, table.snapshot, table.term, table.epoch, later=later)
         except CorruptError as error:
-            log.warning("table is damaged", path=path, error=str(error))
+            log.warning("table is damaged", path=table.path, error=str(error))
             return error
         return None
 

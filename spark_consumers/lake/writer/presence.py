@@ -68,8 +68,8 @@ class Presence:
 
     def _sign(self) -> bytes:
         self._beat += 1
-        record = {"term": self._term, "beat": self._beat, "pid": os.getpid()}
-        record["locks"] = self._store.lock_domain
+        numbers = {"term": self._term, "beat": self._beat, "pid": os.getpid()}
+        record = {**numbers, "locks": self._store.lock_domain}
         return json.dumps(record).ljust(_SIZE).encode()
 
     def close(self) -> None:

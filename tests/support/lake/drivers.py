@@ -5,7 +5,8 @@ order: copy a table into a new folder and publish it; write a table's files, com
 expire snapshots, remove folders and files of quarantined rows that no link names any more.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from spark_consumers.lake.format import leaks
 from spark_consumers.lake.manifest import takeover
@@ -41,6 +42,9 @@ class Driver:
     effects: int = 0
     taking: Link | None = None
     damaged: frozenset[str] = frozenset()
+    #: Tables that it is to take before it changes them. `joins`: in the same commit, which is wrong.
+    untaken: dict[str, takeover.TakeTable] = field(default_factory=dict)
+    joins: ClassVar[bool] = False
 
     def steps(self):
         """The driver's life, an effect at a time; raises `FencedError` when it is over before its end."""
@@ -52,11 +56,11 @@ class Driver:
                 yield "try again"
         self.head, self.damaged = taken.head, frozenset(taken.damaged)
         yield from self._run(takeover.sweep(self.head))
-        yield from self._sweep_tables()
         for _ in range(self.copies):
             yield from self._copy()
         for _ in range(self.epochs):
             yield from self._epoch()
+        yield from self._sweep_tables()
         yield from self._housekeeping()
 
     def _propose(self, before: Link | None, term: int) -> Link:
@@ -93,6 +97,10 @@ class Driver:
 
     def _take_table(self, taken: takeover.TakeTable):
         assert self.taking is not None
+        self.untaken.pop(taken.path, None)
+        if taken.later and self._is_in_order(taken):
+            self.untaken[taken.path] = taken
+            return None
         if any(t.path == taken.path and t.has_left for t in self.taking.versions):
             raise ViolationError(f"{self.name} opens {taken.path}, which has left")
 
@@ -109,6 +117,21 @@ class Driver:
             return error
         return None
 
+    def _is_in_order(self, taken: takeover.TakeTable) -> bool:
+        """As `LoadedTables.shows`."""
+        metadata = self.store.tables.get(taken.path)
+        if metadata is None or taken.path in self.store.damaged:
+            return False
+        if any(term > taken.term for term in metadata.branches):
+            raise takeover.overtaken(max(metadata.branches))
+        return taken.snapshot in metadata.snapshots
+
+    def _change(self, change, path: str):
+        """Commit to a table that is this driver's, or becomes that."""
+        if path in self.untaken and not self.joins:
+            yield from self._take_table(replace(self.untaken[path], later=False))
+        yield from self._run(takeover.commit(change, path), path)
+
     def _sweep_tables(self):
         assert self.head is not None
         for path, term in [(table.path, self.head.term) for table in self.head.written]:
@@ -120,6 +143,8 @@ class Driver:
                 for file in self.store.files.get(path, ())
                 if leaks.may_be_left(file.partition("/")[0], file.partition("/")[2], term)
             )
+            if path in self.untaken:
+                yield from self._take_table(replace(self.untaken[path], later=False))
             ours = lambda found, term=term: term in found.branches  # noqa: E731
             yield from self._run(leaks.sweep(listed, ours, path), path)
 
@@ -175,7 +200,8 @@ class Driver:
         prepared = {f"metadata/{snapshot}-m0.avro", f"metadata/snap-{snapshot}.avro"}
 
         def change(found: Metadata) -> Metadata:
-            if term not in found.branches and (base is not None or found.branches):
+            joins = self.joins and path in self.untaken and max(found.branches, default=0) <= term
+            if term not in found.branches and (base is not None or found.branches) and not joins:
                 raise takeover.overtaken(max(found.branches, default=0))
             inherited = found.snapshots.get(base, frozenset()) if base is not None else frozenset()
             made = {**found.snapshots, snapshot: inherited | files | prepared}
@@ -183,7 +209,7 @@ class Driver:
             self.store.files.setdefault(path, set()).update(prepared)
             return replace(found, branches=frozenset({term}), snapshots=made)
 
-        yield from self._run(takeover.commit(change, path), path)
+        yield from self._change(change, path)
         return snapshot
 
     def _housekeeping(self):
@@ -224,7 +250,7 @@ class Driver:
             return replace(found, snapshots=left)
 
         try:
-            yield from self._run(takeover.commit(change, path), path)
+            yield from self._change(change, path)
         except CorruptError:
             return
         for file in sorted(doomed):

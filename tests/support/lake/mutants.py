@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 from spark_consumers.lake.format import leaks
@@ -180,7 +181,7 @@ def _undecided(propose, ours=None, decided=None):
     return (yield from _take_over(propose, ours))
 
 
-_LEASES = {
+_LEASES: dict[str, dict[str, Any]] = {
     "a driver that lives is not waited for": {"DriverWait": _NeverWaits},
     "a driver that is silent is waited for for ever": {"DriverWait": _WaitsForEver},
     "silence is counted while nobody looks": {"_LOOK": 1e9},

@@ -55,7 +55,7 @@ class _Driver:
     cut_off_until: float = 0.0
     #: Since when it runs, and reaches the lake.
     well_since: float = 0.0
-    standby: takeover.DriverWait = field(default_factory=lambda: takeover.DriverWait())
+    standby: takeover.DriverWait = field(default_factory=lambda: takeover.DriverWait())  # noqa: PLW0108  # mutants replace it
     claim: int = 0
     beat: int = 0
     lost: int = 0

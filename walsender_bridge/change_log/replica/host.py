@@ -458,7 +458,8 @@ class HostedReplica:
             self._try_again()
             if self._broken is not None:
                 state, why = ReplicaState.LEARNING, str(self._broken)
-                return ReplicaDescription(stream, state, why, "", None, None, None, None, 0)
+                source = source_of(self._store.wiped_for())
+                return ReplicaDescription(stream, state, why, source, None, None, None, None, 0)
             core, status, current = self._core, self._core.status(), self._core.current
             state, why = core.state, core.reason
         low_bytes = self._bytes_before(status) if Event.READ in TRANSITIONS[state] else None
@@ -466,7 +467,7 @@ class HostedReplica:
             stream=stream,
             state=state,
             reason=why,
-            syncing_from=source_of(current.syncing_from or ""),
+            syncing_from=source_of(current.syncing_from or self._store.wiped_for()),
             status=status,
             context=current.context,
             sealed_at=current.sealed_at,

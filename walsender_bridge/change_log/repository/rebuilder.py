@@ -112,7 +112,8 @@ class Rebuilder:
         status = found.status
         if status is None:
             reason = found.reason or "it cannot be read"
-            return Offer(link.log_server_id, found.stream, "", reason, 0, 1, 1, None)
+            its, source = link.log_server_id, found.syncing_from
+            return Offer(its, found.stream, "", reason, 0, 1, 1, None, source=source)
         last = None
         if not found.reason and status.low_offset < status.committed_end:
             request = m.CommitsRequest(found.stream, status.committed_end - 1, 1)

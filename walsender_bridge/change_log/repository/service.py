@@ -52,7 +52,7 @@ from walsender_bridge.change_log.repository.core import (
     VersionRaised,
 )
 from walsender_bridge.change_log.repository.log_server_link import LogServerLink, LogServers
-from walsender_bridge.change_log.repository.membership import ReplicationPolicy
+from walsender_bridge.change_log.repository.membership import OBSERVED_SECONDS, ReplicationPolicy
 from walsender_bridge.change_log.repository.record_store import RecordStore
 from walsender_bridge.change_log.repository.replication import Replication
 from walsender_bridge.change_log.repository.store import RepositoryStore
@@ -125,8 +125,10 @@ class RepositoryServer:
         self._noted = StreamFaults(1 if replication is None else replication.min_replicas)
         self._faults: dict[str, TusklineError] = {}
         self._trim_at = 0.0
-        #: When enough log servers answered for a stream last.
+        #: When enough log servers answered for a stream last, or this process was found to have been suspended since.
         self._reached_at = time.monotonic()
+        #: When that was looked at last.
+        self._looked_at = self._reached_at
         #: What the last step failed with; empty: it succeeded.
         self._failure = ""
         self._store: RecordStore = store or RepositoryStore(data_dir / "repository.sqlite")
@@ -240,8 +242,15 @@ class RepositoryServer:
             self._faults = dict.fromkeys(self._state.streams, error)
 
     def is_cut_off(self) -> bool:
-        """Whether fewer log servers than a stream needs have answered, for as long as one may be silent."""
-        return time.monotonic() - self._reached_at > self._replication.policy.silence
+        """Whether fewer log servers than a stream needs have answered, for as long as one may be silent.
+
+        To be asked every second or so: what is not looked at was a suspension, in which none could answer.
+        """
+        now = time.monotonic()
+        suspended = max(0.0, now - self._looked_at - OBSERVED_SECONDS)
+        self._reached_at = min(now, self._reached_at + suspended)
+        self._looked_at = now
+        return now - self._reached_at > self._replication.policy.silence
 
     def _step(self) -> None:
         reports = self._log_servers.ask(within=max(self._tick, 1.0))

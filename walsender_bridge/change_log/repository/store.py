@@ -68,8 +68,10 @@ class RepositoryStore(FoldedStore):
             )
             self._held.callback(self._db.close)
             self._open()
-            self._opened = path.stat()
             self._state = self._load()
+            # SQLite keeps its log for as long as it is open; it has none where the file system does not let it.
+            files = (path, Path(f"{path}-wal"))
+            self._opened = {each: each.stat() for each in files if each.exists()}
         except (OSError, sqlite3.OperationalError) as error:
             if "locked" in str(error):
                 raise _in_use(path) from None
@@ -126,18 +128,19 @@ class RepositoryStore(FoldedStore):
         return state
 
     def append(self, record: Record) -> bool:
-        """See `RecordStore`. Raises `UnavailableError`, too, if the file is no longer at its path: SQLite writes on into it."""
+        """See `RecordStore`. Raises `UnavailableError`, too, if a file is no longer at its path: SQLite writes on into it."""
         self._check_place()
         return super().append(record)
 
     def _check_place(self) -> None:
         with disk_full.named(self._path):
-            if same_file.leads_to(self._path, self._opened):
-                return
+            gone = [each for each, its in self._opened.items() if not same_file.leads_to(each, its)]
+        if not gone:
+            return
         raise UnavailableError(
             "the file at this path is not the one that is open: it was removed, moved or replaced, or a disk was mounted or"
             " unmounted there",
-            where=str(self._path),
+            where=str(gone[0]),
             repair=f"put {self._path.name}* back; if they are lost, stop Tuskline and run `tuskline log rebuild`:"
             " docs/log-lost.md",
         )

@@ -177,8 +177,6 @@ class Segment:
             )
         if not write and not data.exists():
             raise CorruptError("its data file is missing", where=str(self.folder))
-        if write:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             if data.exists():
                 pages.check_end(data)
@@ -189,6 +187,8 @@ class Segment:
                 map_size=_MAP_BYTES if write else max(data.stat().st_size, 1 << 20),
                 readonly=not write,
                 mode=0o600,
+                # A folder that is missing was taken away.
+                create=False,
                 # A segment that is only read has no writer to be locked against.
                 lock=write,
                 max_dbs=len(_DATABASES),

@@ -13,7 +13,7 @@ removed, are in that segment only. (I13)
 Trimming makes the low watermark durable first, then drops segments that lie below it; a crash between
 the two is finished at the next opening. A wipe removes the older segments first: an older state record would belong to an
 older version, so it must never become the newest. A file (`wiping`) marks a wipe from before its first step until after
-its last one, and the replica as not valid. Reads are short transactions that copy: a reader that stalls
+its last one, and the replica as not valid; it names the synchronization for which it is wiped. Reads are short transactions that copy: a reader that stalls
 holds no page of any segment.
 """
 
@@ -69,7 +69,7 @@ from walsender_bridge.change_log.storage.segment import (
 )
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 from walsender_bridge.runtime import fail_point
-from walsender_bridge.runtime.durable import sync_folder
+from walsender_bridge.runtime.durable import replace_file, sync_folder
 
 #: Segments behind the newest that stay open between two reads.
 _KEPT_OPEN = 8
@@ -127,6 +127,8 @@ class StreamStore:
         segment = Segment.at(self.folder, first_offset)
         draft = Segment(self.folder / f"{_DRAFT}{segment.folder.name}", first_offset)
         shutil.rmtree(draft.folder, ignore_errors=True)
+        # Not those above it: they are taken away while their disk is.
+        draft.folder.mkdir(mode=0o700)
         draft.open(write=True)
         try:
             fill(draft)
@@ -312,8 +314,7 @@ class StreamStore:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
-            (self.folder / WIPING).touch(mode=0o600)
-            sync_folder(self.folder)
+            replace_file(self.folder / WIPING, (durable.syncing_from or "").encode(), mode=0o600)
             offsets = [Segment.offset_in_name(path.name) for path in self.folder.iterdir()]
             for offset in sorted(each for each in offsets if each is not None):
                 segment = opened.get(offset) or Segment.at(self.folder, offset)
@@ -333,6 +334,13 @@ class StreamStore:
             # Those that were not reached, and damaged ones that have another name by now.
             for segment in opened.values():
                 segment.retire()
+
+    def wiped_for(self) -> str:
+        """The synchronization for which a wipe was begun that has not ended; empty: there is none."""
+        try:
+            return (self.folder / WIPING).read_text("ascii", errors="replace")
+        except OSError:
+            return ""
 
     def _make_only(self, durable: Durable) -> None:
         """The first segment of a stream that has none."""
