@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.errors import NotSupportedError, UsageError
 
 #: The file system, and a class of the SDK that it needs.
 CLASSES: Final = (
@@ -62,7 +62,8 @@ def of_started(hadoop: Mapping[str, str]) -> dict[str, str]:
 def use(spark: Any, location: object, endpoint: str | None, region: str | None) -> None:
     """Have a session that runs reach the bucket of this location, unless it was started with settings for it.
 
-    Raises `NotSupportedError` for a JVM without the jars; that of a session of Spark Connect is out of sight.
+    Raises `NotSupportedError` for a JVM without the jars (that of a session of Spark Connect is out of sight), and `UsageError`
+    if the session reaches a bucket of this name elsewhere already.
     """
     if not is_bucket(location):
         return
@@ -70,11 +71,14 @@ def use(spark: Any, location: object, endpoint: str | None, region: str | None) 
     if jvm is not None:
         check(jvm)
     for name, value in settings(location, endpoint, region).items():
-        if (
-            spark.conf.get(f"{_STARTED}{name}", None) is None
-            and spark.conf.get(name, None) != value
-        ):
+        known = spark.conf.get(f"{_STARTED}{name}", None) or spark.conf.get(name, None)
+        if known is None:
             spark.conf.set(name, value)
+        elif known != value and name.endswith(".endpoint"):
+            raise UsageError(
+                f"this Spark session has {name} = {known}, not {value}",
+                repair="start another session for a bucket of the same name at another endpoint",
+            )
 
 
 def check(jvm: Any) -> None:

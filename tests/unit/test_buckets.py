@@ -62,9 +62,12 @@ class Conf:
 
 def test_what_a_session_was_started_with_is_kept():
     conf = Conf({f"spark.hadoop.{OWN}.endpoint": "https://mine"})
-    buckets.use(SimpleNamespace(conf=conf), LAKE, "https://minio", None)
+    buckets.use(SimpleNamespace(conf=conf), LAKE, "https://mine", None)
     assert f"{OWN}.endpoint" not in conf.known
     assert conf.known[f"{OWN}.path.style.access"] == "true"
+    # Hadoop has one client for a bucket's name, and would go on asking the first one.
+    with pytest.raises(UsageError, match="not https://minio"):
+        buckets.use(SimpleNamespace(conf=conf), LAKE, "https://minio", None)
 
 
 def test_the_demo_names_what_is_missing_for_a_bucket(monkeypatch, tmp_path):

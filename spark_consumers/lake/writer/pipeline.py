@@ -172,7 +172,7 @@ class Lakehouse:
                     self.run_once()
                     pause = _FIRST_PAUSE
                     self._failures.went_well(self._poller.overdue())
-                    stop.wait(_TICK)
+                    stop.wait(max(_TICK, self._chain.store.pause))
                 except LakeError as error:
                     self._failures.ended(error)
                     raise
