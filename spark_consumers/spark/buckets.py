@@ -28,7 +28,7 @@ def is_bucket(location: object) -> bool:
 
 
 def settings(location: object, endpoint: str | None, region: str | None) -> dict[str, str]:
-    """Hadoop's settings for the bucket of this location; None: as the environment says. None for a location in no bucket."""
+    """Hadoop's settings for the bucket of this location, none for a folder. `endpoint`, `region`: None: as the environment says."""
     if not is_bucket(location):
         return {}
     environment = os.environ

@@ -1,11 +1,12 @@
 """How Spark is told to reach a bucket: by the options, or else by the environment, and never with keys."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spark_consumers.spark import buckets
+from spark_consumers.spark import buckets, executors
 from walsender_bridge.demo.bucket import FOLDER, environment, lake_place
 from walsender_bridge.errors import UnavailableError, UsageError
 
@@ -88,3 +89,13 @@ def test_the_demo_s_server_is_forgotten_at_its_end(monkeypatch):
     with environment(9):
         assert buckets.settings(LAKE, None, None)[f"{OWN}.endpoint"] == "http://127.0.0.1:9"
     assert buckets.settings(LAKE, None, None)[f"{OWN}.endpoint.region"] == "mine"
+
+
+def test_executors_of_a_lake_in_a_bucket_need_its_client():
+    driver = executors.here(LAKE)
+    assert driver.lake is None
+    without = tuple((n, None if n == "obstore" else v) for n, v in driver.packages)
+    (error,) = executors.lacking(driver, [driver, replace(driver, packages=without)])
+    assert "obstore is not installed" in error.what
+    assert "tuskline[s3]" in (error.repair or "")
+    assert "obstore" not in dict(executors.here("/srv/lake").packages)

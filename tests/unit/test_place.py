@@ -206,6 +206,7 @@ def test_equal_commits_of_two_writers_to_a_bucket_differ(in_bucket, monkeypatch)
     catalog = FolderCatalog(in_bucket)
     assert catalog.create(ORDERS, SCHEMA, {}) is Outcome.WON
     there = catalog.load(ORDERS)
+    assert there is not None
     commit = TableCommit(
         ORDERS, [], [{"action": "set-properties", "updates": {"a": "1"}}], there.location
     )

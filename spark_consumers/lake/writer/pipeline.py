@@ -374,7 +374,7 @@ class Lakehouse:
     def _take_over(self) -> _Writer:
         """Fence every earlier writer, in the chain first and then in each table."""
         requirements.check(self._spark)
-        executors.check(self._spark, self._chain.store.folder)
+        executors.check(self._spark, self._chain.root)
         store = options_of(self._chain.root)
         buckets.use(self._spark, self._chain.root, store.endpoint, store.region)
         status = self._log.status()
