@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from walsender_bridge.errors import NotSupportedError, UnavailableError
+from walsender_bridge.errors import NotSupportedError, UnavailableError, UsageError
 
 #: The file system, and a class of the SDK that it needs.
 CLASSES: Final = (
@@ -32,7 +32,7 @@ def is_bucket(location: object) -> bool:
 
 
 def settings(location: object, endpoint: str | None, region: str | None) -> dict[str, str]:
-    """Hadoop's settings for the bucket of this location; None: as the environment says. None for a location in no bucket."""
+    """Hadoop's settings for the bucket of this location, none for a folder. `endpoint`, `region`: None: as the environment says."""
     if not is_bucket(location):
         return {}
     endpoint, region = _completed(endpoint, region)
@@ -62,12 +62,14 @@ def read(location: object, name: str, endpoint: str | None, region: str | None) 
     from obstore.store import S3Store
 
     parts = urlsplit(str(location))
+    is_http = (endpoint or "").startswith("http://")
+    allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
     given = {"endpoint": endpoint, "region": region}
     store = S3Store(
         parts.netloc,
         prefix=parts.path.strip("/"),
         config=cast("Any", {key: value for key, value in given.items() if value}),
-        client_options={"allow_http": True} if (endpoint or "").startswith("http://") else {},
+        client_options={"allow_http": is_http or allowed},
     )
     try:
         return obstore.get(store, name).bytes().to_bytes()
@@ -99,7 +101,8 @@ def of_started(hadoop: Mapping[str, str]) -> dict[str, str]:
 def use(spark: Any, location: object, endpoint: str | None, region: str | None) -> None:
     """Have a session that runs reach the bucket of this location, unless it was started with settings for it.
 
-    Raises `NotSupportedError` for a JVM without the jars; that of a session of Spark Connect is out of sight.
+    Raises `NotSupportedError` for a JVM without the jars (that of a session of Spark Connect is out of sight), and `UsageError`
+    if the session reaches a bucket of this name elsewhere already.
     """
     if not is_bucket(location):
         return
@@ -107,11 +110,14 @@ def use(spark: Any, location: object, endpoint: str | None, region: str | None) 
     if jvm is not None:
         check(jvm)
     for name, value in settings(location, endpoint, region).items():
-        if (
-            spark.conf.get(f"{_STARTED}{name}", None) is None
-            and spark.conf.get(name, None) != value
-        ):
+        known = spark.conf.get(f"{_STARTED}{name}", None) or spark.conf.get(name, None)
+        if known is None:
             spark.conf.set(name, value)
+        elif known != value and name.endswith(".endpoint"):
+            raise UsageError(
+                f"this Spark session has {name} = {known}, not {value}",
+                repair="start another session for a bucket of the same name at another endpoint",
+            )
 
 
 def check(jvm: Any) -> None:

@@ -19,12 +19,10 @@ from tests.support import bank_load
 from tests.support.engines import assert_read_by_engines, connected
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
-from tests.support.s3 import BUCKET, KEYS, FaultProxy, options_at, s3_keys, s3_port
+from tests.support.s3 import BUCKET, KEYS, FaultProxy, options_at
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
-
-__all__ = ["s3_keys", "s3_port"]
 
 pytestmark = pytest.mark.usefixtures("s3_keys")
 

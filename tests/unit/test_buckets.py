@@ -1,11 +1,12 @@
 """How Spark is told to reach a bucket: by the options, or else by the environment, and never with keys."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spark_consumers.spark import buckets
+from spark_consumers.spark import buckets, executors
 from walsender_bridge.demo.bucket import FOLDER, environment, lake_place
 from walsender_bridge.errors import UnavailableError, UsageError
 
@@ -62,9 +63,12 @@ class Conf:
 
 def test_what_a_session_was_started_with_is_kept():
     conf = Conf({f"spark.hadoop.{OWN}.endpoint": "https://mine"})
-    buckets.use(SimpleNamespace(conf=conf), LAKE, "https://minio", None)
+    buckets.use(SimpleNamespace(conf=conf), LAKE, "https://mine", None)
     assert f"{OWN}.endpoint" not in conf.known
     assert conf.known[f"{OWN}.path.style.access"] == "true"
+    # Hadoop has one client for a bucket's name, and would go on asking the first one.
+    with pytest.raises(UsageError, match="not https://minio"):
+        buckets.use(SimpleNamespace(conf=conf), LAKE, "https://minio", None)
 
 
 def test_the_demo_names_what_is_missing_for_a_bucket(monkeypatch, tmp_path):
@@ -85,3 +89,13 @@ def test_the_demo_s_server_is_forgotten_at_its_end(monkeypatch):
     with environment(9):
         assert buckets.settings(LAKE, None, None)[f"{OWN}.endpoint"] == "http://127.0.0.1:9"
     assert buckets.settings(LAKE, None, None)[f"{OWN}.endpoint.region"] == "mine"
+
+
+def test_executors_of_a_lake_in_a_bucket_need_its_client():
+    driver = executors.here(LAKE)
+    assert driver.lake is None
+    without = tuple((n, None if n == "obstore" else v) for n, v in driver.packages)
+    (error,) = executors.lacking(driver, [driver, replace(driver, packages=without)])
+    assert "obstore is not installed" in error.what
+    assert "tuskline[s3]" in (error.repair or "")
+    assert "obstore" not in dict(executors.here("/srv/lake").packages)

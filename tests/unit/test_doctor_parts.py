@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -9,6 +10,7 @@ from threading import Thread
 
 import pytest
 
+from spark_consumers.lake.maintenance.state import Summary, write_summary
 from spark_consumers.lake.manifest.chain import (
     Manifest,
     StreamPosition,
@@ -199,7 +201,11 @@ def test_a_table_that_does_not_follow_is_named_with_the_way_out(settings: Config
         not_copied={"shop.public.c": "shop.public.c: permission denied\nHINT:  GRANT SELECT"},
     )
     chain.publish(head, None)
-    found = list(doctor_parts.of_lake(settings, "log"))
+    *found, unmaintained = doctor_parts.of_lake(settings, "log")
+    assert unmaintained.what == "no maintainer has looked at the lake yet"
+    assert unmaintained.severity is Severity.WARNING
+    write_summary(chain, Summary(at=time.time()))
+    assert list(doctor_parts.of_lake(settings, "log")) == found
     assert [(each.where, each.what, each.repair) for each in found] == [
         ("shop.public.a", "is paused, as of epoch 7", "tuskline table resume shop.public.a"),
         (

@@ -10,7 +10,7 @@ from obstore.store import MemoryStore
 
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.links import folders
-from spark_consumers.lake.catalog.table_catalog import Outcome
+from spark_consumers.lake.catalog.table_catalog import Outcome, TableCommit
 from spark_consumers.lake.format import checksums, leaks
 from spark_consumers.lake.format.data_files import (
     new_file,
@@ -100,6 +100,7 @@ def test_files_are_written_listed_read_and_removed(root):
     with one.open("rb") as file:
         file.seek(-3, io.SEEK_END)
         assert (file.read(2), file.tell(), file.read(9), file.read(1)) == (b"78", 9, b"9", b"")
+    assert root.is_dir()
     checksums.remove(one)
     checksums.remove(one)
     assert not one.exists()
@@ -202,18 +203,14 @@ def test_metadata_is_created_by_one_writer_and_found_by_the_hint(root):
 def test_equal_commits_of_two_writers_to_a_bucket_differ(in_bucket, monkeypatch):
     """In the same millisecond both would make the same metadata, and each would take it for its own."""
     monkeypatch.setattr("spark_consumers.lake.catalog.folder_catalog._now", lambda: 1)
-    monkeypatch.setattr("uuid.uuid4", iter_of_uuids())
     catalog = FolderCatalog(in_bucket)
-    outcomes = [catalog.create(ORDERS, SCHEMA, {}) for _ in range(2)]
-    assert outcomes == [Outcome.WON, Outcome.LOST]
-
-
-def iter_of_uuids():
-    """The table's UUID is the same for both, and the others are not."""
-    from uuid import UUID
-
-    found = iter([UUID(int=1), UUID(int=2), UUID(int=1), UUID(int=3)])
-    return lambda: next(found)
+    assert catalog.create(ORDERS, SCHEMA, {}) is Outcome.WON
+    there = catalog.load(ORDERS)
+    assert there is not None
+    commit = TableCommit(
+        ORDERS, [], [{"action": "set-properties", "updates": {"a": "1"}}], there.location
+    )
+    assert [catalog.commit(commit) for _ in range(2)] == [Outcome.WON, Outcome.LOST]
 
 
 def test_tasks_reach_a_bucket_as_their_driver_does(in_bucket, monkeypatch):

@@ -344,7 +344,7 @@ def _executors(lake: "LakeSection") -> Iterator[Finding]:
             region=lake.region,
         )
         try:
-            place = lake_chain(lake).store.folder
+            place = lake_chain(lake).root
             seen = executors.look(spark, place)
             errors = [*executors.lacking(executors.here(place), seen)]
         finally:

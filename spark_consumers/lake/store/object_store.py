@@ -92,8 +92,7 @@ class ObjectStore:
                 client_options={
                     "connect_timeout": timedelta(seconds=_CONNECT),
                     "timeout": timedelta(seconds=answer),
-                    # Without it, the environment may still say so.
-                    **({"allow_http": True} if options.allow_http else {}),
+                    "allow_http": options.allow_http or _is_http_allowed(),
                 },
                 retry_config={
                     "max_retries": retries,
@@ -369,6 +368,11 @@ def _check(options: StoreOptions) -> None:
 
 def _nanoseconds(moment: datetime) -> int:
     return int(moment.timestamp()) * 1_000_000_000
+
+
+def _is_http_allowed() -> bool:
+    """Whether the environment says so: the client looks there only if it is given no options."""
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
 
 
 class _Reason(Enum):

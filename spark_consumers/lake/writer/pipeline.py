@@ -185,7 +185,7 @@ class Lakehouse:
                     self.run_once()
                     pause = _FIRST_PAUSE
                     self._failures.went_well(self._poller.overdue())
-                    stop.wait(_TICK)
+                    stop.wait(max(_TICK, self._chain.store.pause))
                 except LakeError as error:
                     self._failures.ended(error)
                     raise
@@ -415,7 +415,7 @@ class Lakehouse:
     def _take_over(self) -> _Writer:
         """Fence every earlier writer, in the chain first and then in each table."""
         requirements.check(self._spark)
-        executors.check(self._spark, self._chain.store.folder)
+        executors.check(self._spark, self._chain.root)
         store = options_of(self._chain.root)
         buckets.use(self._spark, self._chain.root, store.endpoint, store.region)
         self._standby.confirm()
