@@ -2,26 +2,33 @@
 
 import io
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from obstore.store import MemoryStore
+from pyroaring import BitMap64
 
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.links import folders
 from spark_consumers.lake.catalog.table_catalog import Outcome, TableCommit
 from spark_consumers.lake.format import checksums, leaks
+from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import (
     new_file,
     orphans,
     read_data,
     read_partial,
+    readable,
     whole_file,
     write_partial,
     write_table,
 )
 from spark_consumers.lake.format.iceberg_files import newest_metadata, versions_in
+from spark_consumers.lake.format.position_deletes import read_removed, write_positions
+from spark_consumers.lake.format.table_format import name_of
 from spark_consumers.lake.index.run_format import (
     RECORD,
     IndexDamagedError,
@@ -29,10 +36,18 @@ from spark_consumers.lake.index.run_format import (
     open_runs,
     write_run,
 )
+from spark_consumers.lake.layout.arrangement import Arrangement, Field
 from spark_consumers.lake.store import place as places
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.object_store import ObjectStore
-from spark_consumers.lake.store.place import ObjectPlace, below, carried, place, remove_tree
+from spark_consumers.lake.store.place import (
+    ObjectPlace,
+    below,
+    carried,
+    location_of,
+    place,
+    remove_tree,
+)
 from tests.support.lake.table_commits import ORDERS, SCHEMA, race_of_writers
 from walsender_bridge.errors import CorruptError, UnavailableError
 
@@ -72,7 +87,11 @@ def names(found):
 
 
 def test_a_location_means_a_place_of_its_kind(in_bucket):
-    assert str(place("file:/a/b")) == "/a/b"
+    # Catalogs' locations, and Iceberg's.
+    for location in ("file:/a/b%20 c", "file:///a/b%20 c", "file://host/a/b%20 c"):
+        assert str(place(location)) == "/a/b%20 c"
+    assert location_of(place("/a/b%20 c")) == "file:///a/b%20 c"
+    assert location_of(in_bucket) == LAKE
     there = place(f"{LAKE}/tables/a%t1/data/x.parquet")
     assert isinstance(there, ObjectPlace)
     assert (there.name, str(there.parent)) == ("x.parquet", f"{LAKE}/tables/a%t1/data")
@@ -163,6 +182,24 @@ def test_a_run_of_the_index_is_read_by_ranges(root):
     put(root / "table" / "index" / "c.run", b"TUSKRUN1")
     with pytest.raises(IndexDamagedError, match="truncated"), open_runs(table, ["index/c.run"]):
         pass
+
+
+def test_partitions_and_positions_of_removed_rows_are_where_the_table_is(root):
+    table, schema = root / "tables" / "orders", pa.schema([("v", pa.int64())])
+    stage, column = f"{7:020d}-t1-a1", pa.array([1, 2, 1])
+    by_v = Arrangement(spec=1, fields=(Field(1000, "v", "identity"),))
+    files = write_arranged(f"{table}/data/{stage}-rows.parquet", [column], schema, by_v)
+    found = {file.path: read_data(file.path)["v"].to_pylist() for file in files}
+    assert sorted(found.values()) == [[1, 1], [2]]
+    first = next(path for path, rows in found.items() if rows == [1, 1])
+    removed = {name_of(first): BitMap64([1])}
+    (vector,) = write_positions(str(table), f"{stage}-removed", removed)
+    assert list(read_removed(table, vector)) == [1]
+    assert pq.read_table(readable(table / vector.puffin))["file_path"].to_pylist() == [first]
+    there = {str(file) for file in table.glob("data/*.parquet")}
+    assert there == {*found, f"{table}/{vector.puffin}"}
+    with pytest.raises(CorruptError, match="has 1 positions"):
+        read_removed(table, replace(vector, rows=2))
 
 
 def test_what_writers_have_left_is_found(root):
