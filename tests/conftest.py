@@ -17,13 +17,23 @@ from tests.support import (
     spark_server,
 )
 from tests.support.containers import container_dsn
+from tests.support.s3 import s3_keys, s3_port
 from tests.support.servers import database, make_server, pg_server, pg_servers
 from tests.support.spark import spark
 from walsender_bridge.demo.local_server import by_major
 from walsender_bridge.demo.local_server import free_port as find_free_port
 from walsender_bridge.runtime import gc_control
 
-__all__ = ["container_dsn", "database", "make_server", "pg_server", "pg_servers", "spark"]
+__all__ = [
+    "container_dsn",
+    "database",
+    "make_server",
+    "pg_server",
+    "pg_servers",
+    "s3_keys",
+    "s3_port",
+    "spark",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,18 +12,23 @@ import shutil
 from pathlib import Path
 
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.open_store import local_root
+from spark_consumers.lake.store.place import Place, is_object
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 #: Bytes below which nothing is begun: an epoch's files would fill the disk.
 ROOM = 64 << 20
 
 
-def check(lake: str | Path) -> int:
-    """Free bytes where the lake is, or will be; writes a file there and removes it.
+def check(lake: str | Path, options: StoreOptions = FROM_ENVIRONMENT) -> int | None:
+    """Free bytes where the lake is, or will be; writes a file there and removes it. None for a bucket, which has room.
 
-    Raises `LakeError`: not a folder, holds something else, read-only, full, a name that Spark does not read, a lake that belongs at another path. `NotSupportedError` for a store.
+    Raises `LakeError`: not a folder, holds something else, read-only, full, a name that Spark does not read, a lake that belongs at another path. `NotSupportedError` for a store without conditional writes.
     """
+    if is_object(lake):
+        _check_bucket(lake, options)
+        return None
     root = local_root(lake)
     where = str(root)
     if "#" in where:
@@ -54,8 +59,10 @@ def check(lake: str | Path) -> int:
     return free
 
 
-def lack_of_room(lake: str | Path) -> LakeError | None:
+def lack_of_room(lake: str | Place) -> LakeError | None:
     """The error, if there is a lake and its disk has less room than is begun with; nothing is written."""
+    if is_object(lake):
+        return None
     root = local_root(lake)
     try:
         free = shutil.disk_usage(root).free
@@ -64,7 +71,7 @@ def lack_of_room(lake: str | Path) -> LakeError | None:
     return _full(str(root), free) if free < ROOM else None
 
 
-def why(error: Exception, lake: str | Path) -> TusklineError:
+def why(error: Exception, lake: str | Place) -> TusklineError:
     """A failed round's cause as an error with its repair. Spark's tasks and its JVM tell it in words only."""
     if isinstance(error, TusklineError):
         return error
@@ -74,14 +81,27 @@ def why(error: Exception, lake: str | Path) -> TusklineError:
         if code == number or os.strerror(number) in text:
             return LakeError(
                 f"a disk is full: {os.strerror(number)}",
-                where=_place(error, text) or str(local_root(lake)),
+                where=_place(error, text) or str(lake),
                 repair="free disk space; the job retries by itself, and nothing is lost",
             )
     return UnavailableError(
         f"a round failed: {_first_line(text)}",
-        where=str(local_root(lake)),
+        where=str(lake),
         repair="the job retries by itself; its log has the whole error",
     )
+
+
+def _check_bucket(lake: str | Path, options: StoreOptions) -> None:
+    chain = open_chain(lake, options)
+    if chain.exists():
+        chain.identity()
+    elif chain.root.is_dir():
+        raise LakeError(
+            "objects are below its prefix, and no lake",
+            where=str(lake),
+            repair="specify another prefix for the lake",
+        )
+    chain.store.check()
 
 
 def _place(error: Exception, text: str) -> str:

@@ -30,8 +30,10 @@ from spark_consumers.lake.manifest.chain import (
 from spark_consumers.lake.manifest.newest import is_lost, lost
 from spark_consumers.lake.manifest.pinned_links import at_epoch, at_pin, is_kept
 from spark_consumers.lake.manifest.reader_leases import lease_on
+from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
+from spark_consumers.lake.store.place import Place, options_of
 from spark_consumers.lake.tables.states import is_behind
-from spark_consumers.spark import requirements
+from spark_consumers.spark import buckets, requirements
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
@@ -45,7 +47,7 @@ _POLL_SECONDS = 0.1
 #: For each Spark application, by its ID, and lake the newest epoch that it has read.
 _seen: defaultdict[str, dict[str, int]] = defaultdict(dict)
 #: For each Spark session the views that were registered, by lake and prefix.
-_views: "WeakKeyDictionary[Any, dict[tuple[Path, str], set[str]]]" = WeakKeyDictionary()
+_views: "WeakKeyDictionary[Any, dict[tuple[Place, str], set[str]]]" = WeakKeyDictionary()
 
 
 def read(
@@ -57,13 +59,14 @@ def read(
     *,
     pin: str | None = None,
     allow_stale: bool = False,
+    store: StoreOptions = FROM_ENVIRONMENT,
 ) -> "Snapshot":
     """All tables of the lake at one epoch: the newest, or that of number `epoch`, of the time `as_of`, or of the `pin`.
 
     `as_of` is in seconds since the Unix epoch: the epoch that was the newest then. `pin` is the name of a pin
     (`tuskline epochs pin`), which alone keeps the epoch for this reader. A suspended table has the rows of an
     earlier epoch, and may lack parts of transactions that others show: it is not in the snapshot, unless `allow_stale`.
-    Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`, or a session that
+    Tables that were paused on request, or have left their publication, are in it. `store`: how a bucket is reached. Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`, or a session that
     cannot read a lake: `spark.requirements`).
     """
     if live:
@@ -75,10 +78,12 @@ def read(
         raise UsageError(
             "epoch, as_of and pin are mutually exclusive", repair="specify only one of them"
         )
-    chain = open_chain(lake)
+    chain = open_chain(lake, store)
     root = chain.root
     identity: str = chain.identity()["lake"]
     requirements.check(spark)
+    reached = options_of(root)
+    buckets.use(spark, root, reached.endpoint, reached.region)
     seen = _seen[str(spark.conf.get("spark.app.id"))]
     lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():
@@ -144,7 +149,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
     def __init__(
         self,
         spark: "SparkSession",
-        root: Path,
+        root: Place,
         manifest: Manifest,
         *,
         allow_stale: bool = False,
@@ -201,7 +206,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
                 self._spark, str(path), table.snapshot_id, self._catalog
             )
         except Exception:
-            if path.exists() and is_kept(open_chain(self._root), self.manifest):
+            if path.is_dir() and is_kept(open_chain(self._root), self.manifest):
                 raise
             # Spark tells it in its own words, which name a snapshot by a number.
             raise TrimmedError(

@@ -8,7 +8,6 @@ removed.
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.catalog.links import folders
@@ -16,11 +15,12 @@ from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import count
-from spark_consumers.lake.format.iceberg_files import local, metadata_file, versions_in
+from spark_consumers.lake.format.iceberg_files import metadata_file, versions_in
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.newest import PublishedLink, is_lost, lost
 from spark_consumers.lake.manifest.pinned_links import PinnedLinks
+from spark_consumers.lake.store.place import Place, below, is_object, place
 from walsender_bridge.errors import CorruptError, TusklineError
 
 _INDEX_REPAIR = (
@@ -71,7 +71,7 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
     found.errors += _wrong_hints(root)
     files = sorted(_files(root))
     for done, file in enumerate(files):
-        progress(str(file.relative_to(root)), done, len(files))
+        progress(below(file, root), done, len(files))
         _verify_file(file, found)
     if newest is not None:
         found.errors += list(
@@ -89,14 +89,14 @@ def _recorded(chain: Chain, found: VerifyResult) -> PublishedLink | None:
         return None
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _files(root: Place) -> Iterator[Place]:
     """The files of all tables, and those that checksums say were there."""
     places = [
         table / name
         for table in folders(root)
         for name in ("metadata", "data", "quarantine", "index")
     ]
-    for file in (file for place in places for file in place.glob("*")):
+    for file in (file for folder in places for file in folder.glob("*")):
         sealed = checksums.file_of(file)
         if sealed is not None and not sealed.exists():
             yield sealed
@@ -104,12 +104,12 @@ def _files(root: Path) -> Iterator[Path]:
             yield file
 
 
-def _verify_file(file: Path, found: VerifyResult) -> None:
+def _verify_file(file: Place, found: VerifyResult) -> None:
     try:
         sealed = checksums.check(file)
         found.files += 1
         found.bytes += file.stat().st_size
-        found.unsealed += not sealed
+        found.unsealed += not (sealed or is_object(file))
     except CorruptError as error:
         if file.exists() or checksums.sums_of(file).exists():
             repair = _INDEX_REPAIR if file.parent.name == "index" else error.repair
@@ -122,7 +122,7 @@ def _verify_file(file: Path, found: VerifyResult) -> None:
         )
 
 
-def _wrong_hints(root: Path) -> Iterator[TusklineError]:
+def _wrong_hints(root: Place) -> Iterator[TusklineError]:
     """Hints at metadata that is not there: Iceberg does not open such a table. One that is no number counts for nothing."""
     for hint in (folder / "metadata" / "version-hint.text" for folder in folders(root)):
         text = _text(hint)
@@ -138,7 +138,7 @@ def _wrong_hints(root: Path) -> Iterator[TusklineError]:
             )
 
 
-def _text(file: Path) -> str | None:
+def _text(file: Place) -> str | None:
     try:
         return file.read_text(errors="replace")
     except OSError:
@@ -165,7 +165,7 @@ def _lost_pins(chain: Chain, catalog: TableCatalog | None, newest: Manifest) -> 
 
 
 def _lost_snapshots(
-    root: Path, catalog: TableCatalog | None, tables: Iterable[TableVersion]
+    root: Place, catalog: TableCatalog | None, tables: Iterable[TableVersion]
 ) -> Iterator[TusklineError]:
     """Tables of an epoch whose own metadata does not have the snapshot."""
     for table in tables:
@@ -178,7 +178,7 @@ def _lost_snapshots(
             yield CorruptError("the manifest list is missing", where=str(lists))
 
 
-def _lost_runs(chain: Chain, root: Path, manifest: Manifest) -> list[TusklineError]:
+def _lost_runs(chain: Chain, root: Place, manifest: Manifest) -> list[TusklineError]:
     """Runs of the row index that are not there, unless a newer link needs them no more."""
     files = [root / table.path / name for table in manifest.versions for name in table.index_files]
     lost = [file for file in files if not file.exists()]
@@ -190,13 +190,13 @@ def _lost_runs(chain: Chain, root: Path, manifest: Manifest) -> list[TusklineErr
     ]
 
 
-def _manifest_list(table: Path, catalog: TableCatalog | None, snapshot: int) -> Path:
+def _manifest_list(table: Place, catalog: TableCatalog | None, snapshot: int) -> Place:
     """Of the table in this folder. Raises `CorruptError`, and `UnavailableError` for a catalog that does not answer."""
     content, where = _newest_metadata(table, catalog)
     try:
         metadata = json.loads(content) if isinstance(content, bytes) else content
         snapshots = {each["snapshot-id"]: each for each in metadata["snapshots"]}
-        return local(snapshots[snapshot]["manifest-list"])
+        return place(snapshots[snapshot]["manifest-list"])
     except (ValueError, KeyError, TypeError):
         raise CorruptError(
             f"snapshot {snapshot} is not in the table's metadata", where=where
@@ -204,7 +204,7 @@ def _manifest_list(table: Path, catalog: TableCatalog | None, snapshot: int) -> 
 
 
 def _newest_metadata(
-    table: Path, catalog: TableCatalog | None
+    table: Place, catalog: TableCatalog | None
 ) -> tuple[bytes | Mapping[str, Any], str]:
     """The newest metadata of the table in this folder, or its file's content; and where it is."""
     if catalog is None:
@@ -228,7 +228,7 @@ def _miscounted(
             continue
         repair = f"copy it again: tuskline table resync {name}"
         try:
-            lists = _manifest_list(Path(folder), catalog, table.snapshot_id)
+            lists = _manifest_list(place(folder), catalog, table.snapshot_id)
             there = count(lists, list(table.key) or [ROW_ID])
         except (CorruptError, FileNotFoundError) as error:
             # Retention may have taken what this link needed, and then the link.

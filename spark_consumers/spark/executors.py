@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_consumers.spark import defaults
+from spark_consumers.spark import buckets, defaults
 from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.job_group import described
 from walsender_bridge.errors import NotSupportedError, UnavailableError
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 #: What executors import, by the names of the distributions.
 _PACKAGES: Final = ("tuskline", "pyarrow", "numpy", "pyroaring", "adbc-driver-postgresql")
+#: And for a lake in a bucket.
+_OF_BUCKET: Final = "obstore"
 #: Tasks for each core, each of which waits a moment: so every executor gets some.
 _TASKS_PER_CORE, _PAUSE = 2, 0.1
 _DAEMON: Final = "spark.python.daemon.module"
@@ -41,18 +42,18 @@ class Found:
     lake: str | None
 
 
-def here(lake: Path | None = None) -> Found:
-    """What this process has."""
-    return Found(*_looker()(_PACKAGES, _place(lake)))
+def here(lake: object = None) -> Found:
+    """What this process has, for the lake at this path or `s3://` location."""
+    return Found(*_looker()(_packages(lake), _place(lake)))
 
 
-def look(spark: "SparkSession", lake: Path | None = None) -> list[Found]:
+def look(spark: "SparkSession", lake: object = None) -> list[Found]:
     """What the executors have, each once.
 
     Raises `NotSupportedError` if they cannot run a task of Python, `UnavailableError` if there is none within a minute or two.
     """
     context = spark.sparkContext
-    packages, place, pause, look_there = _PACKAGES, _place(lake), _PAUSE, _looker()
+    packages, place, pause, look_there = _packages(lake), _place(lake), _PAUSE, _looker()
     tasks = _TASKS_PER_CORE * context.defaultParallelism
 
     def task(_: int) -> Any:
@@ -83,8 +84,13 @@ def look(spark: "SparkSession", lake: Path | None = None) -> list[Found]:
     return [Found(*each) for each in dict.fromkeys(found)]
 
 
-def _place(lake: Path | None) -> str | None:
-    return None if lake is None else str(lake)
+def _packages(lake: object) -> tuple[str, ...]:
+    return (*_PACKAGES, _OF_BUCKET) if buckets.is_bucket(lake) else _PACKAGES
+
+
+def _place(lake: object) -> str | None:
+    """Where executors look for the lake: in a bucket, all see the same."""
+    return None if lake is None or buckets.is_bucket(lake) else str(lake)
 
 
 def _looker() -> Callable[[tuple[str, ...], str | None], tuple[Any, ...]]:
@@ -118,7 +124,7 @@ def are_like_driver(master: str, python: str) -> bool:
     return defaults.is_local(master) and python == sys.executable
 
 
-def check(spark: "SparkSession", lake: Path | None = None) -> None:
+def check(spark: "SparkSession", lake: object = None) -> None:
     """Raise `NotSupportedError` for the first thing that an executor lacks."""
     context = spark.sparkContext
     if are_like_driver(str(context.master), context.pythonExec):
@@ -146,7 +152,8 @@ def lacking(driver: Found, executors: Iterable[Found]) -> Iterator[NotSupportedE
                 yield NotSupportedError(
                     f"the package {name} is not installed",
                     where=where,
-                    repair=f"pip install 'tuskline=={wanted['tuskline']}' for the Python of spark.pyspark.python",
+                    repair=f"pip install 'tuskline{'[s3]' if name == _OF_BUCKET else ''}=={wanted['tuskline']}'"
+                    " for the Python of spark.pyspark.python",
                 )
             elif name == "tuskline" and version != wanted[name]:
                 yield NotSupportedError(

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
+from spark_consumers.spark import buckets
 from walsender_bridge.errors import CorruptError
 
 #: The record's name below the lake's root.
@@ -61,9 +62,18 @@ class LakeCatalog:
         return (self.warehouse, self.namespace) == (other.warehouse, other.namespace)
 
 
-def of_lake_at(lake: str | Path) -> LakeCatalog | None:
-    """The catalog of the lake in this folder, by its record; None if its tables are in the folder, or there is no lake."""
+def of_lake_at(
+    lake: str | Path, endpoint: str | None = None, region: str | None = None
+) -> LakeCatalog | None:
+    """The catalog of the lake in this folder or bucket, by its record; None if its tables are in there, or there is no lake.
+
+    Raises `CorruptError`, and `UnavailableError` for a bucket that cannot be read.
+    """
     text = os.fspath(lake)
+    if buckets.is_bucket(text):
+        content = buckets.read(text, RECORD, endpoint, region)
+        where = f"{text.rstrip('/')}/{RECORD}"
+        return None if content is None else LakeCatalog.parse(content, where)
     if "://" in text and not text.startswith("file://"):
         return None
     file = Path(text.removeprefix("file://"), RECORD)

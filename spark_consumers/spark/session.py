@@ -14,7 +14,15 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from spark_consumers.spark import defaults, given, jars, java, lake_catalog, requirements
+from spark_consumers.spark import (
+    buckets,
+    defaults,
+    given,
+    jars,
+    java,
+    lake_catalog,
+    requirements,
+)
 from spark_consumers.spark.defaults import DELTA, ICEBERG
 from walsender_bridge.errors import UsageError
 
@@ -23,16 +31,25 @@ CATALOG = "tuskline"
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
-def catalog_settings(lake: str | Path, catalog: str = CATALOG) -> dict[str, str]:
+def catalog_settings(
+    lake: str | Path,
+    catalog: str = CATALOG,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+) -> dict[str, str]:
     """The settings that make `catalog` the lake's tables.
 
     An Iceberg catalog in the folder `<lake>/tables`; where the lake's tables are in a REST catalog, that one, with the token
-    or the client's credential of this process's environment.
+    or the client's credential of this process's environment. `endpoint` and `region`: see `session`.
     """
-    found = lake_catalog.of_lake_at(lake)
-    if found is not None:
-        return lake_catalog.spark_settings(found, catalog, os.environ)
-    return defaults.of_lake(lake, catalog)
+    found = lake_catalog.of_lake_at(lake, endpoint, region)
+    if found is None:
+        return defaults.of_lake(lake, catalog)
+    wanted = lake_catalog.spark_settings(found, catalog, os.environ)
+    if buckets.is_bucket(lake):
+        wanted[f"spark.sql.catalog.{catalog}.io-impl"] = buckets.HADOOP_FILE_IO
+    return wanted
 
 
 def settings(
@@ -45,7 +62,10 @@ def settings(
     return {
         **defaults.of_one_machine(),
         **defaults.of_any_session((ICEBERG, DELTA), _python()),
-        "spark.jars": ",".join(str(jar) for jar in jars.paths(progress)),
+        "spark.jars": ",".join(
+            str(jar) for jar in [*jars.paths(progress), *_jars_of(lake, progress)]
+        ),
+        **buckets.of_started(buckets.settings(lake, None, None)),
         **(catalog_settings(lake, catalog) if lake is not None else {}),
     }
 
@@ -69,12 +89,15 @@ def session(
     conf: Mapping[str, str] | None = None,
     default_conf: Mapping[str, str] | None = None,
     progress: jars.Progress = jars.print_progress,
+    endpoint: str | None = None,
+    region: str | None = None,
 ) -> SparkSession:
     """The process's Spark session, started if there is none; with SPARK_REMOTE set, one of Spark Connect.
 
     `lake` names the lake's root folder or URI and makes its tables the catalog `catalog` (which is a REST catalog where the lake
     has its tables in one); on a session that
     runs already the catalog is added to it, so several lakes can be read at once under different names.
+    `endpoint` and `region`: of its bucket, if it is in one; by default as the environment says.
     A session that is started has what the user has set in `spark-defaults.conf` and PYSPARK_SUBMIT_ARGS; where that leaves
     the master open, it is `local[2]`. `conf` overrides any setting; on a running session only what Spark can change then.
     `default_conf` holds only where the user has set nothing. Driver memory and jars are set when the JVM starts. Under
@@ -82,7 +105,9 @@ def session(
     without a Java, without Iceberg's jar in a JVM that runs already, or for a setting with which a lake is not read
     correctly, `UnavailableError` when the jars cannot be fetched, `UsageError` for a catalog name that is another lake's.
     """
-    wanted = catalog_settings(lake, catalog) if lake is not None else {}
+    wanted = {}
+    if lake is not None:
+        wanted = catalog_settings(lake, catalog, endpoint=endpoint, region=region)
     asked = dict(conf or {})
     if is_remote() or SparkContext._active_spark_context is not None:  # noqa: SLF001  # a session is active in its thread only
         # A builder does not know the address of a session of Spark Connect that another one has made.
@@ -90,17 +115,21 @@ def session(
         running = active or SparkSession.builder.getOrCreate()
         if lake is not None:
             requirements.check(running)
+            buckets.use(running, lake, endpoint, region)
         for key, value in (wanted | asked).items():
             _set(running, key, value, fixed=key in wanted and not lake_catalog.is_secret(key))
         return running
     if submitted():
         theirs, ours = _of_submitted()
+        if buckets.is_bucket(lake):
+            buckets.check(SparkContext._jvm)  # noqa: SLF001  # PySpark's own JVM
     else:
         theirs = given.here()
         asked = {"spark.master": master, **asked} if master else asked
-        ours = {"spark.app.name": app_name, **_of_started(theirs | asked, progress)}
+        ours = {"spark.app.name": app_name, **_of_started(theirs | asked, lake, progress)}
         ours |= default_conf or {}
     ours |= lake_catalog.redaction(wanted)
+    ours |= buckets.of_started(buckets.settings(lake, endpoint, region))
     defaults.check_catalog(wanted, theirs)
     found = defaults.merged(ours | wanted, theirs, asked)
     requirements.check_settings(found)
@@ -139,13 +168,22 @@ def _of_submitted() -> tuple[dict[str, str], dict[str, str]]:
     return theirs, ours
 
 
-def _of_started(known: Mapping[str, str], progress: jars.Progress) -> dict[str, str]:
+def _jars_of(lake: str | Path | None, progress: jars.Progress) -> list[Path]:
+    """The jars that a lake in a bucket needs besides."""
+    return jars.paths(progress, jars.S3) if buckets.is_bucket(lake) else []
+
+
+def _of_started(
+    known: Mapping[str, str], lake: str | Path | None, progress: jars.Progress
+) -> dict[str, str]:
     """What is ours in a session that is started here, where these settings are known."""
     master = known.get("spark.master", defaults.MASTER)
     here = [jar.name for jar in (_spark_home() / "jars").glob("*.jar")]
     formats = defaults.brought(known, here)
     added = defaults.added_jars([] if ICEBERG in formats else jars.paths(progress), formats)
     formats |= defaults.brought({}, [jar.name for jar in added])
+    if not any("hadoop-aws" in each for each in (known.get("spark.jars.packages", ""), *here)):
+        added += _jars_of(lake, progress)
     return {
         **(defaults.of_one_machine() if defaults.is_local(master) else {}),
         **defaults.of_any_session(formats, _python()),

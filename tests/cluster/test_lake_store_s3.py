@@ -11,14 +11,27 @@ from functools import partial
 
 import pytest
 
+from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.table_catalog import Outcome
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.reader_leases import ReaderLease, Readers
 from spark_consumers.lake.store.lake_store import Created, StoreOptions
 from spark_consumers.lake.store.living import DEAD_AFTER
 from spark_consumers.lake.store.object_store import ObjectStore
+from spark_consumers.lake.store.place import place, reach
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.presence import Presence
-from tests.support.s3 import BUCKET, KEYS, FaultProxy, gateway, s3_keys, s3_port, store_at
+from tests.support.lake.table_commits import ORDERS, SCHEMA, race_of_writers, snapshots, write
+from tests.support.s3 import (
+    BUCKET,
+    KEYS,
+    FaultProxy,
+    gateway,
+    options_at,
+    s3_keys,
+    s3_port,
+    store_at,
+)
 from tests.support.waiting import wait_for
 from tests.unit.test_manifest import (  # the chain's own tests, on another store
     grow,
@@ -269,3 +282,34 @@ def test_a_chain_of_many_links_is_listed_over_several_pages(chain: Chain) -> Non
     for number in range(2, 1103):
         chain.store.replace(f"_tuskline/epochs/{number:020d}.json", content)
     assert chain.numbers() == list(range(1, 1103))
+
+
+def test_of_writers_that_commit_to_a_table_at_once_one_wins(s3_port: int, prefix: str) -> None:
+    at = f"s3://{BUCKET}/{prefix}"
+    reach(at, options_at(s3_port))
+    catalog = FolderCatalog(place(at))
+    assert catalog.create(ORDERS, SCHEMA, {}) is Outcome.WON
+    for _ in range(RACES // 4):
+        race_of_writers(catalog)
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "drop", "lost", "late", "twice"])
+def test_a_commit_whose_answer_is_lost_is_made_once(
+    proxy: FaultProxy, prefix: str, fault: str
+) -> None:
+    at = f"s3://{BUCKET}/{prefix}"
+    reach(at, options_at(proxy.port))
+    catalog = FolderCatalog(place(at))
+    assert catalog.create(ORDERS, SCHEMA, {}) is Outcome.WON
+    there = catalog.load(ORDERS)
+    assert there is not None
+    commit, snapshot = write(ORDERS, there)
+    proxy.faults = [fault]
+    assert catalog.commit(commit) is Outcome.WON
+    proxy.arrive()
+    found = catalog.load(ORDERS)
+    assert found is not None
+    assert snapshots(found) == [snapshot]
+    # A second writer that has loaded the same table is refused, whatever becomes of the answer.
+    proxy.faults = [fault]
+    assert catalog.commit(write(ORDERS, there)[0]) is Outcome.LOST

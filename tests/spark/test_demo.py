@@ -10,6 +10,7 @@ import pytest
 
 from spark_consumers import read
 from tests.support.engines import assert_engines_agree
+from tests.support.s3 import gateway
 from walsender_bridge.demo.local_server import by_major
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
@@ -60,6 +61,19 @@ def test_the_demo_ends_equal(tmp_path, spark):
     shown = read(spark, lake)
     assert len(shown.tables) == 12
     assert_engines_agree(lake, shown)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_demo_ends_equal_with_its_lake_in_a_bucket(tmp_path):
+    if gateway() is None:
+        pytest.skip("the demo's bucket needs versitygw, which needs Go to be built")
+    options = ("--lake", "s3", "--seconds", "30", "--kill", "--seed", "13")
+    code, figures = _demo(tmp_path / "demo", *options, seconds=840)
+    _assert_whole(code, figures)
+    assert figures["lake"] == "s3://demo/lake"
+    assert not (tmp_path / "demo" / "lake").exists()
+    assert figures["kills"]["driver"] >= 3
 
 
 @pytest.mark.timeout(900)

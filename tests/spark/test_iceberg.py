@@ -27,11 +27,11 @@ from spark_consumers.lake.format.counted import count
 from spark_consumers.lake.format.data_files import write_data
 from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.format.iceberg_commit import refs_of
-from spark_consumers.lake.format.iceberg_files import local
 from spark_consumers.lake.format.iceberg_read import read_snapshot
 from spark_consumers.lake.format.puffin import read_vector, write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableWrite
 from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.store.place import place as place_of
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
 from walsender_bridge.postgres.table_layout import CODEC, TableLayout
 
@@ -855,7 +855,7 @@ def test_deletes_by_position_of_others_are_verified_and_built_upon_as_vectors_on
     spark.sql(f"DELETE FROM {name} WHERE id = 2")
     assert table.main() == [1, 3]
     current = table.format._tables.current(table.path).currentSnapshot()
-    snapshot, manifests = current.snapshotId(), local(str(current.manifestListLocation()))
+    snapshot, manifests = current.snapshotId(), place_of(str(current.manifestListLocation()))
     if version == 2:
         for look in (
             lambda: table.format.scan(table.path, snapshot),

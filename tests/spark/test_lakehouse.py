@@ -516,7 +516,7 @@ def test_31_a_driver_paused_before_it_cleans_up_destroys_nothing_newer(
     older, newer = pipeline.lakehouse(), pipeline.lakehouse()
     table = f"{STREAM}.public.late"
     do = LakeSite.do
-    staged = chain.staging / f"{9:020d}-t3-a1" / "part"
+    staged = pipeline.lake / "_tuskline" / "staging" / f"{9:020d}-t3-a1" / "part"
     been: list[object] = []
 
     def paused(self, effect):

@@ -36,7 +36,7 @@ def runs(pipeline, name) -> list[Path]:
 def metadata(pipeline, name) -> Path:
     """The table's newest metadata file."""
     folder = pipeline.lake / pipeline.head().tables[name].path / "metadata"
-    return metadata_file(folder, versions_in(folder)[-1])
+    return folder / metadata_file(folder, versions_in(folder)[-1]).name
 
 
 CHANGES = (

@@ -74,10 +74,16 @@ def metadata_of(lake: Path) -> dict[str, str]:
 
 
 def assert_read_by_engines(
-    dsn: str, lake: Path, shown: Snapshot, engines: Mapping[str, Engine] = ENGINES
+    dsn: str,
+    lake: Path | Mapping[str, str],
+    shown: Snapshot,
+    engines: Mapping[str, Engine] = ENGINES,
 ) -> None:
-    """Every engine, and our own reader, gives PostgreSQL's columns and rows of the tables shown, and nothing else."""
-    files, faults = metadata_of(lake), []
+    """Every engine, and our own reader, gives PostgreSQL's columns and rows of the tables shown, and nothing else.
+
+    `lake`: its folder, or the metadata file of each table.
+    """
+    files, faults = metadata_of(lake) if isinstance(lake, Path) else lake, []
     for name in shown.tables:
         _, schema, table = name.split(".")
         columns, expected = _postgres_rows(dsn, schema, table)

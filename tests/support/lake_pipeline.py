@@ -4,6 +4,7 @@ import pytest
 
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT
 from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess, ChangeLog
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
@@ -37,9 +38,12 @@ def unreadable(ask):
 class Pipeline:
     """A lakehouse over one database's `tables`, driven a round at a time."""
 
-    def __init__(self, spark, folder, database, tables=PUBLISHED):
+    def __init__(
+        self, spark, folder, database, tables=PUBLISHED, lake=None, store=FROM_ENVIRONMENT
+    ):
         self.spark, self.database, self.folder = spark, database, folder
-        self.lake = folder / "lake"
+        self.lake = lake or folder / "lake"
+        self.store = store
         self.log = ChangeLog(folder)
         self.capture = CaptureProcess(folder, self.log, database.dsn, *tables)
         self.made = []
@@ -60,7 +64,13 @@ class Pipeline:
     def lakehouse(self, sources=None, **options):
         sources = sources or [Source(STREAM, self.database.dsn, PUBLICATION)]
         house = Lakehouse(
-            self.spark, self.lake, self.log.address, sources, epoch_interval=3600, **options
+            self.spark,
+            self.lake,
+            self.log.address,
+            sources,
+            epoch_interval=3600,
+            store=self.store,
+            **options,
         )
         self.made.append(house)
         return house
@@ -73,7 +83,7 @@ class Pipeline:
 
     def head(self):
         """The newest link."""
-        found = open_chain(self.lake).head()
+        found = open_chain(self.lake, self.store).head()
         assert found is not None
         return found
 
@@ -81,9 +91,9 @@ class Pipeline:
         """Publish everything that was committed before; the snapshot that holds it."""
         house = house or self.house
         version = self.barrier()
-        while (head := open_chain(self.lake).head()) is None or head.epoch < version:
+        while (head := open_chain(self.lake, self.store).head()) is None or head.epoch < version:
             house.run_once()
-        return read(self.spark, self.lake)
+        return read(self.spark, self.lake, store=self.store)
 
     def barrier(self):
         """The version by which the log has everything that was committed before."""

@@ -2,7 +2,7 @@
 
 It keeps metadata in memory, and makes commits by the functions of the folder's catalog, whose results `tests/spark` compares
 with those of Iceberg's own library. Everything happens under one lock, so a commit of several tables is atomic. Of tables
-at a `file://` location it also writes the metadata files, so engines read them.
+at a `file://` location, or in a bucket whose keys it has, it also writes the metadata files, so engines read them.
 """
 
 import json
@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
@@ -21,7 +20,7 @@ from spark_consumers.lake.catalog.requirements import unmet
 from spark_consumers.lake.catalog.rest_http import RestOptions
 from spark_consumers.lake.catalog.updates import applied, created
 from spark_consumers.lake.format.checked import manifests_of
-from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.store.place import ObjectPlace, place
 from tests.support.http_service import served
 
 CLIENT, SECRET = "tuskline", "a-secret-of-tests"
@@ -73,6 +72,8 @@ class RestServer:
         self.life = 3600
         #: The type of the requirements that it does not look at.
         self.ignored = ""
+        #: The settings that FileIO gets with each table in a bucket in which this server writes; None: it writes in none.
+        self.keys: dict[str, str] | None = None
         self.lock = threading.RLock()
         self._late: list[tuple[str, str, Any]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -96,9 +97,9 @@ class RestServer:
     def assert_no_stray_manifest(self, *names: tuple[str, ...]) -> None:
         """Every manifest list and manifest on disk is of a snapshot that the catalog has; of all tables, or of these."""
         for metadata in [self.tables[name] for name in names or self.tables]:
-            lists = {local(each["manifest-list"]) for each in metadata["snapshots"]}
+            lists = {place(each["manifest-list"]) for each in metadata["snapshots"]}
             wanted = lists | {each for one in lists for each in manifests_of(one)}
-            folder = local(metadata["location"]) / "metadata"
+            folder = place(metadata["location"]) / "metadata"
             assert set(folder.glob("*.avro")) == wanted, folder
 
     # -- requests -----------------------------------------------------------------------------------
@@ -195,10 +196,12 @@ class RestServer:
         location = metadata["location"]
         number = len(metadata["metadata-log"])
         file = f"{location}/metadata/{number:05d}-{uuid.uuid4()}.metadata.json"
-        if location.startswith("file://"):
-            place = Path(file.removeprefix("file://"))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(json.dumps(metadata))
+        at = place(file)
+        if not isinstance(at, ObjectPlace):
+            at.parent.mkdir(parents=True, exist_ok=True)
+            at.write_text(json.dumps(metadata))
+        elif self.keys is not None:
+            at.replace_by(json.dumps(metadata).encode())
         self.tables[name], self.files[name] = metadata, file
 
     def _of_table(
@@ -232,6 +235,13 @@ class RestServer:
     def _loaded(self, name: tuple[str, ...]) -> dict[str, Any]:
         metadata = self.tables[name]
         location = metadata["location"]
+        if self.keys is not None:
+            own = {"prefix": location, "config": self.keys}
+            return {
+                "metadata-location": self.files[name],
+                "metadata": metadata,
+                "storage-credentials": [own],
+            }
         return {
             "metadata-location": self.files[name],
             "metadata": metadata,

@@ -25,6 +25,7 @@ from spark_consumers.lake.store.lake_store import StoreOptions
 from spark_consumers.lake.store.object_store import ObjectStore
 from tests.support.http_service import served
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.bucket import metadata_options
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.runtime import cache
 
@@ -80,7 +81,7 @@ def s3_server(folder: Path) -> Iterator[int]:
             "--port",
             f"127.0.0.1:{port}",
             "posix",
-            *_metadata(folder),
+            *metadata_options(folder),
             str(data),
         ]
     elif find_spec("moto") is not None:
@@ -103,19 +104,6 @@ def s3_server(folder: Path) -> Iterator[int]:
         process.wait()
 
 
-def _metadata(folder: Path) -> list[str]:
-    """versitygw keeps an object's metadata in extended attributes, or else in files of their own."""
-    probe = folder / "probe"
-    probe.touch()
-    try:
-        os.setxattr(probe, "user.tuskline", b"1")
-    except OSError:
-        beside = folder / "s3-metadata"
-        beside.mkdir()
-        return ["--sidecar", str(beside)]
-    return []
-
-
 def _status(port: int, method: str, path: str) -> int:
     """The status of an answer; 0 if there is none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -128,12 +116,18 @@ def _status(port: int, method: str, path: str) -> int:
         connection.close()
 
 
+def options_at(port: int) -> StoreOptions:
+    """How the tests' bucket is reached by this port."""
+    return StoreOptions(f"http://127.0.0.1:{port}", "us-east-1", allow_http=True)
+
+
 def store_at(
     port: int, prefix: str, *, answer: float = 10.0, outcome: float = 30.0, bucket: str = BUCKET
 ) -> ObjectStore:
     """The records below a prefix of the tests' bucket. The environment has to have the keys."""
-    options = StoreOptions(f"http://127.0.0.1:{port}", "us-east-1", allow_http=True)
-    return ObjectStore.at(f"s3://{bucket}/{prefix}", options, answer=answer, outcome=outcome)
+    return ObjectStore.at(
+        f"s3://{bucket}/{prefix}", options_at(port), answer=answer, outcome=outcome
+    )
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.s3 import KEYS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """The worker's session. A test that wants a lake of its own asks `session(lake=..., catalog=...)`."""
+    from spark_consumers.spark import jars
     from spark_consumers.spark.scratch import scratch, settings
     from spark_consumers.spark.session import session
 
@@ -22,15 +25,20 @@ def spark() -> Iterator["SparkSession"]:
         tempfile.TemporaryDirectory(prefix="tuskline-spark-") as folder,
         scratch(Path(folder) / "scratch") as place,
     ):
-        running = session(
-            "tuskline tests",
-            lake=f"{folder}/lake",
-            conf={
-                **settings(place),
-                "spark.driver.memory": os.environ.get("TUSKLINE_TEST_SPARK_MEMORY", "1g"),
-                "spark.log.level": "ERROR",
-                "spark.sql.warehouse.dir": f"{folder}/warehouse",
-            },
-        )
+        # The JVM has the keys of the tests' bucket, and what it needs to use them.
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in KEYS.items():
+                environment.setenv(name, value)
+            running = session(
+                "tuskline tests",
+                lake=f"{folder}/lake",
+                conf={
+                    **settings(place),
+                    "spark.jars": ",".join(str(jar) for jar in jars.paths(wanted=jars.S3)),
+                    "spark.driver.memory": os.environ.get("TUSKLINE_TEST_SPARK_MEMORY", "1g"),
+                    "spark.log.level": "ERROR",
+                    "spark.sql.warehouse.dir": f"{folder}/warehouse",
+                },
+            )
         yield running
         running.stop()

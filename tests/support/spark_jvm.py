@@ -115,6 +115,7 @@ if __name__ == "__main__":
     draft = made.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     jars.paths()
+    jars.paths(wanted=jars.S3)
     set_up(os.environ, f"-XX:ArchiveClassesAtExit={draft}", "-Xlog:cds=off")
     with tempfile.TemporaryDirectory(prefix="tuskline-classes-") as place:
         _train(Path(place))

@@ -18,7 +18,7 @@ PARTS = ("log-server", "bridge", "lake")
 class Stack:
     """Log server, bridge and lake over one configuration in `directory`; everything ends with the block.
 
-    `tables` are those of every source (none: all), `lake` further lines of its section. `tls`: the certificate of all parts,
+    `tables` are those of every source (none: all), `lake` further lines of its section, `uri` where it is. `tls`: the certificate of all parts,
     with all roles.
     """
 
@@ -30,6 +30,7 @@ class Stack:
         epoch_interval: float = 1.0,
         tables: Sequence[str] = (),
         lake: str = "",
+        uri: str = "lake",
         log_servers: int = 1,
         tls: TlsFiles | None = None,
     ) -> None:
@@ -38,7 +39,7 @@ class Stack:
         listen = f"127.0.0.1:{free_port()}"
         self.log_address = with_files(f"grpc://{listen}", tls)
         self.listens = [f"127.0.0.1:{free_port()}" for _ in range(log_servers)]
-        self.lake = str(directory / "lake")
+        self.lake = uri if "://" in uri else str(directory / uri)
         self.config = directory / "tuskline.toml"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         lines = [
@@ -47,7 +48,7 @@ class Stack:
                 f'[[log_server]]\ndata_dir = "log-server{number or ""}"\nlisten = "{each}"\n'
                 for number, each in enumerate(self.listens)
             ),
-            f'[lake]\nuri = "lake"\nepoch_interval = {epoch_interval}\n',
+            f'[lake]\nuri = "{uri}"\nepoch_interval = {epoch_interval}\n',
         ]
         lines[-1] += lake
         wanted = f"tables = {list(tables)}\n" if tables else ""
@@ -70,6 +71,10 @@ class Stack:
     def pid(self, part: str) -> int:
         """The pid of a started part."""
         return self._running[part].pid
+
+    def signal(self, part: str, number: signal.Signals) -> None:
+        """Send a part a signal."""
+        self._running[part].send_signal(number)
 
     def kill(self, part: str) -> None:
         """SIGKILL a part and wait for its end."""

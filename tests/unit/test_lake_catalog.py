@@ -1,5 +1,7 @@
 """`[lake.catalog]`: which catalog a lake's tables are in, what it has to be able to do, and how engines get to it."""
 
+import uuid
+
 import pytest
 
 from spark_consumers.lake.catalog import open_catalog
@@ -15,6 +17,7 @@ from spark_consumers.spark.session import catalog_settings
 from tests.support.lake.controlled import new_snapshot
 from tests.support.parts_config import configuration
 from tests.support.rest_catalog import CLIENT, SECRET, RestServer
+from tests.support.s3 import BUCKET, options_at, s3_keys, s3_port
 from walsender_bridge.config import load_config
 from walsender_bridge.demo import catalog as demo_catalog
 from walsender_bridge.doctor.finding import Severity
@@ -25,9 +28,12 @@ from walsender_bridge.errors import (
     CorruptError,
     LakeError,
     NotSupportedError,
+    UnavailableError,
     UsageError,
 )
 from walsender_bridge.observability.lake_chain import rest_catalog
+
+__all__ = ["s3_keys", "s3_port"]
 
 PLACE = LakeCatalog("http://127.0.0.1:9/catalog", warehouse="lakes", namespace=("a", "b"))
 
@@ -139,6 +145,19 @@ def test_spark_gets_the_catalog_that_the_lakes_record_names(tmp_path, monkeypatc
     record.write_bytes(b"{")
     with pytest.raises(CorruptError, match="the record of the lake's catalog cannot be read"):
         catalog_settings(tmp_path)
+
+
+def test_spark_gets_the_catalog_of_a_lake_in_a_bucket(s3_keys, s3_port):
+    lake, store = f"s3://{BUCKET}/{uuid.uuid4().hex}/lake", options_at(s3_port)
+    reached = {"endpoint": store.endpoint, "region": store.region}
+    assert catalog_settings(lake, "x", **reached)["spark.sql.catalog.x.type"] == "hadoop"
+    open_chain(lake, store).store.replace(RECORD, PLACE.dump())
+    found = catalog_settings(f"{lake}/", "x", **reached)
+    assert found["spark.sql.catalog.x.uri"] == PLACE.uri
+    # By the session's own way to the bucket, whatever the catalog knows of it.
+    assert found["spark.sql.catalog.x.io-impl"] == "org.apache.iceberg.hadoop.HadoopFileIO"
+    with pytest.raises(UnavailableError, match="the bucket cannot be read"):
+        lake_catalog.of_lake_at(lake, "http://127.0.0.1:9", "nowhere")
 
 
 def test_a_record_of_a_later_version_is_read(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from spark_consumers.lake.store.lake_store import StoreOptions
 from spark_consumers.lake.writer import pipeline
 from spark_consumers.spark import session
+from spark_consumers.spark.lake_catalog import LakeCatalog
 from walsender_bridge.cli import lake_run
 from walsender_bridge.config import load_config
 from walsender_bridge.config.sections import LakeSection
@@ -27,6 +28,7 @@ KEYS = {
     "copy_rate": 5e6,
     "on_unrepresentable_value": {"default": "quarantine", "shop.public.orders": "fail"},
     "deletes": {"shop.public.orders": "copy-on-write"},
+    "catalog": LakeCatalog("https://catalog:8181", "company", ("shop", "lake")),
     "tables": [
         LayoutRule(
             Pattern.parse("public.orders*"),
@@ -35,7 +37,7 @@ KEYS = {
         )
     ],
 }
-NAMES = {"retention": "retention_seconds", "tables": "layouts"}
+NAMES = {"retention": "retention_seconds", "tables": "layouts", "catalog": "rest"}
 
 
 def test_the_lakehouse_is_made_as_the_configuration_says(
@@ -69,6 +71,11 @@ copy_rate = 5e6
 spark_master = "local[7]"
 on_unrepresentable_value = {{ default = "quarantine", "shop.public.orders" = "fail" }}
 deletes = {{ "shop.public.orders" = "copy-on-write" }}
+[lake.catalog]
+type = "rest"
+uri = "https://catalog:8181"
+warehouse = "company"
+namespace = "shop.lake"
 [[lake.tables]]
 source = "shop"
 pattern = "public.orders*"

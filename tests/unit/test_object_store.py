@@ -152,8 +152,7 @@ def test_a_lake_that_was_copied_to_another_prefix_is_refused(store):
     copy = ObjectStore("s3://bucket/copy", store._once, store._repeating)
     with pytest.raises(LakeError, match="this lake belongs at s3://bucket/lake"):
         Chain(copy).identity()
-    with pytest.raises(NotSupportedError, match="a lake on s3:// is not supported"):
-        _ = Chain(store).root
+    assert str(Chain(store).root) == "s3://bucket/lake"
 
 
 def test_requests_and_the_status_are_records_too(store):
@@ -288,3 +287,14 @@ def test_drivers_see_each_other_and_a_dead_one_s_sign_goes(store, clock):
     clock.now += DEAD_AFTER
     assert living.records() == []
     assert store.names(DRIVERS) == []
+
+
+def test_the_environment_may_allow_an_endpoint_without_tls(monkeypatch):
+    for name, value in {"ENDPOINT_URL": "http://127.0.0.1:1", "ACCESS_KEY_ID": "me"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
+    for allowed, said in (("", "builder error"), ("true", "error sending request")):
+        monkeypatch.setenv("AWS_ALLOW_HTTP", allowed)
+        there = ObjectStore.at("s3://bucket/lake", StoreOptions(region="here"))
+        with pytest.raises(UnavailableError, match=said):
+            there.replace_once("a", b"")

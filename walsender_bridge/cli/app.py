@@ -233,6 +233,12 @@ def demo(
             "--standby", help="Create a standby, and promote it halfway through the load."
         ),
     ] = False,
+    lake: Annotated[
+        str,
+        typer.Option(
+            help="folder; s3: a bucket of versitygw, which is started; or s3://bucket/prefix, reached as the environment says."
+        ),
+    ] = "folder",
     catalog: Annotated[
         str,
         typer.Option(
@@ -266,6 +272,7 @@ def demo(
         log_servers=log_servers,
         safekeepers=safekeepers,
         standby=standby,
+        lake=lake,
         catalog=catalog,
     )
     section(catalog)  # before anything is started

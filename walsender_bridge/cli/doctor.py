@@ -285,13 +285,17 @@ def _lake(lake: "LakeSection") -> Iterator[Finding]:
     from spark_consumers.lake import folder
     from walsender_bridge.doctor import machine
     from walsender_bridge.doctor.server import failed
+    from walsender_bridge.observability.lake_chain import store_options
 
     try:
-        free = folder.check(lake.uri)
+        free = folder.check(lake.uri, store_options(lake))
     except TusklineError as error:
         yield failed("lake", error.where, error)
     else:
-        yield machine.room("[lake] uri", Path(lake.uri), free)
+        if free is None:
+            yield Finding("lake", lake.uri, "the bucket is writable, and creates an object once")
+        else:
+            yield machine.room("[lake] uri", Path(lake.uri), free)
 
 
 def _spark(lake: "LakeSection") -> Iterator[Finding]:
@@ -326,14 +330,21 @@ def _executors(lake: "LakeSection") -> Iterator[Finding]:
     from spark_consumers.spark.failures import SPARK_ERRORS
     from spark_consumers.spark.session import master_of, python_of, session, submitted
     from walsender_bridge.doctor.server import failed
+    from walsender_bridge.observability.lake_chain import lake_chain
 
     master = master_of(lake.spark_master)
     if executors.are_like_driver(master, python_of()) and not submitted():
         return
     try:
-        spark = session("tuskline-doctor", lake.spark_master, lake=lake.uri)
+        spark = session(
+            "tuskline-doctor",
+            lake.spark_master,
+            lake=lake.uri,
+            endpoint=lake.endpoint,
+            region=lake.region,
+        )
         try:
-            place = Path(lake.uri)
+            place = lake_chain(lake).root
             seen = executors.look(spark, place)
             errors = [*executors.lacking(executors.here(place), seen)]
         finally:

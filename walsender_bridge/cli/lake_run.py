@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from spark_consumers.lake import folder
 from spark_consumers.lake.store.open_store import local_root
+from spark_consumers.lake.store.place import is_object
 from walsender_bridge.cli.copy_bars import CopyBars
 from walsender_bridge.cli.options import lake_section
 from walsender_bridge.cli.parts import alone
@@ -23,6 +25,7 @@ from walsender_bridge.config import Config
 from walsender_bridge.errors import DiskFullError, LakeError, TusklineError
 from walsender_bridge.observability import lake_status
 from walsender_bridge.observability.lake_chain import rest_catalog, store_options
+from walsender_bridge.runtime import cache
 
 #: Bytes that have to be free where Spark has its scratch folder: its copy of Iceberg's jar, and some more.
 SCRATCH_BYTES: Final = 128 << 20
@@ -33,7 +36,7 @@ def run(settings: Config) -> None:
     lake = lake_section(settings)
     with alone("lake", [settings.run_dir]):
         with _on_record(settings):
-            folder.check(lake.uri)
+            folder.check(lake.uri, store_options(lake))
             check_scratch(settings.scratch_dir)
         # Where the lake's file system has no locks, a second driver stands by.
         with alone("lake", [place(lake.uri)], regardless=True), _on_record(settings):
@@ -69,7 +72,9 @@ def check_scratch(scratch_dir: Path) -> None:
 
 
 def place(uri: str) -> Path:
-    """The folder in which this machine's driver of a lake holds its lock."""
+    """The folder in which this machine's driver of a lake holds its lock: in the lake, or for one in a bucket on this machine."""
+    if is_object(uri):
+        return cache.folder() / "lakes" / sha256(uri.rstrip("/").encode()).hexdigest()[:20]
     return local_root(uri) / "_tuskline" / "hosts" / os.uname().nodename.replace("/", "_")
 
 
@@ -87,7 +92,14 @@ def _drive(settings: Config) -> None:
     with scratch(settings.scratch_dir) as own_folder:
         # Under spark-submit the JVM already runs, with the folders of its own settings.
         own = {} if submitted() else scratch_settings(own_folder, master_of(lake.spark_master))
-        spark = session("tuskline-lake", lake.spark_master, lake=lake.uri, default_conf=own)
+        spark = session(
+            "tuskline-lake",
+            lake.spark_master,
+            lake=lake.uri,
+            default_conf=own,
+            endpoint=lake.endpoint,
+            region=lake.region,
+        )
         try:
             with CopyBars(shown=sys.stderr.isatty()) as bars:
                 Lakehouse(

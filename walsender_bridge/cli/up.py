@@ -137,9 +137,10 @@ def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
     """The errors that prevent the lake or a safekeeper from running."""
     if settings.lake is not None and "lake" in settings.parts:
         from spark_consumers.lake import folder
+        from walsender_bridge.observability.lake_chain import store_options
 
         try:
-            folder.check(settings.lake.uri)
+            folder.check(settings.lake.uri, store_options(settings.lake))
         except TusklineError as error:
             yield error
     if "safekeepers" in settings.parts:

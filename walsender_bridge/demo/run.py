@@ -25,6 +25,7 @@ from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo import catalog
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
+from walsender_bridge.demo.bucket import FOLDER, S3, LakePlace, lake_place
 from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
 from walsender_bridge.demo.log_servers import DemoLogServers
 from walsender_bridge.demo.nemesis import Nemesis, Victim, kill
@@ -51,7 +52,7 @@ class DemoOptions:
 
     `log_servers`: their number, each with a replica of the log; with `kill`, one of several loses its disk.
     `safekeepers`: their number; commits wait for a majority of them; 0: none. `standby`: whether to create one, and promote
-    it halfway through the load.
+    it halfway through the load. `lake`: `folder`, `s3`, or the URL of a lake in a bucket (`bucket`).
     """
 
     seconds: float
@@ -62,6 +63,7 @@ class DemoOptions:
     log_servers: int = 1
     safekeepers: int = 0
     standby: bool = False
+    lake: str = FOLDER
     #: What has the tables' metadata (`demo.catalog`).
     catalog: str = "folder"
 
@@ -72,6 +74,7 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
     directory = _prepare(options.directory)
     output.note(f"seed {seed}, all files are in {directory}")
     with _postgres(directory, output) as server, contextlib.ExitStack() as stack:
+        place = stack.enter_context(lake_place(options.lake, directory))
         for stream in STREAMS:
             with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
                 connection.execute(f"CREATE DATABASE {stream}")
@@ -82,7 +85,7 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
             standby = DemoStandby(server, directory / "standby")
             stack.callback(standby.destroy)
         sources = {stream: (standby or server).dsn(stream) for stream in STREAMS}
-        demo = _Demo(options, output, directory, server, standby, sources, seed)
+        demo = _Demo(options, output, directory, server, standby, sources, seed, place)
         figures = asyncio.run(demo.run())
         if demo.log_servers.verdict:
             output.note(demo.log_servers.verdict)
@@ -91,7 +94,10 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
             figures |= demo.quorum.compare(output)
         output.note("comparing every table, and the sums at every epoch")
         figures |= _verify(demo, output)
-    _print_snippet(output, demo.lake)
+    if options.lake == S3:
+        output.note("the server of S3 has ended; its files are in " + str(directory / "s3"))
+    else:
+        _print_snippet(output, demo.lake)
     return figures
 
 
@@ -136,6 +142,7 @@ class _Demo:
         standby: DemoStandby | None,
         sources: dict[str, str],
         seed: int,
+        place: LakePlace,
     ) -> None:
         self.options = options
         self.output = output
@@ -143,7 +150,8 @@ class _Demo:
         self.standby = standby
         self.sources = sources
         self.seed = seed
-        self.lake = str(directory / "lake")
+        self.place = place
+        self.lake = place.uri
         self.directory = directory
         self.log_address = f"grpc://127.0.0.1:{free_port()}"
         self.progress = Progress()
@@ -168,7 +176,8 @@ class _Demo:
             "",
             *self.log_servers.sections(),
             "[lake]",
-            'uri = "lake"',
+            f'uri = "{self.lake}"',
+            *self.place.lines,
             f"epoch_interval = {EPOCH_INTERVAL}",
             *self._catalog,
         ]

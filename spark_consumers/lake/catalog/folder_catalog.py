@@ -1,4 +1,4 @@
-"""The catalog of a lake in a folder: each table has a folder, and its metadata files there are numbered in sequence.
+"""The catalog of a lake in a folder, of a disk or of a bucket: each table has a folder, and its metadata files there are numbered in sequence.
 
 A commit creates the metadata file of the next number *exclusively* (`iceberg_files.link`): if anything was committed since
 the table was loaded, the number is taken, and the commit is lost. So whoever checks a table and then commits to it has
@@ -14,36 +14,39 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.catalog.requirements import unmet
 from spark_consumers.lake.catalog.table_catalog import LoadedTable, Outcome, TableCommit, TableId
 from spark_consumers.lake.catalog.updates import applied, created
-from spark_consumers.lake.format import checksums, places
+from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_files import (
     link,
-    local,
+    make_folders,
     newest_metadata,
     version_of,
 )
+from spark_consumers.lake.store.place import ObjectPlace, Place, place, remove_tree
 from walsender_bridge.errors import CorruptError, NotSupportedError
+
+#: The table property that differs in each metadata file of a bucket.
+_COMMIT = "tuskline.commit"
 
 
 class FolderCatalog:
-    """The tables of the lake at `root`, an absolute path (`table_catalog.TableCatalog`)."""
+    """The tables of the lake at `root`, an absolute path or a place in a bucket (`table_catalog.TableCatalog`)."""
 
     supports_multi_table = False
     supports_v3 = True
     supports_branches = True
     is_folder = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Place) -> None:
         self._root = root
         #: What each thread has loaded last, as a commit mostly follows: the file, and the metadata in it.
         self._last = threading.local()
 
-    def folder(self, table: TableId) -> Path:
+    def folder(self, table: TableId) -> Place:
         """The table's folder."""
         return self._root.joinpath("tables", *table.namespace, table.name)
 
@@ -63,13 +66,13 @@ class FolderCatalog:
     ) -> Outcome:
         """Create an empty table in a new folder."""
         folder = self.folder(table)
-        places.make(str(folder))
+        make_folders(folder)
         metadata = created(str(uuid.uuid4()), str(folder), schema, properties, _now())
-        return _outcome(link(str(folder), 1, _dump(metadata)))
+        return _outcome(link(str(folder), 1, _dump(folder, metadata)))
 
     def commit(self, commit: TableCommit) -> Outcome:
         """Make the updates, if nothing was committed since `commit.base` and all requirements hold. Never UNKNOWN."""
-        base = local(commit.base)
+        base = place(commit.base)
         file, metadata = getattr(self._last, "read", (None, None))
         self._last.read = None, None
         if file != base:
@@ -78,7 +81,7 @@ class FolderCatalog:
             return Outcome.LOST
         made = applied(metadata, commit.updates, _now(), str(base))
         folder = self.folder(commit.table)
-        return _outcome(link(str(folder), version_of(base) + 1, _dump(made)))
+        return _outcome(link(str(folder), version_of(base) + 1, _dump(folder, made)))
 
     def commit_all(self, commits: Sequence[TableCommit]) -> Outcome:
         """One table is a commit; raises `NotSupportedError` for several."""
@@ -91,10 +94,10 @@ class FolderCatalog:
 
     def drop(self, table: TableId) -> None:
         """Remove the table's folder, whatever is in it."""
-        places.remove(str(self.folder(table)))
+        remove_tree(self.folder(table))
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read(file: Place) -> dict[str, Any] | None:
     """The metadata in this file; None if it is not there. Raises `CorruptError` for another content than was written."""
     try:
         content = file.read_bytes()
@@ -117,7 +120,11 @@ def _read(file: Path) -> dict[str, Any] | None:
     return metadata
 
 
-def _dump(metadata: Mapping[str, Any]) -> str:
+def _dump(folder: Place, metadata: Mapping[str, Any]) -> str:
+    """The content of the metadata file: in a bucket unique to this commit, since whose it is tells who has won (`store.create`)."""
+    if isinstance(folder, ObjectPlace):
+        properties = {**metadata.get("properties", {}), _COMMIT: uuid.uuid4().hex}
+        metadata = {**metadata, "properties": properties}
     return json.dumps(metadata, separators=(",", ":"))
 
 

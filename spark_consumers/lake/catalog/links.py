@@ -13,13 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from spark_consumers.lake.manifest.takeover import name_of
+from spark_consumers.lake.store.place import ObjectPlace, Place
 
 #: Below it: streams, schemas, tables.
 _TABLES, _DEPTH = "tables", 3
 
 
-def folders(root: Path) -> Iterator[Path]:
+def folders(root: Place) -> Iterator[Place]:
     """What is in the place of a table's folder, each once: links, which are second names, are left out."""
+    if isinstance(root, ObjectPlace):
+        found = [root / _TABLES]
+        for _ in range(_DEPTH):
+            found = [below for folder in found for below in folder.iterdir()]
+        return iter(found)
     return (Path(entry.path) for entry in _entries(root) if not entry.is_symlink())
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
-from spark_consumers.lake.format import places
 from spark_consumers.lake.manifest.chain import Chain
+from spark_consumers.lake.store.place import location_of, remove_tree
 from spark_consumers.spark.lake_catalog import CREDENTIAL, RECORD, TOKEN, LakeCatalog
 from walsender_bridge.errors import LakeError, NotSupportedError
 
@@ -57,11 +57,11 @@ def probed(chain: Chain, wanted: LakeCatalog) -> "RestCatalog":
     """The catalog, after it has shown what it can do. Raises `NotSupportedError` for one that cannot have a lake."""
     from spark_consumers.lake.catalog.rest_catalog import PROBE, RestCatalog
 
-    root = root_uri(chain.root)
+    root = location_of(chain.root)
     found = RestCatalog.opened(options(wanted), prefix=wanted.namespace, root=root)
     # What the server has written of the table that it was asked for.
-    for place in chain.root.glob(f"_tuskline/catalog/{PROBE}*"):
-        places.remove(str(place))
+    for folder in chain.root.glob(f"_tuskline/catalog/{PROBE}*"):
+        remove_tree(folder)
     if not found.supports_branches:
         raise NotSupportedError(
             "the catalog does not keep branches of tables, nor any snapshot but the newest",
@@ -78,7 +78,7 @@ def for_reading(chain: Chain) -> "RestCatalog | None":
         return None
     from spark_consumers.lake.catalog.rest_catalog import RestCatalog
 
-    return RestCatalog.for_reading(options(found), found.namespace, root_uri(chain.root))
+    return RestCatalog.for_reading(options(found), found.namespace, location_of(chain.root))
 
 
 def options(found: LakeCatalog) -> "RestOptions":
@@ -101,11 +101,6 @@ def options(found: LakeCatalog) -> "RestOptions":
 def is_guarded(found: LakeCatalog) -> bool:
     """Whether requests of this process have a token."""
     return bool(found.token_file or os.environ.get(TOKEN) or os.environ.get(CREDENTIAL))
-
-
-def root_uri(root: Path) -> str:
-    """The lake's folder as the catalog names it. Nothing is encoded: Iceberg's libraries decode nothing."""
-    return f"file://{root}"
 
 
 def _elsewhere(chain: Chain, what: str) -> LakeError:

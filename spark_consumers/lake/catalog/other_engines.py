@@ -12,7 +12,6 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from spark_consumers.lake.catalog import links as table_links
 from spark_consumers.lake.catalog.entries import Name
@@ -21,6 +20,7 @@ from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.format.iceberg_files import is_newest
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
+from spark_consumers.lake.store.place import Place
 from walsender_bridge.errors import CorruptError, UnavailableError
 from walsender_bridge.runtime import logs
 
@@ -40,8 +40,14 @@ class OtherEngines:
         self._term = head.term
         #: What plain readers see of each table folder: the takeover has shown what there was.
         self._shown = {table.path: table.snapshot_id for table in head.versions}
-        self._names = TableNames(
-            chain, lambda path, at: tables.metadata_file(str(chain.root / path), at)
+        #: A bucket has no links, and no file that is changed in place.
+        self._names = (
+            TableNames(
+                chain,
+                lambda path, at: tables.metadata_file(str(chain.root / path), at),
+            )
+            if chain.store.folder is not None
+            else None
         )
 
     def show(self, manifest: Manifest) -> None:
@@ -60,11 +66,12 @@ class OtherEngines:
         unseen = [(n, t) for n, t in readable if self._shown.get(t.path) != t.snapshot_id]
         if unseen:
             each(unseen, show)
-        self._names.follow(manifest)
+        if self._names is not None:
+            self._names.follow(manifest)
 
 
 class TableNames:
-    """The names of one lake's tables, kept by one writer.
+    """The names of the tables of a lake in a folder of this machine, kept by one writer.
 
     `metadata`: the newest metadata file of the table in a folder (below the lake) that shows plain readers this
     snapshot; None if none does. `now` counts seconds.
@@ -73,15 +80,17 @@ class TableNames:
     def __init__(
         self,
         chain: Chain,
-        metadata: Callable[[str, int], Path | None],
+        metadata: Callable[[str, int], Place | None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._chain = chain
         self._metadata = metadata
         self._now = now
-        self._file = CatalogFile(chain.root)
+        assert chain.store.folder is not None
+        self._root = chain.store.folder
+        self._file = CatalogFile(self._root)
         #: By folder: a snapshot and the metadata file that shows it.
-        self._known: dict[str, tuple[int, Path]] = {}
+        self._known: dict[str, tuple[int, Place]] = {}
         self._link = 0
         self._check_at = float("-inf")
         #: When the files of all tables are looked at again, also of those that were not written.
@@ -119,7 +128,7 @@ class TableNames:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        path = self._chain.root / "_tuskline" / "names.lock"
+        path = self._root / "_tuskline" / "names.lock"
         with path.open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +145,7 @@ class TableNames:
             yield
 
     def _follow_links(self, head: Manifest) -> None:
-        taken = set(table_links.follow(self._chain.root, [t.path for t in head.readable.values()]))
+        taken = set(table_links.follow(self._root, [t.path for t in head.readable.values()]))
         for name in sorted(taken - self._taken):
             log.warning("no link for a table: its name is taken", path=name)
         self._taken = taken

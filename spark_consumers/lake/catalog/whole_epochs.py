@@ -20,11 +20,11 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.concurrently import each
-from spark_consumers.lake.format import places
-from spark_consumers.lake.format.iceberg_files import refs_of_record
+from spark_consumers.lake.format.iceberg_files import manifests_at, refs_of_record
 from spark_consumers.lake.format.iceberg_refs import branch_of, fenced_by
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.manifest.takeover import ATTEMPTS
+from spark_consumers.lake.store.place import place
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,
@@ -90,7 +90,7 @@ class WholeEpochs:
             control = Control.of(CONTROL, there.metadata)
             if (control.term, control.writer) != (head.term, head.writer):
                 # Before the commit: what is there now was not made by a writer that comes after us.
-                found = places.manifests_at(str(there.metadata["location"]))
+                found = manifests_at(str(there.metadata["location"]))
                 new = self._empty(there)
                 commit = control.taken_over(head.term, head.writer, new)
                 won = _is_won(self._catalog.commit(commit))
@@ -198,7 +198,7 @@ class WholeEpochs:
         kept = {_name(each) for each in control.lists()}
         for location in found if won else [new.manifest_list]:
             if _name(location) not in kept:
-                places.remove_file(location)
+                place(location).unlink(missing_ok=True)
 
     def _loaded(self) -> LoadedTable:
         """The control table, created if need be. Raises `LakeError` if it is another lake's."""

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +25,6 @@ from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
 from spark_consumers.lake.epoch.removal import Rewrite
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import write_partial
-from spark_consumers.lake.format.iceberg_files import local
 from spark_consumers.lake.format.iceberg_layout import layouts_in
 from spark_consumers.lake.format.iceberg_schema import arrow_schema
 from spark_consumers.lake.format.snapshot_files import row_ids
@@ -37,6 +35,7 @@ from spark_consumers.lake.index.merge import merge_some
 from spark_consumers.lake.index.run_format import open_runs
 from spark_consumers.lake.layout.evolution import arrangement
 from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import LakeError
 from walsender_bridge.runtime import fail_point
 
@@ -68,7 +67,7 @@ def current(liveness: Liveness) -> dict[str, CurrentFile]:
 
 
 def prepare(
-    root: Path,
+    root: Place,
     catalog: TableCatalog,
     name: str,
     table: TableVersion,
@@ -118,7 +117,7 @@ def prepare(
 
 
 def merge_runs(
-    root: Path, name: str, table: TableVersion, offer: OfferName, begin: int, end: int
+    root: Place, name: str, table: TableVersion, offer: OfferName, begin: int, end: int
 ) -> Offer:
     """Write one run in place of some of the table's; the record of the offer is there. Raises `IndexDamagedError`, `CorruptError`."""
     run = merge_some(str(root / table.path), table.index_files, begin, end, offer.run)
@@ -128,7 +127,7 @@ def merge_runs(
     )
 
 
-def files_of(folder: Path, offer: OfferName) -> tuple[list[Path], list[Path]]:
+def files_of(folder: Place, offer: OfferName) -> tuple[list[Place], list[Place]]:
     """The data files of an offer that are there, and the drafts of those and of its run that a dead maintainer left."""
     drafts = folder.glob(f"*/.{PREFIX}{offer}[-.]*.tmp")
     return list(folder.glob(f"data/{offer.prefix}*")), list(drafts)
@@ -171,7 +170,7 @@ def _row_ids(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str, R
     """The row ids of the table's data files; none in a version of the format that has none. Raises `LakeError`."""
     for snapshot in metadata.get("snapshots", ()):
         if snapshot["snapshot-id"] == table.snapshot_id:
-            return row_ids(local(snapshot["manifest-list"]))
+            return row_ids(place(snapshot["manifest-list"]))
     raise LakeError("the table's snapshot has gone", where=table.path)
 
 

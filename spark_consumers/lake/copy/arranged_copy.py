@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Iterator
-from pathlib import PurePath
 
 import pyarrow as pa
 
 from spark_consumers.lake.format.arranged_files import write_arranged
+from spark_consumers.lake.format.data_files import numbered
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.layout.arrangement import Arrangement
 
@@ -30,7 +30,7 @@ def write_parts(
     def write() -> None:
         rows = pa.Table.from_batches(held)
         columns = [pa.concat_arrays([pa.array([], c.type), *c.chunks]) for c in rows.columns]
-        name = str(PurePath(path).with_suffix(f".{len(files)}.parquet"))
+        name = numbered(path, len(files))
         files.extend(write_arranged(name, columns, schema, arrangement))
 
     for batch in batches:

@@ -21,7 +21,6 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -44,6 +43,7 @@ from spark_consumers.lake.manifest.chain import COPIED, TableVersion
 from spark_consumers.lake.manifest.table_version import Column
 from spark_consumers.lake.manifest.takeover import folder_of
 from spark_consumers.lake.policy import copies_on_write, deletes_by_position
+from spark_consumers.lake.store.place import Place, carried, place
 from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
@@ -100,7 +100,7 @@ class TableCopier:
     def __init__(
         self,
         spark: SparkSession,
-        root: Path,
+        root: Place,
         tables: TableFormat,
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
@@ -237,7 +237,7 @@ class TableCopier:
             apart=QuarantineOfCopy(name, prefix, columns, snapshot.lsn) if apart else None,
             description=description("copy", self._root.name, [name], "read and write"),
         )
-        _remove_others(Path(folder) / "data", request.term, {file.path for file in files})
+        _remove_others(place(folder) / "data", request.term, {file.path for file in files})
         rows = sum(file.rows for file in files)
         # Version 0: a copy is of no range of the log.
         write = TableWrite(0, None, "", files, count=rows)
@@ -282,7 +282,9 @@ class TableCopier:
 
         def run(function: Callable[[Any], Any], work: Sequence[Any]) -> list[Any]:
             with described(context, "tuskline copy", text):
-                found: list[Any] = context.parallelize(work, len(work)).map(function).collect()
+                found: list[Any] = (
+                    context.parallelize(work, len(work)).map(carried(function)).collect()
+                )
             return found
 
         schema = self._format.schemas(folder)[1]
@@ -296,7 +298,7 @@ class TableCopier:
             name=f"copy-t{term}-index",
             scratch=scratch,
         )
-        for part in Path(folder, "index").glob(f".copy-t{term}-part.*"):
+        for part in (place(folder) / "index").glob(f".copy-t{term}-part.*"):
             checksums.remove(part)
         return whole
 
@@ -371,9 +373,9 @@ def new_path(stream: str, table: PublishedTable, term: int) -> str:
     return folder_of(f"tables/{stream}/{parts[0]}/{parts[1]}", term, uuid.uuid4().hex[:12])
 
 
-def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
+def _remove_others(folder: Place, term: int, wanted: Collection[str]) -> None:
     """Remove files of this term's own failed attempts; those of a newer writer are never touched."""
-    for file in folder.glob(f"copy-t{term}-*") if folder.exists() else ():
+    for file in folder.glob(f"copy-t{term}-*"):
         if str(file) not in wanted:
             checksums.remove(file)
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +14,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_consumers.lake.copy.arranged_copy import write_parts
 from spark_consumers.lake.epoch.quarantine import QuarantineFile, QuarantineOfCopy
-from spark_consumers.lake.format import checksums
-from spark_consumers.lake.format.data_files import sync
+from spark_consumers.lake.format.data_files import new_file
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.status import CopyStatus
+from spark_consumers.lake.store.place import carried
 from spark_consumers.spark.job_group import described
 from spark_consumers.spark.slots import slots
 from walsender_bridge.errors import UnavailableError
@@ -156,7 +155,7 @@ def write_source(
         done: tuple[list[FileInfo], int, QuarantineFile | None]
         part = f"{description}, part {numbered[0] + 1} of {len(work)}"
         with described(context, "tuskline copy", part):
-            (done,) = context.parallelize([numbered], 1).map(write).collect()
+            (done,) = context.parallelize([numbered], 1).map(carried(write)).collect()
         progress.add(sum(file.rows for file in done[0]), done[1])
         pace.spent(done[1])
         return done[0], done[2]
@@ -190,12 +189,10 @@ def _write_file(
     """Write one file, no faster than `rate` bytes a second; the file, if there are rows, and the bytes of these."""
     rows = size = 0
     began = time.monotonic()
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     with (
-        open(target, "xb") as file,
+        new_file(path) as new,
         pq.ParquetWriter(
-            file, schema, compression=arrangement.codec, compression_level=arrangement.level
+            new.file, schema, compression=arrangement.codec, compression_level=arrangement.level
         ) as writer,
     ):
         for batch in batches:
@@ -205,9 +202,5 @@ def _write_file(
             size += batch.nbytes
             if rate is not None:
                 time.sleep(max(0.0, size / rate - (time.monotonic() - began)))
-    if not rows:
-        target.unlink()
-        return [], 0
-    made = FileInfo(path, rows, sync(target))
-    checksums.seal(target)
-    return [made], size
+        new.is_wanted = rows > 0
+    return ([FileInfo(path, rows, new.size)], size) if rows else ([], 0)

@@ -7,14 +7,12 @@ after it leaves a whole epoch. Repeating any part is harmless, because a table w
 that the *manifest* names, regardless of later writes.
 """
 
-import shutil
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
 
@@ -52,6 +50,7 @@ from spark_consumers.lake.index.run_format import Run
 from spark_consumers.lake.layout.arrangement import Arrangement
 from spark_consumers.lake.manifest.chain import LIVE, Chain, Manifest, TableVersion
 from spark_consumers.lake.policy import copies_on_write, to_copy_on_write
+from spark_consumers.lake.store.place import Place, carried, remove_tree
 from spark_consumers.lake.tables import fault as table_fault
 from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
@@ -196,7 +195,7 @@ class EpochWriter:
             self._pace.published(plan)
             self._indexes.clear()
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_tree(scratch)
         fail_point.hit("after-manifest")
         timings.publish = time.monotonic() - began - timings.stage - timings.write
         self._log_epoch(manifest, timings, time.monotonic() - began)
@@ -267,7 +266,7 @@ class EpochWriter:
         plan: EpochPlan,
         work: Sequence[RangeTask],
         targets: TaskTables,
-        scratch: Path,
+        scratch: Place,
         polled: Collection[str],
     ) -> tuple[EpochPlan, dict[str, Staged], dict[str, Removed]]:
         """Read and write everything: the plan with the partitions that came; the staged files by table, and what they remove."""
@@ -406,7 +405,11 @@ class EpochWriter:
         epoch = f"epoch {plan.version}"
         text = description(epoch, self._chain.root.name, tables, what)
         with described(context, f"tuskline {epoch}", text):
-            done = context.parallelize(work, slices).map(table_fault.as_values(function)).collect()
+            done = (
+                context.parallelize(work, slices)
+                .map(carried(table_fault.as_values(function)))
+                .collect()
+            )
         return table_fault.results(done, plan.tables)
 
     def _write_tables(

@@ -17,7 +17,7 @@ replayed or abandoned round leaves nothing.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import PurePath
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from spark_consumers.fold.multiset import MultisetFold, fold_multiset
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import read_data, write_table
 from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.store.place import place
 from walsender_bridge.errors import CorruptError, UnsupportedValueError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 
@@ -201,7 +202,7 @@ def write_quarantined(
             repair="exclude the column from the publication, or change it at the source",
         )
     skipped = int(np.asarray(columns[-1].fill_null(False)).sum())
-    stage = Path(target.prefix)
+    stage = place(target.prefix)
     path = stage.parent.parent / "quarantine" / f"{stage.name}-{name}.parquet"
     table = pa.Table.from_arrays(columns, schema=file_schema(target.columns))
     return QuarantineFile(write_table(str(path), table).path, count, skipped)
@@ -263,7 +264,7 @@ def with_quarantined(table: TableVersion, files: Iterable[QuarantineFile | None]
     there = [file for file in files if file is not None]
     return replace(
         table,
-        quarantine_files=tuple(f"quarantine/{Path(file.path).name}" for file in there),
+        quarantine_files=tuple(f"quarantine/{PurePath(file.path).name}" for file in there),
         quarantined_rows=sum(file.rows for file in there),
         skipped_rows=sum(file.skipped for file in there),
         retry_quarantined=False,

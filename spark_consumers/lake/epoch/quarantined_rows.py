@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from spark_consumers.decode.unrepresentable import UnrepresentableValueError
 from spark_consumers.lake.epoch.quarantine import ABOUT_IT, UNREPRESENTABLE, VALUE
 from spark_consumers.lake.format.data_files import read_data, write_table
 from spark_consumers.lake.manifest.chain import TableVersion
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 _SKIPPED = f"{ABOUT_IT}skipped"
@@ -57,20 +57,20 @@ class QuarantinedRow:
         }
 
 
-def rows_of(lake: str | Path, name: str, table: TableVersion) -> Iterator[QuarantinedRow]:
+def rows_of(lake: str | Place, name: str, table: TableVersion) -> Iterator[QuarantinedRow]:
     """The quarantined rows of a table (`stream.schema.table`) in the epoch of this version."""
     for file in table.quarantine_files:
-        yield from _rows(name, table, read_data(Path(lake) / table.path / file))
+        yield from _rows(name, table, read_data(place(lake) / table.path / file))
 
 
 def skip(
-    lake: str | Path, name: str, table: TableVersion, ids: Collection[str], term: int
+    lake: str | Place, name: str, table: TableVersion, ids: Collection[str], term: int
 ) -> tuple[TableVersion, set[str]]:
     """The table with these rows skipped (all of them without any id), and the unknown ids.
 
     `term` is the writer's.
     """
-    folder = Path(lake) / table.path
+    folder = place(lake) / table.path
     parts = []
     missing = set(ids)
     skipped = 0

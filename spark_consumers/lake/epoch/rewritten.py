@@ -6,7 +6,6 @@ since they no longer follow from where the row is (Iceberg specification, Row Li
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +16,11 @@ from spark_consumers.lake.epoch.removal import Rewrite, one, positions
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.arranged_files import write_arranged
-from spark_consumers.lake.format.data_files import as_damage, whole_file
+from spark_consumers.lake.format.data_files import as_damage, readable, whole_file
 from spark_consumers.lake.format.iceberg_schema import FIELD_ID
 from spark_consumers.lake.format.table_format import FileInfo, RowIds
 from spark_consumers.lake.index.build import bitmaps_in
+from spark_consumers.lake.store.place import place
 from walsender_bridge.errors import CorruptError
 
 #: Iceberg's columns for what a row keeps, with the numbers that are reserved for them.
@@ -61,7 +61,7 @@ def rewritten(target: Target, rewrite: Rewrite, path: str) -> tuple[FileInfo, ..
         for part in living:
             writer.write_table(part)
             rows += len(part)
-    return (FileInfo(path, rows, Path(path).stat().st_size, partition),)
+    return (FileInfo(path, rows, place(path).stat().st_size, partition),)
 
 
 def _living(target: Target, rewrite: Rewrite, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -106,9 +106,9 @@ def _with_ids(rows: pa.Table, known: RowIds, begin: int) -> pa.Table:
 def row_groups(target: Target, name: str) -> Iterator[tuple[pq.ParquetFile, int, int]]:
     """The row groups of a data file: their numbers, and how many rows each has."""
     path = f"{target.folder}/{name}"
-    checksums.check(Path(path))
+    checksums.check(place(path))
     with as_damage(path):
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(readable(path))
     with file:
         for number in range(file.num_row_groups):
             yield file, number, file.metadata.row_group(number).num_rows

@@ -3,11 +3,12 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePath
 
 import pyarrow as pa
 
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
+from spark_consumers.lake.store.place import place
 from spark_consumers.lake.tables.schema_match import Layout
 from walsender_bridge.postgres.protocol.lsn import Lsn
 
@@ -55,12 +56,12 @@ class Target:
     @property
     def folder(self) -> str:
         """The table's folder."""
-        return str(Path(self.prefix).parent.parent)
+        return str(place(self.prefix).parent.parent)
 
     @property
     def stage(self) -> str:
         """What the names of all its new files begin with."""
-        return Path(self.prefix).name
+        return PurePath(self.prefix).name
 
     @property
     def key_positions(self) -> tuple[int, ...]:

@@ -1,11 +1,10 @@
 """Rows as data files in a table's arrangement: a file for each partition, its rows sorted."""
 
 from collections.abc import Sequence
-from pathlib import PurePath
 
 import pyarrow as pa
 
-from spark_consumers.lake.format.data_files import widened, write_table
+from spark_consumers.lake.format.data_files import numbered, widened, write_table
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.layout.arrangement import NO_PARTITION, Arrangement, Int64s, parts
 
@@ -29,7 +28,7 @@ def write_arranged(
         table = pa.table(columns, schema=schema)
         if rows is not None:
             table = table.take(pa.array(rows))
-        name = str(PurePath(path).with_suffix(f".{number}.parquet")) if arrangement.fields else path
+        name = numbered(path, number) if arrangement.fields else path
         made = write_table(name, table, codec=arrangement.codec, level=arrangement.level)
         files.append(FileInfo(made.path, made.rows, made.size, partition, arrangement.order))
     return tuple(files)

@@ -9,17 +9,17 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from spark_consumers.lake.format.checksums import read_whole
+from spark_consumers.lake.store.place import Place
 from walsender_bridge.errors import CorruptError
 
 _MAGIC = b"Obj\x01"
 _SYNC = 16
 
 
-def rows(file: Path) -> list[Any]:
+def rows(file: Place) -> list[Any]:
     """All rows of the file. Raises `CorruptError` for what is no such file."""
     try:
         with read_whole(file):

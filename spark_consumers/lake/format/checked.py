@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spark_consumers.lake.format import avro, checksums
-from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.store.place import ObjectPlace, Place, place
 
 
 class Checked:
@@ -16,10 +16,12 @@ class Checked:
 
     def __init__(self) -> None:
         #: By folder and name: what the file system said of the file then.
-        self._seen: dict[Path, dict[str, tuple[int, ...]]] = {}
+        self._seen: dict[Place, dict[str, tuple[int, ...]]] = {}
 
-    def snapshot(self, manifest_list: Path) -> None:
+    def snapshot(self, manifest_list: Place) -> None:
         """The manifest list of a snapshot and its manifests: small ones each time, and large ones once."""
+        if isinstance(manifest_list, ObjectPlace):
+            return
         checksums.check(manifest_list)
         for manifest in manifests_of(manifest_list):
             if manifest.exists() and manifest.stat().st_size > checksums.SMALL:
@@ -27,8 +29,10 @@ class Checked:
             else:
                 checksums.check(manifest)
 
-    def all_manifests(self, table: Path) -> None:
+    def all_manifests(self, table: Place) -> None:
         """Those of all snapshots, each once for as long as it stays the same file."""
+        if isinstance(table, ObjectPlace):
+            return
         folder, there = table / "metadata", set()
         for sums in folder.glob(".*.avro.crc"):
             file = checksums.file_of(sums)
@@ -39,11 +43,12 @@ class Checked:
         for name in self._seen.get(folder, {}).keys() - there:
             del self._seen[folder][name]
 
-    def forget(self, table: Path) -> None:
+    def forget(self, table: Place) -> None:
         """Compare all of this table's files again."""
         self._seen.pop(table / "metadata", None)
 
-    def _once(self, file: Path) -> None:
+    def _once(self, file: Place) -> None:
+        assert isinstance(file, Path)
         try:
             found = file.stat()
         except FileNotFoundError:
@@ -57,7 +62,7 @@ class Checked:
             seen[file.name] = known
 
 
-def manifests_of(manifest_list: Path) -> Iterator[Path]:
+def manifests_of(manifest_list: Place) -> Iterator[Place]:
     """The manifests of a snapshot. Raises `CorruptError`."""
     for row in avro.rows(manifest_list):
-        yield local(row["manifest_path"])
+        yield place(row["manifest_path"])

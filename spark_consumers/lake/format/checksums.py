@@ -11,6 +11,8 @@ without a file mean a loss. A file that is removed while it is sealed leaves non
 after it has made them, `remove` removes them again after the file, and the later of the two finds the other's work. A
 file without checksums was written by an older version, or lost them in a power failure: they are not synced, since an
 epoch of many tables would wait for each, unless they are larger than a disk writes atomically.
+
+An object of a bucket has none here: the store has its own, which it compares when an object arrives and while it keeps it.
 """
 
 import contextlib
@@ -20,10 +22,12 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar, cast
 
+from spark_consumers.lake.store.place import ObjectPlace, Place, is_object
 from walsender_bridge.errors import CorruptError
+
+_P = TypeVar("_P", bound=Place)
 
 _MAGIC = b"crc\0"
 _HEADER = struct.Struct(">4sI")
@@ -38,20 +42,22 @@ _AT_ONCE = 4000
 REPAIR = "restore the file from a backup, or copy its table again: tuskline table resync"
 
 
-def sums_of(file: Path) -> Path:
+def sums_of(file: _P) -> _P:
     """Where the checksums of a file are."""
-    return file.with_name(f".{file.name}.crc")
+    return cast("_P", file.with_name(f".{file.name}.crc"))
 
 
-def file_of(sums: Path) -> Path | None:
+def file_of(sums: Place) -> Place | None:
     """The file that these checksums are of; None: the name is another kind of file's."""
     name = sums.name
     own = name.startswith(".") and name.endswith(".crc") and len(name) > len("..crc")
     return sums.with_name(name[1 : -len(".crc")]) if own else None
 
 
-def seal(file: Path) -> None:
+def seal(file: Place) -> None:
     """Make the file's checksums, unless it has them."""
+    if isinstance(file, ObjectPlace):
+        return
     sums = sums_of(file)
     if sums.exists():
         return
@@ -74,31 +80,36 @@ def seal(file: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def remove(file: Path) -> None:
+def remove(file: Place) -> None:
     """Remove the file, and its checksums before it; and those that `seal` has made in between."""
+    if isinstance(file, ObjectPlace):
+        file.unlink()
+        return
     sums_of(file).unlink(missing_ok=True)
     file.unlink(missing_ok=True)
     sums_of(file).unlink(missing_ok=True)
 
 
-def remove_of(table: Path, file: Path) -> bool:
+def remove_of(table: Place, file: Place) -> bool:
     """Remove the file if it is one of the table in this folder, by whatever name; whether it is.
 
     A table's metadata may name any file: of another lake, that this one is a copy of, or a user's own.
     """
-    own = [(table / name).resolve() for name in ("data", "metadata")]
-    if not any(file.parent.resolve().is_relative_to(folder) for folder in own):
+    own = [str((table / name).resolve()) for name in ("data", "metadata")]
+    if not any(f"{file.parent.resolve()}/".startswith(f"{folder}/") for folder in own):
         return False
     remove(file)
     return True
 
 
-def check(file: Path) -> bool:
-    """Compare the whole file with its checksums; False if it has none.
+def check(file: Place) -> bool:
+    """Compare the whole file with its checksums; False if it has none, as objects of a bucket.
 
     Raises `CorruptError` for another content, a file that is missing or that the disk cannot read, or checksums that are
     damaged themselves.
     """
+    if isinstance(file, ObjectPlace):
+        return False
     sums = sums_of(file)
     try:
         with read_whole(sums):
@@ -131,10 +142,17 @@ def check(file: Path) -> bool:
 
 
 @contextlib.contextmanager
-def read_whole(file: Path) -> Iterator[None]:
-    """A disk that cannot read what it has written is damage of this file, and no other one's: `CorruptError`."""
+def read_whole(file: Place) -> Iterator[None]:
+    """A disk that cannot read what it has written is damage of this file, and no other one's: `CorruptError`.
+
+    So is an object that is not there: it has no checksums that tell so before.
+    """
     try:
         yield
+    except FileNotFoundError:
+        if not is_object(file):
+            raise
+        raise CorruptError("the file is missing", where=str(file), repair=REPAIR) from None
     except OSError as error:
         if error.errno != errno.EIO:
             raise
@@ -146,5 +164,5 @@ def _chunks(content: BinaryIO, size: int) -> Iterator[int]:
         yield zlib.crc32(chunk)
 
 
-def _damaged(file: Path, what: str) -> CorruptError:
+def _damaged(file: Place, what: str) -> CorruptError:
     return CorruptError(what, where=str(file), repair=REPAIR)

@@ -4,21 +4,20 @@ A checksum shows that a file is what was written. The number of rows in the epoc
 is the table: it is maintained from epoch to epoch by the changes in the log, never counted in the files.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_consumers.fold.row_codes import row_codes
-from spark_consumers.lake.format.data_files import as_damage, read_data
+from spark_consumers.lake.format.data_files import as_damage, read_data, readable
 from spark_consumers.lake.format.position_deletes import read_removed
 from spark_consumers.lake.format.snapshot_files import files_of
 from spark_consumers.lake.format.table_format import ScanFile
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError
 
 
-def count(manifest_list: Path, identity: list[str]) -> int:
+def count(manifest_list: Place, identity: list[str]) -> int:
     """The rows of the snapshot with this manifest list; `identity`: the columns that its files of keys are by.
 
     Raises `CorruptError` for files that cannot be read, or do not have the number of rows that their manifest states, and
@@ -29,7 +28,7 @@ def count(manifest_list: Path, identity: list[str]) -> int:
         check_rows(file)
         total += file.rows - len(removed_by_keys(file, identity))
         if file.vector is not None:
-            positions = read_removed(Path(file.path).parent.parent, file.vector)
+            positions = read_removed(place(file.path).parent.parent, file.vector)
             if positions and positions.max() >= file.rows:
                 raise CorruptError(
                     f"a deletion vector has position {positions.max()} of {file.rows} rows",
@@ -42,7 +41,7 @@ def count(manifest_list: Path, identity: list[str]) -> int:
 def check_rows(file: ScanFile) -> None:
     """Raise `CorruptError` if the data file does not have the number of rows that its manifest states."""
     with as_damage(file.path):
-        there = pq.read_metadata(file.path).num_rows
+        there = pq.read_metadata(readable(file.path)).num_rows
     if there != file.rows:
         raise CorruptError(
             f"has {there} rows, but its manifest records {file.rows}", where=file.path

@@ -17,7 +17,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -29,6 +29,14 @@ import pyarrow.parquet as pq
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.store.place import (
+    ObjectPlace,
+    Place,
+    files_in,
+    is_object,
+    place,
+    spooled,
+)
 from walsender_bridge.errors import CorruptError, UnavailableError
 from walsender_bridge.runtime import logs
 
@@ -74,6 +82,11 @@ def widened(columns: list[pa.Array], schema: pa.Schema) -> list[pa.Array]:
     ]
 
 
+def numbered(path: str, number: int) -> str:
+    """One of the names of several files that are written in the place of this Parquet file."""
+    return f"{path.removesuffix('.parquet')}.{number}.parquet"
+
+
 def write_table(
     path: str, table: pa.Table, *, codec: str = "zstd", level: int | None = None
 ) -> FileInfo:
@@ -82,21 +95,29 @@ def write_table(
         pq.write_table(
             table, file, compression=codec, compression_level=level, row_group_size=_ROW_GROUP
         )
-    return FileInfo(path, table.num_rows, Path(path).stat().st_size)
+        size = file.tell()
+    return FileInfo(path, table.num_rows, size)
 
 
-def read_data(path: str | Path, columns: list[str] | None = None) -> pa.Table:
+def read_data(path: str | Place, columns: list[str] | None = None) -> pa.Table:
     """Read a Parquet file of the lake. Raises `CorruptError` if it is not what was written."""
-    checksums.check(Path(path))
+    checksums.check(place(path))
     with as_damage(path):
-        return pq.read_table(path, columns=columns)
+        return pq.read_table(readable(path), columns=columns)
+
+
+def readable(path: str | Place) -> str | BinaryIO:
+    """A file of the lake as Arrow reads it."""
+    found = place(path)
+    return found.open() if isinstance(found, ObjectPlace) else str(found)
 
 
 @contextmanager
-def as_damage(path: str | Path) -> Iterator[None]:
+def as_damage(path: str | Place) -> Iterator[None]:
     """What Arrow says of a file that it cannot read, as `CorruptError`: the file may have no checksums."""
     try:
-        yield
+        with checksums.read_whole(place(path)):
+            yield
     except (pa.ArrowInvalid, OSError) as error:
         # Arrow's own have no number; others are the machine's, and pass, but for a disk's.
         if getattr(error, "errno", None) not in {None, errno.EIO}:
@@ -117,7 +138,11 @@ def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
     If another attempt of the same task has made the file meanwhile, that one stays: it may be in use. Raises
     `UnavailableError` if the name is another file's.
     """
-    target = Path(path)
+    target = place(path)
+    if isinstance(target, ObjectPlace):
+        with _other_content(path), spooled(target) as spool:
+            yield spool
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -129,16 +154,61 @@ def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         try:
             os.link(draft, target)
         except FileExistsError:
-            if not filecmp.cmp(draft, target, shallow=False):
-                raise UnavailableError(
-                    "another file with this name has other rows, and is left unchanged",
-                    where=path,
-                    repair="the job retries by itself, under another name",
-                ) from None
+            with _other_content(path):
+                if not filecmp.cmp(draft, target, shallow=False):
+                    raise
         if durable:
             checksums.seal(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@dataclass
+class NewFile:
+    """A file that is written under a name that no other attempt has; removed at the end if it is not wanted after all."""
+
+    file: BinaryIO
+    is_wanted: bool = True
+    size: int = 0
+
+
+@contextmanager
+def new_file(path: str) -> Iterator[NewFile]:
+    """A file to write: durable at the end of the block, with checksums, and its size is known then."""
+    target = place(path)
+    if isinstance(target, ObjectPlace):
+        with suppress(_UnwantedError), spooled(target) as spool:
+            new = NewFile(spool)
+            yield new
+            if not new.is_wanted:
+                raise _UnwantedError
+            new.size = spool.tell()
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "xb") as file:
+        new = NewFile(file)
+        yield new
+    if not new.is_wanted:
+        target.unlink()
+        return
+    new.size = sync(target)
+    checksums.seal(target)
+
+
+class _UnwantedError(Exception):
+    pass
+
+
+@contextmanager
+def _other_content(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise UnavailableError(
+            "another file with this name has other rows, and is left unchanged",
+            where=path,
+            repair="the job retries by itself, under another name",
+        ) from None
 
 
 def sync(path: Path) -> int:
@@ -161,17 +231,19 @@ def write_partial(path: str, table: pa.Table) -> str:
 
 def read_partial(path: str) -> pa.Table:
     """What `write_partial` wrote."""
+    if is_object(path):
+        return pa.ipc.open_file(pa.BufferReader(place(path).read_bytes())).read_all()
     with pa.memory_map(path) as source:
         return pa.ipc.open_file(source).read_all()
 
 
-def orphans(folder: Path, stages: Mapping[int, str], term: int) -> Iterator[Path]:
+def orphans(folder: Place, stages: Mapping[int, str], term: int) -> Iterator[Place]:
     """The data files in a table's folder that are orphaned for a writer of this term.
 
     `stages`: for some links the stage that the link's manifest names for this table. Files for other links
     are left alone, and so are those of a higher term: where links were lost, a newer writer makes links of these numbers again.
     """
-    for file in (folder / "data").iterdir() if (folder / "data").exists() else ():
+    for file in files_in(folder / "data"):
         stage = Stage.of(file.name.removeprefix("."))
         if stage is None or stage.link not in stages or stage.term > term:
             continue
@@ -185,7 +257,7 @@ def orphans(folder: Path, stages: Mapping[int, str], term: int) -> Iterator[Path
 
 
 def remove_orphans(
-    lake: Path,
+    lake: Place,
     tables: Mapping[str, TableVersion],
     links: Mapping[int, Mapping[str, TableVersion]],
     term: int,

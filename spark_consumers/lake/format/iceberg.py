@@ -16,7 +16,7 @@ expired by others. An epoch has no tag: the writer's own retention keeps what a 
 import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from spark_consumers.lake.catalog.table_catalog import (
     TableId,
     moved_main,
 )
-from spark_consumers.lake.format import checksums, leaks, places
+from spark_consumers.lake.format import checksums, leaks
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_commit import (
     commit_of,
@@ -43,7 +43,7 @@ from spark_consumers.lake.format.iceberg_commit import (
 from spark_consumers.lake.format.iceberg_files import (
     following,
     is_newest,
-    local,
+    make_folders,
     prepared,
     refs_in,
     refs_of_record,
@@ -88,6 +88,7 @@ from spark_consumers.lake.format.table_format import (
 from spark_consumers.lake.layout.arrangement import NO_PARTITION, Arrangement
 from spark_consumers.lake.layout.evolution import arrangement, changes
 from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.store.place import Place, place, remove_tree
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
 from walsender_bridge.postgres.table_layout import TableLayout
 from walsender_bridge.runtime import logs
@@ -142,7 +143,7 @@ class IcebergFormat:
         #: By path: tables that the takeover has left to be taken before they are changed.
         self._untaken: dict[str, _Untaken] = {}
         #: By path: a snapshot that plain readers see, and the metadata file that was the newest then.
-        self._shown: dict[str, tuple[int, Path]] = {}
+        self._shown: dict[str, tuple[int, Place]] = {}
 
     def create(self, path: str, columns: pa.Schema, *, vectors: bool = True) -> None:
         """Make an empty table in a new folder; without `vectors` in a version of the format that engines have known longer.
@@ -153,7 +154,7 @@ class IcebergFormat:
         if not vectors:
             properties["format-version"] = str(_VERSION_WITHOUT_VECTORS)
         if not self._catalog.is_folder:
-            places.make(path)
+            make_folders(place(path))
             properties |= _METADATA_PROPERTIES
         outcome = self._catalog.create(TableId.at(path), iceberg_schema(columns), properties)
         if not _is_won(outcome, path):
@@ -162,7 +163,7 @@ class IcebergFormat:
     def drop(self, path: str) -> None:
         """Remove the table with its folder."""
         self._catalog.drop(TableId.at(path))
-        places.remove(path)
+        remove_tree(place(path))
         self.forget(path)
 
     def forget(self, path: str) -> None:
@@ -324,7 +325,7 @@ class IcebergFormat:
         return made[-1]
 
     def _identity(self, path: str) -> str:
-        return f"{self._lake}:{'/'.join(Path(path).parts[-3:])}"
+        return f"{self._lake}:{'/'.join(PurePath(path).parts[-3:])}"
 
     def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
         """Whether this snapshot already is that write: the same table, base, end version and link.
@@ -486,13 +487,13 @@ class IcebergFormat:
                 case takeover.ReadTable():
                     return self._there(path, term)
                 case takeover.LinkTable(base, commit):
-                    shown = str(following(local(base.location)))
+                    shown = str(following(place(base.location)))
                     return _is_won(self._catalog.commit(commit), path)
             raise AssertionError(f"{effect} is of another commit")
 
         takeover.carry_out(takeover.commit(change, path), do)
         if self._catalog.is_folder:
-            self._shown[path] = snapshot, local(shown)
+            self._shown[path] = snapshot, place(shown)
 
     def _there(self, path: str, term: int) -> LoadedTable:
         """The table as the catalog has it; it is this term's. Raises `FencedError`."""
@@ -508,7 +509,7 @@ class IcebergFormat:
         return there
 
     @of_table
-    def metadata_file(self, path: str, snapshot: int) -> Path | None:
+    def metadata_file(self, path: str, snapshot: int) -> Place | None:
         """The newest metadata file; None if its `main` is another snapshot."""
         shown, file = self._shown.get(path, (None, None))
         if file is not None and shown == snapshot and is_newest(file):
@@ -583,8 +584,8 @@ class IcebergFormat:
             log.warning("snapshots do not expire: the table is damaged", error=str(error))
             self._tables.forget(path)
             return 0
-        files = [local(str(file)) for file in doomed]
-        others = [str(file) for file in files if not checksums.remove_of(Path(path), file)]
+        files = [place(str(file)) for file in doomed]
+        others = [str(file) for file in files if not checksums.remove_of(place(path), file)]
         if others:
             log.warning(
                 "files outside the table's folder are kept",
@@ -632,7 +633,7 @@ class IcebergFormat:
         """The data files of a snapshot. Raises `NotSupportedError` for deletes that only others can have written."""
         table = self._tables.at(path, snapshot)
         self._tables.check(path, table, snapshot)
-        files = files_of(local(str(table.snapshot(snapshot).manifestListLocation())))
+        files = files_of(place(str(table.snapshot(snapshot).manifestListLocation())))
         partitions = Partitions(self._iceberg, table).names(snapshot)
         return [placed(file, partitions.get(file.path, NO_PARTITION)) for file in files]
 
@@ -643,13 +644,13 @@ class IcebergFormat:
         if table.operations().current().formatVersion() < _VERSION:
             return {}
         self._tables.check(path, table, snapshot)
-        return row_ids(local(str(table.snapshot(snapshot).manifestListLocation())))
+        return row_ids(place(str(table.snapshot(snapshot).manifestListLocation())))
 
     @of_table
     def equality_deletes(self, path: str, snapshot: int) -> list[str]:
         """The files of keys in a snapshot that an earlier version wrote."""
         table = self._tables.at(path, snapshot)
-        return equality_deletes(local(str(table.snapshot(snapshot).manifestListLocation())))
+        return equality_deletes(place(str(table.snapshot(snapshot).manifestListLocation())))
 
     def empty_snapshot(self, there: LoadedTable) -> NewSnapshot:
         """What the next snapshot of the control table is to be, its manifest list written where the table is."""
@@ -676,7 +677,7 @@ class IcebergFormat:
             case takeover.ReadNamed(files):
                 return needed(self._spark, self._tables.current(path), files)
             case takeover.RemovePrepared(file):
-                return checksums.remove_of(Path(path), Path(file))
+                return checksums.remove_of(place(path), place(file))
         raise AssertionError(f"{effect} is of the lake")
 
 

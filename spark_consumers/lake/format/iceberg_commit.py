@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -15,20 +15,23 @@ from spark_consumers.lake.catalog.table_catalog import (
 )
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import sync
-from spark_consumers.lake.format.iceberg_files import local
 from spark_consumers.lake.format.iceberg_refs import PINS, Ref, with_pins
 from spark_consumers.lake.format.leaks import DATA, METADATA
+from spark_consumers.lake.store.place import ObjectPlace, Place, place
 from walsender_bridge.errors import LakeError
 from walsender_bridge.runtime.durable import sync_folder
 
 
 def sync_snapshots(table: Any, metadata: Any) -> None:
-    """Make durable what the new snapshots of `metadata` are made of, before anything names them."""
+    """Make durable what the new snapshots of `metadata` are made of, before anything names them. Objects are durable."""
+    folder = place(str(table.location()))
+    if isinstance(folder, ObjectPlace):
+        return
     known, snapshots = table.operations().current(), metadata.snapshots()
     made = False
     # The new ones are the last: a table may have thousands, and each look is a call of the JVM.
-    for place in range(snapshots.size() - 1, -1, -1):
-        snapshot = snapshots.get(place)
+    for number in range(snapshots.size() - 1, -1, -1):
+        snapshot = snapshots.get(number)
         if known.snapshot(snapshot.snapshotId()) is not None:
             break
         manifests = [
@@ -36,14 +39,15 @@ def sync_snapshots(table: Any, metadata: Any) -> None:
             for manifest in snapshot.allManifests(table.io()).toArray()
             if manifest.snapshotId() == snapshot.snapshotId()
         ]
-        for file in map(local, [str(snapshot.manifestListLocation()), *manifests]):
+        for file in map(place, [str(snapshot.manifestListLocation()), *manifests]):
+            assert not isinstance(file, ObjectPlace)
             sync(file)
             checksums.seal(file)
         made = True
     if made:
         # The executors have synced the data files, but not the names that they have in their folder. The
         # names here are made durable with the one that makes them count (`create_exclusively`).
-        sync_folder(local(str(table.location())) / "data")
+        sync_folder(folder / "data")
 
 
 def commit_of(iceberg: Any, name: TableId, table: Any, metadata: Any, fence: str) -> TableCommit:
@@ -78,12 +82,12 @@ def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
     jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
     lists = jvm.org.apache.iceberg.ReachableFileUtil.manifestListLocations(table)
     found = _named(files, lists)
-    path = str(local(str(table.location())))
+    path = str(place(str(table.location())))
     for folder, view, column in (
         (METADATA, "all_manifests", "path"),
         (DATA, "all_files", "file_path"),
     ):
-        asked = {file for file in files if Path(file).parent.name == folder}
+        asked = {file for file in files if PurePath(file).parent.name == folder}
         if asked - found:
             rows = spark.read.format("iceberg").load(f"{newest(table)}#{view}").select(column)
             named = {row[0] for row in rows.distinct().collect()}
@@ -94,8 +98,8 @@ def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
 
 
 def _named(files: Iterable[str], locations: Iterable[Any]) -> set[str]:
-    names = {local(str(location)).name for location in locations}
-    return {file for file in files if Path(file).name in names}
+    names = {PurePath(str(location)).name for location in locations}
+    return {file for file in files if PurePath(file).name in names}
 
 
 def _least(table: Any, view: str) -> int:
@@ -109,9 +113,9 @@ def _least(table: Any, view: str) -> int:
     return sum(int(summary.get(f"total-{kind}-files") or 0) for kind in ("data", "delete"))
 
 
-def newest(table: Any) -> Path:
+def newest(table: Any) -> Place:
     """The metadata file of the table as it was last loaded."""
-    return local(str(table.operations().current().metadataFileLocation()))
+    return place(str(table.operations().current().metadataFileLocation()))
 
 
 def refs_of(metadata: Any) -> dict[str, Ref]:

@@ -5,22 +5,33 @@ import gzip
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_refs import PINS, Ref, with_pins
-from spark_consumers.lake.store.exclusive import create_exclusively
+from spark_consumers.lake.store.place import ObjectPlace, Place, create, place
+from walsender_bridge.runtime.durable import sync_folder
 
 #: Metadata files that are kept behind the newest: far more than a reader can be behind while it opens one.
 _KEPT_METADATA = 100
+_HINT = "version-hint.text"
+
+
+def make_folders(table: Place) -> None:
+    """Make the folders of a new table, durably, and those that it is in: lake, `tables`, stream, schema. A bucket needs none."""
+    if isinstance(table, ObjectPlace):
+        return
+    for name in ("metadata", "data"):
+        (table / name).mkdir(parents=True, exist_ok=True)
+    for each in reversed([table, *table.parents[:4]]):
+        sync_folder(each)
 
 
 def link(path: str, number: int, content: str) -> bool:
     """Make `content` the metadata of version `number`, exclusively; False if that is not the next one."""
-    folder = Path(path) / "metadata"
+    folder = place(path) / "metadata"
     file = metadata_file(folder, number)
-    if not create_exclusively(file, content.encode()):
+    if not create(file, content.encode()):
         return False
     if number > 1 and not metadata_file(folder, number - 1).exists():
         # We slept until the version before was removed, and perhaps this number too: the table has gone
@@ -36,21 +47,24 @@ def link(path: str, number: int, content: str) -> bool:
     return True
 
 
-def _hint(folder: Path, number: int) -> None:
+def _hint(folder: Place, number: int) -> None:
     """Write the hint where readers begin. It only saves them a listing, since they look for greater numbers, too."""
+    if isinstance(folder, ObjectPlace):
+        (folder / _HINT).replace_by(str(number).encode())
+        return
     hint = folder / f".hint-{number}-{os.getpid()}"
     hint.write_text(str(number))
     # A takeover may have removed it, and has written its own.
     with contextlib.suppress(FileNotFoundError):
-        hint.replace(folder / "version-hint.text")
+        hint.replace(folder / _HINT)
 
 
-def metadata_file(folder: Path, version: int) -> Path:
+def metadata_file(folder: Place, version: int) -> Place:
     """The metadata file of that version, in a table's metadata folder."""
     return folder / f"v{version}.metadata.json"
 
 
-def versions_in(folder: Path) -> list[int]:
+def versions_in(folder: Place) -> list[int]:
     """The versions of the metadata files in a table's metadata folder, ascending.
 
     Not of compressed ones (v4.gz.metadata.json), which another writer may have left.
@@ -60,8 +74,10 @@ def versions_in(folder: Path) -> list[int]:
     return sorted(int(each) for each in versions if each.isdecimal())
 
 
-def newest_metadata(table: Path) -> Path | None:
+def newest_metadata(table: Place) -> Place | None:
     """The metadata file that Iceberg opens of the table in a folder, which may be a compressed one; None without any."""
+    if isinstance(table, ObjectPlace) and (found := _hinted(table / "metadata")) is not None:
+        return found
     files = [
         file
         for file in (table / "metadata").glob("v*.metadata.json")
@@ -70,24 +86,43 @@ def newest_metadata(table: Path) -> Path | None:
     return max(files, key=version_of, default=None)
 
 
-def version_of(metadata: Path) -> int:
+def manifests_at(location: str) -> list[str]:
+    """The manifests and manifest lists of the table at this location, as locations."""
+    return [str(file) for file in (place(location) / "metadata").glob("*.avro")]
+
+
+def _hinted(folder: ObjectPlace) -> ObjectPlace | None:
+    """The newest metadata file, from the hint on: a listing would have a thousand names a request. None without a hint that is right."""
+    try:
+        number = int((folder / _HINT).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    file = folder / f"v{number}.metadata.json"
+    if not file.exists():
+        return None
+    while (after := folder / f"v{number + 1}.metadata.json").exists():
+        file, number = after, number + 1
+    return file
+
+
+def version_of(metadata: Place) -> int:
     """The version of a metadata file, also of a compressed one."""
     return int(metadata.name.removeprefix("v").partition(".")[0])
 
 
-def is_newest(metadata: Path) -> bool:
+def is_newest(metadata: Place) -> bool:
     """Whether this is the newest metadata file of its table."""
     return metadata.exists() and not following(metadata).exists()
 
 
-def following(metadata: Path) -> Path:
+def following(metadata: Place) -> Place:
     """The metadata file of the next version."""
     return metadata_file(metadata.parent, version_of(metadata) + 1)
 
 
 def refs_in(path: str) -> dict[str, Ref]:
     """The branches and tags of the table in a folder, by its newest metadata that is JSON; none if it has none."""
-    folder = Path(path, "metadata")
+    folder = place(path) / "metadata"
     for version in reversed(versions_in(folder)):
         try:
             return refs_of_record(json.loads(metadata_file(folder, version).read_bytes()))
@@ -110,7 +145,7 @@ def refs_of_record(record: Mapping[str, Any]) -> dict[str, Ref]:
     return with_pins(refs, record.get("properties", {}).get(PINS))
 
 
-def snapshots_in(metadata: Path) -> list[int]:
+def snapshots_in(metadata: Place) -> list[int]:
     """The ids of the snapshots in a metadata file, of which there may be thousands: each would be a call of the JVM."""
     content = metadata.read_bytes()
     if metadata.name.endswith(".gz.metadata.json"):
@@ -118,15 +153,7 @@ def snapshots_in(metadata: Path) -> list[int]:
     return [snapshot["snapshot-id"] for snapshot in json.loads(content).get("snapshots", ())]
 
 
-def local(location: str) -> Path:
-    """The path that Iceberg's location means, whose names may have any character: nothing in it is encoded."""
-    if not location.startswith("file:"):
-        return Path(location)
-    place = location.removeprefix("file:")
-    return Path("/", place[2:].partition("/")[2]) if place.startswith("//") else Path(place)
-
-
-def _remove_old(folder: Path, number: int) -> None:
+def _remove_old(folder: Place, number: int) -> None:
     """Remove the metadata files up to this version, the oldest first: so none stays behind a gap."""
     old = []
     while (file := metadata_file(folder, number)).exists():
@@ -136,16 +163,20 @@ def _remove_old(folder: Path, number: int) -> None:
         checksums.remove(file)
 
 
-def prepared(metadata: Path) -> frozenset[str]:
+def prepared(metadata: Place) -> frozenset[str]:
     """Files that look as if they were prepared for a commit after `metadata`: newer, by the file system's clock.
 
-    What a clock that was set back hides stays as garbage. None of them is removed by its time alone.
+    What a clock that was set back hides stays as garbage. None of them is removed by its time alone. In a bucket, whose times
+    are whole seconds, those of the same second are among them.
     """
     try:
         moment = metadata.stat().st_mtime_ns
     except FileNotFoundError:
         return frozenset()
     found = set()
+    if isinstance(metadata, ObjectPlace):
+        listed = metadata.parent.glob("*.avro")
+        return frozenset(str(file) for file in listed if file.stat().st_mtime_ns >= moment)
     for pattern in ("*.avro", ".*.tmp", ".hint-*"):
         for file in metadata.parent.glob(pattern):
             with contextlib.suppress(FileNotFoundError):

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
-from spark_consumers.lake.format.iceberg_files import local, newest_metadata
+from spark_consumers.lake.format.iceberg_files import newest_metadata
+from spark_consumers.lake.store.place import ObjectPlace, Place, place
 from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.jars import ICEBERG
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
@@ -49,7 +50,7 @@ def read_snapshot(
     with named(path):
         opened, is_there = path, False
         if catalog is None:
-            is_there = check_snapshot(Path(path), snapshot)
+            is_there = check_snapshot(place(path), snapshot)
         elif (there := catalog.load(TableId.at(path))) is not None:
             opened, is_there = there.location, _check_listed(there.metadata, snapshot)
         if not is_there:
@@ -64,7 +65,7 @@ def read_snapshot(
         return frame
 
 
-def check_snapshot(table: Path, snapshot: int) -> bool:
+def check_snapshot(table: Place, snapshot: int) -> bool:
     """Verify the newest metadata of a table in a folder, and the manifests of a snapshot; whether that is there.
 
     Raises `CorruptError`.
@@ -93,7 +94,7 @@ def _check_listed(metadata: Mapping[str, Any], snapshot: int) -> bool:
     places = {each["snapshot-id"]: each["manifest-list"] for each in metadata.get("snapshots", ())}
     if snapshot not in places:
         return False
-    Checked().snapshot(local(places[snapshot]))
+    Checked().snapshot(place(places[snapshot]))
     return True
 
 
@@ -109,7 +110,7 @@ def blamed(path: str) -> Iterator[None]:
     except SPARK_ERRORS as error:
         if _NO_ICEBERG in str(error):
             raise
-        for sums in sorted((Path(path) / "metadata").glob(".*.crc")):
+        for sums in _sums(place(path)):
             file = checksums.file_of(sums)
             if file is not None and file.exists():
                 checksums.check(file)
@@ -140,6 +141,10 @@ def named(path: str) -> Iterator[None]:
             where=path,
             repair="find the damaged file: tuskline lake verify",
         ) from error
+
+
+def _sums(table: Place) -> list[Path]:
+    return [] if isinstance(table, ObjectPlace) else sorted((table / "metadata").glob(".*.crc"))
 
 
 def _line(error: Exception) -> str:

@@ -7,7 +7,6 @@ catalog says of them (`CatalogTables`).
 import json
 from collections.abc import Callable
 from functools import update_wrapper
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
@@ -18,7 +17,6 @@ from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_commit import newest
 from spark_consumers.lake.format.iceberg_files import (
-    local,
     newest_metadata,
     refs_of_record,
     snapshots_in,
@@ -26,6 +24,7 @@ from spark_consumers.lake.format.iceberg_files import (
 from spark_consumers.lake.format.iceberg_io import file_io, hadoop_settings
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import fenced_by, is_epoch
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError
 
 
@@ -79,7 +78,7 @@ class LoadedTables(Protocol):
     def check_all(self, path: str) -> None:
         """Verify the manifests of all snapshots, which say what files are needed."""
 
-    def shows(self, path: str, snapshot: int, term: int) -> Path | None:
+    def shows(self, path: str, snapshot: int, term: int) -> Place | None:
         """The newest metadata file of a table that shows plain readers this snapshot, and in which a takeover has nothing to mend.
 
         None of any other table, and where no file tells. Raises `FencedError` if a higher term has it, `CorruptError` for damage.
@@ -106,11 +105,11 @@ class _Checking:
                 where=path,
                 repair="restore the table from a backup, or copy it again: tuskline table resync",
             )
-        self._checked.snapshot(local(str(found.manifestListLocation())))
+        self._checked.snapshot(place(str(found.manifestListLocation())))
 
     def check_all(self, path: str) -> None:
         """See `LoadedTables`."""
-        self._checked.all_manifests(Path(path))
+        self._checked.all_manifests(place(path))
 
 
 class FolderTables(_Checking):
@@ -122,7 +121,7 @@ class FolderTables(_Checking):
         self._tables = jvm.org.apache.iceberg.hadoop.HadoopTables(hadoop_settings(spark))
         self._loaded: dict[str, Any] = {}
         #: By path: the metadata that was verified after it was loaded.
-        self._metadata: dict[str, Path] = {}
+        self._metadata: dict[str, Place] = {}
 
     def at(self, path: str, snapshot: int | None = None) -> Any:
         """The table as it was last loaded, or reloaded if `snapshot` is not in it."""
@@ -158,11 +157,11 @@ class FolderTables(_Checking):
         """See `LoadedTables`."""
         self._loaded.pop(path, None)
         self._metadata.pop(path, None)
-        self._checked.forget(Path(path))
+        self._checked.forget(place(path))
 
-    def shows(self, path: str, snapshot: int, term: int) -> Path | None:
+    def shows(self, path: str, snapshot: int, term: int) -> Place | None:
         """See `LoadedTables`. Without the JVM: a lake may have a thousand tables."""
-        file = newest_metadata(Path(path))
+        file = newest_metadata(place(path))
         if file is None or file.name.endswith(".gz.metadata.json"):
             return None
         try:
@@ -181,7 +180,7 @@ class FolderTables(_Checking):
             return None
         if any(is_epoch(name, ref) for name, ref in refs.items()):
             return None
-        self._checked.snapshot(local(str(found[0]["manifest-list"])))
+        self._checked.snapshot(place(str(found[0]["manifest-list"])))
         return file
 
     def _check_metadata(self, path: str, table: Any) -> None:
@@ -247,7 +246,7 @@ class CatalogTables(_Checking):
     def forget(self, path: str) -> None:
         """See `LoadedTables`."""
         self._loaded.pop(path, None)
-        self._checked.forget(Path(path))
+        self._checked.forget(place(path))
 
     def shows(self, path: str, snapshot: int, term: int) -> None:
         """See `LoadedTables`: each table is taken at once."""

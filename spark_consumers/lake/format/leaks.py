@@ -16,12 +16,12 @@ Why nothing is removed that is needed, whenever this writer is suspended:
 
 import contextlib
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.takeover import Effect
+from spark_consumers.lake.store.place import Place
 from walsender_bridge.errors import FencedError
 
 DATA, METADATA = "data", "metadata"
@@ -36,7 +36,7 @@ def may_be_left(folder: str, name: str, term: int) -> bool:
     return name.endswith(".avro") or draft or name.startswith(".hint-")
 
 
-def listed(table: Path, term: int) -> frozenset[str]:
+def listed(table: Place, term: int) -> frozenset[str]:
     """The files in a table's folder that may be left, and files that have only their checksums left."""
     found = set()
     for folder in (DATA, METADATA):

@@ -6,7 +6,6 @@ data file's next file of positions takes the place of the one before.
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from spark_consumers.lake.format.data_files import Stage, read_data, write_table
 from spark_consumers.lake.format.iceberg_schema import FIELD_ID
 from spark_consumers.lake.format.puffin import read_vector
 from spark_consumers.lake.format.table_format import Vector
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError
 
 #: How the names of these files end.
@@ -60,11 +60,11 @@ def is_ours(name: str) -> bool:
     return name.endswith(SUFFIX) and Stage.of(name) is not None
 
 
-def read_removed(folder: str | Path, vector: Vector) -> BitMap64:
+def read_removed(folder: str | Place, vector: Vector) -> BitMap64:
     """The positions that are removed from a data file, by a vector or by a file of positions. Raises `CorruptError`."""
     if not is_of_positions(vector):
         return read_vector(folder, vector)
-    path = Path(folder, vector.puffin)
+    path = place(folder) / vector.puffin
     try:
         table = read_data(path)
     except FileNotFoundError:
@@ -75,5 +75,5 @@ def read_removed(folder: str | Path, vector: Vector) -> BitMap64:
     return BitMap64(np.asarray(table.column("pos")).astype(np.uint64))
 
 
-def _damaged(what: str, where: Path) -> CorruptError:
+def _damaged(what: str, where: Place) -> CorruptError:
     return CorruptError(what, where=str(where), repair=checksums.REPAIR)

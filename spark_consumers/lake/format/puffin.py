@@ -11,12 +11,10 @@ vectors of one file for the same: DuckDB 1.5 applies the one to the data file of
 """
 
 import json
-import os
 import struct
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +23,7 @@ from pyroaring import BitMap64
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import whole_file
 from spark_consumers.lake.format.table_format import Vector
+from spark_consumers.lake.store.place import Place, place, read_range
 from walsender_bridge.errors import CorruptError
 
 _MAGIC = b"PFA1"
@@ -98,12 +97,12 @@ def _footer(file: str, length: int, rows: int) -> bytes:
     return json.dumps({"blobs": [blob], "properties": {"created-by": "Tuskline"}}).encode()
 
 
-def read_vector(folder: str | Path, vector: Vector) -> BitMap64:
+def read_vector(folder: str | Place, vector: Vector) -> BitMap64:
     """The positions that are removed from a data file. Raises `CorruptError`."""
-    path = Path(folder, vector.puffin)
+    path = place(folder) / vector.puffin
     try:
-        with checksums.read_whole(path), path.open("rb") as content:
-            blob = os.pread(content.fileno(), vector.length, vector.offset)
+        with checksums.read_whole(path):
+            blob = read_range(path, vector.offset, vector.length)
     except FileNotFoundError:
         raise _damaged("the file is missing", str(path)) from None
     positions = decode(blob, str(path))

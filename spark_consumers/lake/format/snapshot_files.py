@@ -2,20 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from spark_consumers.lake.format import avro
-from spark_consumers.lake.format.iceberg_files import local
 from spark_consumers.lake.format.position_deletes import is_ours
 from spark_consumers.lake.format.table_format import RowIds, ScanFile, Vector, name_of
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import CorruptError, NotSupportedError
 
 _DATA, _POSITION_DELETES, _EQUALITY_DELETES = range(3)
 _DELETED = 2
 
 
-def files_of(manifest_list: Path) -> list[ScanFile]:
+def files_of(manifest_list: Place) -> list[ScanFile]:
     """The data files of the snapshot with this manifest list.
 
     Raises `CorruptError`, also for what only damage explains (two vectors of a data file), and `NotSupportedError` for
@@ -25,7 +25,7 @@ def files_of(manifest_list: Path) -> list[ScanFile]:
     vectors: dict[str, Vector] = {}
     deletes: dict[str, int] = {}
     for found, sequence in _entries(manifest_list):
-        path = str(local(found["file_path"]))
+        path = str(place(found["file_path"]))
         match found.get("content", _DATA):
             case kind if kind == _DATA:
                 file = ScanFile(path, found["file_size_in_bytes"], found["record_count"])
@@ -54,21 +54,21 @@ def files_of(manifest_list: Path) -> list[ScanFile]:
     return files
 
 
-def equality_deletes(manifest_list: Path) -> list[str]:
+def equality_deletes(manifest_list: Place) -> list[str]:
     """The files of keys in a snapshot of an earlier version."""
     return [
-        str(local(found["file_path"]))
+        str(place(found["file_path"]))
         for found, _ in _entries(manifest_list)
         if found.get("content", _DATA) == _EQUALITY_DELETES
     ]
 
 
-def row_ids(manifest_list: Path) -> dict[str, RowIds]:
+def row_ids(manifest_list: Place) -> dict[str, RowIds]:
     """The row ids of the snapshot's data files that have some, by the files' names (Iceberg specification, First Row ID Inheritance)."""
     found = {}
     for manifest in avro.rows(manifest_list):
         next_id = manifest.get("first_row_id")
-        for entry in avro.rows(local(manifest["manifest_path"])):
+        for entry in avro.rows(place(manifest["manifest_path"])):
             file = entry["data_file"]
             if entry["status"] == _DELETED or file.get("content", _DATA) != _DATA:
                 continue
@@ -79,15 +79,15 @@ def row_ids(manifest_list: Path) -> dict[str, RowIds]:
             if sequence is None:
                 sequence = manifest["sequence_number"]
             if first is not None:
-                name = name_of(str(local(file["file_path"])))
+                name = name_of(str(place(file["file_path"])))
                 found[name] = RowIds(first, sequence)
     return found
 
 
-def _entries(manifest_list: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _entries(manifest_list: Place) -> Iterator[tuple[dict[str, Any], int]]:
     """Each file that is in the snapshot, and its sequence number."""
     for manifest in avro.rows(manifest_list):
-        for entry in avro.rows(local(manifest["manifest_path"])):
+        for entry in avro.rows(place(manifest["manifest_path"])):
             if entry["status"] == _DELETED:
                 continue
             sequence = entry.get("sequence_number")
@@ -96,9 +96,9 @@ def _entries(manifest_list: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _vector(path: str, found: dict[str, Any]) -> Vector:
     file, offset = found.get("referenced_data_file"), found.get("content_offset")
-    if file is not None and offset is None and is_ours(Path(path).name):
+    if file is not None and offset is None and is_ours(PurePath(path).name):
         rows, size = found["record_count"], found["file_size_in_bytes"]
-        return Vector(name_of(str(local(file))), name_of(path), 0, 0, rows, size)
+        return Vector(name_of(str(place(file))), name_of(path), 0, 0, rows, size)
     if file is None or offset is None:
         raise NotSupportedError(
             "holds deletes by position, which Tuskline does not write",
@@ -106,7 +106,7 @@ def _vector(path: str, found: dict[str, Any]) -> Vector:
             repair="let only Tuskline write to the lake's tables",
         )
     return Vector(
-        name_of(str(local(file))),
+        name_of(str(place(file))),
         name_of(path),
         offset,
         found["content_size_in_bytes"],

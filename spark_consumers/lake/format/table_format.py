@@ -9,12 +9,13 @@ table over (`FencedError`), and repeating it changes nothing.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import Protocol
 
 import pyarrow as pa
 
 from spark_consumers.lake.layout.arrangement import NO_PARTITION, Arrangement
+from spark_consumers.lake.store.place import Place
 from walsender_bridge.postgres.table_layout import TableLayout
 
 #: The hidden column of a table without a key that an earlier version copied, in which it told equal rows apart.
@@ -89,7 +90,7 @@ class RowIds:
 
 def name_of(path: str) -> str:
     """The path below its table's folder of a data file, all of which are in one folder."""
-    return f"data/{Path(path).name}"
+    return f"data/{PurePath(path).name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class TableFormat(Protocol):
     def show(self, path: str, term: int, snapshot: int) -> None:
         """Let readers of the plain table see `snapshot`."""
 
-    def metadata_file(self, path: str, snapshot: int) -> Path | None:
+    def metadata_file(self, path: str, snapshot: int) -> Place | None:
         """The file by which other engines open the table; None if readers of the plain table see another snapshot."""
 
     def pin(self, path: str, term: int, tags: Mapping[str, int], *, take: bool = False) -> None:

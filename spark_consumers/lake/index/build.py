@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import removed_by_keys
-from spark_consumers.lake.format.data_files import as_damage, read_partial, write_partial
+from spark_consumers.lake.format.data_files import as_damage, read_partial, readable, write_partial
 from spark_consumers.lake.format.position_deletes import read_removed, write_positions
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, Vector, name_of
@@ -27,6 +26,7 @@ from spark_consumers.lake.index.run_format import (
     open_runs,
     write_run,
 )
+from spark_consumers.lake.store.place import place
 from walsender_bridge.errors import CorruptError
 
 #: Bytes of data files that one task reads.
@@ -53,9 +53,9 @@ class Identity:
 
     def of_file(self, path: str) -> Digests:
         """The digests of all rows of a data file. Raises `CorruptError`."""
-        checksums.check(Path(path))
+        checksums.check(place(path))
         parts = []
-        with as_damage(path), pq.ParquetFile(path) as file:
+        with as_damage(path), pq.ParquetFile(readable(path)) as file:
             there = [name for name in self.names if name in file.schema_arrow.names]
             for number in range(file.num_row_groups):
                 group = file.read_row_group(number, columns=there)

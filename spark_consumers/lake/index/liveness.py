@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from spark_consumers.lake.format.position_deletes import read_removed
 from spark_consumers.lake.format.puffin import positions_of
 from spark_consumers.lake.format.table_format import Vector
 from spark_consumers.lake.index.run_format import DataFile, Tables
+from spark_consumers.lake.store.place import Place
 
 Bools = npt.NDArray[np.bool_]
 UInt32s = npt.NDArray[np.uint32]
@@ -23,7 +23,7 @@ class Liveness:
     Every data file has a number here, which is the same for all runs. Raises `CorruptError` for damaged vectors.
     """
 
-    def __init__(self, folder: str | Path, runs: Iterable[Tables]) -> None:
+    def __init__(self, folder: str | Place, runs: Iterable[Tables]) -> None:
         self._folder = folder
         self.files: list[DataFile] = []
         self.vectors: dict[str, Vector] = {}

@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from spark_consumers.lake.format.data_files import whole_file
 from spark_consumers.lake.format.table_format import Vector
 from spark_consumers.lake.index.digests import UInt64s
 from spark_consumers.lake.layout.arrangement import NO_PARTITION
+from spark_consumers.lake.store.place import ObjectPlace, Place, place
 
 RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("file", "<u4"), ("position", "<u4")])
 Records = npt.NDArray[np.void]
@@ -78,7 +78,7 @@ def write_run(folder: str, name: str, records: Iterable[Records], tables: Tables
     fences: list[int] = []
     sums: list[int] = []
     count = 0
-    with whole_file(str(Path(folder, name))) as out:
+    with whole_file(str(place(folder) / name)) as out:
         out.write(_MAGIC)
         for block in _blocks(records):
             content = block.tobytes()
@@ -197,13 +197,15 @@ def open_runs(folder: str, names: Sequence[str]) -> Iterator[list[RunReader]]:
     """These runs of the table in `folder`, in their order. Raises `IndexDamagedError`, also while they are read."""
     opened: list[int] = []
     try:
-        yield [_opened(Path(folder, name), opened) for name in names]
+        yield [_opened(place(folder) / name, opened) for name in names]
     finally:
         for descriptor in opened:
             os.close(descriptor)
 
 
-def _opened(path: Path, opened: list[int]) -> RunReader:
+def _opened(path: Place, opened: list[int]) -> RunReader:
+    if isinstance(path, ObjectPlace):
+        return _of_object(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -220,3 +222,20 @@ def _opened(path: Path, opened: list[int]) -> RunReader:
         return found
 
     return RunReader.open(str(path), read, os.fstat(descriptor).st_size)
+
+
+def _of_object(path: ObjectPlace) -> RunReader:
+    def read(offset: int, length: int) -> bytes:
+        try:
+            found = path.read_range(offset, length) if length else b""
+        except FileNotFoundError:
+            raise IndexDamagedError(f"{path}: the file is missing") from None
+        if len(found) != length:
+            raise IndexDamagedError(f"{path}: the file is truncated")
+        return found
+
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise IndexDamagedError(f"{path}: the file is missing") from None
+    return RunReader.open(str(path), read, size)

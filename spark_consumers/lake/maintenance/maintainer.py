@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake import folder
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.catalog.table_catalog import TableId
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
 from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
@@ -35,6 +35,7 @@ from spark_consumers.lake.maintenance.state import Remembered, Summary, write_su
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, TableVersion, open_chain
 from spark_consumers.lake.manifest.sealed_json import dump, parse
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
+from spark_consumers.lake.store.place import Place
 from spark_consumers.lake.writer import requests
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 from walsender_bridge.runtime import fail_point, logs
@@ -69,7 +70,7 @@ class Maintainer:
 
     def __init__(
         self,
-        lake: str | Path,
+        lake: str | Place,
         limits: Limits,
         *,
         store: StoreOptions = FROM_ENVIRONMENT,
@@ -78,7 +79,7 @@ class Maintainer:
         self._chain = open_chain(lake, store)
         self._limits = limits
         self._show = show
-        self._catalog = FolderCatalog(self._chain.root)
+        self._catalog = for_reading(self._chain) or FolderCatalog(self._chain.root)
         self._sign: MaintainerSign | None = None
         self._others = Maintainers(self._chain.store)
         self._remembered = Remembered(self._chain)
@@ -167,7 +168,10 @@ class Maintainer:
         """Bytes that a plan may have. Raises `LakeError` where the disk has none to begin with."""
         if (full := folder.lack_of_room(self._chain.root)) is not None:
             raise full
-        free = shutil.disk_usage(self._chain.root).free
+        on_disk = self._chain.store.folder
+        if on_disk is None:
+            return self._limits.plan_bytes
+        free = shutil.disk_usage(on_disk).free
         return max(0, min(self._limits.plan_bytes, free - folder.ROOM))
 
     def _clean(self, head: Manifest) -> None:
@@ -223,7 +227,7 @@ class Maintainer:
         return None
 
     def _compact(self, head: Manifest, name: str, some: list[Group]) -> Offer | None:
-        def prepared(root: Path, name: str, table: TableVersion, number: OfferName) -> Offer:
+        def prepared(root: Place, name: str, table: TableVersion, number: OfferName) -> Offer:
             return prepare(root, self._catalog, name, table, number, some)
 
         return self._offer(head, name, prepared)
@@ -232,7 +236,7 @@ class Maintainer:
         self,
         head: Manifest,
         name: str,
-        prepared: Callable[[Path, str, TableVersion, OfferName], Offer],
+        prepared: Callable[[Place, str, TableVersion, OfferName], Offer],
     ) -> Offer | None:
         """Have the files prepared, and ask the writer to use them; None if the table has gone on meanwhile."""
         assert self._sign is not None

@@ -29,7 +29,6 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Self
 
 from spark_consumers.lake.manifest import delta, home
@@ -62,7 +61,8 @@ from spark_consumers.lake.store.lake_store import (
     StoreOptions,
 )
 from spark_consumers.lake.store.local_store import LocalStore
-from spark_consumers.lake.store.open_store import local_root, open_store
+from spark_consumers.lake.store.open_store import open_store
+from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -214,7 +214,7 @@ class Manifest:
         )
 
 
-def open_chain(lake: str | Path, options: StoreOptions = FROM_ENVIRONMENT) -> "Chain":
+def open_chain(lake: str | Place, options: StoreOptions = FROM_ENVIRONMENT) -> "Chain":
     """The chain of this lake, by the lake's own path (`home`). It need not exist yet. `options`: for one in a bucket."""
     store = open_store(lake, options)
     return Chain(LocalStore(home.resolved(store.folder)) if store.folder is not None else store)
@@ -231,14 +231,12 @@ class Chain:
         self._bases: dict[tuple[int, int], delta.Tables] = {}
 
     @property
-    def root(self) -> Path:
-        """The lake's folder, which has its tables. Raises `NotSupportedError` where the lake is in no folder."""
-        if self.store.folder is None:
-            return local_root(self.store.location)
-        return self.store.folder
+    def root(self) -> Place:
+        """The lake's folder, which has its tables: on this machine, or in a bucket."""
+        return self.store.folder or place(self.store.location)
 
     @property
-    def staging(self) -> Path:
+    def staging(self) -> Place:
         """Where a round's unfinished work is; nothing of it outlives the round."""
         return self.root / STATE / "staging"
 

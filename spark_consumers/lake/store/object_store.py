@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
@@ -92,8 +92,7 @@ class ObjectStore:
                 client_options={
                     "connect_timeout": timedelta(seconds=_CONNECT),
                     "timeout": timedelta(seconds=answer),
-                    # Without it, the environment may still say so.
-                    **({"allow_http": True} if options.allow_http else {}),
+                    "allow_http": options.allow_http or _is_http_allowed(),
                 },
                 retry_config={
                     "max_retries": retries,
@@ -103,7 +102,7 @@ class ObjectStore:
 
         return cls(f"s3://{bucket}/{prefix}", client(0), client(_REPETITIONS), outcome)
 
-    def create(self, name: str, content: bytes) -> Created:
+    def create(self, name: str, content: "bytes | memoryview") -> Created:
         """See `LakeStore`. The protocol is `create`'s; this sends its requests."""
         deadline = time.monotonic() + self._outcome
         creation = Creation()
@@ -125,7 +124,9 @@ class ObjectStore:
                 case Creation():
                     creation = made
 
-    def _ask(self, request: Request, name: str, content: bytes) -> tuple[Answer, str]:
+    def _ask(
+        self, request: Request, name: str, content: "bytes | memoryview"
+    ) -> tuple[Answer, str]:
         """The answer to one request, and what the store said if it was none."""
         _check_process()
         try:
@@ -183,6 +184,38 @@ class ObjectStore:
         except FileNotFoundError:
             return False
         return True
+
+    def described(self, name: str) -> tuple[int, int]:
+        """Its bytes, and when it was written, in nanoseconds."""
+        with self._asking(name):
+            found = obstore.head(self._repeating, name)
+        return found["size"], _nanoseconds(found["last_modified"])
+
+    def listed(self, folder: str) -> tuple[list[tuple[str, int, int]], list[str]]:
+        """The objects in the folder, as name, bytes and nanoseconds, and the names of the folders in it."""
+        with self._asking(folder, of_bucket=True):
+            found = obstore.list_with_delimiter(self._repeating, folder)
+        objects = [
+            (each["path"].rpartition("/")[2], each["size"], _nanoseconds(each["last_modified"]))
+            for each in found["objects"]
+        ]
+        return objects, [each.rpartition("/")[2] for each in found["common_prefixes"]]
+
+    def has_any(self, folder: str) -> bool:
+        """Whether any object is below it."""
+        with self._asking(folder, of_bucket=True):
+            return any(
+                batch
+                for batch in obstore.list(
+                    self._repeating, f"{folder}/" if folder else None, chunk_size=1
+                )
+            )
+
+    def remove_below(self, folder: str) -> None:
+        """Remove all objects below it."""
+        with self._asking(folder, of_bucket=True):
+            for batch in obstore.list(self._repeating, f"{folder}/"):
+                obstore.delete(self._repeating, [each["path"] for each in batch])
 
     def put_aside(self, name: str, to: str) -> None:
         """See `LakeStore`."""
@@ -331,6 +364,15 @@ def _check(options: StoreOptions) -> None:
             where=where,
             repair="use https://, or set allow_http = true if the network is trusted",
         )
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return int(moment.timestamp()) * 1_000_000_000
+
+
+def _is_http_allowed() -> bool:
+    """Whether the environment says so: the client looks there only if it is given no options."""
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
 
 
 class _Reason(Enum):

@@ -6,10 +6,10 @@ they are, and from which offset of the log it lacks changes; this decides whethe
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import HELD, LEFT, LIVE, PAUSED, RESUMING, STALE
+from spark_consumers.lake.store.place import Place
 from spark_consumers.lake.tables.origin import Joins, joins
 from walsender_bridge.change_log.client import StreamCut
 
@@ -79,7 +79,7 @@ def damaged(head: Manifest, reasons: Mapping[str, str], *, holds: bool) -> Manif
     return replace(head, tables=tables, copies=copies)
 
 
-def path_of(head: Manifest, lake: Path, where: str) -> str | None:
+def path_of(head: Manifest, lake: Place, where: str) -> str | None:
     """The path of the table that an error at `where` is about: its name, its folder or a file in that."""
     for name, table in [*head.copies.items(), *head.tables.items()]:
         folder = str(lake / table.path)

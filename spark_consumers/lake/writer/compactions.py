@@ -11,7 +11,6 @@ An offer never stops a round: whatever goes wrong with one, it is refused.
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pyroaring import BitMap64
 
@@ -31,6 +30,7 @@ from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.sealed_json import dump, parse
 from spark_consumers.lake.policy import copies_on_write
+from spark_consumers.lake.store.place import place
 from spark_consumers.lake.writer.requests import Request
 from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import fail_point, logs
@@ -187,9 +187,9 @@ class Compactions:
     ) -> Decided:
         folder = str(self._chain.root / offer.path)
         for file in offer.files:
-            if Path(folder, file.name).stat().st_size != file.size:
+            if (place(folder) / file.name).stat().st_size != file.size:
                 return Decided(request, offer, reason=f"{file.name} has another size")
-        if not Path(folder, offer.run).exists():
+        if not (place(folder) / offer.run).exists():
             return Decided(request, offer, reason=f"{offer.run} is missing")
         if offer.merges:
             # No snapshot has the row index.

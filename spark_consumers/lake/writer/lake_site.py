@@ -1,8 +1,6 @@
-"""The lake's folder as the steps of `takeover` act on it: each effect carried out, nothing decided."""
+"""The lake's folder, or its place in a bucket, as the steps of `takeover` act on it: each effect carried out, nothing decided."""
 
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from spark_consumers.lake.catalog import links as table_links
@@ -13,6 +11,7 @@ from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.pinned_links import PinnedLinks, pinned, term_of
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
+from spark_consumers.lake.store.place import Place, below, remove_tree
 from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import logs
 
@@ -20,7 +19,7 @@ log = logs.logger()
 
 
 class LakeSite:
-    """One lake on a local disk. `used_elsewhere`: the greatest term that is known outside of it."""
+    """One lake. `used_elsewhere`: the greatest term that is known outside of it."""
 
     def __init__(
         self, chain: Chain, tables: TableFormat, used_elsewhere: Callable[[], int] = lambda: 0
@@ -110,7 +109,7 @@ class LakeSite:
             yield Leftover(LeftoverKind.TABLE, self._relative(path))
         yield from self._of_links(table_links.folders(self._chain.root))
 
-    def _of_links(self, tables: Iterable[Path]) -> Iterator[Leftover]:
+    def _of_links(self, tables: Iterable[Place]) -> Iterator[Leftover]:
         """Files of these tables that only links name."""
         kinds = (("quarantine", LeftoverKind.QUARANTINE), ("index", LeftoverKind.INDEX))
         for table in tables:
@@ -124,7 +123,7 @@ class LakeSite:
                         continue
                     yield Leftover(kind, self._relative(path), self._relative(table))
 
-    def _is_offered(self, path: Path) -> bool:
+    def _is_offered(self, path: Place) -> bool:
         """Whether a run of the row index is a maintainer's, which is decided on, or whose maker dies, with its offer.
 
         It was there before its offer's record was looked for, and the record is made first.
@@ -133,8 +132,8 @@ class LakeSite:
         offer = name.removeprefix(PREFIX).partition(".")[0]
         return name.startswith(PREFIX) and self._chain.store.exists(f"{OFFERS}/{offer}")
 
-    def _relative(self, path: Path) -> str:
-        return str(path.relative_to(self._chain.root))
+    def _relative(self, path: Place) -> str:
+        return below(path, self._chain.root)
 
     def remove(self, left: Leftover) -> None:
         """Remove a file, or a folder with all that is in it."""
@@ -146,7 +145,7 @@ class LakeSite:
         say = log.debug if left.kind is LeftoverKind.INDEX else log.info
         say("leftover removed", kind=left.kind.name.lower(), path=left.path)
         if left.kind is LeftoverKind.STAGING:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         elif left.kind is LeftoverKind.LINK_DRAFT:
             self._chain.store.remove(left.path)
         else:

@@ -31,6 +31,7 @@ from spark_consumers.lake.manifest.table_version import RESUMING
 from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write, without_vectors
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
+from spark_consumers.lake.store.place import options_of
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.fault import TableFaultsError
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
@@ -48,7 +49,7 @@ from spark_consumers.lake.writer.retention import Retention, clock_after
 from spark_consumers.lake.writer.round_failures import RoundFailures
 from spark_consumers.lake.writer.standby import Standby
 from spark_consumers.lake.writer.table_work import TableWork
-from spark_consumers.spark import executors, requirements
+from spark_consumers.spark import buckets, executors, requirements
 from spark_consumers.spark.lake_catalog import LakeCatalog
 from spark_consumers.spark.session import is_alive
 from walsender_bridge.change_log.client import LogStatus
@@ -184,7 +185,7 @@ class Lakehouse:
                     self.run_once()
                     pause = _FIRST_PAUSE
                     self._failures.went_well(self._poller.overdue())
-                    stop.wait(_TICK)
+                    stop.wait(max(_TICK, self._chain.store.pause))
                 except LakeError as error:
                     self._failures.ended(error)
                     raise
@@ -415,6 +416,8 @@ class Lakehouse:
         """Fence every earlier writer, in the chain first and then in each table."""
         requirements.check(self._spark)
         executors.check(self._spark, self._chain.root)
+        store = options_of(self._chain.root)
+        buckets.use(self._spark, self._chain.root, store.endpoint, store.region)
         self._standby.confirm()
         status = self._log.status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)

@@ -5,9 +5,9 @@ Successful rounds are logged periodically too, since a job that hangs logs nothi
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from spark_consumers.lake.folder import why
+from spark_consumers.lake.store.place import Place
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime import logs
 
@@ -26,7 +26,7 @@ class RoundFailures:
 
     def __init__(
         self,
-        lake: Path,
+        lake: str | Place,
         failing: Callable[[TusklineError | None], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:

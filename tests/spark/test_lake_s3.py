@@ -1,0 +1,253 @@
+"""A lake in a bucket, from the copy to its readers, over a real server of S3: with a driver that is killed, and a store that fails."""
+
+import random
+import signal
+import threading
+import uuid
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from pyiceberg.table import StaticTable
+
+from spark_consumers import Lakehouse, Source, read
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format.iceberg_files import newest_metadata
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.verify import verify
+from tests.support import bank_load
+from tests.support.engines import assert_read_by_engines, connected
+from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.lake_pipeline import TABLES, Pipeline
+from tests.support.s3 import BUCKET, KEYS, FaultProxy, options_at
+from tests.support.stack import Stack
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
+
+pytestmark = pytest.mark.usefixtures("s3_keys")
+
+
+def new_lake():
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}/lake"
+
+
+@pytest.fixture
+def in_bucket(spark, tmp_path, database, s3_port):
+    database.execute(*TABLES)
+    with Pipeline(spark, tmp_path, database, lake=new_lake(), store=options_at(s3_port)) as running:
+        running.wait_for_tables("docs", "pairs", "bag")
+        yield running
+
+
+def test_a_lake_in_a_bucket_follows_its_source(in_bucket, database, spark, s3_port):
+    pipeline, store = in_bucket, options_at(s3_port)
+    assert_equal(database.dsn, pipeline.flush())
+    database.execute(
+        "UPDATE docs SET title = 'new' WHERE id < 4",
+        "DELETE FROM docs WHERE id = 5",
+        "UPDATE pairs SET a = 7 WHERE a = 1",
+        "DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag LIMIT 1)",
+        "UPDATE bag SET t = 'two' WHERE a = 1",
+    )
+    first = pipeline.flush()
+    assert_equal(database.dsn, first)
+    database.execute(
+        "TRUNCATE pairs",
+        "INSERT INTO pairs VALUES (3, 'z', NULL, NULL)",
+        "UPDATE docs SET f = 1",
+        "ALTER TABLE docs ADD extra int",
+        "UPDATE docs SET extra = id WHERE id > 6",
+    )
+    last = pipeline.flush()
+    assert_equal(database.dsn, last)
+    # Another driver takes the lake over, and goes on.
+    database.execute("DELETE FROM docs WHERE id = 1")
+    newer = pipeline.lakehouse(retention_seconds=0.0)
+    assert_equal(database.dsn, pipeline.flush(newer))
+    chain = open_chain(pipeline.lake, store)
+    found = verify(chain, lambda *_: None)
+    assert (found.errors, found.files > 10) == ([], True)
+    assert len(first["public.docs"].collect()) == 8
+    del first, last
+    assert_no_orphans(spark, pipeline.lake, store)
+
+
+@contextmanager
+def driven(tmp_path, database, port):
+    """A lake in a bucket that a driver of its own process writes, under load; the driver reaches the bucket by `port`."""
+    database.execute(*bank_load.TABLES)
+    lines = f'endpoint = "http://127.0.0.1:{port}"\nregion = "us-east-1"\nallow_http = true\n'
+    with Stack(
+        tmp_path, {"shop": database.dsn}, epoch_interval=0.5, lake=lines, uri=new_lake()
+    ) as stack:
+        stack.start("log-server", "bridge", "lake")
+        yield stack
+
+
+def _all_shown(stack, store):
+    head = open_chain(stack.lake, store).head()
+    return head is not None and len(head.readable) == 3
+
+
+def _links(stack, store):
+    head = open_chain(stack.lake, store).head()
+    assert head is not None
+    return head.link
+
+
+def _source(database):
+    return Source("shop", database.dsn, "tuskline_shop")
+
+
+def assert_whole_and_clean(spark, stack, store, database):
+    """All that was committed is there, once; each epoch is whole; and nothing is in the bucket that nobody needs."""
+    flush(stack.lake, stack.log_address, [_source(database)], timeout=240, store=store)
+    assert stack.stop("lake", 120) == 0
+    assert_equal(database.dsn, read(spark, stack.lake, store=store))
+    links = open_chain(stack.lake, store).links()
+    for epoch in {m.epoch for m in links if len(m.readable) == 3}:
+        bank_load.check(read(spark, stack.lake, epoch=epoch, store=store))
+    assert_no_orphans(spark, stack.lake, store)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("before-manifest",),
+        pytest.param(
+            ("staged", "table-written", "before-manifest", "after-manifest"), marks=pytest.mark.long
+        ),
+    ],
+    ids=["once", "anywhere"],
+)
+def test_a_killed_driver_leaves_whole_epochs_in_the_bucket(
+    tmp_path, database, spark, s3_port, seed, places
+):
+    store = options_at(s3_port)
+    with driven(tmp_path, database, s3_port) as stack:
+        wait_for(lambda: _all_shown(stack, store), 240, "the first epoch")
+        with bank_load.load(database.dsn, seed):
+            stack.kill("lake")
+            for point in places:
+                before = _links(stack, store)
+                stack.start("lake", env={"TUSKLINE_FAIL_POINT": point})
+                assert stack.wait("lake", 300) == -9
+                # A link for the takeover, and the epoch's own if the manifest was reached.
+                assert _links(stack, store) == before + 1 + (point == "after-manifest")
+                bank_load.check(read(spark, stack.lake, store=store))
+            stack.start("lake")
+            after = _links(stack, store) + 3
+            wait_for(lambda: _links(stack, store) >= after, 300, "epochs go on")
+        assert_whole_and_clean(spark, stack, store, database)
+
+
+FAULTS = ("500", "503", "drop", "hang", "lost", "late")
+
+
+@pytest.mark.timeout(900)
+def test_a_store_that_loses_answers_gets_whole_epochs_once(
+    tmp_path, database, spark, s3_port, seed
+):
+    store, proxy = options_at(s3_port), FaultProxy(s3_port, hang=1.0)
+    draw = random.Random(seed)
+    # One in ten of all that is written.
+    proxy.faults = [draw.choice(FAULTS) if draw.random() < 0.1 else "" for _ in range(10_000)]
+    with proxy.running(), driven(tmp_path, database, proxy.port) as stack:
+        wait_for(lambda: _all_shown(stack, store), 300, "the first epoch")
+        with bank_load.load(database.dsn, seed):
+            after = _links(stack, store) + 8
+            wait_for(lambda: _links(stack, store) >= after, 300, "epochs go on")
+            bank_load.check(read(spark, stack.lake, store=store))
+            stack.kill("lake")
+            # What was given up long ago arrives now.
+            proxy.faults.clear()
+            assert proxy.arrive()
+            stack.start("lake")
+            after = _links(stack, store) + 3
+            wait_for(lambda: _links(stack, store) >= after, 300, "epochs go on")
+        assert proxy.requests["PUT"] > 100
+        assert_whole_and_clean(spark, stack, store, database)
+
+
+@pytest.mark.timeout(600)
+def test_a_suspended_driver_changes_nothing_in_the_bucket_later(
+    tmp_path, database, spark, s3_port, seed
+):
+    store = options_at(s3_port)
+    with driven(tmp_path, database, s3_port) as stack:
+        wait_for(lambda: _all_shown(stack, store), 240, "the first epoch")
+        with bank_load.load(database.dsn, seed):
+            after = _links(stack, store) + 1
+            wait_for(lambda: _links(stack, store) >= after, 120, "an epoch of the load")
+            stack.signal("lake", signal.SIGSTOP)
+        newer = Lakehouse(spark, stack.lake, stack.log_address, [_source(database)], store=store)
+        stop = threading.Event()
+        going_on = threading.Thread(target=newer.run, args=(stop,))
+        try:
+            wait_for(lambda: newer.run_once(force=True), 120, "the newer driver's epoch")
+            shown = read(spark, stack.lake, store=store)
+            bank_load.check(shown)
+            there = newest_files(stack.lake, store)
+            stack.signal("lake", signal.SIGCONT)
+            # It ends by name.
+            assert stack.wait("lake", 120) == Cause.FENCED
+            assert read(spark, stack.lake, store=store).manifest == shown.manifest
+            assert newest_files(stack.lake, store) == there
+            going_on.start()
+            flush(stack.lake, stack.log_address, [_source(database)], timeout=120, store=store)
+            assert_equal(database.dsn, read(spark, stack.lake, store=store))
+        finally:
+            stop.set()
+            if going_on.ident is not None:
+                going_on.join()
+            newer.close()
+
+
+def newest_files(lake, store):
+    """The newest metadata file of each table."""
+    chain = open_chain(lake, store)
+    head = chain.head()
+    assert head is not None
+    tables = head.readable
+    return {name: str(newest_metadata(chain.root / t.path)) for name, t in tables.items()}
+
+
+def pyiceberg_in(port):
+    properties = {
+        "s3.endpoint": f"http://127.0.0.1:{port}",
+        "s3.region": "us-east-1",
+        "s3.access-key-id": KEYS["AWS_ACCESS_KEY_ID"],
+        "s3.secret-access-key": KEYS["AWS_SECRET_ACCESS_KEY"],
+    }
+    return lambda file: StaticTable.from_metadata(file, properties).scan().to_arrow()
+
+
+def duckdb_in(port):
+    httpfs = pytest.importorskip("duckdb_extension_httpfs")
+
+    def rows(file):
+        with closing(connected()) as connection:
+            (extension,) = Path(httpfs.__file__).parent.glob("extensions/*/*.duckdb_extension")
+            connection.load_extension(str(extension))
+            connection.execute(
+                f"CREATE SECRET (TYPE s3, PROVIDER config, KEY_ID '{KEYS['AWS_ACCESS_KEY_ID']}',"
+                f" SECRET '{KEYS['AWS_SECRET_ACCESS_KEY']}', ENDPOINT '127.0.0.1:{port}',"
+                " REGION 'us-east-1', URL_STYLE 'path', USE_SSL false)"
+            )
+            query = "SELECT * FROM iceberg_scan(?)"
+            return connection.execute(query, [file]).to_arrow_table()
+
+    return rows
+
+
+@pytest.mark.parametrize("engine", [pyiceberg_in, duckdb_in], ids=["PyIceberg", "DuckDB"])
+def test_other_engines_read_the_tables_of_a_bucket(in_bucket, database, s3_port, engine):
+    database.execute(
+        "UPDATE docs SET title = title || '!' WHERE id < 5",
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE t = 'three')",
+        "UPDATE pairs SET b = 'xx', a = 5 WHERE a = 1",
+    )
+    shown = in_bucket.flush()
+    files = newest_files(in_bucket.lake, in_bucket.store)
+    assert_read_by_engines(database.dsn, files, shown, {engine.__name__: engine(s3_port)})
