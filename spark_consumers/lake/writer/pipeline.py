@@ -481,8 +481,7 @@ class Lakehouse:
 
     def _take_catalog(self) -> None:
         """Fence earlier writers in a catalog of others, once their link is overtaken. Raises `FencedError`."""
-        head = self._chain.head()
-        if self._whole is not None and head is not None and self._takeover is not None:
+        if self._whole is not None and self._takeover is not None:
             self._whole.take_over(self._takeover)
 
     def _with_another_log(self, link: Manifest, asked: Sequence[Request]) -> Manifest:
