@@ -78,6 +78,7 @@ ANYWHERE = {
     "safekeeper verify",
     "certs init",
     "certs issue",
+    "certs names",
     "demo",
 }
 
