@@ -47,6 +47,8 @@ def catalog(server):
 
 def test_what_the_server_can_do_is_found_out(catalog):
     assert (catalog.supports_v3, catalog.supports_multi_table) == (False, True)
+    # For the lack of which it cannot have a lake.
+    assert not catalog.supports_branches
     assert catalog.load(ORDERS).metadata["format-version"] == 2
     assert catalog.load(ORDERS).config["s3.endpoint"].startswith("http://127.0.0.1:")
     catalog.drop(LINES)

@@ -939,17 +939,29 @@ def test_a_commit_makes_of_a_table_what_icebergs_own_library_makes_of_it(
     def compare(path, term, effect):
         answer = carry_out(path, term, effect)
         if isinstance(effect, takeover.LinkTable):
-            made = spark._jvm.org.apache.iceberg.TableMetadataParser.toJson(effect.made)
-            there = FolderCatalog(tmp_path).load(TableId.at(path))
-            assert there is not None
-            assert timeless(there.metadata) == timeless(json.loads(made))
-            compared.append(there)
+            compare_with(effect.made)
         return answer
+
+    def compare_with(metadata):
+        made = spark._jvm.org.apache.iceberg.TableMetadataParser.toJson(metadata)
+        there = FolderCatalog(tmp_path).load(TableId.at(table.path))
+        assert there is not None
+        assert timeless(there.metadata) == timeless(json.loads(made))
+        compared.append(there)
+
+    def show(term, snapshot):
+        """The library has no part in it, but would make the same."""
+        library = table.format._iceberg
+        base = table.format._tables.current(table.path).operations().current()
+        main = library.SnapshotRef.branchBuilder(snapshot).build()
+        made = library.TableMetadata.buildFrom(base).setRef("main", main).build()
+        table.format.show(table.path, term, snapshot)
+        compare_with(made)
 
     carry_out = table.format._do
     monkeypatch.setattr(table.format, "_do", compare)
     first = table.write(1, None, add=[1, 2, 3])
-    table.format.show(table.path, 1, first)
+    show(1, first)
     table.write(2, first, add=[4], delete=[1])
     # The attempt before was not published: the branch goes back.
     third = table.write(3, first, add=[5], delete=[2])
@@ -968,7 +980,7 @@ def test_a_commit_makes_of_a_table_what_icebergs_own_library_makes_of_it(
     specs = [s["fields"] for s in compared[-1].metadata["partition-specs"]]
     assert [[f["field-id"] for f in fields] for fields in specs] == [[], [1000], [1001, 1000]]
     fourth = table.write(4, third, truncate=True, term=2)
-    table.format.show(table.path, 2, fourth)
+    show(2, fourth)
     table.format.expire(table.path, 2, [fourth])
     assert [s["snapshot-id"] for s in compared[-1].metadata["snapshots"]] == [fourth]
     assert compared[-1].metadata["format-version"] == 3

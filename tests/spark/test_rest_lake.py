@@ -2,7 +2,7 @@
 
 import copy
 import importlib.util
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from spark_consumers.lake.catalog import rest_statements
 from spark_consumers.lake.catalog.open_catalog import recorded
 from spark_consumers.lake.catalog.rest_statements import preamble
 from spark_consumers.lake.catalog.statements import DUCKDB, PYICEBERG
-from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
 from spark_consumers.spark.lake_catalog import LakeCatalog
@@ -48,16 +47,23 @@ class RestPipeline(Pipeline):
         return super().lakehouse(sources, **{"rest": rest, **options})
 
 
+@contextmanager
+def running(spark, folder, database, server):
+    """A pipeline with its tables copied."""
+    database.execute(*TABLES)
+    made = RestPipeline(spark, folder, database)
+    made.server = server
+    with made:
+        made.wait_for_tables("docs", "pairs", "bag")
+        yield made
+
+
 @pytest.fixture
 def pipeline(spark, tmp_path, database, server):
-    database.execute(*TABLES)
     server.tables.clear()
     server.files.clear()
-    made = RestPipeline(spark, tmp_path, database)
-    made.server = server
-    with made as running:
-        running.wait_for_tables("docs", "pairs", "bag")
-        yield running
+    with running(spark, tmp_path, database, server) as made:
+        yield made
 
 
 def catalog_of(server):
@@ -185,8 +191,9 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     check(pipeline, database, server)
     # What one has published and not shown when it dies is shown by the next one, in all tables at once.
     with monkeypatch.context() as dying:
-        dying.setattr(WholeEpochs, "show", lambda *_: None)
-        changed(pipeline, database)
+        dying.setattr(fail_point, "hit", dies_before_it_shows)
+        with pytest.raises(InterruptedError):
+            changed(pipeline, database)
     seen = []
     server.seen = lambda *_: seen.append(versions_shown(server))
     pipeline.house.close()
@@ -196,6 +203,8 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     seen.append(versions_shown(server))
     assert [len(each) for each in seen if len(each) > 1] == []
     assert seen[0] != seen[-1]
+    # Nor is anything left of what it had made for the commit that never came.
+    server.assert_no_stray_manifest((*NAMESPACE, "tuskline_epochs"))
     # Nor does one with other settings take it over.
     pipeline.house.close()
     with pytest.raises(LakeError, match="the tables of this lake are in the catalog at"):
@@ -203,6 +212,12 @@ def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(
     other = LakeCatalog(server.uri, namespace=("others",), allow_http=True)
     with pytest.raises(LakeError, match=r"are in the namespace 'lakes\.one'"):
         pipeline.lakehouse(rest=other).run_once()
+
+
+def dies_before_it_shows(place):
+    """A fail point's."""
+    if place == "before-shown":
+        raise InterruptedError
 
 
 def versions_shown(server):
@@ -318,3 +333,19 @@ def test_a_table_that_is_copied_again_keeps_its_name_and_leaves_nothing(
     pipeline.house.close()
     pipeline.house = pipeline.lakehouse()
     check(pipeline, database, server)
+
+
+@pytest.mark.long
+def test_where_there_is_no_version_3_tables_are_copied_on_write(spark, tmp_path, database):
+    """And commits are of one table at a time."""
+    with (
+        RestServer(v3=False, multi_table=False).running() as server,
+        running(spark, tmp_path, database, server) as pipeline,
+    ):
+        for _ in range(2):
+            database.execute("UPDATE docs SET title = title || '2'", "DELETE FROM bag WHERE a = 1")
+            check(pipeline, database, server)
+        for metadata in server.tables.values():
+            assert metadata["format-version"] == 2
+            for snapshot in metadata["snapshots"]:
+                assert snapshot["summary"].get("total-delete-files", "0") == "0"

@@ -109,9 +109,7 @@ def test_a_driver_killed_anywhere_leaves_whole_epochs_in_the_catalog(
         assert stack.stop("lake") == 0
         assert_equal(database.dsn, read(spark, stack.lake))
         assert_no_orphans(spark, stack.lake)
-        control = server.tables[*NAMESPACE, "tuskline_epochs"]
-        server.tables = {NAMESPACE: control}
-        server.assert_no_stray_manifest()
+        server.assert_no_stray_manifest((*NAMESPACE, "tuskline_epochs"))
 
 
 def stopped_and_continued(stack, server, spark, database):

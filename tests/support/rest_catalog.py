@@ -94,9 +94,9 @@ class RestServer:
         late, self._late = self._late, []
         return [self.answer(method, path, body)[0] for method, path, body in late]
 
-    def assert_no_stray_manifest(self) -> None:
-        """Every manifest list and manifest on disk is of a snapshot that the catalog has."""
-        for metadata in self.tables.values():
+    def assert_no_stray_manifest(self, *names: tuple[str, ...]) -> None:
+        """Every manifest list and manifest on disk is of a snapshot that the catalog has; of all tables, or of these."""
+        for metadata in [self.tables[name] for name in names or self.tables]:
             lists = {place(each["manifest-list"]) for each in metadata["snapshots"]}
             wanted = lists | {each for one in lists for each in manifests_of(one)}
             folder = place(metadata["location"]) / "metadata"

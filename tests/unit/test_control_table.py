@@ -119,6 +119,23 @@ def test_a_takeover_under_a_term_that_is_over_is_refused(catalog):
 
 def test_epochs_never_go_back(catalog):
     writer = Writer(catalog, "a")
-    assert writer.publish(writer.prepared()[0]) is Outcome.WON
-    with pytest.raises(ValueError, match="does not follow"):
+    for _ in range(2):
+        assert writer.publish(writer.prepared()[0]) is Outcome.WON
+    # Tables that were not shown with the others are, at the same epoch.
+    again = writer.control.published(2, [], new_snapshot(writer.control))
+    assert writer.publish(again) is Outcome.WON
+    with pytest.raises(ValueError, match="epoch 1 is before epoch 2"):
         writer.control.published(1, [], new_snapshot(writer.control))
+
+
+def test_the_control_table_does_not_grow_with_its_epochs(catalog):
+    writer = Writer(catalog, "a")
+    for _ in range(30):
+        control = writer.control
+        assert set(control.lists()).isdisjoint(control.expired())
+        assert writer.publish(writer.prepared()[0]) is Outcome.WON
+    found = snapshots(catalog.load(CONTROL))
+    assert len(found) == 20
+    assert writer.control.snapshot in found
+    assert writer.control.has("a", 30)
+    assert not writer.control.has("a", 1)

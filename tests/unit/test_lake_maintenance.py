@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from spark_consumers.lake.compaction import maintainers
+from spark_consumers.lake.compaction.decide import Accepted, Refused, decide, with_merged
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
 from spark_consumers.lake.compaction.offer import NewFile, Offer, OfferName, OldFile
 from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
+from spark_consumers.lake.index.liveness import Liveness
+from spark_consumers.lake.index.run_format import DataFile, Tables
+from spark_consumers.lake.maintenance import maintainer
+from spark_consumers.lake.maintenance.look import is_unclean
 from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
 from spark_consumers.lake.maintenance.state import (
     Remembered,
@@ -19,7 +24,7 @@ from spark_consumers.lake.maintenance.state import (
     write_summary,
 )
 from spark_consumers.lake.manifest import takeover
-from spark_consumers.lake.manifest.chain import Chain, open_chain
+from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion, open_chain
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
 from walsender_bridge.cli import lake_maintain
 from walsender_bridge.config import load_config
@@ -172,6 +177,34 @@ def test_an_offer_is_read_as_it_was_written() -> None:
         Offer.from_json({"accepted": True})
 
 
+def test_a_merged_run_takes_the_place_of_those_that_are_there_side_by_side() -> None:
+    def table(*runs: str) -> TableVersion:
+        return TableVersion(
+            path="p",
+            format="iceberg",
+            snapshot_id=1,
+            schema_hash="",
+            key=("id",),
+            text_columns=(),
+            start_lsn=0,
+            offset=0,
+            rows=1,
+            relation_id=1,
+            runs=tuple((run, 5) for run in runs),
+        )
+
+    offer = Offer("t1-0a-1", "s.p.t", "p", 1, ("id",), run="m", weight=9, merges=("b", "c"))
+    assert decide(offer, table("a", "b", "c", "d"), 1, {}) == Accepted({})
+    assert with_merged([("a", 5), ("b", 5), ("c", 5), ("d", 5)], offer) == (
+        ("a", 5),
+        ("m", 9),
+        ("d", 5),
+    )
+    for runs in (("a", "b", "d"), ("b", "a", "c"), ("b",), ()):
+        assert isinstance(decide(offer, table(*runs), 1, {}), Refused)
+    assert isinstance(decide(offer, table("b", "c"), 2, {}), Refused)
+
+
 # -- what is shown and remembered -------------------------------------------------------------------
 
 
@@ -187,6 +220,55 @@ def test_a_table_that_did_not_change_is_not_looked_at_by_the_next_maintainer(cha
     again.keep({"s.p.b": None})
     assert not Remembered(chain).is_done("s.p.a", "p", 1)
     assert Remembered(chain).is_done("s.p.b", "q", 2)
+
+
+def test_of_a_thousand_tables_those_that_changed_are_looked_at(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def head(changed: int) -> Manifest:
+        tables = {
+            f"s.p.t{number}": TableVersion(
+                path=f"tables/s/p/t{number}",
+                format="iceberg",
+                snapshot_id=2 if number < changed else 1,
+                schema_hash="",
+                key=("id",),
+                text_columns=(),
+                start_lsn=0,
+                offset=0,
+                rows=1,
+                relation_id=number,
+                runs=(("index/1.run", 1),),
+            )
+            for number in range(1000)
+        }
+        return Manifest("lake", 1, 1, 0, 1, 0.0, tables=tables)
+
+    looked: list[str] = []
+
+    def liveness_of(_: str, table: TableVersion) -> Liveness:
+        looked.append(table.path)
+        return Liveness("", [Tables((DataFile("data/a", 10, 10),))])
+
+    monkeypatch.setattr(maintainer, "liveness_of", liveness_of)
+    for expected, changed in ((1000, 0), (0, 0), (20, 20), (0, 20)):
+        looked.clear()
+        # Another maintainer each time.
+        assert Maintainer(chain.root, Limits())._due(head(changed)) == {}
+        assert len(looked) == expected
+
+
+def test_a_table_with_what_nobody_needs_is_named() -> None:
+    metadata: dict[str, Any] = {
+        "snapshots": [{"snapshot-id": number} for number in (1, 2, 3)],
+        "refs": {"main": {"snapshot-id": 3}, "mine": {"snapshot-id": 1}},
+    }
+    assert is_unclean(metadata, {3}, {})
+    assert not is_unclean(metadata, {2, 3}, {})
+    del metadata["refs"]["mine"]  # the user drops it
+    assert is_unclean(metadata, {2, 3}, {})
+    # The tag of a pin, which a user has dropped.
+    assert is_unclean(metadata, {1, 2, 3}, {"tuskline_pin_a": 2})
 
 
 def test_status_shows_what_was_rewritten_and_what_was_refused(chain: Chain) -> None:

@@ -10,6 +10,7 @@ Each table is committed by itself: an epoch is made of several by the chain of m
 
 import gzip
 import json
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ class FolderCatalog:
 
     def __init__(self, root: Place) -> None:
         self._root = root
+        #: What each thread has loaded last, as a commit mostly follows: the file, and the metadata in it.
+        self._last = threading.local()
 
     def folder(self, table: TableId) -> Place:
         """The table's folder."""
@@ -49,9 +52,11 @@ class FolderCatalog:
 
     def load(self, table: TableId) -> LoadedTable | None:
         """The table by its newest metadata; None if there is none. Raises `CorruptError`."""
-        while (file := newest_metadata(self.folder(table))) is not None:
+        folder = self.folder(table)
+        while (file := newest_metadata(folder)) is not None:
             metadata = _read(file)
             if metadata is not None:
+                self._last.read = file, metadata
                 return LoadedTable(str(file), metadata)
             # It was removed between the two: the table has gone on.
         return None
@@ -68,7 +73,10 @@ class FolderCatalog:
     def commit(self, commit: TableCommit) -> Outcome:
         """Make the updates, if nothing was committed since `commit.base` and all requirements hold. Never UNKNOWN."""
         base = place(commit.base)
-        metadata = _read(base)
+        file, metadata = getattr(self._last, "read", (None, None))
+        self._last.read = None, None
+        if file != base:
+            metadata = _read(base)
         if metadata is None or unmet(metadata, commit.requirements) is not None:
             return Outcome.LOST
         made = applied(metadata, commit.updates, _now(), str(base))

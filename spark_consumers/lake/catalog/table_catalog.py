@@ -137,6 +137,20 @@ def set_ref(name: str, snapshot: int, kind: str) -> Update:
     return {"action": "set-snapshot-ref", "ref-name": name, "snapshot-id": snapshot, "type": kind}
 
 
+def moved_main(table: TableId, there: LoadedTable, fence: str, snapshot: int) -> TableCommit | None:
+    """What moves the table's `main` to a snapshot, if its branch `fence` is where it was; None: it is there already."""
+    refs = there.metadata.get("refs", {})
+    main = refs["main"]["snapshot-id"] if "main" in refs else None
+    if main == snapshot:
+        return None
+    required = [
+        assert_uuid(there.metadata["table-uuid"]),
+        assert_ref(fence, refs[fence]["snapshot-id"] if fence in refs else None),
+        assert_ref("main", main),
+    ]
+    return TableCommit(table, required, [set_ref("main", snapshot, "branch")], there.location)
+
+
 def remove_ref(name: str) -> Update:
     """Remove a branch or tag."""
     return {"action": "remove-snapshot-ref", "ref-name": name}

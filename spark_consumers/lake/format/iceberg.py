@@ -27,7 +27,9 @@ from spark_consumers.lake.catalog.table_catalog import (
     LoadedTable,
     Outcome,
     TableCatalog,
+    TableCommit,
     TableId,
+    moved_main,
 )
 from spark_consumers.lake.format import checksums, leaks
 from spark_consumers.lake.format.data_files import Stage
@@ -39,6 +41,7 @@ from spark_consumers.lake.format.iceberg_commit import (
     sync_snapshots,
 )
 from spark_consumers.lake.format.iceberg_files import (
+    following,
     is_newest,
     make_folders,
     prepared,
@@ -111,11 +114,10 @@ log = logs.logger()
 
 
 class _Untaken(NamedTuple):
-    """What a takeover has seen of a table: the published snapshot, its epoch, and the metadata file that shows it."""
+    """What a takeover has found of a table: the published snapshot and its epoch."""
 
     snapshot: int
     epoch: int
-    file: Place
 
 
 class IcebergFormat:
@@ -140,6 +142,8 @@ class IcebergFormat:
         self._tables = loaded_tables(spark, catalog)
         #: By path: tables that the takeover has left to be taken before they are changed.
         self._untaken: dict[str, _Untaken] = {}
+        #: By path: a snapshot that plain readers see, and the metadata file that was the newest then.
+        self._shown: dict[str, tuple[int, Place]] = {}
 
     def create(self, path: str, columns: pa.Schema, *, vectors: bool = True) -> None:
         """Make an empty table in a new folder; without `vectors` in a version of the format that engines have known longer.
@@ -164,6 +168,7 @@ class IcebergFormat:
 
     def forget(self, path: str) -> None:
         """Load the table again before it is used: it is gone, or it is damaged."""
+        self._shown.pop(path, None)
         self._tables.forget(path)
 
     @of_table
@@ -253,7 +258,8 @@ class IcebergFormat:
         """
         file = self._tables.shows(path, snapshot, term) if later else None
         if file is not None:
-            self._untaken[path] = _Untaken(snapshot, epoch, file)
+            self._untaken[path] = _Untaken(snapshot, epoch)
+            self._shown[path] = snapshot, file
             return
         self._take(path, snapshot, term, epoch)
         self._untaken.pop(path, None)
@@ -463,26 +469,51 @@ class IcebergFormat:
 
     @of_table
     def show(self, path: str, term: int, snapshot: int) -> None:
-        """Move `main` to a published snapshot. Raises `FencedError`."""
+        """Move `main` to a published snapshot. Raises `FencedError`.
 
-        def change(table: Any) -> Any:
-            base = table.operations().current()
-            if base.ref(branch_of(term)) is None:
-                raise fenced(path, term)
-            main = base.ref("main")
-            if main is not None and main.snapshotId() == snapshot:
-                return None
-            moved = self._iceberg.SnapshotRef.branchBuilder(snapshot).build()
-            return self._iceberg.TableMetadata.buildFrom(base).setRef("main", moved).build()
+        Iceberg's library has no part in it: it would read the metadata once more, which has every retained snapshot.
+        """
+        self._take_now(path, term)
+        shown = ""
 
-        self._commit(path, term, change)
+        def change(there: LoadedTable) -> TableCommit | None:
+            nonlocal shown
+            shown = there.location
+            return moved_main(TableId.at(path), there, branch_of(term), snapshot)
+
+        def do(effect: takeover.Effect) -> Any:
+            nonlocal shown
+            match effect:
+                case takeover.ReadTable():
+                    return self._there(path, term)
+                case takeover.LinkTable(base, commit):
+                    shown = str(following(place(base.location)))
+                    return _is_won(self._catalog.commit(commit), path)
+            raise AssertionError(f"{effect} is of another commit")
+
+        takeover.carry_out(takeover.commit(change, path), do)
+        if self._catalog.is_folder:
+            self._shown[path] = snapshot, place(shown)
+
+    def _there(self, path: str, term: int) -> LoadedTable:
+        """The table as the catalog has it; it is this term's. Raises `FencedError`."""
+        there = self._catalog.load(TableId.at(path))
+        if there is None:
+            raise CorruptError(
+                "the table has no metadata",
+                where=path,
+                repair="restore it from a backup, or copy the table again: tuskline table resync",
+            )
+        if branch_of(term) not in there.metadata.get("refs", {}):
+            raise fenced(path, term)
+        return there
 
     @of_table
     def metadata_file(self, path: str, snapshot: int) -> Place | None:
         """The newest metadata file; None if its `main` is another snapshot."""
-        untaken = self._untaken.get(path)
-        if untaken is not None and untaken.snapshot == snapshot and is_newest(untaken.file):
-            return untaken.file
+        shown, file = self._shown.get(path, (None, None))
+        if file is not None and shown == snapshot and is_newest(file):
+            return file
         table = self._tables.current(path)
         main = table.operations().current().ref("main")
         return newest(table) if main is not None and main.snapshotId() == snapshot else None
