@@ -79,6 +79,7 @@ ANYWHERE = {
     "safekeeper verify",
     "certs init",
     "certs issue",
+    "certs names",
     "demo",
 }
 

@@ -20,7 +20,7 @@ KINDS = {
     "safekeepers": {"log-server"},
     "repository": {"bridge"},
     "bridge": {"bridge"},
-    "lake": {"lake"},
+    "lake": {"lake", "maintain"},
 }
 
 

@@ -12,6 +12,7 @@ from obstore.store import MemoryStore
 
 from spark_consumers.lake import reader
 from spark_consumers.lake.format.iceberg import IcebergFormat
+from spark_consumers.lake.format.iceberg_files import refs_in
 from spark_consumers.lake.manifest import sealed_json, takeover
 from spark_consumers.lake.manifest.chain import (
     COPIED,
@@ -492,7 +493,8 @@ def test_31_a_branch_in_a_table_shows_a_term_that_was_used(chain):
     branch = {"tuskline_t7": {"snapshot-id": 1, "type": "branch"}}
     record = {"snapshots": [{"snapshot-id": 1, "summary": {}}], "refs": branch}
     (folder / "v2.metadata.json").write_text(json.dumps(record))
-    site = LakeSite(chain, Mock(terms=lambda path: IcebergFormat.terms(Mock(), path)))
+    tables = Mock(_refs=refs_in)
+    site = LakeSite(chain, Mock(terms=lambda path: IcebergFormat.terms(tables, path)))
     assert site.do(takeover.ReadUsedTerm()) == 7
 
 

@@ -184,7 +184,6 @@ def _undecided(propose, ours=None, decided=None):
 _LEASES: dict[str, dict[str, Any]] = {
     "a driver that lives is not waited for": {"DriverWait": _NeverWaits},
     "a driver that is silent is waited for for ever": {"DriverWait": _WaitsForEver},
-    "silence is counted while nobody looks": {"_LOOK": 1e9},
     "a free lock is believed, wherever it is": {"DriverWait": _BelievesLocks},
     "a takeover is of whoever is there": {"take_over": _undecided},
 }
