@@ -3,6 +3,7 @@
 import random
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from spark_consumers.lake.maintenance.state import (
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion, open_chain
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
+from spark_consumers.spark.lake_catalog import RECORD, LakeCatalog
+from tests.support.rest_catalog import RestServer
 from walsender_bridge.cli import lake_maintain
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import ConfigError, DeadlineError
@@ -148,6 +151,21 @@ def test_the_one_with_the_least_name_works(chain: Chain) -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_a_maintainer_that_is_older_than_its_lake_finds_the_lakes_catalog(tmp_path: Path) -> None:
+    made = Maintainer(tmp_path / "lake", Limits())
+    assert not made.run_once(Event())
+    chain = open_chain(tmp_path / "lake")
+    chain.initialise("log", "iceberg")
+    with RestServer().running() as server:
+        chain.store.create(RECORD, LakeCatalog(server.uri, allow_http=True).dump())
+        chain.publish(Manifest("lake", 9, 1, 0, 2, 0.0), None)
+        try:
+            assert not made.run_once(Event())
+        finally:
+            made.close()
+    assert not made._catalog.is_folder
 
 
 # -- names ------------------------------------------------------------------------------------------

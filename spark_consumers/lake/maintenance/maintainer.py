@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from spark_consumers.lake import folder
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.open_catalog import for_reading
-from spark_consumers.lake.catalog.table_catalog import TableId
+from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
 from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
 from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
@@ -79,15 +80,22 @@ class Maintainer:
         self._chain = open_chain(lake, store)
         self._limits = limits
         self._show = show
-        self._catalog = for_reading(self._chain) or FolderCatalog(self._chain.root)
         self._sign: MaintainerSign | None = None
         self._others = Maintainers(self._chain.store)
         self._remembered = Remembered(self._chain)
-        self._look = Look(self._chain, self._catalog)
         self._looked_at = float("-inf")
         self._cleaning: requests.Request | None = None
         self._number = 0
         self.summary = Summary(began_at=time.time())
+
+    @cached_property
+    def _catalog(self) -> TableCatalog:
+        """What has the tables. The lake's record of it is there before the first link, and not before the lake."""
+        return for_reading(self._chain) or FolderCatalog(self._chain.root)
+
+    @cached_property
+    def _look(self) -> Look:
+        return Look(self._chain, self._catalog)
 
     def run(self, stop: threading.Event) -> None:
         """Maintain the lake until `stop` is set. Survives what keeps it from working for a time."""
