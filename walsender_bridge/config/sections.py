@@ -268,7 +268,8 @@ class CatalogSection(_Section):
     def _fits_together(self) -> Self:
         if self.type == "rest" and not self.uri:
             raise ValueError("a catalog of type rest needs uri, its address up to /v1")
-        if self.type == "folder" and self.model_fields_set - {"type"}:
+        # Not `model_fields_set`: with flags, the whole section is given again.
+        if self.type == "folder" and self != CatalogSection.model_construct():
             raise ValueError('these settings are of a catalog of type rest: set type = "rest"')
         for address in filter(None, (self.uri, self.oauth2_uri)):
             if "@" in urlsplit(address).netloc:
