@@ -22,10 +22,7 @@ from tests.support.lake.table_commits import (
     write,
 )
 from tests.support.nessie import nessie
-from tests.support.s3 import s3_port
 from walsender_bridge.errors import NotSupportedError
-
-__all__ = ["s3_port"]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -21,11 +21,8 @@ from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.store.lake_store import StoreOptions
 from tests.support.child import ROOT
 from tests.support.relay import Relay
-from tests.support.s3 import s3_keys, s3_port
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
-
-__all__ = ["s3_keys", "s3_port"]
 
 #: Looks at a driver at work, in which no other one takes over: more than it takes for a free lock to be believed.
 LOOKS = 60

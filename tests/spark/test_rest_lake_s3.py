@@ -16,12 +16,10 @@ from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.rest_catalog import RestServer
-from tests.support.s3 import BUCKET, options_at, s3_keys, s3_port
+from tests.support.s3 import BUCKET, options_at
 from tests.support.waiting import wait_for
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
-
-__all__ = ["s3_keys", "s3_port"]
 
 pytestmark = pytest.mark.usefixtures("s3_keys")
 

@@ -17,7 +17,7 @@ from spark_consumers.spark.session import catalog_settings
 from tests.support.lake.controlled import new_snapshot
 from tests.support.parts_config import configuration
 from tests.support.rest_catalog import CLIENT, SECRET, RestServer
-from tests.support.s3 import BUCKET, options_at, s3_keys, s3_port
+from tests.support.s3 import BUCKET, options_at
 from walsender_bridge.config import load_config
 from walsender_bridge.demo import catalog as demo_catalog
 from walsender_bridge.doctor.finding import Severity
@@ -32,8 +32,6 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.observability.lake_chain import rest_catalog
-
-__all__ = ["s3_keys", "s3_port"]
 
 PLACE = LakeCatalog("http://127.0.0.1:9/catalog", warehouse="lakes", namespace=("a", "b"))
 
