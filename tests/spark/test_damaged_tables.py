@@ -235,7 +235,7 @@ def test_a_takeover_that_is_refused_without_a_rival_is_told_and_tried_less_often
     told: list[TusklineError | None] = []
     tries: list[float] = []
 
-    def refused(*_):
+    def refused(*_, **__):
         tries.append(time.monotonic())
         raise FencedError("term 3 may not write this table any more", where="table")
 
