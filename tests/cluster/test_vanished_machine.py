@@ -120,14 +120,24 @@ def appending() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name in {"appends to shop", "acks"}}
 
 
+def _let_grpc_wait(monkeypatch: pytest.MonkeyPatch, milliseconds: int) -> None:
+    """For data that is not taken, on connections that are made from now on."""
+    options = dict(protocol.REMOTE_CHANNEL_OPTIONS)
+    assert options.get("grpc.keepalive_timeout_ms", 0) <= 20_000
+    options["grpc.keepalive_timeout_ms"] = milliseconds
+    monkeypatch.setattr(protocol, "REMOTE_CHANNEL_OPTIONS", [*options.items()])
+
+
 def test_39_a_call_that_only_waits_for_a_machine_that_vanished_ends(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC asks a service no more often than every five minutes; the kernel asks that of its machine."""
+    """gRPC asks a service no more often than every five minutes; the kernel asks that of its machine, and not only once."""
     quick = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3}
     options = [(socket.IPPROTO_TCP, option, value) for option, value in quick.items()]
     on = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     monkeypatch.setattr(tcp_connections, "_KEEPALIVE", (on, *options))
+    monkeypatch.setattr(tcp_connections, "_NOT_TAKEN", (*tcp_connections._NOT_TAKEN[:2], 9000))
+    _let_grpc_wait(monkeypatch, 1000)
     monkeypatch.setattr(connection_watch, "_MADE_SECONDS", 0.0)
     network.log.create_stream("shop")
     term = network.log.writer_term("shop").term
@@ -135,6 +145,7 @@ def test_39_a_call_that_only_waits_for_a_machine_that_vanished_ends(
         assert writer.next_ack(3) is None, "nothing is sent, in either direction"
         network.pull()
         began = time.monotonic()
+        assert writer.next_ack(5) is None, "a probe or two that are lost end no connection"
         with pytest.raises(UnavailableError):
             assert writer.next_ack(60) is not None, "it waits still"
         assert time.monotonic() - began < 50
@@ -143,10 +154,9 @@ def test_39_a_call_that_only_waits_for_a_machine_that_vanished_ends(
 def test_39_an_append_to_a_machine_that_vanished_ends_and_the_writer_goes_on(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = dict(protocol.REMOTE_CHANNEL_OPTIONS)
-    assert options.get("grpc.keepalive_timeout_ms", 0) <= 20_000
-    options["grpc.keepalive_timeout_ms"] = 3000
-    monkeypatch.setattr(protocol, "REMOTE_CHANNEL_OPTIONS", [*options.items()])
+    _let_grpc_wait(monkeypatch, 3000)
+    # The writer is in the process of a service here.
+    monkeypatch.setattr(tcp_connections, "_NOT_TAKEN", (*tcp_connections._NOT_TAKEN[:2], 3000))
     network.log.create_stream("shop")
     first = network.open_writer()
     network.write(first)

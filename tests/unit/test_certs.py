@@ -14,6 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from tests.support.tls import files_in
+from walsender_bridge.cli import certs
 from walsender_bridge.errors import Cause, ConfigError, UnavailableError, UsageError
 from walsender_bridge.runtime import certificate_holder, certificates
 
@@ -241,10 +243,50 @@ def test_keys_are_of_the_curve_p256(authority, tmp_path):
         assert key.curve.name == "secp256r1"  # type: ignore[union-attr]  # another kind fails
 
 
-@pytest.mark.parametrize("host", ["", "-a", "a b", "a/b", "tuskline:operator", "a" * 254, "*"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "",
+            "-a",
+            "a b",
+            "a/b",
+            "tuskline:operator",
+            "a" * 254,
+            "*",
+            "*.example",
+            "db:7400",
+            "db.",
+        ),
+        *(
+            "a" * 64 + ".example",
+            "db." + "a" * 64,
+            "::",
+            "[0::0]",
+            "fe80::1%eth0",
+            "[fe80::1%eth0]",
+        ),
+    ],
+)
 def test_a_host_that_is_none_is_refused(authority, tmp_path, host):
     with pytest.raises(UsageError, match="invalid host"):
         certificates.issue(authority, tmp_path / "out", name="a", uri=URI, hosts=[host])
+    with pytest.raises(UsageError, match="invalid host"):
+        certs.names(role=["log-server"], name="a", host=[host])
+
+
+def test_the_longest_host_has_a_certificate_that_clients_accept(authority, tmp_path):
+    host = ".".join(letter * 63 for letter in "abc")
+    its = certificate_holder.identity("a", ["log-server"])
+    certificates.issue(authority, tmp_path / "out", name="a", uri=its.uri(), hosts=[host])
+    files = files_in(tmp_path / "out")
+    assert files.names(host)
+    found = files.load(server=True).names
+    assert not certificate_holder.lacks(
+        found, [certificate_holder.Role.LOG_SERVER], host=True, at=[host]
+    )
+    with pytest.raises(UsageError, match="invalid host"):
+        certs.names(role=["log-server"], name="a", host=[host + "d"])
 
 
 def test_a_full_or_unwritable_place_leaves_nothing(authority, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from cryptography import x509
 
 from spark_consumers.lake.maintenance.state import Summary, write_summary
 from spark_consumers.lake.manifest.chain import (
@@ -30,7 +31,7 @@ from walsender_bridge.doctor import parts as doctor_parts
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause, ConfigError, LakeError
 from walsender_bridge.observability import certificate_view, lake_status
-from walsender_bridge.runtime import certificate_holder, json_model, pid_file
+from walsender_bridge.runtime import certificate_holder, certificates, json_model, pid_file
 from walsender_bridge.runtime.supervisor import ChildState, SupervisorStates
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -145,7 +146,7 @@ listen = "{listen}:{free_port()}"
         ),
         ("localhost", ("127.0.0.1",), "it does not name localhost"),
         ("localhost", (), "it does not name localhost"),
-        ("[0::0]", ("::",), "is no address under which another machine reaches this one"),
+        ("[0::0]", ("::1",), "is no address under which another machine reaches this one"),
     ],
 )
 def test_an_address_that_no_client_accepts_is_named(
@@ -175,6 +176,42 @@ def test_a_certificate_without_a_services_name_is_named(
     assert "lacks the DNS name" in refused.what
     with pytest.raises(ConfigError, match="lacks the DNS name"):
         ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=tls)
+
+
+def test_the_hosts_of_listen_decide_which_services_name_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the certificate: one may be a wildcard, and not every one has to be a service's."""
+    holder = certificate_holder.identity("log-server", ["log-server"])
+    of_first = [holder.service_name("db-1.corp.example")]
+    monkeypatch.setattr(certificate_holder, "service_names", lambda *_: of_first)
+    monkeypatch.setattr(certificates, "_host", x509.DNSName)
+    authority = Authority(tmp_path)
+    for hosts in (("*.corp.example",), ("db-1.corp.example", "db-2.corp.example")):
+        tls = authority.issue("log-server", hosts=hosts)
+        for listen, accepted in (("db-1.corp.example", True), ("db-2.corp.example", False)):
+            its = _log_server_with(tls, tmp_path, listen)
+            refused = certificate_view.unfit(its, tls)
+            assert (refused is None) == accepted
+            assert (list(doctor_parts.of_hosts(its)) == []) == accepted
+            assert refused is None or holder.service_name(listen) in refused.what
+        # Clients may reach the service by another name than that of `listen`.
+        assert certificate_view.unfit(_log_server_with(tls, tmp_path, "10.0.0.1"), tls) is None
+    why = certificate_holder.lacks_service_name(holder, [("DNS", "*.corp.example")], [])
+    assert f"{holder.digest()}.tuskline.HOST" in why
+
+
+def test_a_log_service_does_not_start_without_its_name_at_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = certificate_holder.identity("log-server", ["log-server"])
+    of_first = [holder.service_name("localhost")]
+    monkeypatch.setattr(certificate_holder, "service_names", lambda *_: of_first)
+    tls = Authority(tmp_path).issue("log-server", hosts=("localhost", "127.0.0.1"))
+    with pytest.raises(ConfigError, match="lacks the DNS name") as caught:
+        ReplicaServer(tmp_path / "one", "127.0.0.1:0", tls=tls)
+    assert "--host 127.0.0.1" in caught.value.repair
+    ReplicaServer(tmp_path / "one", "localhost:0", tls=tls).stop()
 
 
 def test_a_process_that_ends_again_and_again_is_named_while_up_runs(settings: Config) -> None:

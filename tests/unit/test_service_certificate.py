@@ -62,7 +62,7 @@ def impostor(
     """A log server whose certificate is a safekeeper's: it does not look at its own, as one of an earlier version."""
     files = authority.issue("safekeeper", hosts=HOSTS)
     with monkeypatch.context() as patch:
-        patch.setattr(listener, "_load", lambda files, _: files.load(server=True))
+        patch.setattr(listener, "_load", lambda files, *_: files.load(server=True))
         server = ReplicaServer(tmp_path / "impostor", "127.0.0.1:0", tls=files)
     yield server
     server.stop()
@@ -169,7 +169,7 @@ def test_37_a_service_that_is_replaced_by_another_part_is_noticed(
         with log.replica() as client:
             client.stream_status("shop")
             monkeypatch.setattr(listener, "POLL", 0.05)
-            monkeypatch.setattr(listener, "_load", lambda files, _: files.load(server=True))
+            monkeypatch.setattr(listener, "_load", lambda files, *_: files.load(server=True))
             former = log.log_server._listener._service
             replace_files(log.files, authority.issue("safekeeper", "repository", hosts=HOSTS))
 
@@ -192,8 +192,13 @@ def test_37_a_certificate_of_other_roles_is_taken_once_it_was_looked_at(
     monkeypatch.setattr(listener, "POLL", 0.05)
     log = TlsLog(tmp_path / "log", authority)
     try:
-        with log.replica() as client, closing(LogServerLink(client.address, log.files)) as link:
+        with (
+            log.replica() as client,
+            ReplicaClient(client.address, tls=log.operator, timeout=1) as hasty,
+            closing(LogServerLink(client.address, log.files)) as link,
+        ):
             client.stream_status("shop")
+            wait_for(lambda: _answered(hasty), 20, "an answer within its deadline")
             assert link.report()
             former = log.log_server._listener._service
             replace_files(log.files, authority.issue(*SERVER, "monitor", hosts=HOSTS))
@@ -205,8 +210,17 @@ def test_37_a_certificate_of_other_roles_is_taken_once_it_was_looked_at(
                 return False
 
             wait_for(answered, 30, "the new certificate was looked at")
+            wait_for(
+                lambda: _answered(hasty), 30, "also if gRPC tries for longer than a deadline lasts"
+            )
     finally:
         log.stop()
+
+
+def _answered(client: ReplicaClient) -> bool:
+    with suppress(UnreachableError, SilentError):
+        return client.stream_status("shop").end_offset > 1
+    return False
 
 
 def test_37_a_service_does_not_run_with_a_certificate_of_another_part(
@@ -340,8 +354,12 @@ class Shows(socketserver.ThreadingTCPServer):
         self.address = f"grpc+tls://127.0.0.1:{self.server_address[1]}"
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.set_alpn_protocols(["h2"])
-        self._tls.load_cert_chain(tls.certificate, tls.key)
+        self.show(tls)
         self.asked_for: list[str | None] = []
+
+    def show(self, tls: TlsFiles) -> None:
+        """Show this certificate from the next connection on."""
+        self._tls.load_cert_chain(tls.certificate, tls.key)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Shake hands with a client."""
@@ -436,7 +454,7 @@ def test_37_a_relay_that_passes_looks_on_serves_no_call(
     real = ReplicaServer(
         tmp_path / "real", "127.0.0.1:0", tls=authority.issue("log-server", hosts=HOSTS)
     )
-    monkeypatch.setattr(listener, "_load", lambda files, _: files.load(server=True))
+    monkeypatch.setattr(listener, "_load", lambda files, *_: files.load(server=True))
     thief = ReplicaServer(
         tmp_path / "thief",
         "127.0.0.1:0",
@@ -550,6 +568,35 @@ def test_37_a_certificate_that_was_refused_is_not_looked_at_for_a_second(
         with pytest.raises(UntrustedServiceError), its.use():
             pass
         wait_for(lambda: len(shows.asked_for) == 2, 10, "it was looked at again")
+
+
+def test_37_a_call_about_a_stream_that_was_lacking_looks_again(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a call never gets to gRPC, whose failures are otherwise the reason for another look."""
+    monkeypatch.setattr(connection, "_REFUSED", 60.0)
+    with (
+        Shows(authority.issue("log-server", streams=("bank",), hosts=HOSTS)) as shows,
+        closing(
+            connection.Connection(
+                shows.address, authority.issue("operator"), role=Role.LOG_SERVER, within=5
+            )
+        ) as its,
+    ):
+        for _ in range(3):
+            with its.use(["bank"]):
+                pass
+            with (
+                pytest.raises(UntrustedServiceError, match="name stream 'shop'"),
+                its.use(["shop"]),
+            ):
+                pass
+        assert len(shows.asked_for) == 1, "not for each call"
+        shows.show(authority.issue("log-server", streams=("bank", "shop"), hosts=HOSTS))
+        monkeypatch.setattr(connection, "_REFUSED", 0.0)
+        with its.use(["shop"]) as service:
+            assert service.holder is not None
+            assert service.holder.streams == {"bank", "shop"}
 
 
 def test_37_a_certificate_that_is_refused_says_more_than_who_follows(

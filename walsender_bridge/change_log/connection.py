@@ -2,9 +2,10 @@
 
 Before the first call the roles of the service's own certificate are looked at (`service_certificate`), on a connection that ends then.
 gRPC makes its connections by itself, and each of them is refused whose certificate is not of that holder: of the same roles, streams
-and host. When it has refused one, the service may have got a certificate of other roles, which the next call looks at. When gRPC could
-not connect, that is done in the background, since gRPC may be about to connect again and needs no name server for that. A certificate
-that is not accepted then ends the use of the service; a look that fails otherwise says nothing.
+and host. When it has refused one, the service may have got a certificate of other roles, which the next call looks at, as does a call
+about a stream that the certificate did not name. When gRPC could not connect, or a deadline hides whether it could, that is done in the
+background, since gRPC may be about to connect again and needs no name server for that. A certificate that is not accepted then ends the
+use of the service; a look that fails otherwise says nothing.
 
 Certificates may be replaced while a process runs: before a call, the connection is made again if their files differ from
 those that it was made with. Calls in progress end on the earlier one. Three files are not replaced in one step: meanwhile, and
@@ -26,6 +27,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import actions, authorization, protocol, service_certificate
 from walsender_bridge.errors import (
     ConfigError,
+    SilentError,
     TusklineError,
     UnreachableError,
     UntrustedServiceError,
@@ -65,7 +67,7 @@ def quiet() -> None:
 
 #: Seconds for the look at a service's certificate.
 _ANSWER: Final = 5.0
-#: Seconds for which a certificate that was not accepted is not looked at again.
+#: Seconds for which a certificate that was not accepted, or lacked a stream, is not looked at again.
 _REFUSED: Final = 1.0
 
 
@@ -176,8 +178,9 @@ class Connection:
         self._holder: Identity | None = None
         self._failure: TusklineError | None = None
         self._looked_at = -math.inf
-        #: How gRPC failed to connect since the last look; None: it did not fail.
-        self._lost: UnreachableError | None = None
+        #: How gRPC failed to connect since the last look, or that no answer came in time: a deadline may end before gRPC's
+        #: attempts do, whose failure it hides. None: it did not fail.
+        self._lost: UnreachableError | SilentError | None = None
         #: The look in progress, or the last one. In a forked process it is not alive.
         self._looking: threading.Thread | None = None
         self._closed = False
@@ -194,21 +197,21 @@ class Connection:
 
     @contextlib.contextmanager
     def use(self, streams: Collection[str] = ()) -> Iterator[Service]:
-        """A block with a call about these streams. Before the first call it waits for a look, `within` seconds at most.
+        """A block with a call about these streams. It waits, `within` seconds at most, for a look that decides whether it may begin.
 
         Raises `UntrustedServiceError` if the service's certificate lacks its role, or a stream; before the first call also
         `UnreachableError` and `SilentError`. In the block, Flight's errors are converted.
         """
-        service = self._service()
+        service = self._service(streams)
         service.check(streams)
         try:
             with actions.at(self.address):
                 yield service
-        except UnreachableError as error:
+        except (UnreachableError, SilentError) as error:
             self._lost = error
             raise
 
-    def _service(self) -> Service:
+    def _service(self, streams: Collection[str]) -> Service:
         if self.tls is None:
             assert self._client is not None
             return Service(self._client, self.address, self._role, None)
@@ -217,8 +220,9 @@ class Connection:
             if stamp != self._stamp:
                 # The earlier client closes after its last call.
                 self._stamp, self._client, self._looked_at = stamp, None, -math.inf
-            needed = self._holder is None or isinstance(self._lost, UntrustedServiceError)
-            look = self._look_if_due(self.tls)
+            lacking = self._lacks(streams)
+            needed = lacking or isinstance(self._lost, UntrustedServiceError)
+            look = self._look_if_due(self.tls, lacking=lacking)
         if needed and look is not None:
             look.join(self._within)
         with self._lock:
@@ -228,15 +232,18 @@ class Connection:
                 self._client = _client(self.address, self.tls, self._holder)
             return Service(self._client, self.address, self._role, self._holder)
 
-    def _look_if_due(self, tls: TlsFiles) -> threading.Thread | None:
-        """Begin to look at the service's certificate if that is not known, or gRPC could not connect; returns the look in progress."""
+    def _lacks(self, streams: Collection[str]) -> bool:
+        """Whether the service's certificate is not known, or did not name one of these streams when it was looked at."""
+        its = self._holder
+        return its is None or bool(authorization.not_its_service(its, self._role, streams))
+
+    def _look_if_due(self, tls: TlsFiles, *, lacking: bool) -> threading.Thread | None:
+        """Begin to look at the service's certificate if a call needs another one, or gRPC could not connect; returns the look in progress."""
         if self._looking is not None and self._looking.is_alive():
             return self._looking
-        refused = isinstance(self._failure, UntrustedServiceError)
-        if self._holder is not None:
-            due = self._lost is not None
-        else:
-            due = time.monotonic() - self._looked_at >= (_REFUSED if refused else 0.0)
+        refused = self._holder is not None or isinstance(self._failure, UntrustedServiceError)
+        rested = time.monotonic() - self._looked_at >= (_REFUSED if refused else 0.0)
+        due = (lacking and rested) or (self._holder is not None and self._lost is not None)
         if self._closed or not due:
             return None
         self._lost = None

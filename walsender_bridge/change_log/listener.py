@@ -167,7 +167,8 @@ class Listener:
         #: The end of the certificate that was warned of, and whether it was over.
         self._warned = (0.0, False)
         listening.check_strangers(listen, tls=tls is not None)
-        self._used = None if tls is None else _load(tls, role)
+        self._host = listen.rpartition(":")[0].strip("[]")
+        self._used = None if tls is None else _load(tls, role, self._host)
         try:
             listening.check(listen)
             self._service = serve(listen, self._used, self._calls)
@@ -200,7 +201,7 @@ class Listener:
             if stamp == self._stamp:
                 continue
             try:
-                found = _load(self._tls, self._role)
+                found = _load(self._tls, self._role, self._host)
             except ConfigError as error:
                 # A replacement may be halfway through: it is an error if it remains so.
                 if failed == error.what != said:
@@ -274,14 +275,15 @@ class Listener:
             )
 
 
-def _load(files: TlsFiles, role: Role) -> TlsBytes:
-    """The content of the files of a service's certificate. Raises `ConfigError` also for one without its role."""
+def _load(files: TlsFiles, role: Role, host: str) -> TlsBytes:
+    """The content of the files of a service's certificate. Raises `ConfigError` also for one without its role, or its name there."""
     found = files.load(server=True)
-    if what := certificate_holder.lacks(found.names, [role], host=True):
+    at = [host] if files.names(host) else []
+    if what := certificate_holder.lacks(found.names, [role], host=True, at=at):
         raise ConfigError(
             what,
             where=str(files.certificate),
-            repair=f"issue one with `tuskline certs issue --role {role}`, and copy its files over these",
+            repair=f"issue one with `tuskline certs issue --role {role} --host {host}`, and copy its files over these",
         )
     return found
 

@@ -75,7 +75,8 @@ CHANNEL_OPTIONS = [
 #: Of connections to other machines, which all have TLS: a service whose machine vanishes says no goodbye. What was sent to it has
 #: to be taken, by its kernel, within `keepalive_timeout_ms` (it becomes TCP_USER_TIMEOUT), or the connection ends. A call that only
 #: waits is asked after at `keepalive_time_ms`; a service ends the connection of a client that asks more often than every five
-#: minutes. In a service's process the kernel asks more often (`ConnectionWatch`). Within a machine, a connection outlasts a service that is stopped for longer.
+#: minutes. In a service's process the kernel asks more often, and has more patience (`ConnectionWatch`). Within a machine, a
+#: connection outlasts a service that is stopped for longer.
 REMOTE_CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", 320_000),
     ("grpc.keepalive_timeout_ms", 10_000),

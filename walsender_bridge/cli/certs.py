@@ -128,6 +128,8 @@ def _holder(
             "a repository, log server or safekeeper needs --host",
             repair="add --host with the host of its `listen`, once for each name that clients use",
         )
+    for each in hosts:
+        certificate_holder.check_host(each)
     if streams and Role.REPOSITORY in holder.roles:
         raise UsageError(
             "--stream: a repository orders all streams",

@@ -129,13 +129,13 @@ def of_certificate(settings: "Config") -> Iterator[Finding]:
 
 def of_hosts(settings: "Config") -> Iterator[Finding]:
     """The addresses of the log's services here under which no other machine reaches them, or which the certificate does not name."""
+    from walsender_bridge.observability import certificate_view
+
     files = settings.tls_files
     if files is None:
         return
-    places = [("[log] listen", settings.log.listen)] * ("repository" in settings.parts)
-    places += [("[[log_server]] listen", each.listen) for each in settings.hosted_log_servers]
-    for key, address in places:
-        host = address.rpartition(":")[0].strip("[]")
+    for key, address in certificate_view.log_services(settings):
+        host = certificate_view.host_of(address)
         if listening.is_wildcard(host):
             yield Finding(
                 "address",

@@ -62,19 +62,32 @@ def unfit(settings: "Config", files: TlsFiles) -> ConfigError | None:
     needed = needed_roles(settings)
     if not needed:
         return None
+    hosts = [host_of(address) for _, address in log_services(settings)]
     try:
         names = files.load(ended=True).names
+        at = [host for host in hosts if files.names(host)]
     except ConfigError as error:
         return error
     serves = not settings.parts.isdisjoint({"repository", "log-server", "safekeepers"})
-    what = certificate_holder.lacks(names, *needed, host=serves)
+    what = certificate_holder.lacks(names, *needed, host=serves, at=at)
     if not what:
         return None
     return ConfigError(
         what,
         where=str(files.certificate),
-        repair=f"{REPAIR}, with --role for each part that runs here",
+        repair=f"{REPAIR}, with --role for each part that runs here, and --host for each host under which others reach it",
     )
+
+
+def log_services(settings: "Config") -> list[tuple[str, str]]:
+    """The addresses at which services of the log listen here, each behind its key."""
+    places = [("[log] listen", settings.log.listen)] * ("repository" in settings.parts)
+    return places + [("[[log_server]] listen", each.listen) for each in settings.hosted_log_servers]
+
+
+def host_of(address: str) -> str:
+    """The host of `host:port`, without brackets."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 def needed_roles(settings: "Config") -> list[frozenset[Role]]:

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
-from walsender_bridge.errors import PrivilegeError, TusklineError
+from walsender_bridge.errors import PrivilegeError, TusklineError, UsageError
 from walsender_bridge.runtime.stream_name import check_stream
 
 _SCHEME: Final = "tuskline:"
@@ -26,6 +26,9 @@ ALL_STREAMS: Final = "*"
 #: What the second label of a service's name says of the rest: a host's name, or an address with dashes.
 _OF_NAME, _OF_ADDRESS = "tuskline", "tuskline-ip"
 _SERVICE_NAME: Final = re.compile(rf"[a-z2-7]{{52}}\.({_OF_NAME}|{_OF_ADDRESS})\..+")
+_LABEL: Final = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+#: A service's name, which contains the host behind 62 characters, has at most 253.
+_HOST: Final = re.compile(rf"(?=.{{1,191}}$){_LABEL}(\.{_LABEL})*")
 
 
 class Role(StrEnum):
@@ -44,6 +47,8 @@ class Role(StrEnum):
 
 #: The roles whose holders are servers; their certificates name hosts, and no others do.
 SERVERS: Final = frozenset({Role.REPOSITORY, Role.LOG_SERVER, Role.SAFEKEEPER})
+#: Those of them whose services clients recognize by their names.
+OF_THE_LOG: Final = frozenset({Role.REPOSITORY, Role.LOG_SERVER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +72,16 @@ class Identity:
 
         It says all that the URI says, as a digest since a name is short, and the host, since it is compared instead of the host.
         """
-        digest = b32encode(hashlib.sha256(self.uri().encode()).digest()).decode().rstrip("=")
         host = host.strip("[]").rstrip(".").lower()
         try:
             address = ip_address(host).exploded.replace(".", "-").replace(":", "-")
         except ValueError:
-            return f"{digest.lower()}.{_OF_NAME}.{host}"
-        return f"{digest.lower()}.{_OF_ADDRESS}.{address}"
+            return f"{self.digest()}.{_OF_NAME}.{host}"
+        return f"{self.digest()}.{_OF_ADDRESS}.{address}"
+
+    def digest(self) -> str:
+        """The first label of its services' names."""
+        return b32encode(hashlib.sha256(self.uri().encode()).digest()).decode().rstrip("=").lower()
 
     def has(self, stream: str) -> bool:
         """Whether it may name this stream."""
@@ -103,6 +111,21 @@ def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
     return parse(str(name).encode(errors="replace") if kind == "URI" else b"")
 
 
+def check_host(host: str) -> None:
+    """Raise `UsageError` unless a certificate can name this host, a name or an address, and a service there."""
+    try:
+        # A zone is of one machine, and in no certificate.
+        usable = "%" not in host and not ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        usable = _HOST.fullmatch(host) is not None and not is_service_name(host)
+    if not usable:
+        raise UsageError(
+            f"invalid host {host[:80]!r}",
+            repair="use the host of the service's `listen`, without its port: an address of this machine alone, without a zone,"
+            " or a name of at most 191 characters, 63 between two dots",
+        )
+
+
 def is_service_name(name: str) -> bool:
     """Whether a DNS name is of a service, and not of a host."""
     return _SERVICE_NAME.fullmatch(name.lower()) is not None
@@ -120,21 +143,29 @@ def service_names(uri: str, hosts: Iterable[str]) -> list[str]:
 def lacks_service_name(
     holder: Identity, names: Iterable[tuple[str, str]], hosts: Sequence[str]
 ) -> str:
-    """Why clients of the change log use no service with this holder's certificate at any of the hosts; empty: they do.
+    """Why clients of the change log use no service with this holder's certificate at one of the hosts; empty: they do.
 
-    `names`: its alternative names, as `ssl` shows them.
+    Without hosts: why they use none at any host. `names`: its alternative names, as `ssl` shows them.
     """
-    wanted = [holder.service_name(host) for host in hosts]
     found = {name.lower() for kind, name in names if kind == "DNS"}
-    if not found.isdisjoint(wanted):
-        return ""
-    return f"the certificate of {holder} lacks the DNS name {wanted[0]}"
+    missing = [name for name in map(holder.service_name, hosts) if name not in found]
+    its = (name for name in found if name.startswith(f"{holder.digest()}."))
+    if not hosts and not any(map(is_service_name, its)):
+        missing = [f"{holder.digest()}.{_OF_NAME}.HOST"]
+    return f"the certificate of {holder} lacks the DNS name {missing[0]}" if missing else ""
 
 
-def lacks(names: Sequence[tuple[str, str]], *needed: Collection[Role], host: bool) -> str:
+def lacks(
+    names: Sequence[tuple[str, str]],
+    *needed: Collection[Role],
+    host: bool,
+    at: Sequence[str] = (),
+) -> str:
     """What a machine's certificate lacks for its parts; empty: nothing. `names`: its alternative names (`tls_files.TlsBytes`).
 
-    `needed`: of each part, the roles one of which it needs. `host`: whether one of them is a server.
+    `needed`: of each part, the roles one of which it needs. `host`: whether one of them is a server. `at`: those of the hosts where its
+    services of the change log listen that the certificate names. They may be reached under other names as well, which it has to
+    name then.
     """
     try:
         its = of_certificate({"subjectAltName": names})
@@ -145,11 +176,10 @@ def lacks(names: Sequence[tuple[str, str]], *needed: Collection[Role], host: boo
         return (
             f"the certificate of {its} lacks the role {listed}, which a part of this machine needs"
         )
-    hosts = [name for kind, name in names if kind != "URI" and not is_service_name(name)]
-    if host and not hosts:
+    if host and all(kind == "URI" or is_service_name(name) for kind, name in names):
         return f"the certificate of {its} names no host, so nobody can verify the services of this machine"
-    if host and not {Role.REPOSITORY, Role.LOG_SERVER}.isdisjoint(its.roles):
-        return lacks_service_name(its, names, hosts)
+    if any(not OF_THE_LOG.isdisjoint(roles) for roles in needed):
+        return lacks_service_name(its, names, at)
     return ""
 
 

@@ -45,8 +45,6 @@ DAYS: Final = 365
 _SKEW: Final = timedelta(minutes=10)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-#: A service's name, which contains the host behind 62 characters, has at most 253.
-_HOST = re.compile(r"(?=.{1,191}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +160,11 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _host(host: str) -> x509.GeneralName:
     """The alternative name of a server: an address, or a DNS name. Raises `UsageError`."""
+    certificate_holder.check_host(host)
     try:
         return x509.IPAddress(ip_address(host.strip("[]")))
     except ValueError:
-        pass
-    if not _HOST.fullmatch(host) or certificate_holder.is_service_name(host):
-        raise UsageError(
-            f"invalid host {host[:80]!r}",
-            repair="use the host of the service's `listen`, without its port",
-        )
-    return x509.DNSName(host)
+        return x509.DNSName(host)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

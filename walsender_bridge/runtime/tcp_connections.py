@@ -29,7 +29,7 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-#: And while it has not taken what was sent to it.
+#: Milliseconds for which what was sent, or asked, may not be taken. It is what ends a connection, as long as all probes together.
 _NOT_TAKEN: Final = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
 
 _TCP: Final = frozenset({socket.AF_INET, socket.AF_INET6})
@@ -80,7 +80,8 @@ def keep_alive(found: TcpConnection) -> None:
 def keep_made_alive(port: int, known: Collection[int]) -> set[int]:
     """Have the kernel do so for the connections to other machines that were not accepted on this port; returns their inodes.
 
-    `known`: those for which it does already. How long a peer may take to take what was sent is left to who has made the connection.
+    `known`: those for which it does already. What the library that made them has set for data that was not taken is replaced: a
+    TCP_USER_TIMEOUT counts for probes as well, in place of their number, and a shorter one ends a connection after a single lost one.
     """
     found = set()
     for descriptor in _sockets():
@@ -91,7 +92,7 @@ def keep_made_alive(port: int, known: Collection[int]) -> set[int]:
             if ip_address(host).is_loopback:
                 continue
             found.add(_inode(connection))
-            for option in () if _inode(connection) in known else _KEEPALIVE:
+            for option in () if _inode(connection) in known else (*_KEEPALIVE, _NOT_TAKEN):
                 connection.setsockopt(*option)
     return found
 

@@ -78,6 +78,9 @@ class TlsFiles:
     def names(self, host: str) -> bool:
         """Whether the certificate is a server's, and a client accepts it of this host. Raises as `load`, whatever its days."""
         self._read()
+        if not host:
+            # As in `:7400`, which stands for all addresses.
+            return False
         try:
             accepting = self._context(ssl.PROTOCOL_TLS_SERVER)
             asking = self._context(ssl.PROTOCOL_TLS_CLIENT)
