@@ -368,7 +368,7 @@ class RebuiltWorld(World):
             context=now.context,
             bytes_total=now.position.bytes_total,
             last=rows[-1] if rows and now.low_offset < now.committed_end else None,
-            source=source_of(now.syncing_from or ""),
+            source=source_of(core.synchronization),
         )
 
     def _rows(self, stream: StreamPlan) -> Sequence[IndexRow]:

@@ -1,6 +1,7 @@
 """A rebuild of the repository that ended in its middle, and is repeated: real log servers, and what the first attempt has left on them."""
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -8,19 +9,23 @@ from contextlib import closing
 import pytest
 
 from tests.support.log_entries import SCHEMAS, tell
+from tests.support.waiting import wait_for
 from tests.unit.test_replication import STREAM, Machines, machines
 from walsender_bridge.change_log import log_server_messages as m
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.operator_client import OperatorReplica
 from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit, ReplicaStatus
+from walsender_bridge.change_log.replica.disk import Durable
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.synchronization import SyncBatch
 from walsender_bridge.change_log.repository import empty_store
 from walsender_bridge.change_log.repository.core import Repository
 from walsender_bridge.change_log.repository.rebuild import RebuildPlan, StreamPlan
 from walsender_bridge.change_log.repository.rebuilder import Rebuilder
+from walsender_bridge.change_log.storage.records import unpack_state
+from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import WIPING, StreamStore
-from walsender_bridge.errors import UnavailableError
+from walsender_bridge.errors import InvalidReplicaError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 
 __all__ = ["machines"]
@@ -203,3 +208,52 @@ def test_31_what_an_attempt_alone_has_fenced_returns_behind_another_one(
             attempt(here)
     here.stop(first)
     go_on(here, attempt(here, first))
+
+
+def damage_newest(here: Machines, number: int) -> Durable:
+    """Damage both of LMDB's meta pages of the newest segment; return the state record of the one before."""
+    folder = here.folder / f"log-server-{number}" / "streams" / STREAM
+    *_, before, newest = sorted(folder.iterdir())
+    data = newest / "data.mdb"
+    with data.open("r+b") as file:
+        for page in range(2):
+            file.seek(page * os.sysconf("SC_PAGE_SIZE"))
+            file.write(b"\xff" * 64)
+    segment = Segment(before, 1)
+    with segment.using(), segment.reading() as snapshot:
+        state = snapshot.get(b"meta", b"state")
+        assert state is not None
+        return unpack_state(state, before)
+
+
+def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(machines: Make) -> None:
+    """The segment before its newest one was filled by that copy, and its record still says so."""
+    here = machines(replicas=2, least=1)
+    here.write_on(2)
+    source, copied = here.members()
+    here.stop(copied)
+    here.segment_bytes = 1 << 18
+    with here.open_writer() as writer:
+        # A batch of a synchronization, which fills a segment, and is not the last one.
+        writer.send([here.make.whole(rows=300, size=1000)], schemas=list(SCHEMAS.values()))
+        assert writer.next_ack(20) is not None
+        here.committed()
+        here.write(writer)
+    here.start(copied)
+    wait_for(lambda: here.members() == [source, copied], 30, "both are in sync")
+    here.stop(source)
+    here.write_on()
+    lose_repository(here)
+    here.stop(copied)
+    assert damage_newest(here, copied).syncing_from
+    here.start(source)
+    for reason in ("renamed to segment-", "was damaged and has been renamed"):
+        # The first start renames the segment; the next one opens the one before it.
+        here.start(copied)
+        with pytest.raises(InvalidReplicaError, match="1 others may have been all members"):
+            attempt(here)
+        with OperatorReplica(here.listens[copied]) as replica:
+            (found,) = replica.replicas().replicas
+        assert (found.state, found.syncing_from) == ("learning", "")
+        assert reason in found.reason
+        here.stop(copied)

@@ -38,6 +38,7 @@ class Machines:
     def __init__(self, folder: Path, policy: ReplicationPolicy) -> None:
         self.folder = folder
         self.policy = policy
+        self.segment_bytes = 1 << 16
         self.listens = [f"127.0.0.1:{free_port()}" for _ in range(3)]
         self.servers: list[ReplicaServer | None] = [None] * 3
         for number in range(3):
@@ -60,7 +61,9 @@ class Machines:
 
     def start(self, number: int) -> None:
         place = self.folder / f"log-server-{number}"
-        self.servers[number] = ReplicaServer(place, self.listens[number], segment_bytes=1 << 16)
+        self.servers[number] = ReplicaServer(
+            place, self.listens[number], segment_bytes=self.segment_bytes
+        )
 
     def server(self, number: int) -> ReplicaServer:
         """One that runs."""

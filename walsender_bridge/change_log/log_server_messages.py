@@ -247,9 +247,9 @@ class TransactionsAnswer:
 class ReplicaDescription:
     """A replica in any state, for operators.
 
-    `reason`: why it is LEARNING; `syncing_from`: the log server with which it is being synchronized; empty: with none. `status`,
-    `context`, `low_bytes`: None if they cannot be read; `low_bytes`: bytes of the stream in front of the low watermark.
-    `sealed_at`: see `Durable`. `disk_bytes`: of its files.
+    `reason`: why it is LEARNING; `syncing_from`: the log server with which it is being synchronized, or for which it is being
+    wiped; empty: with none, or it is damaged. `status`, `context`, `low_bytes`: None if they cannot be read; `low_bytes`: bytes of
+    the stream in front of the low watermark. `sealed_at`: see `Durable`. `disk_bytes`: of its files.
     """
 
     stream: str

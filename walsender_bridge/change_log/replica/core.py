@@ -657,6 +657,17 @@ class Replica:
 
     # -- status -------------------------------------------------------------------------------------
 
+    @property
+    def synchronization(self) -> str:
+        """The name of the synchronization that it is in; empty: of none, or the replica is damaged.
+
+        The state record of a damaged replica may be that of the segment before its newest one, which was filled during a
+        synchronization that has ended since: the replica may have become a member, and have commits that its source has not.
+        """
+        if self.outcome != RecoveryOutcome.SYNCHRONIZING:
+            return ""
+        return self.current.syncing_from or ""
+
     def check_readable(self) -> None:
         """Raise `InvalidReplicaError` if the replica must not be read."""
         self._move(Event.READ)

@@ -28,7 +28,7 @@ class Durable:
 
     `position`: behind the last committed entry. `confirmed_to`, `system_id`: see `ReplicaStatus`.
     `sealed_at`: the local end at which the stream is, or is to be, sealed. `taken_at`: of the last row
-    of the index. `syncing_from`: the log server with which it is being synchronized; None: with none. `before_restart`: None
+    of the index. `syncing_from`: the synchronization that it is in (`call_name`); None: in none. `before_restart`: None
     unless there is a RESTART among the uncommitted entries. `was_sealed`: whether `term` can only rise by a seal.
     """
 

@@ -462,12 +462,14 @@ class HostedReplica:
                 return ReplicaDescription(stream, state, why, source, None, None, None, None, 0)
             core, status, current = self._core, self._core.status(), self._core.current
             state, why = core.state, core.reason
+            # Whatever was damaged: a wipe begins only when a source has offered all that replaces it.
+            source = source_of(core.synchronization or self._store.wiped_for())
         low_bytes = self._bytes_before(status) if Event.READ in TRANSITIONS[state] else None
         return ReplicaDescription(
             stream=stream,
             state=state,
             reason=why,
-            syncing_from=source_of(current.syncing_from or self._store.wiped_for()),
+            syncing_from=source,
             status=status,
             context=current.context,
             sealed_at=current.sealed_at,

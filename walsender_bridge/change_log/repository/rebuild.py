@@ -46,7 +46,8 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
    as one that knows it. What alone knows the fence may be given up by the next attempt, which then finds only replicas that were
    sealed before: the term of a seal is never below the fence, and the next fence is behind the gap from both. So
    what returns is in front of the gap (6), and not ahead of the new repository. A replica whose synchronization was cut short had no
-   commit that its source had not, so it stands for no lost member while that source is valid.
+   commit that its source had not, so it stands for no lost member while that source is valid. A damaged one counts as away,
+   unless it is being wiped: its record may be of an older segment, and name a synchronization that has ended since.
 8. *Consumers are not known*, until they renew their leases. A trim that the old repository sends is refused as its seals are (5). A lease of its own (`HOLD`), which has published nothing, keeps
    the log from trimming for as long as any lease can last that was held before. It also keeps the history, by which
    the versions of consumers that come back are found.
@@ -113,7 +114,7 @@ class Offer:
     """What a replica holds durably. `reason`: why it may not take part; empty: it may.
 
     `last`: its last commit that is not empty; None: it was trimmed, or there is none. `bytes_total`: up to its end. `source`: the
-    log server with which it is being synchronized; empty: with none.
+    log server with which it is being synchronized; empty: with none, or it is damaged (`Replica.synchronization`).
     """
 
     log_server: str
