@@ -1,9 +1,9 @@
 """An offer of a maintainer: what it may be made of, and what becomes of one that cannot be taken."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,16 +12,21 @@ import pytest
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.table_catalog import Outcome, TableCommit, TableId, set_ref
 from spark_consumers.lake.compaction import rewrite
-from spark_consumers.lake.compaction.offer import Offer, OfferName
+from spark_consumers.lake.compaction.offer import OFFERS, Offer, OfferName
 from spark_consumers.lake.compaction.plan import Group, groups
 from spark_consumers.lake.compaction.rewrite import compactable, liveness_of, prepare, states
-from spark_consumers.lake.format.data_files import write_data
+from spark_consumers.lake.format.data_files import Stage, write_data
 from spark_consumers.lake.format.iceberg_schema import arrow_schema, iceberg_schema
+from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.index.build import Identity, add_files
 from spark_consumers.lake.layout.arrangement import PLAIN
+from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain
+from spark_consumers.lake.manifest.sealed_json import dump, parse
 from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.writer import requests
+from spark_consumers.lake.writer.compactions import Compactions
 from tests.support import avro_file
-from walsender_bridge.errors import LakeError
+from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
 
 PATH, NAME = "tables/s/public/docs%t1-aa", "s.public.docs"
 
@@ -42,7 +47,7 @@ class Lake:
     def prepare(self, due: list[Group]) -> Offer:
         return prepare(self.root, self.catalog, NAME, self.table, OfferName(1, "abc", 1), due)
 
-    def change(self, *updates: dict[str, Any]) -> None:
+    def change(self, *updates: Mapping[str, Any]) -> None:
         """Make these updates of the table's metadata, as a writer of the same term does."""
         there = self.catalog.load(TableId.at(PATH))
         assert there is not None
@@ -71,6 +76,7 @@ def lake(tmp_path: Path) -> Lake:
             [pa.array(ids), pa.array([100 - each for each in ids])],
             schema,
         )
+        assert file is not None
         run = f"index/{number + 1:020d}-t1-a1.run"
         runs = add_files(str(folder), runs, run, Identity.of(("id",), schema), [file])
     # Of the files' row ids, which are not of interest here, it has none.
@@ -153,3 +159,70 @@ def test_no_offer_is_made_once_the_layout_is_another(
     with pytest.raises(LakeError, match="since the plan"):
         lake.prepare(due)
     assert not lake.due()
+
+
+# -- one that cannot be taken -----------------------------------------------------------------------
+
+
+class Damaged:
+    """A table format whose tables raise this when their files are to be removed."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def sweep(self, *_: Any) -> int:
+        raise self.error
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Chain:
+    made = open_chain(tmp_path / "lake")
+    made.initialise("log", "iceberg")
+    made.store.prepare(OFFERS)
+    return made
+
+
+def offered(chain: Chain, term: int) -> tuple[Manifest, Offer]:
+    """A head under the second term, and an offer that has a data file, with its record."""
+    table = TableVersion(PATH, "iceberg", 7, "", ("id",), (), 0, 0, 20, 1, state="stale", runs=())
+    head = Manifest("lake", 10, 2, 0, 100, 0.0, tables={NAME: table})
+    name = OfferName(term, "abc", 1)
+    offer = Offer(str(name), NAME, PATH, term, ("id",))
+    file = chain.root / PATH / f"data/{name.prefix}rewritten-0.parquet"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x")
+    chain.store.create(f"{OFFERS}/{name}", dump(offer.to_json()))
+    return head, offer
+
+
+@pytest.mark.parametrize("error", [CorruptError("damaged"), UnavailableError("silent"), OSError(5)])
+def test_an_offer_for_a_damaged_table_is_answered_and_stops_no_round(
+    chain: Chain, error: Exception
+) -> None:
+    head, offer = offered(chain, term=1)
+    requests.ask(chain, requests.COMPACT, [NAME], offer=offer.name)
+    writer = Compactions(chain, cast(TableFormat, Damaged(error)), {})
+    decided = writer.decided(head, list(requests.waiting(chain)), Stage(11, 2, 1))
+    writer.settle(head, decided)
+    record = parse(chain.store.read(f"{OFFERS}/{offer.name}"), "")
+    assert not record["accepted"]
+    assert "term 1" in record["reason"]
+
+
+@pytest.mark.parametrize("error", [CorruptError("damaged"), UnavailableError("silent"), OSError(5)])
+def test_an_offer_of_a_dead_maintainer_for_a_damaged_table_is_forgotten(
+    chain: Chain, error: Exception
+) -> None:
+    head, _ = offered(chain, term=1)
+    assert Compactions(chain, cast(TableFormat, Damaged(error)), {}).sweep(head, ()) == 1
+    assert not list(chain.store.names(OFFERS))
+
+
+def test_a_fenced_writer_does_not_answer_an_offer(chain: Chain) -> None:
+    head, offer = offered(chain, term=1)
+    requests.ask(chain, requests.COMPACT, [NAME], offer=offer.name)
+    writer = Compactions(chain, cast(TableFormat, Damaged(FencedError("taken over"))), {})
+    decided = writer.decided(head, list(requests.waiting(chain)), Stage(11, 2, 1))
+    with pytest.raises(FencedError):
+        writer.settle(head, decided)
+    assert "accepted" not in parse(chain.store.read(f"{OFFERS}/{offer.name}"), "")
