@@ -138,6 +138,23 @@ def test_a_maintainer_that_gives_no_sign_does_not_work(
     assert chain.store.names(maintainers.MAINTAINERS) == []
 
 
+def test_a_maintainer_whose_lock_cannot_be_seen_works_while_it_beats(chain: Chain) -> None:
+    """As one of another machine is seen where locks stay on their machine."""
+    now, beats = 0.0, 0
+    seen = Maintainers(chain.store, lambda: now)
+    chain.store.prepare(maintainers.MAINTAINERS)
+    record = Path(chain.store.location) / maintainers.MAINTAINERS / "0a1b2c3d4e5f"
+    while now < 2 * maintainers.SILENT:
+        if beats * maintainers._BEAT <= now:
+            beats += 1
+            record.write_text(f"1 {beats}")
+        assert seen.working() == seen.living() == {record.name}
+        now += 1.0
+    now += maintainers.UNLOCKED_SILENT
+    assert seen.working() == set()
+    assert not record.exists()
+
+
 def test_the_one_with_the_least_name_works(chain: Chain) -> None:
     first, second = (Maintainer(chain.root, Limits()) for _ in range(2))
     try:
