@@ -1,6 +1,8 @@
 """What is worth rewriting, who maintains a lake, and what a maintainer shows and remembers."""
 
+import math
 import random
+import shutil
 import time
 from pathlib import Path
 from threading import Event
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spark_consumers.lake import folder
 from spark_consumers.lake.compaction import maintainers
 from spark_consumers.lake.compaction.decide import Accepted, Refused, decide, with_merged
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
@@ -103,10 +106,32 @@ def test_tables_with_the_most_to_gain_come_first_within_the_limit() -> None:
         return [Group(tuple(file(number, size) for number in range(count)))]
 
     due = {"few": table(4, 10), "many": table(50, 10), "large": table(40, 1000)}
-    assert list(choose(due, 1000)) == ["many", "few"]
-    assert list(choose(due, 100_000)) == ["many", "large", "few"]
-    assert list(choose(due, 1)) == ["many"]
-    assert choose({}, 1000) == {}
+    assert list(choose(due, 1000, math.inf)) == ["many", "few"]
+    assert list(choose(due, 100_000, math.inf)) == ["many", "large", "few"]
+    assert list(choose(due, 1, math.inf)) == ["many"]
+    assert choose({}, 1000, math.inf) == {}
+
+
+def test_no_plan_is_larger_than_the_room_on_the_disk() -> None:
+    small, large = (Group(tuple(file(n, size) for n in range(6))) for size in (MB, 20 * MB))
+    due = {"large": [large], "small": [small, small]}
+    assert choose(due, 2 * TARGET, 132 * MB) == due
+    assert choose({"large": [large]}, 1, 120 * MB) == {"large": [large]}
+    assert choose({"large": [large]}, 1, 119 * MB) == {}
+    assert choose(due, 2 * TARGET, 11 * MB) == {"small": [small]}
+    assert choose(due, 1, MB) == {}
+
+
+def test_a_maintainer_leaves_the_room_on_the_disk_to_epochs(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(chain.store.location).free
+    made = Maintainer(chain.root, Limits(plan_bytes=1))
+    monkeypatch.setattr(folder, "ROOM", free // 2)
+    assert 0 < made._room() < free
+    monkeypatch.setattr(folder, "lack_of_room", lambda _: None)
+    monkeypatch.setattr(folder, "ROOM", 2 * free)
+    assert made._room() == 0
 
 
 # -- who maintains ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ It never makes anything part of the lake, so it may be killed, suspended or star
 not right any more, and what it leaves is removed by the writer.
 """
 
+import math
 import shutil
 import threading
 import time
@@ -133,7 +134,7 @@ class Maintainer:
             return False
         self._clean(head)
         due = self._due(head)
-        chosen = choose(due, self._room() if due else 0)
+        chosen = choose(due, self._limits.plan_bytes, self._room()) if due else {}
         left = sum(g.bytes for name in due for g in due[name]) - sum(
             g.bytes for name in chosen for g in chosen[name]
         )
@@ -172,15 +173,14 @@ class Maintainer:
         assert self._sign is not None
         return min(self._others.working() | {self._sign.name}) != self._sign.name
 
-    def _room(self) -> int:
-        """Bytes that a plan may have. Raises `LakeError` where the disk has none to begin with."""
+    def _room(self) -> float:
+        """Bytes that may be written. Raises `LakeError` where the disk has none to begin with."""
         if (full := folder.lack_of_room(self._chain.root)) is not None:
             raise full
         on_disk = self._chain.store.folder
         if on_disk is None:
-            return self._limits.plan_bytes
-        free = shutil.disk_usage(on_disk).free
-        return max(0, min(self._limits.plan_bytes, free - folder.ROOM))
+            return math.inf
+        return max(0, shutil.disk_usage(on_disk).free - folder.ROOM)
 
     def _clean(self, head: Manifest) -> None:
         """Name tables to the writer that have something to expire, if it is time for a look at some."""
