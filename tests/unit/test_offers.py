@@ -188,7 +188,7 @@ def offered(chain: Chain, term: int) -> tuple[Manifest, Offer]:
     head = Manifest("lake", 10, 2, 0, 100, 0.0, tables={NAME: table})
     name = OfferName(term, "abc", 1)
     offer = Offer(str(name), NAME, PATH, term, ("id",))
-    file = chain.root / PATH / f"data/{name.prefix}rewritten-0.parquet"
+    file = Path(str(chain.root), PATH, f"data/{name.prefix}rewritten-0.parquet")
     file.parent.mkdir(parents=True)
     file.write_bytes(b"x")
     chain.store.create(f"{OFFERS}/{name}", dump(offer.to_json()))
