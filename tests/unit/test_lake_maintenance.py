@@ -3,6 +3,7 @@
 import math
 import random
 import shutil
+import threading
 import time
 from pathlib import Path
 from threading import Event
@@ -14,7 +15,7 @@ from spark_consumers.lake import folder
 from spark_consumers.lake.compaction import maintainers
 from spark_consumers.lake.compaction.decide import Accepted, Refused, decide, with_merged
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
-from spark_consumers.lake.compaction.offer import NewFile, Offer, OfferName, OldFile
+from spark_consumers.lake.compaction.offer import OFFERS, NewFile, Offer, OfferName, OldFile
 from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.run_format import DataFile, Tables
@@ -29,7 +30,9 @@ from spark_consumers.lake.maintenance.state import (
 )
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion, open_chain
+from spark_consumers.lake.manifest.sealed_json import dump
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
+from spark_consumers.lake.writer import requests
 from spark_consumers.spark.lake_catalog import RECORD, LakeCatalog
 from tests.support.rest_catalog import RestServer
 from walsender_bridge.cli import lake_maintain
@@ -208,6 +211,35 @@ def test_a_maintainer_that_is_older_than_its_lake_finds_the_lakes_catalog(tmp_pa
         finally:
             made.close()
     assert not made._catalog.is_folder
+
+
+def test_an_offer_whose_request_was_put_aside_is_not_waited_for(chain: Chain) -> None:
+    made, stop = Maintainer(chain.root, Limits()), Event()
+    offers = [offered(chain, number) for number in (1, 2)]
+    (damaged, request), (answered, other) = offers
+    Path(chain.store.location, "_tuskline/requests", f"{request.id}.json").write_text("{")
+    assert [each.offer for each in requests.waiting(chain)] == [answered.name]
+    chain.store.replace(f"{OFFERS}/{answered.name}", dump({"accepted": True, "reason": ""}))
+    waits_for_ever = threading.Timer(30, stop.set)
+    waits_for_ever.start()
+    try:
+        assert made._outcomes([(*each, 0) for each in offers], stop)
+    finally:
+        waits_for_ever.cancel()
+    assert not stop.is_set()
+    assert (made.summary.accepted, made.summary.refused) == (1, 1)
+    assert "put aside" in made.summary.refusals[0].reason
+    # The writer may have read the request before.
+    assert chain.store.names(OFFERS) == [damaged.name]
+    assert requests.is_waiting(chain, other)
+
+
+def offered(chain: Chain, number: int) -> tuple[Offer, requests.Request]:
+    """An offer with its record, and the request to use it."""
+    offer = Offer(str(OfferName(1, "0a", number)), "s.p.t", "tables/t", 1, ("id",))
+    chain.store.prepare(OFFERS)
+    chain.store.create(f"{OFFERS}/{offer.name}", dump(offer.to_json()))
+    return offer, requests.ask(chain, requests.COMPACT, [offer.table], offer=offer.name)
 
 
 # -- names ------------------------------------------------------------------------------------------
