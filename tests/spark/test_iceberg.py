@@ -213,7 +213,7 @@ def test_13_a_table_that_is_taken_later_is_fenced_by_the_first_change(table):
     assert newer.terms(table.path) == [2]
 
 
-@pytest.mark.parametrize("change", ["show", "pin", "expire", "sweep", "extend"])
+@pytest.mark.parametrize("change", ["show", "pin", "expire", "sweep", "extend", "arrange"])
 def test_13_any_change_takes_a_table_that_was_left_for_later(table, change):
     first = table.write(1, None, add=[1])
     table.format.show(table.path, 1, first)
@@ -227,11 +227,25 @@ def test_13_any_change_takes_a_table_that_was_left_for_later(table, change):
         "expire": [{first}],
         "sweep": [frozenset()],
         "extend": [more],
+        "arrange": [TableLayout.parse([], ["id"], {})],
     }
     getattr(newer, change)(table.path, 2, *arguments[change])
     assert newer.terms(table.path) == [2]
     with pytest.raises(FencedError):
         table.write(2, first, add=[2])
+
+
+def test_13_a_table_that_has_its_layout_is_still_left_for_later(table):
+    first = table.write(1, None, add=[1])
+    table.format.show(table.path, 1, first)
+    layout = TableLayout.parse(["bucket(3, id)"], ["id desc"], {"own": "1"})
+    table.format.arrange(table.path, 1, layout)
+    versions = iceberg_files.versions_in(Path(table.path, "metadata"))
+    newer = table.newer()
+    newer.take_over(table.path, first, 2, 1, later=True)
+    assert newer.arrange(table.path, 2, layout) == newer.arrangement(table.path)
+    assert iceberg_files.versions_in(Path(table.path, "metadata")) == versions
+    assert newer.terms(table.path) == [1]
 
 
 def test_13_a_table_in_which_there_is_something_to_mend_is_taken_at_once(table):

@@ -1,6 +1,9 @@
 """What is worth rewriting, who maintains a lake, and what a maintainer shows and remembers."""
 
+import math
 import random
+import shutil
+import threading
 import time
 from pathlib import Path
 from threading import Event
@@ -8,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from spark_consumers.lake import folder
 from spark_consumers.lake.compaction import maintainers
 from spark_consumers.lake.compaction.decide import Accepted, Refused, decide, with_merged
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
-from spark_consumers.lake.compaction.offer import NewFile, Offer, OfferName, OldFile
+from spark_consumers.lake.compaction.offer import OFFERS, NewFile, Offer, OfferName, OldFile
 from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.run_format import DataFile, Tables
@@ -26,7 +30,9 @@ from spark_consumers.lake.maintenance.state import (
 )
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion, open_chain
+from spark_consumers.lake.manifest.sealed_json import dump
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
+from spark_consumers.lake.writer import requests
 from spark_consumers.spark.lake_catalog import RECORD, LakeCatalog
 from tests.support.rest_catalog import RestServer
 from walsender_bridge.cli import lake_maintain
@@ -103,10 +109,32 @@ def test_tables_with_the_most_to_gain_come_first_within_the_limit() -> None:
         return [Group(tuple(file(number, size) for number in range(count)))]
 
     due = {"few": table(4, 10), "many": table(50, 10), "large": table(40, 1000)}
-    assert list(choose(due, 1000)) == ["many", "few"]
-    assert list(choose(due, 100_000)) == ["many", "large", "few"]
-    assert list(choose(due, 1)) == ["many"]
-    assert choose({}, 1000) == {}
+    assert list(choose(due, 1000, math.inf)) == ["many", "few"]
+    assert list(choose(due, 100_000, math.inf)) == ["many", "large", "few"]
+    assert list(choose(due, 1, math.inf)) == ["many"]
+    assert choose({}, 1000, math.inf) == {}
+
+
+def test_no_plan_is_larger_than_the_room_on_the_disk() -> None:
+    small, large = (Group(tuple(file(n, size) for n in range(6))) for size in (MB, 20 * MB))
+    due = {"large": [large], "small": [small, small]}
+    assert choose(due, 2 * TARGET, 132 * MB) == due
+    assert choose({"large": [large]}, 1, 120 * MB) == {"large": [large]}
+    assert choose({"large": [large]}, 1, 119 * MB) == {}
+    assert choose(due, 2 * TARGET, 11 * MB) == {"small": [small]}
+    assert choose(due, 1, MB) == {}
+
+
+def test_a_maintainer_leaves_the_room_on_the_disk_to_epochs(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(chain.store.location).free
+    made = Maintainer(chain.root, Limits(plan_bytes=1))
+    monkeypatch.setattr(folder, "ROOM", free // 2)
+    assert 0 < made._room() < free
+    monkeypatch.setattr(folder, "lack_of_room", lambda _: None)
+    monkeypatch.setattr(folder, "ROOM", 2 * free)
+    assert made._room() == 0
 
 
 # -- who maintains ----------------------------------------------------------------------------------
@@ -138,6 +166,23 @@ def test_a_maintainer_that_gives_no_sign_does_not_work(
     assert chain.store.names(maintainers.MAINTAINERS) == []
 
 
+def test_a_maintainer_whose_lock_cannot_be_seen_works_while_it_beats(chain: Chain) -> None:
+    """As one of another machine is seen where locks stay on their machine."""
+    now, beats = 0.0, 0
+    seen = Maintainers(chain.store, lambda: now)
+    chain.store.prepare(maintainers.MAINTAINERS)
+    record = Path(chain.store.location) / maintainers.MAINTAINERS / "0a1b2c3d4e5f"
+    while now < 2 * maintainers.SILENT:
+        if beats * maintainers._BEAT <= now:
+            beats += 1
+            record.write_text(f"1 {beats}")
+        assert seen.working() == seen.living() == {record.name}
+        now += 1.0
+    now += maintainers.UNLOCKED_SILENT
+    assert seen.working() == set()
+    assert not record.exists()
+
+
 def test_the_one_with_the_least_name_works(chain: Chain) -> None:
     first, second = (Maintainer(chain.root, Limits()) for _ in range(2))
     try:
@@ -166,6 +211,35 @@ def test_a_maintainer_that_is_older_than_its_lake_finds_the_lakes_catalog(tmp_pa
         finally:
             made.close()
     assert not made._catalog.is_folder
+
+
+def test_an_offer_whose_request_was_put_aside_is_not_waited_for(chain: Chain) -> None:
+    made, stop = Maintainer(chain.root, Limits()), Event()
+    offers = [offered(chain, number) for number in (1, 2)]
+    (damaged, request), (answered, other) = offers
+    Path(chain.store.location, "_tuskline/requests", f"{request.id}.json").write_text("{")
+    assert [each.offer for each in requests.waiting(chain)] == [answered.name]
+    chain.store.replace(f"{OFFERS}/{answered.name}", dump({"accepted": True, "reason": ""}))
+    waits_for_ever = threading.Timer(30, stop.set)
+    waits_for_ever.start()
+    try:
+        assert made._outcomes([(*each, 0) for each in offers], stop)
+    finally:
+        waits_for_ever.cancel()
+    assert not stop.is_set()
+    assert (made.summary.accepted, made.summary.refused) == (1, 1)
+    assert "put aside" in made.summary.refusals[0].reason
+    # The writer may have read the request before.
+    assert chain.store.names(OFFERS) == [damaged.name]
+    assert requests.is_waiting(chain, other)
+
+
+def offered(chain: Chain, number: int) -> tuple[Offer, requests.Request]:
+    """An offer with its record, and the request to use it."""
+    offer = Offer(str(OfferName(1, "0a", number)), "s.p.t", "tables/t", 1, ("id",))
+    chain.store.prepare(OFFERS)
+    chain.store.create(f"{OFFERS}/{offer.name}", dump(offer.to_json()))
+    return offer, requests.ask(chain, requests.COMPACT, [offer.table], offer=offer.name)
 
 
 # -- names ------------------------------------------------------------------------------------------

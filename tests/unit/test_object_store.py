@@ -112,7 +112,16 @@ def test_a_server_that_replaces_instead_of_creating_is_refused(store, monkeypatc
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://bucket", "s3:///prefix", "https://bucket/lake", "s3://bucket/a?versionId=1"],
+    [
+        "s3://bucket",
+        "s3:///prefix",
+        "https://bucket/lake",
+        "s3://bucket/a?versionId=1",
+        "s3://bucket/a//b",
+        "s3://bucket/./b",
+        "s3://bucket/a/..",
+        "s3://[bucket/a",
+    ],
 )
 def test_what_is_no_url_of_a_lake_in_a_bucket_is_refused(url):
     with pytest.raises(UsageError, match="not the URL of a lake in a bucket"):

@@ -21,6 +21,8 @@ MAINTAINERS = f"{STATE}/maintainers"
 _BEAT = 5.0
 #: Seconds without a beat after which a maintainer does not work.
 SILENT = 30.0
+#: The same where its lock is free, but may be one that is invisible from here: a few beats. Then its record is removed.
+UNLOCKED_SILENT = 15.0
 _SIZE = 64
 
 
@@ -28,7 +30,7 @@ class Maintainers:
     """The maintainers of a lake, as one process sees them."""
 
     def __init__(self, store: LakeStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._living = Living(store, MAINTAINERS, clock)
+        self._living = Living(store, MAINTAINERS, clock, believed_after=UNLOCKED_SILENT)
         self._silence = Silence()
         self._clock = clock
 

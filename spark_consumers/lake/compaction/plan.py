@@ -116,10 +116,13 @@ def _packed(files: Iterable[FileState], target: int) -> list[list[FileState]]:
     return stretches
 
 
-def choose(tables: Mapping[str, Collection[Group]], limit: int) -> dict[str, list[Group]]:
+def choose(
+    tables: Mapping[str, Collection[Group]], limit: int, room: float
+) -> dict[str, list[Group]]:
     """What is done now of what is due, in at most `limit` bytes: tables with the most to gain first.
 
-    At least one group, however large: it would never be done otherwise.
+    At least one group, however large: it would never be done otherwise. But none for which there is no `room`, in bytes, since
+    epochs need the disk, too.
     """
     chosen: dict[str, list[Group]] = {}
     left = limit
@@ -128,8 +131,9 @@ def choose(tables: Mapping[str, Collection[Group]], limit: int) -> dict[str, lis
         rows = 0
         for group in tables[name]:
             fits = group.bytes <= left and (not rows or rows + group.rows <= _ROWS)
-            if fits or not chosen:
+            if group.bytes <= room and (fits or not chosen):
                 chosen.setdefault(name, []).append(group)
                 left -= group.bytes
+                room -= group.bytes
                 rows += group.rows
     return chosen

@@ -77,12 +77,19 @@ def prepare(
     """Write the files of an offer; the record of the offer is there. `name`: the table's.
 
     Raises `CorruptError`, `IndexDamagedError`, `FileNotFoundError`, `LakeError`: also if the table has gone on meanwhile, and
-    what it had has expired.
+    what it had has expired, or has another layout than the plan was made for.
     """
     folder = str(root / table.path)
     loaded = catalog.load(TableId.at(table.path))
     if loaded is None:
         raise LakeError("the table has gone", where=folder)
+    planned = [file for group in groups for file in group.files]
+    if len(compactable(loaded.metadata, planned)) != len(planned):
+        raise LakeError(
+            "the table has got another sort order or other partitions since the plan",
+            where=folder,
+            repair="none needed: the next plan is made for the new layout",
+        )
     target = _target(folder, loaded.metadata, name, table, offer)
     ids = _row_ids(loaded.metadata, table)
     liveness = liveness_of(folder, table)
@@ -143,6 +150,8 @@ def _target(
 ) -> Target:
     """The table as the tasks of an epoch know it, for files of this offer."""
     schema = _schema(metadata, table)
+    # The offer says where each row was by where it is, so nothing may change their order.
+    unsorted = replace(arrangement(layouts_in(metadata)), sort=(), order=0)
     return Target(
         name=name,
         relation=name.partition(".")[2],
@@ -152,7 +161,7 @@ def _target(
         key=table.key,
         start_lsn=table.start_lsn,
         relation_id=table.relation_id,
-        arrangement=arrangement(layouts_in(metadata)),
+        arrangement=unsorted,
     )
 
 

@@ -188,23 +188,22 @@ class IcebergFormat:
     def arrange(self, path: str, term: int, layout: TableLayout) -> Arrangement:
         """Give it this layout, which holds for files that are written from now on; how these are written.
 
-        Raises `FencedError`, and `NotSupportedError` for a layout that it cannot have.
+        A table that has it is not changed, nor taken over for that. Raises `FencedError`, and `NotSupportedError` for a layout
+        that it cannot have.
         """
 
         def change(table: Any) -> Any:
             base = table.operations().current()
             if base.ref(branch_of(term)) is None and refs_of(base):
                 raise fenced(path, term)
-            there = layouts_of(self._iceberg, base)
-            wanted = changes(there, layout, _PROPERTIES, path)
-            if wanted:
-                return changed(self._jvm, base, wanted)
-            found.append(arrangement(there))
-            return None
+            wanted = changes(layouts_of(self._iceberg, base), layout, _PROPERTIES, path)
+            return changed(self._jvm, base, wanted) if wanted else None
 
-        found: list[Arrangement] = []
+        there = layouts_of(self._iceberg, self._tables.current(path).operations().current())
+        if not changes(there, layout, _PROPERTIES, path):
+            return arrangement(there)
         self._commit(path, term, change)
-        return found[0] if found else self.arrangement(path)
+        return self.arrangement(path)
 
     @of_table
     def arrangement(self, path: str) -> Arrangement:

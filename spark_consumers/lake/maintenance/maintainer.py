@@ -4,6 +4,7 @@ It never makes anything part of the lake, so it may be killed, suspended or star
 not right any more, and what it leaves is removed by the writer.
 """
 
+import math
 import shutil
 import threading
 import time
@@ -49,6 +50,9 @@ _LEAST_RUN = 1_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 log = logs.logger()
+
+#: An offer, and the request to use it.
+_Asked = tuple[Offer, requests.Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class Maintainer:
             return False
         self._clean(head)
         due = self._due(head)
-        chosen = choose(due, self._room() if due else 0)
+        chosen = choose(due, self._limits.plan_bytes, self._room()) if due else {}
         left = sum(g.bytes for name in due for g in due[name]) - sum(
             g.bytes for name in chosen for g in chosen[name]
         )
@@ -148,10 +152,10 @@ class Maintainer:
         for name, some in chosen.items():
             if stop.is_set():
                 break
-            if (offer := self._compact(head, name, some)) is not None:
-                offers.append((offer, sum(group.bytes for group in some)))
+            if (asked := self._compact(head, name, some)) is not None:
+                offers.append((*asked, sum(group.bytes for group in some)))
         if not offers and not stop.is_set() and (merge := self._merge(head)) is not None:
-            offers.append((merge, 0))
+            offers.append((*merge, 0))
         return self._outcomes(offers, stop)
 
     def close(self) -> None:
@@ -172,15 +176,14 @@ class Maintainer:
         assert self._sign is not None
         return min(self._others.working() | {self._sign.name}) != self._sign.name
 
-    def _room(self) -> int:
-        """Bytes that a plan may have. Raises `LakeError` where the disk has none to begin with."""
+    def _room(self) -> float:
+        """Bytes that may be written. Raises `LakeError` where the disk has none to begin with."""
         if (full := folder.lack_of_room(self._chain.root)) is not None:
             raise full
         on_disk = self._chain.store.folder
         if on_disk is None:
-            return self._limits.plan_bytes
-        free = shutil.disk_usage(on_disk).free
-        return max(0, min(self._limits.plan_bytes, free - folder.ROOM))
+            return math.inf
+        return max(0, shutil.disk_usage(on_disk).free - folder.ROOM)
 
     def _clean(self, head: Manifest) -> None:
         """Name tables to the writer that have something to expire, if it is time for a look at some."""
@@ -222,7 +225,7 @@ class Maintainer:
 
     # -- offers -----------------------------------------------------------------------------------------
 
-    def _merge(self, head: Manifest) -> Offer | None:
+    def _merge(self, head: Manifest) -> _Asked | None:
         """Offer to merge runs of a table whose row index has many of one size, as offers leave them; None if there is none."""
         for name, table in head.tables.items():
             if table.state != LIVE or table.runs is None:
@@ -234,7 +237,7 @@ class Maintainer:
                 )
         return None
 
-    def _compact(self, head: Manifest, name: str, some: list[Group]) -> Offer | None:
+    def _compact(self, head: Manifest, name: str, some: list[Group]) -> _Asked | None:
         def prepared(root: Place, name: str, table: TableVersion, number: OfferName) -> Offer:
             return prepare(root, self._catalog, name, table, number, some)
 
@@ -245,7 +248,7 @@ class Maintainer:
         head: Manifest,
         name: str,
         prepared: Callable[[Place, str, TableVersion, OfferName], Offer],
-    ) -> Offer | None:
+    ) -> _Asked | None:
         """Have the files prepared, and ask the writer to use them; None if the table has gone on meanwhile."""
         assert self._sign is not None
         self._number += 1
@@ -263,7 +266,7 @@ class Maintainer:
                     repair="check the lake's store; the maintainer begins again by itself",
                 )
             self._chain.store.replace(record, dump(offer.to_json()))
-            requests.ask(self._chain, requests.COMPACT, [name], offer=offer.name)
+            request = requests.ask(self._chain, requests.COMPACT, [name], offer=offer.name)
         except Exception as error:
             self._abandon(table, number, record)
             if isinstance(error, FileNotFoundError | IndexDamagedError | CorruptError) and (
@@ -273,7 +276,7 @@ class Maintainer:
                 return None
             raise
         fail_point.hit("compaction-offered")
-        return offer
+        return offer, request
 
     def _has_gone_on(self, name: str, table: TableVersion) -> bool:
         head = self._chain.head()
@@ -287,16 +290,19 @@ class Maintainer:
             checksums.remove(file)
         self._chain.store.remove(record)
 
-    def _outcomes(self, offers: list[tuple[Offer, int]], stop: threading.Event) -> bool:
+    def _outcomes(
+        self, offers: list[tuple[Offer, requests.Request, int]], stop: threading.Event
+    ) -> bool:
         """Wait for the writer's decisions; whether it has accepted an offer."""
         waiting, accepted = list(offers), False
         while waiting:
             self._say(waiting=len(waiting))
-            for offer, size in list(waiting):
-                outcome = self._outcome(offer)
+            for asked in list(waiting):
+                offer, request, size = asked
+                outcome = self._outcome(offer, request)
                 if outcome is None:
                     continue
-                waiting.remove((offer, size))
+                waiting.remove(asked)
                 accepted |= outcome[0]
                 self._count(offer, size, *outcome)
             if waiting and stop.wait(max(_POLL, self._chain.store.pause)):
@@ -304,15 +310,18 @@ class Maintainer:
         self._say(waiting=len(waiting))
         return accepted
 
-    def _outcome(self, offer: Offer) -> tuple[bool, str] | None:
+    def _outcome(self, offer: Offer, request: requests.Request) -> tuple[bool, str] | None:
         """Whether the offer was accepted, and why not; None: it is not decided on."""
         name = f"{OFFERS}/{offer.name}"
+        # The answer is there before the request goes, so it is looked for in the other order.
+        is_waiting = requests.is_waiting(self._chain, request)
         try:
             record = parse(self._chain.store.read(name), name)
         except FileNotFoundError:
             return False, "its record was removed"
         if "accepted" not in record:
-            return None
+            # Its files stay, for the writer to remove: it may be deciding on what it has read of the request before.
+            return None if is_waiting else (False, "its request was put aside or removed")
         self._chain.store.remove(name)
         return bool(record["accepted"]), str(record.get("reason", ""))
 

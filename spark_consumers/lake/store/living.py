@@ -41,8 +41,8 @@ class Silence:
 class Living:
     """The records in one folder of a lake, as one process sees them. `clock` counts seconds.
 
-    `beat`: processes change their records also where there are locks. Then a free lock is believed if the record has not
-    changed since the last look: a lock of another machine may be invisible.
+    `believed_after`: processes change their records also where there are locks. Then a free lock is believed if the record has
+    not changed for more than so many seconds: a lock of another machine may be invisible. None: it is believed at once.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Living:
         folder: str,
         clock: Callable[[], float] = time.monotonic,
         *,
-        beat: bool = False,
+        believed_after: float | None = None,
     ) -> None:
-        self._beat = beat
+        self._believed_after = -1.0 if believed_after is None else believed_after
         self._store = store
         self._folder = folder
         self._clock = clock
@@ -66,7 +66,7 @@ class Living:
         silent = self._silence.of({n: record.content for n, record in found.items()}, now)
         for name in list(found):
             beats_no_more = not self._store.has_locks and silent[name] >= DEAD_AFTER
-            is_dead = found[name].is_dead and (not self._beat or silent[name] > 0)
+            is_dead = found[name].is_dead and silent[name] > self._believed_after
             if is_dead or beats_no_more:
                 self._store.remove(f"{self._folder}/{name}")
                 del found[name]

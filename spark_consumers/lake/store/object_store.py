@@ -329,7 +329,10 @@ class BeatingObject:
 
 def _parts(url: str) -> tuple[str, str]:
     """Bucket and prefix."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _no_url(url.rpartition("@")[2]) from None
     prefix = parts.path.strip("/")
     if "@" in parts.netloc:
         # Not shown: the text before it may be a secret.
@@ -338,11 +341,20 @@ def _parts(url: str) -> tuple[str, str]:
             where=f"s3://{parts.netloc.rpartition('@')[2]}{parts.path}",
             repair="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
         )
-    if parts.scheme != "s3" or not parts.netloc or not prefix or parts.query or parts.fragment:
-        raise UsageError(
-            "not the URL of a lake in a bucket", where=url, repair="specify s3://bucket/prefix"
-        )
+    if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
+        raise _no_url(url)
+    # No file could be reached below such a prefix: clients read these as steps in a path.
+    if not {"", ".", ".."}.isdisjoint(prefix.split("/")):
+        raise _no_url(url)
     return parts.netloc, prefix
+
+
+def _no_url(shown: str) -> UsageError:
+    return UsageError(
+        "not the URL of a lake in a bucket",
+        where=shown,
+        repair="specify s3://bucket/prefix, with neither '//' nor '.' or '..' between slashes in the prefix",
+    )
 
 
 def _check(options: StoreOptions) -> None:

@@ -89,7 +89,7 @@ class Compactions:
                 log.info("compaction refused", table=one.offer.table, reason=one.reason)
                 # An earlier term's may have been accepted then; and ours, if it was published although that has failed.
                 known = one.offer.term == head.term and one.offer.name not in self._committed
-                self._remove_files(head, one.offer, named=not known)
+                self._try_to_remove_files(head, one.offer, named=not known)
             elif one.offer is not None:
                 log.info(
                     "compacted",
@@ -131,8 +131,22 @@ class Compactions:
         with suppress(FileNotFoundError, CorruptError, KeyError, TypeError, ValueError):
             offer = Offer.from_json(parse(self._chain.store.read(record), record))
             log.info("offer of a dead maintainer removed", table=offer.table, offer=offer.name)
-            self._remove_files(head, offer, named=True)
+            self._try_to_remove_files(head, offer, named=True)
         self._chain.store.remove(record)
+
+    def _try_to_remove_files(self, head: Manifest, offer: Offer, *, named: bool) -> None:
+        """Remove an offer's files, or leave them where that fails: epochs of all tables wait meanwhile. Raises `FencedError`."""
+        try:
+            self._remove_files(head, offer, named=named)
+        except FencedError:
+            raise
+        except Exception as error:
+            log.warning(
+                "files of a refused offer are left",
+                table=offer.table,
+                offer=offer.name,
+                error=str(error)[:500],
+            )
 
     def _remove_files(self, head: Manifest, offer: Offer, *, named: bool) -> None:
         """Remove an offer's files; if it is possible that they are `named`, those that no snapshot needs."""
