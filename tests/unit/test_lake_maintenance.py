@@ -258,6 +258,22 @@ def test_the_files_of_an_offer_show_its_term_and_a_takeover_removes_them() -> No
     assert not takeover.is_garbage(left, head, {"tables/t": set()}, below=7)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [(LeftoverKind.QUARANTINE, "rows.parquet"), (LeftoverKind.INDEX, "x.run")]
+)
+def test_what_was_made_for_a_later_link_stays_until_that_is_known(kind: Any, name: str) -> None:
+    head: Any = type("Head", (), {"link": 5})
+
+    def goes(link: int) -> bool:
+        left = Leftover(kind, f"tables/t/{kind.name.lower()}/{link:020d}-t7-a1-{name}", "tables/t")
+        return takeover.is_garbage(left, head, {"tables/t": set()}, below=8)
+
+    # An epoch whose link is perhaps published.
+    assert not goes(6)
+    assert goes(5)
+    assert goes(4)
+
+
 def test_an_offer_is_read_as_it_was_written() -> None:
     old = (
         OldFile("data/a", 10, "data/v.puffin", b"\x01\x02", 0, 0),

@@ -576,9 +576,12 @@ class EpochWriter:
             count=count,
         )
         done = self._format.write(path, self._term, write)
-        runs = tuple((run.name, run.weight) for run in draft.runs or ())
-        # Of the same write by an earlier attempt of ours, the index is of that attempt's files, too.
-        runs = self._indexes.setdefault((path, done.snapshot), runs)
+        if done.stage == write.stage:
+            made = tuple((run.name, run.weight) for run in draft.runs or ())
+            self._indexes[path, done.snapshot] = made
+        # An earlier attempt of ours has made this write, of its own files, and the index is that attempt's, too. If it did not
+        # learn that the write was made, there is none that is known: it is built again.
+        runs = self._indexes.get((path, done.snapshot))
         return replace(
             table,
             snapshot_id=done.snapshot,

@@ -16,7 +16,7 @@ import filecmp
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,3 +271,16 @@ def remove_orphans(
         for file in list(orphans(lake / table.path, stages, term)):
             log.info("orphan removed", file=file.name, table=name)
             checksums.remove(file)
+
+
+def remove_attempt(lake: Place, tables: Collection[TableVersion], stage: Stage) -> None:
+    """Remove the data files that this attempt, of which nothing is published, has written into these tables.
+
+    Those of other attempts at its link stay: one of them may have made its write, which the next one continues from.
+    """
+    for table in tables:
+        for file in files_in(lake / table.path / "data"):
+            is_own = Stage.of(file.name.removeprefix(".")) == stage
+            if is_own and checksums.file_of(file) is None:
+                log.info("file of a refused write removed", file=file.name, table=table.path)
+                checksums.remove(file)

@@ -4,17 +4,21 @@ import contextlib
 import gzip
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_refs import PINS, Ref, with_pins
 from spark_consumers.lake.store.place import ObjectPlace, Place, create, place
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.durable import sync_folder
 
 #: Metadata files that are kept behind the newest: far more than a reader can be behind while it opens one.
 _KEPT_METADATA = 100
 _HINT = "version-hint.text"
+
+log = logs.logger()
 
 
 def make_folders(table: Place) -> None:
@@ -28,7 +32,11 @@ def make_folders(table: Place) -> None:
 
 
 def link(path: str, number: int, content: str) -> bool:
-    """Make `content` the metadata of version `number`, exclusively; False if that is not the next one."""
+    """Make `content` the metadata of version `number`, exclusively; False if that is not the next one.
+
+    Once it has its name, it is the table's: what is done behind that helps readers and saves space, and does not fail the
+    commit. Raises what `create` raises, and if it cannot be told whether the version follows another one.
+    """
     folder = place(path) / "metadata"
     file = metadata_file(folder, number)
     if not create(file, content.encode()):
@@ -38,13 +46,25 @@ def link(path: str, number: int, content: str) -> bool:
         # on far beyond it. Nobody has read ours, for it follows nothing.
         file.unlink()
         return False
-    checksums.seal(file)
-    _hint(folder, number)
-    if not file.exists():
-        # We slept until our version was removed, and readers would look for it.
-        _hint(folder, max(versions_in(folder), default=number))
-    _remove_old(folder, number - _KEPT_METADATA)
+    with _logged(file, "seal"):
+        checksums.seal(file)
+    with _logged(file, "hint"):
+        _hint(folder, number)
+        if not file.exists():
+            # We slept until our version was removed, and readers would look for it.
+            _hint(folder, max(versions_in(folder), default=number))
+    with _logged(file, "removal of old versions"):
+        _remove_old(folder, number - _KEPT_METADATA)
     return True
+
+
+@contextlib.contextmanager
+def _logged(file: Place, step: str) -> Iterator[None]:
+    """Log that a step behind a commit has failed: a full disk, a store that does not answer."""
+    try:
+        yield
+    except (OSError, TusklineError) as error:
+        log.warning("could not complete a commit", file=str(file), step=step, error=str(error))
 
 
 def _hint(folder: Place, number: int) -> None:

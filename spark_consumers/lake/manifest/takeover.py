@@ -465,13 +465,9 @@ def is_garbage(
         case LeftoverKind.TABLE:
             # A folder without a term in its name is none of ours: a user's own table, or of an older version.
             return left.path not in named and 0 < term_of(left.path) < below
-        case LeftoverKind.QUARANTINE:
-            # A table that no link names is being copied, or goes as a whole.
-            name = left.path.removeprefix(f"{left.table}/")
-            files = named.get(left.table)
-            return files is not None and name not in files and term_of(name) < below
-        case LeftoverKind.INDEX:
-            # What was made for a later link may be published by now, though this writer does not know it.
+        case LeftoverKind.QUARANTINE | LeftoverKind.INDEX:
+            # A table that no link names is being copied, or goes as a whole. What was made for a later link may be published
+            # by now, though this writer does not know it.
             name = left.path.removeprefix(f"{left.table}/")
             files, link = named.get(left.table), _LINK.search(name.rpartition("/")[2])
             later = link is not None and int(link[1]) > head.link

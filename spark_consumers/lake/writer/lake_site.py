@@ -175,7 +175,7 @@ class LakeSite:
             return 0
         links += pinned_links
         named = takeover.names_of(links, head)
-        # A round writes such files and publishes them before this writer comes to sweep again.
+        # A round that failed may be published still: its files are of a later link than `head`, and stay.
         garbage = [
             left for left in found if takeover.is_garbage(left, head, named, below=head.term + 1)
         ]

@@ -23,7 +23,7 @@ from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
 from spark_consumers.lake.epoch import log_view, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import EpochWriter, ShapeChangedError
-from spark_consumers.lake.format.data_files import remove_orphans
+from spark_consumers.lake.format.data_files import remove_attempt, remove_orphans
 from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
@@ -284,19 +284,25 @@ class Lakehouse:
         if not offers:
             return
         stage = writer.epochs.next_stage(writer.head)
-        # Files and commits may be made that are not published.
-        writer.has_failed = True
-        decided = writer.compactions.decided(writer.head, offers, stage)
-        writer.has_failed = False
-        published = self._publish(writer, writer.compactions.head_with(writer.head, decided))
+        try:
+            decided = writer.compactions.decided(writer.head, offers, stage)
+            published = self._publish(writer, writer.compactions.head_with(writer.head, decided))
+        except Exception:
+            # Files and commits may have been made that are not published.
+            writer.has_failed = True
+            raise
         fail_point.hit("compaction-published")
-        links = {stage.link: writer.head.tables if published else {}}
         refused = {
             one.offer.table: writer.head.tables[one.offer.table]
             for one in decided
             if one.offer is not None and not one.made and one.offer.table in writer.head.tables
         }
-        remove_orphans(self._chain.root, refused, links, stage.term)
+        if published:
+            links = {stage.link: writer.head.tables}
+            remove_orphans(self._chain.root, refused, links, stage.term)
+        else:
+            # An epoch that failed at this link is repeated, and may continue from what it has written.
+            remove_attempt(self._chain.root, refused.values(), stage)
         writer.compactions.settle(writer.head, decided)
         writer.tables.forget([one.request for one in decided])
 
