@@ -15,6 +15,7 @@ import pytest
 from spark_consumers import read
 from tests.support.attached import difference, server_state
 from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.demo.local_server.server import LocalServer
 from walsender_bridge.errors import Cause
@@ -163,6 +164,8 @@ def test_each_command_of_the_readme_says_what_it_is_to_say(machine: Machine, spa
             assert sorted(tables.tables) == ["shop.public.orders"]
             counts = tables["public.orders"].groupBy("status").count().collect()
             assert [tuple(row) for row in counts] == [("new", 100)]
+            shown = machine.folder / "lake/_tuskline/maintenance.json"
+            wait_for(shown.exists, 60, "the maintainer has looked at the tables")
     assert difference(before, server_state(machine.server.dsn("shop"))) == []
     said = "\n".join(machine.said)
     assert SECRET not in said
