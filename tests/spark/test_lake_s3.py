@@ -110,14 +110,13 @@ def assert_whole_and_clean(spark, stack, store, database):
     assert_no_orphans(spark, stack.lake, store)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "places",
     [
         ("before-manifest",),
-        pytest.param(
-            ("staged", "table-written", "before-manifest", "after-manifest"), marks=pytest.mark.long
-        ),
+        ("staged", "table-written", "before-manifest", "after-manifest"),
     ],
     ids=["once", "anywhere"],
 )
@@ -145,6 +144,7 @@ def test_a_killed_driver_leaves_whole_epochs_in_the_bucket(
 FAULTS = ("500", "503", "drop", "hang", "lost", "late")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_store_that_loses_answers_gets_whole_epochs_once(
     tmp_path, database, spark, s3_port, seed

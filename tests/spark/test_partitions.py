@@ -149,7 +149,8 @@ def test_a_layout_that_a_table_cannot_have_is_named_there_alone(spark, tmp_path,
         restarted(pipeline, by_day)
         database.execute("UPDATE bag SET t = 'x' WHERE a = 1")
         equal_everywhere(pipeline, database)
-        assert "table keeps its layout" in capsys.readouterr().out
+        # Logs are in the one or the other, as other tests of the process have left it.
+        assert "table keeps its layout" in "".join(capsys.readouterr())
         assert [f.name for f in table_of(pipeline, "bag").spec().fields] == ["a"]
         # The column of a partition goes at the source: the table is copied again, which needs another layout.
         database.execute("ALTER TABLE orders RENAME at TO moment", "UPDATE orders SET note = 'z'")

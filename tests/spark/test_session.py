@@ -247,8 +247,7 @@ def test_jars_come_from_where_spark_is_told_and_a_failure_says_so(tmp_path, monk
 def test_a_repository_that_serves_another_jar_is_refused(tmp_path, monkeypatch):
     """What it serves has the right names, and one jar has one more byte."""
 
-    def resolve(ivy, script):
-        del script
+    def resolve(ivy, *_):
         (ivy / "jars").mkdir()
         for jar in pinned:
             content = jar.read_bytes() + (b"x" if "delta-storage" in jar.name else b"")
