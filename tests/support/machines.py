@@ -1,5 +1,6 @@
 """Several machines on one: a folder, a configuration and a `tuskline up` for each, and a network namespace where that is possible."""
 
+import itertools
 import json
 import os
 import signal
@@ -135,13 +136,18 @@ def namespaces_missing() -> str:
     return ""
 
 
+_NUMBERS = itertools.count()
+
+
 @contextmanager
 def namespaces(count: int) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
     """A network of so many namespaces: the address of this one, and of each its address and the command that enters it.
 
     Their bridge is in a namespace of its own: in this one, the rules of a firewall would apply to what it forwards.
     """
-    prefix, net = f"tk{os.getpid()}", f"10.231.{os.getpid() % 250 + 1}"
+    # Names and addresses of its own each time: the kernel removes those of a deleted namespace a while later.
+    number = next(_NUMBERS)
+    prefix, net = f"tk{os.getpid()}n{number}", f"10.231.{(os.getpid() + 7 * number) % 250 + 1}"
     hub = f"{prefix}-0"
     with ExitStack() as undo:
 
