@@ -23,12 +23,12 @@ from spark_consumers.lake.compaction.offer import (
 from spark_consumers.lake.compaction.plan import FileState, Group
 from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
 from spark_consumers.lake.epoch.removal import Rewrite
-from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.epoch.target import Target, names_in
 from spark_consumers.lake.format.data_files import write_partial
 from spark_consumers.lake.format.iceberg_layout import layouts_in
 from spark_consumers.lake.format.iceberg_schema import arrow_schema
 from spark_consumers.lake.format.snapshot_files import row_ids
-from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, RowIds, name_of
+from spark_consumers.lake.format.table_format import FileInfo, RowIds, name_of
 from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.merge import merge_some
@@ -184,10 +184,9 @@ def _row_ids(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str, R
 
 
 def _schema(metadata: Mapping[str, Any], table: TableVersion) -> pa.Schema:
-    """The schema of the table's data files, without columns that only an unpublished attempt has added."""
+    """The schema of the table's data files."""
     number = metadata["current-schema-id"]
     (found,) = [each for each in metadata["schemas"] if each["schema-id"] == number]
     whole = arrow_schema(found)
-    wanted = [column for column, _, _ in table.layout] or [n for n in whole.names if n != ROW_ID]
-    hidden = [ROW_ID] if not table.key and ROW_ID in whole.names else []
-    return pa.schema([whole.field(column) for column in dict.fromkeys([*wanted, *hidden])])
+    wanted, hidden = names_in(table, whole.names)
+    return pa.schema([whole.field(column) for column in [*wanted, *hidden]])

@@ -42,7 +42,7 @@ from spark_consumers.lake.epoch.stage import (
     in_order,
     total_changes,
 )
-from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.epoch.target import Target, names_in
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
 from spark_consumers.lake.index import build as index
@@ -355,11 +355,7 @@ class EpochWriter:
         path = self._path(table)
         if (path, table.schema_hash) not in self._schemas:
             columns, files = self._format.schemas(path)
-            # With a key, a column of this name is the table's own.
-            hidden = [] if table.key or ROW_ID not in files.names else [ROW_ID]
-            # An attempt that was not published may have left the table with more columns.
-            wanted = [column for column, _, _ in table.layout]
-            wanted = wanted or [name for name in columns.names if name not in hidden]
+            wanted, hidden = names_in(table, files.names)
             columns = pa.schema([columns.field(column) for column in wanted])
             files = pa.schema([files.field(column) for column in [*wanted, *hidden]])
             arrangement = arranged(self._format, name, path, self._term, self._rules)

@@ -1,13 +1,15 @@
 """One table as the tasks of an epoch need it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
 import pyarrow as pa
 
+from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
+from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.store.place import place
 from spark_consumers.lake.tables.schema_match import Layout
 from walsender_bridge.postgres.protocol.lsn import Lsn
@@ -67,3 +69,14 @@ class Target:
     def key_positions(self) -> tuple[int, ...]:
         """Where the key's columns are among the columns."""
         return tuple(self.columns.get_field_index(name) for name in self.key)
+
+
+def names_in(table: TableVersion, there: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of the columns of a table's metadata, those of its data files: its own, and behind them hidden ones.
+
+    An attempt that was not published may have left the table with more columns.
+    """
+    # With a key, a column of this name is the table's own.
+    hidden = [] if table.key or ROW_ID not in there else [ROW_ID]
+    own = [column for column, _, _ in table.layout]
+    return own or [name for name in there if name not in hidden], hidden
