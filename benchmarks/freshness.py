@@ -18,6 +18,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import reduce
 from operator import itemgetter
@@ -105,10 +106,15 @@ class _Own:
                 if made is not None:
                     self._published.append((time.time(), made.epoch))
 
-        with _thread(rounds, stop):
-            yield
-            until = self._bench.barrier()
-            wait_for(lambda: self._lake.head().epoch >= until, _CATCH_UP, "the lake has everything")
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(rounds)
+            try:
+                yield
+                until = self._bench.barrier()
+                wait_for(lambda: self._lake.head().epoch >= until, _CATCH_UP, "the lake has all")
+            finally:
+                stop.set()
+        done.result()
 
     def events(self) -> list[Event]:
         """When each epoch was published, and where its tables end. Raises `ValueError` if they end at different calls."""
@@ -215,27 +221,6 @@ class _Peer:
     def frames(self) -> dict[str, DataFrame]:
         """Its tables."""
         return {table: self._bench.spark.table(f"{_SPACE}.{table}") for table in TABLES}
-
-
-@contextmanager
-def _thread(work: Callable[[], None], stop: threading.Event) -> Iterator[None]:
-    failed: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    if failed:
-        raise failed[0]
 
 
 def _turn(running: Bench, side: "_Own | _Peer", seconds: int, rate: int) -> Round:

@@ -5,7 +5,6 @@ import signal
 import threading
 import uuid
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 from pyiceberg.table import StaticTable
@@ -224,12 +223,8 @@ def pyiceberg_in(port):
 
 
 def duckdb_in(port):
-    httpfs = pytest.importorskip("duckdb_extension_httpfs")
-
     def rows(file):
         with closing(connected()) as connection:
-            (extension,) = Path(httpfs.__file__).parent.glob("extensions/*/*.duckdb_extension")
-            connection.load_extension(str(extension))
             connection.execute(
                 f"CREATE SECRET (TYPE s3, PROVIDER config, KEY_ID '{KEYS['AWS_ACCESS_KEY_ID']}',"
                 f" SECRET '{KEYS['AWS_SECRET_ACCESS_KEY']}', ENDPOINT '127.0.0.1:{port}',"

@@ -5,7 +5,6 @@ What PostgreSQL has comes from COPY, in the words of its output functions, so no
 """
 
 import importlib
-import importlib.util
 import sqlite3
 import struct
 from collections import Counter
@@ -49,10 +48,7 @@ def connected() -> duckdb.DuckDBPyConnection:
         "autoload_known_extensions": False,
     }
     connection = duckdb.connect(config=off)
-    packages = ["duckdb_extension_avro", "duckdb_extension_iceberg"]
-    if importlib.util.find_spec("duckdb_extension_httpfs") is not None:
-        # For tables of a REST catalog.
-        packages.insert(0, "duckdb_extension_httpfs")
+    packages = ("duckdb_extension_httpfs", "duckdb_extension_avro", "duckdb_extension_iceberg")
     for package in map(importlib.import_module, packages):
         assert package.__file__ is not None
         (file,) = Path(package.__file__).parent.glob("extensions/*/*.duckdb_extension")
