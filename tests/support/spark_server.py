@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -143,6 +143,13 @@ class Cluster:
         found: dict[str, Any] = fetch(self.page, "/json/")
         return found
 
+    def has_worker(self) -> bool:
+        """Whether a worker is there. The page's port listens before the page has its handlers."""
+        try:
+            return int(self.state()["aliveworkers"]) > 0
+        except (OSError, HTTPException, json.JSONDecodeError):
+            return False
+
 
 @contextlib.contextmanager
 def standalone(folder: Path, env: Mapping[str, str], cores: int = 2) -> Iterator[Cluster]:
@@ -174,5 +181,5 @@ def standalone(folder: Path, env: Mapping[str, str], cores: int = 2) -> Iterator
         wait_for_port(port, started, folder / "master.log")
         wait_for_port(page, started, folder / "master.log")
         with process(worker, env, folder / "worker.log"):
-            wait_for(lambda: cluster.state()["aliveworkers"] == 1, 240, "the worker")
+            wait_for(cluster.has_worker, 240, "the worker")
             yield cluster

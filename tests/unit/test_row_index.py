@@ -298,8 +298,11 @@ def test_the_index_finds_what_is_in_the_table(tmp_path_factory, bag, data):
             begin = data.draw(st.integers(0, len(table.runs) - 2))
             table.merge(begin, data.draw(st.integers(begin + 2, len(table.runs))))
             table.check()
-    weights = [run.weight for run in table.runs]
-    assert len(weights) <= 12
+    # Each compaction adds a run, and a few epochs may leave them: the maintainer's merges make them few.
+    while (place := plan.unmerged([run.weight for run in table.runs], 1)) is not None:
+        table.merge(*place)
+        table.check()
+    assert len(table.runs) <= 8
 
 
 def test_many_equal_rows_are_found_and_merged_across_blocks(tmp_path, monkeypatch):
