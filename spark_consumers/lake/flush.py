@@ -180,7 +180,8 @@ def flush(
             raise _unreadable(missing, head.epoch, lake)
         patience.check()
         waiting(missing)
-        copied = {head.copies[name].path for name in missing if name in head.copies}
+        copies = [head.copies[name] for name in missing if name in head.copies]
+        copied = {copy.path for copy in copies if not copy.is_partial}
         if copied - shown:
             # A copy is shown by the first epoch that has passed it, which would come in its own time.
             shown |= copied

@@ -22,12 +22,15 @@ transaction is in all tables that a snapshot gives, or in none, whatever is set 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from spark_consumers.lake.manifest.chain import Manifest
 from spark_consumers.lake.manifest.table_version import HELD, LIVE, STALE, TableVersion
 from walsender_bridge.errors import NotSupportedError
 
 HOLD, WAIT_FOR_COPY, GO_ON = "hold", "wait_for_copy", "go_on"
+#: Bytes of a chunk by default.
+CHUNK_BYTES: Final = 4 << 30
 VECTORS, POSITION_DELETES, COPY_ON_WRITE = "vectors", "position-deletes", "copy-on-write"
 
 
@@ -70,12 +73,13 @@ class Policy:
     """What the configuration says of tables.
 
     `failing_table`: see above. `copy_rate`: bytes a second that a copy writes at most. `keep_paused`: seconds for which
-    the log is kept for a paused table.
+    the log is kept for a paused table. `copy_chunk_bytes`: of a chunk of a table that is copied in chunks (`copy.chunk`).
     """
 
     failing_table: str = WAIT_FOR_COPY
     copy_rate: float | None = None
     keep_paused: float = 86_400.0
+    copy_chunk_bytes: int = CHUNK_BYTES
 
     def holds(self, *, copied_again: bool) -> bool:
         """Whether epochs wait for a table that stops following now; `copied_again`: a copy of it is made by itself."""

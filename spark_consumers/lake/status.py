@@ -86,7 +86,7 @@ def table_rows(head: "Manifest", status: LakeStatus, now: float) -> list[dict[st
         if table is not None:
             state = table.state
         elif name in head.copies:
-            state = "copied"
+            state = "copying" if head.copies[name].is_partial else "copied"
         elif copy is not None:
             state = "copying"
         else:
@@ -120,6 +120,6 @@ def _resync(name: str, reason: str, head: "Manifest", copy: object) -> str:
     """How far the copy that will take the table's place is."""
     if not reason:
         return ""
-    if name in head.copies:
+    if name in head.copies and not head.copies[name].is_partial:
         return "copied"
     return "copying" if copy is not None else "waiting"

@@ -11,12 +11,14 @@ This module also knows what there is to read: tables, columns, keys, and parts o
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from spark_consumers.snapshot.key_ranges import Sample, percent
 from walsender_bridge.errors import (
     DeadlineError,
     PublicationError,
@@ -102,6 +104,35 @@ class BlockRange:
     oid: int
     first: int
     last: int | None
+
+    @property
+    def settings(self) -> str:
+        """For the transaction that reads it."""
+        return ""
+
+    @property
+    def bounds(self) -> list[sql.Composed]:
+        """The conditions of its rows."""
+        found = []
+        if self.first:
+            found.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({self.first},0)")))
+        if self.last is not None:
+            found.append(sql.SQL("ctid < {}").format(sql.Literal(f"({self.last},0)")))
+        return found
+
+    def __str__(self) -> str:
+        return f"from block {self.first} on"
+
+
+class RelationBlocks(NamedTuple):
+    """How large a relation is: `kind` as in pg_class, `blocks` of `block_size` bytes."""
+
+    schema: str
+    name: str
+    oid: int
+    kind: str
+    blocks: int
+    block_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +349,36 @@ def _table(
     )
 
 
+def relations_of(
+    connection: psycopg.Connection[tuple[Any, ...]], table: PublishedTable
+) -> list[RelationBlocks]:
+    """The relations that have the table's rows."""
+    found = connection.execute(load("snapshot/parts"), {"table": table.oid}).fetchall()
+    return [RelationBlocks(*row) for row in found]
+
+
+def samples(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    relations: Sequence[RelationBlocks],
+    column: str,
+    *,
+    piece: int,
+) -> list[Sample]:
+    """A sample of each of these relations by this column, an integer, for pieces of so many bytes."""
+    found = []
+    for schema, name, oid, _, blocks, block_size in relations:
+        size = blocks * block_size
+        query = sql.SQL(load("snapshot/sample")).format(
+            column=sql.Identifier(column),
+            relation=sql.Identifier(schema, name),
+            percent=sql.Literal(percent(blocks, size, piece)),
+        )
+        rows = connection.execute(query).fetchall()
+        keys = np.array([key for (key,) in rows], np.int64)
+        found.append(Sample((schema, name), oid, size, keys))
+    return found
+
+
 def parts(
     connection: psycopg.Connection[tuple[Any, ...]],
     table: PublishedTable,
@@ -330,7 +391,7 @@ def parts(
     The last part of a relation is open: rows of the snapshot may lie behind the blocks counted here.
     Servers before 14 read a relation in one part; partitions are always parts of their own.
     """
-    found = connection.execute(load("snapshot/parts"), {"table": table.oid}).fetchall()
+    found = relations_of(connection, table)
     ranges = connection.info.server_version >= _TID_RANGE_SCAN
     total = sum(blocks for *_, blocks, _ in found)
     pieces = []

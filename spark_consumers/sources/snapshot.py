@@ -45,6 +45,7 @@ from spark_consumers.snapshot.exported import (
     reader_conninfo,
     reading,
 )
+from spark_consumers.snapshot.key_ranges import KeyRange
 from spark_consumers.snapshot.same_relation import RelationAnswer, RelationStep
 from spark_consumers.snapshot.watchdog import Watchdog, open_sockets
 from spark_consumers.sources.options import Options
@@ -88,19 +89,26 @@ _DAYS = (-719162, 2932896)
 _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 
 
+Part = BlockRange | KeyRange
+
+
 @dataclass
 class _Piece(InputPartition):
     """What one task reads: everything it needs, so that it queries only PostgreSQL."""
 
-    part: BlockRange
+    part: Part
     query: str
 
 
 class SnapshotSource(DataSource):
-    """The data source. Raises `UsageError`, `SnapshotError`, and the errors of connections."""
+    """The data source. Raises `UsageError`, `SnapshotError`, and the errors of connections.
 
-    def __init__(self, options: dict[str, str]) -> None:
+    `parts`: of Tuskline's own copies, what is to be read, instead of the whole table.
+    """
+
+    def __init__(self, options: dict[str, str], parts: Sequence[Part] | None = None) -> None:
         super().__init__(options)
+        self.parts = parts
         given = Options(NAME, options, OPTIONS)
         self.dsn = given.required("dsn")
         self.snapshot = given.required("snapshot")
@@ -160,9 +168,8 @@ class _SnapshotReader(DataSourceReader):
             _check_columns(schema.names, [c.column.name for c in self._columns], self._table)
             self._pieces = [
                 _Piece(part, _query(part, self._columns, table.row_filter, self._binary))
-                for part in parts(
-                    connection, table, count=source.partitions, size=source.partition_bytes
-                )
+                for part in source.parts
+                or parts(connection, table, count=source.partitions, size=source.partition_bytes)
             ]
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -208,16 +215,16 @@ class _SnapshotReader(DataSourceReader):
         question = same_relation.question(piece.part.relation, piece.part.oid)
         return self._locking(piece.part), question, piece.query
 
-    def _locking(self, part: BlockRange) -> str:
+    def _locking(self, part: Part) -> str:
         begin = sql.SQL(load("snapshot/begin")).format(snapshot=sql.Literal(self._snapshot))
-        return begin.as_string() + same_relation.lock(part.relation)
+        return begin.as_string() + part.settings + same_relation.lock(part.relation)
 
-    def _lock(self, connection: "Connection", part: BlockRange) -> None:
+    def _lock(self, connection: "Connection", part: Part) -> None:
         with connection.cursor() as cursor:
             # One script: each begins by ending the transaction.
             cursor.executescript(self._locking(part))
 
-    def _check(self, connection: "Connection", part: BlockRange) -> None:
+    def _check(self, connection: "Connection", part: Part) -> None:
         with connection.cursor() as cursor:
             cursor.execute(same_relation.question(part.relation, part.oid))
             (found,) = cursor.fetchall()
@@ -252,7 +259,7 @@ class _SnapshotReader(DataSourceReader):
         names = [str(i) for i in range(2 * len(arrays))]
         return pa.RecordBatch.from_arrays([*arrays, *texts], names)
 
-    def _converted(self, batch: pa.RecordBatch, part: BlockRange, row: int) -> pa.RecordBatch:
+    def _converted(self, batch: pa.RecordBatch, part: Part, row: int) -> pa.RecordBatch:
         if self._apart:
             return self._with_texts(batch)
         arrays = []
@@ -264,7 +271,7 @@ class _SnapshotReader(DataSourceReader):
                 raise UnsupportedValueError(
                     fault.what,
                     where=f"{self._table}.{column.name}, row {row + fault.index + 1} of "
-                    f"{'.'.join(part.relation)} from block {part.first} on",
+                    f"{'.'.join(part.relation)}, {part}",
                     repair="change the value at the source, leave the column out (columns), or quarantine such "
                     "rows, if the lake copies the table ([lake.on_unrepresentable_value])",
                 ) from fault
@@ -306,7 +313,7 @@ def _check_columns(expected: Sequence[str], found: Sequence[str], table: str) ->
 
 
 def _query(
-    part: BlockRange, columns: Sequence[ReadColumn], row_filter: str | None, binary: frozenset[int]
+    part: Part, columns: Sequence[ReadColumn], row_filter: str | None, binary: frozenset[int]
 ) -> str:
     """The query for a part of a table; generated, quoted, complete."""
     wanted: list[sql.Composable] = []
@@ -321,11 +328,7 @@ def _query(
             wanted.append(
                 sql.SQL("{}({})::pg_catalog.text").format(sql.Identifier(*read.output), name)
             )
-    bounds = []
-    if part.first:
-        bounds.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({part.first},0)")))
-    if part.last is not None:
-        bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({part.last},0)")))
+    bounds = part.bounds
     query = sql.SQL(load("snapshot/read")).format(
         columns=sql.SQL(", ").join(wanted),
         relation=sql.Identifier(*part.relation),

@@ -5,7 +5,8 @@ import pytest
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables import noticed
-from spark_consumers.lake.tables.schema_match import unexpected, without_copied
+from spark_consumers.lake.tables.chunks import missing
+from spark_consumers.lake.tables.schema_match import unexpected
 from spark_consumers.lake.tables.shape import Publication
 from spark_consumers.lake.tables.sources import Source, read_publication
 from tests.support.capture_model import xlog
@@ -101,7 +102,7 @@ def test_a_partition_with_rows_that_no_look_has_seen_has_the_table_copied_again(
         reason = told.get(NAME) or noticed.outdated(tables[NAME], latest.shapes["public.t"], latest)
         assert word in str(reason) if word else reason is None, (seen, looked)
     # A copy that was made after all this lacks nothing.
-    assert not any(unexpected(without_copied(batch, MAX_LSN), {}) for batch in found)
+    assert not any(unexpected(missing(batch, MAX_LSN)[0], {}) for batch in found)
 
 
 def followed(table: TableVersion, seen: Publication) -> TableVersion:

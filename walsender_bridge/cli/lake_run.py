@@ -114,6 +114,7 @@ def _drive(settings: Config) -> None:
                     rest=rest_catalog(lake),
                     failing_table=lake.failing_table,
                     copy_rate=lake.copy_rate,
+                    copy_chunk_bytes=lake.copy_chunk_bytes,
                     progress=bars.show,
                     on_unrepresentable_value=lake.on_unrepresentable_value,
                     deletes=lake.deletes,

@@ -312,6 +312,8 @@ class LakeSection(_Section):
     failing_table: Literal["hold", "wait_for_copy", "go_on"] = "wait_for_copy"
     #: The greatest number of bytes per second that an initial copy writes; unlimited by default.
     copy_rate: float | None = Field(default=None, gt=0)
+    #: The size in bytes of a part of a large table that a copy, if it is interrupted, does not read again.
+    copy_chunk_bytes: int = Field(default=4 << 30, ge=1 << 20)
     #: The handling of rows with an unrepresentable value, by `stream.schema.table`, or `default` for
     #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is quarantined).
     on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}

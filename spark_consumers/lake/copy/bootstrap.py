@@ -12,15 +12,17 @@ nothing to fall in between,
   (`origin`): at an earlier one it would hold what other tables do not have yet.
 
 A copy goes into a new folder. Until a manifest names it, nothing but this process knows it; each table is
-handed over when it is whole, so that a crash costs only those that are not.
+handed over when it is whole, and a large one (`chunk`) with each of its chunks, so that a crash costs only what is not.
 """
 
 import re
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -28,8 +30,19 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
+from spark_consumers.lake.copy.chunk import (
+    SNAPSHOT_SECONDS,
+    NextChunk,
+    differs,
+    next_chunk,
+)
 from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
-from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, quarantines, with_quarantined
+from spark_consumers.lake.epoch.quarantine import (
+    QuarantineFile,
+    QuarantineOfCopy,
+    quarantines,
+    with_more_quarantined,
+)
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import (
     FileInfo,
@@ -41,8 +54,8 @@ from spark_consumers.lake.index import build as index
 from spark_consumers.lake.layout.arrangement import Arrangement
 from spark_consumers.lake.manifest.chain import COPIED, TableVersion
 from spark_consumers.lake.manifest.table_version import Column
-from spark_consumers.lake.manifest.takeover import folder_of
-from spark_consumers.lake.policy import copies_on_write, deletes_by_position
+from spark_consumers.lake.manifest.takeover import folder_of, term_of
+from spark_consumers.lake.policy import CHUNK_BYTES, copies_on_write, deletes_by_position
 from spark_consumers.lake.store.place import Place, carried, place
 from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
@@ -66,8 +79,9 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnsupportedValueError,
 )
+from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.table_layout import LayoutRule, layout_of
-from walsender_bridge.runtime import logs
+from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.sql import load
 
 log = logs.logger()
@@ -78,6 +92,7 @@ class CopyRequest:
     """Copy these tables of a source (`schema.table`).
 
     `cut`: where its stream was committed to before the snapshot. `rate`: bytes a second, of what one copy writes.
+    `partials`: what there is of copies that are to be continued. `chunk_bytes`: of a chunk (`copy.chunk`).
     """
 
     source: Source
@@ -85,10 +100,23 @@ class CopyRequest:
     cut: StreamCut
     term: int
     rate: float | None = None
+    partials: Mapping[str, TableVersion] = field(default_factory=dict)
+    chunk_bytes: int = CHUNK_BYTES
 
 
-#: The result for a table, by `stream.schema.table`: a copy, an error, or None if it is no longer published.
-Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
+@dataclass(frozen=True)
+class StartOver:
+    """What there is of a copy cannot be continued, and does not count any more."""
+
+    reason: str
+
+
+#: What came of a table: a copy, or a chunk more of one (`TableVersion.is_partial`), an error, or None if it is no longer
+#: published.
+Copied = TableVersion | StartOver | TusklineError | None
+
+#: The result for a table, by `stream.schema.table`.
+Deliver = Callable[[str, Copied], None]
 
 
 class TableCopier:
@@ -118,11 +146,25 @@ class TableCopier:
     def copy(
         self, request: CopyRequest, deliver: Deliver, progress: Mapping[str, CopyProgress]
     ) -> None:
-        """Copy all tables of the request from one snapshot; one that fails does not stop the others.
+        """Copy all tables of the request, from as few snapshots as there may be (`chunk`); one that fails does not stop the others.
 
         Raises `UnavailableError` while the stream's slot does not exist yet, the errors of `origin.check` and
         those of the server.
         """
+        left = deque(sorted(request.tables))
+        partials = dict(request.partials)
+        while left:
+            self._copy_some(request, left, partials, deliver, progress)
+
+    def _copy_some(
+        self,
+        request: CopyRequest,
+        left: deque[str],
+        partials: dict[str, TableVersion],
+        deliver: Deliver,
+        progress: Mapping[str, CopyProgress],
+    ) -> None:
+        """Copy tables of those that are `left`, and chunks of them, from one snapshot, until it is old."""
         source = request.source
         with StreamReader.of(request.cut) as reader:
             log_status = reader.status()
@@ -133,6 +175,7 @@ class TableCopier:
                     repair="check that `tuskline bridge run` is running",
                 )
         with ExportedSnapshot(source.dsn, waiting=self._waiting(source, progress)) as snapshot:
+            opened = time.monotonic()
             origin = Origin(snapshot.system_id, snapshot.timeline, snapshot.lsn)
             check(origin, source.stream, log_status.system_id, request.cut)
             published = {table.full_name: table for table in snapshot.tables(source.publication)}
@@ -140,13 +183,15 @@ class TableCopier:
                 each.waits_for = ""
             found = _shapes(source, snapshot)
             later = read_publication(replace(source, dsn=snapshot.dsn))
-            for relation in sorted(request.tables):
+            is_old = False
+            while left and not is_old:
+                relation = left.popleft()
                 name = f"{source.stream}.{relation}"
                 # A publication is what it is by now, in any snapshot: a table can leave it between the two.
                 if relation not in published or relation not in found.shapes:
                     deliver(name, None)
                     continue
-                path = new_path(source.stream, published[relation], request.term)
+                made: Copied
                 try:
                     shape = checked(found.shapes[relation], later.shapes.get(relation), name)
                     made = self._copy(
@@ -154,18 +199,18 @@ class TableCopier:
                         snapshot,
                         published[relation],
                         shape,
-                        path,
+                        partials.get(name),
                         progress[name],
                     )
                 except Exception as error:
-                    self.remove(path)
-                    deliver(
-                        name,
-                        error if isinstance(error, TusklineError) else _copy_error(name, error),
-                    )
-                else:
-                    deliver(name, made)
+                    made = error if isinstance(error, TusklineError) else _copy_error(name, error)
+                deliver(name, made)
+                if isinstance(made, TableVersion) and made.is_partial:
+                    partials[name] = made
+                    left.appendleft(relation)
+                elif isinstance(made, TableVersion):
                     mark(source)
+                is_old = time.monotonic() - opened >= SNAPSHOT_SECONDS
 
     def _waiting(
         self, source: Source, progress: Mapping[str, CopyProgress]
@@ -200,20 +245,116 @@ class TableCopier:
         snapshot: ExportedSnapshot,
         table: PublishedTable,
         shape: Shape,
-        path: str,
+        partial: TableVersion | None,
+        progress: CopyProgress,
+    ) -> TableVersion | StartOver:
+        """The table, or a chunk more of it than `partial` has."""
+        name = f"{request.source.stream}.{table.full_name}"
+        begun = self._begun(request, snapshot, table, shape)
+        if partial is not None and (reason := differs(partial, begun)) is not None:
+            return StartOver(reason)
+        if progress.is_unwanted:
+            raise UnavailableError("the copy was stopped", where=name)
+        chunk = next_chunk(
+            snapshot, table, partial, size=request.chunk_bytes, piece=part_bytes(request.rate)
+        )
+        if partial is not None:
+            # Its table is named by a link: only the lake's housekeeping removes it.
+            return self._with_next(request, snapshot, table, partial, chunk, progress)
+        try:
+            folder = str(self._root / begun.path)
+            in_version_2 = begun.copy_on_write or deletes_by_position(self._deletes, name)
+            self._format.create(folder, arrow_schema(table.columns), vectors=not in_version_2)
+            return self._with_next(request, snapshot, table, begun, chunk, progress)
+        except Exception:
+            self.remove(begun.path)
+            raise
+
+    def _begun(
+        self, request: CopyRequest, snapshot: ExportedSnapshot, table: PublishedTable, shape: Shape
+    ) -> TableVersion:
+        """What a copy of the table from this snapshot has as long as nothing was read."""
+        key = usable_key(table)
+        return TableVersion(
+            path=new_path(request.source.stream, table, request.term),
+            format=self._format.name,
+            snapshot_id=0,
+            schema_hash=schema_hash(arrow_schema(table.columns), key),
+            key=key,
+            text_columns=tuple(text_columns(table.columns)),
+            start_lsn=snapshot.lsn,
+            offset=request.cut.end_offset,
+            rows=0,
+            relation_id=table.oid,
+            state=COPIED,
+            layout=_layout(snapshot, table),
+            system_id=snapshot.system_id,
+            timeline=snapshot.timeline,
+            shape=shape.dump(),
+            copy_on_write=copies_on_write(
+                self._deletes, f"{request.source.stream}.{table.full_name}"
+            ),
+        )
+
+    def _with_next(
+        self,
+        request: CopyRequest,
+        snapshot: ExportedSnapshot,
+        table: PublishedTable,
+        before: TableVersion,
+        chunk: NextChunk | None,
         progress: CopyProgress,
     ) -> TableVersion:
+        """The table with its next chunk, or with all of its rows, read from this snapshot and written."""
         began = time.monotonic()
-        stream = request.source.stream
-        name = f"{stream}.{table.full_name}"
+        name = f"{request.source.stream}.{table.full_name}"
+        if snapshot.lsn < before.start_lsn:
+            raise UnavailableError(
+                f"its server is at {format_lsn(snapshot.lsn)}, behind the copy's {format_lsn(before.start_lsn)}",
+                where=name,
+                repair="point the source's DSN at the primary (target_session_attrs=read-write)",
+            )
+        folder = str(self._root / before.path)
+        files, quarantined = self._read(request, snapshot, table, before, chunk, progress)
+        rows = before.rows + sum(file.rows for file in files)
+        # Version 0: a copy is of no range of the log.
+        write = TableWrite(0, before.snapshot_id or None, "", files, count=rows)
+        made = self._format.write(folder, request.term, write).snapshot
+        chunks = before.chunks if chunk is None else (*before.chunks, (chunk.end, snapshot.lsn))
+        after = with_more_quarantined(
+            replace(before, snapshot_id=made, rows=rows, start_lsn=snapshot.lsn, chunks=chunks),
+            quarantined,
+        )
+        seconds = round(time.monotonic() - began, 3)
+        if after.is_partial:
+            log.info(
+                "chunk of table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds
+            )
+            fail_point.hit("chunk-copied")
+            return after
+        there = self._format.scan(folder, made)
+        _remove_others(
+            place(folder) / "data", request.term, {PurePath(file.path).name for file in there}
+        )
+        indexed = self._indexed(name, folder, request.term, before.key, there)
+        log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
+        return replace(after, runs=tuple((run.name, run.weight) for run in indexed.runs))
+
+    def _read(
+        self,
+        request: CopyRequest,
+        snapshot: ExportedSnapshot,
+        table: PublishedTable,
+        before: TableVersion,
+        chunk: NextChunk | None,
+        progress: CopyProgress,
+    ) -> tuple[list[FileInfo], list[QuarantineFile]]:
+        """Read the chunk, or the whole table, into data files."""
+        name = f"{request.source.stream}.{table.full_name}"
+        folder = str(self._root / before.path)
         columns = arrow_schema(table.columns)
-        key = usable_key(table)
-        folder = str(self._root / path)
-        copy_on_write = copies_on_write(self._deletes, name)
-        in_version_2 = copy_on_write or deletes_by_position(self._deletes, name)
-        self._format.create(folder, columns, vectors=not in_version_2)
-        arrangement = self._arranged(name, folder, request.term)
         schema = spark_schema(columns)
+        arrangement = self._arranged(name, folder, request.term)
         reading = SnapshotSource(
             {
                 "dsn": snapshot.dsn,
@@ -221,11 +362,12 @@ class TableCopier:
                 "table": table.full_name,
                 "publication": request.source.publication,
                 "partitionBytes": str(part_bytes(request.rate)),
-            }
+            },
+            chunk.ranges if chunk is not None else None,
         )
         apart = quarantines(self._on_unrepresentable_value, name)
         prefix = f"{folder}/data/copy-t{request.term}"
-        files, quarantined = write_source(
+        return write_source(
             self._spark,
             reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
@@ -237,34 +379,6 @@ class TableCopier:
             apart=QuarantineOfCopy(name, prefix, columns, snapshot.lsn) if apart else None,
             description=description("copy", self._root.name, [name], "read and write"),
         )
-        _remove_others(place(folder) / "data", request.term, {file.path for file in files})
-        rows = sum(file.rows for file in files)
-        # Version 0: a copy is of no range of the log.
-        write = TableWrite(0, None, "", files, count=rows)
-        made = self._format.write(folder, request.term, write).snapshot
-        indexed = self._indexed(name, folder, request.term, key, files)
-        seconds = round(time.monotonic() - began, 3)
-        log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
-        version = TableVersion(
-            path=path,
-            format=self._format.name,
-            snapshot_id=made,
-            schema_hash=schema_hash(columns, key),
-            key=key,
-            text_columns=tuple(text_columns(table.columns)),
-            start_lsn=snapshot.lsn,
-            offset=request.cut.end_offset,
-            rows=rows,
-            relation_id=table.oid,
-            state=COPIED,
-            layout=_layout(snapshot, table),
-            system_id=snapshot.system_id,
-            timeline=snapshot.timeline,
-            shape=shape.dump(),
-            runs=tuple((run.name, run.weight) for run in indexed.runs),
-            copy_on_write=copy_on_write,
-        )
-        return with_quarantined(version, quarantined)
 
     def _arranged(self, name: str, folder: str, term: int) -> Arrangement:
         """Give the new table its layout. Raises `NotSupportedError`, with the table's name, for one that it cannot have."""
@@ -274,7 +388,7 @@ class TableCopier:
             raise NotSupportedError(error.what, where=name, repair=error.repair) from None
 
     def _indexed(
-        self, name: str, folder: str, term: int, key: tuple[str, ...], files: Collection[FileInfo]
+        self, name: str, folder: str, term: int, key: tuple[str, ...], files: Sequence[ScanFile]
     ) -> index.Whole:
         """The row index of the copy."""
         context = self._spark.sparkContext
@@ -294,7 +408,7 @@ class TableCopier:
             folder,
             index.Identity.of(key, schema),
             key,
-            [ScanFile(f.path, f.size, f.rows, partition=f.partition) for f in files],
+            files,
             name=f"copy-t{term}-index",
             scratch=scratch,
         )
@@ -374,9 +488,9 @@ def new_path(stream: str, table: PublishedTable, term: int) -> str:
 
 
 def _remove_others(folder: Place, term: int, wanted: Collection[str]) -> None:
-    """Remove files of this term's own failed attempts; those of a newer writer are never touched."""
-    for file in folder.glob(f"copy-t{term}-*"):
-        if str(file) not in wanted:
+    """Remove what failed attempts have left, but for files of these names; those of a newer writer are never touched."""
+    for file in folder.glob("copy-t*"):
+        if file.name not in wanted and term_of(file.name) <= term:
             checksums.remove(file)
 
 

@@ -39,11 +39,14 @@ class CopyProgress:
     pieces: int = 0
     pieces_done: int = 0
     waits_for: str = ""
+    #: Set when the table is not to be copied any more.
+    is_unwanted: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def begin(self, pieces: int) -> None:
-        """The copy begins."""
-        self.began_at, self.pieces = time.time(), pieces
+        """The copy begins, or its next chunk does."""
+        self.began_at = self.began_at or time.time()
+        self.pieces += pieces
 
     def add(self, rows: int, size: int) -> None:
         """A piece is done."""

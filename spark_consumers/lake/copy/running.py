@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from spark_consumers.lake.copy.bootstrap import CopyRequest, TableCopier
+from spark_consumers.lake.copy.bootstrap import Copied, CopyRequest, TableCopier
 from spark_consumers.lake.copy.initial_copy import CopyProgress
 from spark_consumers.lake.manifest.chain import TableVersion
 from spark_consumers.lake.status import CopyStatus
@@ -34,7 +34,7 @@ class NotBegun:
     reason: TusklineError
 
 
-Result = TableVersion | TusklineError | NotBegun | None
+Result = Copied | NotBegun
 
 
 class Copies:
@@ -58,7 +58,8 @@ class Copies:
         left = set(names)
 
         def deliver(name: str, result: Result) -> None:
-            left.discard(name)
+            if not _is_partial(result):
+                left.discard(name)
             self._done.put((name, result))
 
         try:
@@ -72,15 +73,16 @@ class Copies:
                 deliver(name, NotBegun(failure) if passing else failure)
 
     def finished(self) -> Iterator[tuple[str, Result]]:
-        """The results of copies since the last call: the table, an error, or None (no longer published).
-
-        A copy that could not begin is `NotBegun`.
-        """
+        """The results of copies since the last call (`Copied`). A copy that could not begin is `NotBegun`."""
         while True:
             try:
                 name, result = self._done.get_nowait()
             except Empty:
                 return
+            if _is_partial(result):
+                if name not in self._unwanted:
+                    yield name, result
+                continue
             del self._progress[name]
             if name in self._unwanted:
                 self._unwanted.discard(name)
@@ -89,14 +91,15 @@ class Copies:
             yield name, result
 
     def discard(self, result: Result) -> None:
-        """Remove a copy that no link names."""
-        if isinstance(result, TableVersion):
+        """Remove a copy that no link names. One of chunks may be named by earlier links, and goes with them."""
+        if isinstance(result, TableVersion) and not result.chunks:
             self._copier.remove(result.path)
 
     def drop(self, name: str) -> None:
         """Discard the result of this table's copy, if it is being copied."""
         if name in self._progress:
             self._unwanted.add(name)
+            self._progress[name].is_unwanted = True
 
     @property
     def running(self) -> set[str]:
@@ -116,3 +119,8 @@ class Copies:
         """Stop running copies, and wait for them."""
         self._copier.stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _is_partial(result: Result) -> bool:
+    """Whether more of the table is still to come."""
+    return isinstance(result, TableVersion) and result.is_partial

@@ -379,6 +379,7 @@ class EpochWriter:
             by_position=position,
             arrangement=arrangement,
             is_maintained=self.is_maintained and not arrangement.sort,
+            chunks=table.chunks,
         )
 
     def _run(
@@ -457,7 +458,10 @@ class EpochWriter:
             return made
 
         written = self._each_of(plan, list(staged.items()), write)
-        return {**plan.tables, **dict(zip(staged, written, strict=True))}
+        tables = {**plan.tables, **dict(zip(staged, written, strict=True))}
+        # From here on all changes come after each of their snapshots.
+        shown = {name: replace(tables[name], chunks=()) for name in plan.fresh}
+        return {**tables, **shown}
 
     def _complete(
         self, plan: EpochPlan, drafts: Mapping[str, Draft], names: Sequence[str], scratch: str

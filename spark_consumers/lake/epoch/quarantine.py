@@ -271,6 +271,17 @@ def with_quarantined(table: TableVersion, files: Iterable[QuarantineFile | None]
     )
 
 
+def with_more_quarantined(table: TableVersion, files: Iterable[QuarantineFile]) -> TableVersion:
+    """The table with these quarantined rows beside those that it had."""
+    more = with_quarantined(table, files)
+    return replace(
+        more,
+        quarantine_files=(*table.quarantine_files, *more.quarantine_files),
+        quarantined_rows=table.quarantined_rows + more.quarantined_rows,
+        skipped_rows=table.skipped_rows + more.skipped_rows,
+    )
+
+
 def _widened(batch: ChangeBatch) -> _WideBatch:
     count = len(batch)
     nothing = pa.nulls(count, pa.string())

@@ -30,6 +30,7 @@ from spark_consumers.lake.format.data_files import (
     write_table,
 )
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
+from spark_consumers.lake.tables.chunks import missing
 from spark_consumers.lake.tables.fault import TableFault, fault_of
 from spark_consumers.lake.tables.schema_match import (
     SchemaMismatch,
@@ -38,7 +39,6 @@ from spark_consumers.lake.tables.schema_match import (
     mismatch,
     padded,
     unexpected,
-    without_copied,
 )
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import CorruptError
@@ -226,12 +226,12 @@ def _take(
     """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
         return
-    new = without_copied(batch, target.start_lsn)
+    new, reason = missing(batch, target.start_lsn, target.chunks, target.key)
     if not len(new):
         return
     if batch.relation.full_name != target.relation:
-        reason: str | None = f"the table was renamed to {batch.relation.full_name}"
-    else:
+        reason = f"the table was renamed to {batch.relation.full_name}"
+    elif reason is None:
         reason = mismatch(new, target.columns, target.layouts, target.key, target.relation_id)
     if reason is None:
         if target.name in mismatches:

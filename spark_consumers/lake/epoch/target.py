@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
-from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.manifest.table_version import Chunk, TableVersion
 from spark_consumers.lake.store.place import place
 from spark_consumers.lake.tables.schema_match import Layout
 from walsender_bridge.postgres.protocol.lsn import Lsn
@@ -28,7 +28,7 @@ class Target:
     that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
     commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again,
     `by_position`: removed rows are in files of positions (`policy`). `arrangement`: how its data files are written.
-    `is_maintained`: data files are rewritten by a maintainer, where it can.
+    `chunks`: of a copy that was read from several snapshots, until it is shown. `is_maintained`: data files are rewritten by a maintainer, where it can.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Target:
     by_position: bool = False
     arrangement: Arrangement = PLAIN
     is_maintained: bool = False
+    chunks: tuple[Chunk, ...] = ()
 
     @property
     def scratch_name(self) -> str:

@@ -11,7 +11,8 @@ A table of an epoch is in one of these states (docs/tables.md):
 | `stale` | the epoch `as_of`: it cannot follow, or is copied again after a pause | continue without its changes |
 | `left` | the epoch `as_of`: it is no longer in the publication | continue |
 
-A copy that is not shown yet has the state `copied`; it stands beside the table, in `Manifest.copies`.
+A copy that is not shown yet has the state `copied`; it stands beside the table, in `Manifest.copies`. So does one that is read
+in chunks, of which some are still to come.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,6 +31,9 @@ STALE = "stale"
 
 #: A column as the log describes it: name, type OID, type modifier.
 Column = tuple[str, int, int]
+#: A range of the key's first column, from where the one before ends: its end (exclusive; None: it has no end), and the LSN of the
+#: snapshot that it was read from.
+Chunk = tuple[int | None, Lsn]
 
 #: What the formats before 6 called these.
 _BEFORE_6 = {
@@ -75,7 +79,8 @@ class TableVersion:
 
     `runs`: the row index (`spark_consumers.lake.index`), as the paths of its runs below `path` and how much each holds, the
     oldest first. None: it has to be built from the table's files. `copy_on_write`: its data files have no removed rows, as
-    the configuration said when they were written (`policy`).
+    the configuration said when they were written (`policy`). `chunks`: of a copy that was read from several snapshots, those
+    that it has, of which `start_lsn` is the last one's; empty once the table is shown.
     """
 
     path: str
@@ -104,6 +109,12 @@ class TableVersion:
     mark: tuple[int, ...] = ()
     runs: tuple[tuple[str, int], ...] | None = None
     copy_on_write: bool = False
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is a copy of which some chunks are still to come."""
+        return bool(self.chunks) and self.chunks[-1][0] is not None
 
     @property
     def index_files(self) -> tuple[str, ...]:
@@ -135,5 +146,8 @@ _FROM_LISTS: dict[str, Callable[[Any], Any]] = {
     "quarantine_files": tuple,
     "mark": tuple,
     "runs": lambda runs: None if runs is None else tuple((str(n), int(w)) for n, w in runs),
+    "chunks": lambda chunks: tuple(
+        (None if end is None else int(end), int(lsn)) for end, lsn in chunks
+    ),
     "layout": lambda layout: tuple((n, int(t), int(m)) for n, t, m in layout),
 }

@@ -34,7 +34,8 @@ def joins(copy: TableVersion, timeline: int, lsn: Lsn) -> Joins:
     """Whether the changes behind this cut (timeline and end LSN of its last transaction) continue the copy."""
     if timeline > copy.timeline:
         return Joins.NEVER
-    return Joins.NOW if timeline == copy.timeline and lsn >= copy.start_lsn else Joins.LATER
+    has_come = not copy.is_partial and lsn >= copy.start_lsn
+    return Joins.NOW if timeline == copy.timeline and has_come else Joins.LATER
 
 
 @dataclass(frozen=True, slots=True)

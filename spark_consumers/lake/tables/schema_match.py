@@ -67,15 +67,6 @@ def columns_of(relation: Relation) -> tuple[Column, ...]:
     return tuple((c.name, c.type_oid, c.typmod) for c in relation.columns)
 
 
-def without_copied(batch: ChangeBatch, start_lsn: Lsn) -> ChangeBatch:
-    """The batch without the changes that a copy at that LSN has."""
-    if not len(batch) or batch.commit_lsn[-1] < start_lsn:
-        return _rows(batch, np.zeros(len(batch), np.bool_))
-    if batch.commit_lsn[0] < start_lsn:
-        return _rows(batch, batch.commit_lsn >= start_lsn)
-    return batch
-
-
 def unusable(
     names: Collection[str], key: Collection[str], arrays: Collection[str] = ()
 ) -> str | None:
@@ -177,25 +168,3 @@ def padded(batch: ChangeBatch, columns: pa.Schema) -> ChangeBatch:
 
 def _named(key: Collection[str]) -> str:
     return f"({', '.join(sorted(key))})" if key else "whole rows"
-
-
-def _rows(batch: ChangeBatch, mask: np.ndarray) -> ChangeBatch:
-    chosen = pa.array(mask)
-    return replace(
-        batch,
-        ops=batch.ops[mask],
-        commit_lsn=batch.commit_lsn[mask],
-        xid=batch.xid[mask],
-        commit_time=batch.commit_time[mask],
-        offset=batch.offset[mask],
-        version=batch.version[mask],
-        sequence=batch.sequence[mask],
-        columns=[c.filter(chosen) for c in batch.columns],
-        unchanged=None if batch.unchanged is None else batch.unchanged[mask],
-        old_columns=None
-        if batch.old_columns is None
-        else [c.filter(chosen) for c in batch.old_columns],
-        old_kind=batch.old_kind[mask],
-        unrepresentable={i: raw.filter(chosen) for i, raw in batch.unrepresentable.items()},
-        old_unrepresentable={i: raw.filter(chosen) for i, raw in batch.old_unrepresentable.items()},
-    )

@@ -20,8 +20,13 @@ def stream_of(name: str) -> str:
 
 
 def wanted_copies(head: Manifest, published: Collection[str]) -> set[str]:
-    """The published tables that have to be copied: new, come back, or to be copied again."""
-    return {name for name in published if name not in head.copies and _wants(head.tables.get(name))}
+    """The published tables that have to be copied: new, come back, to be copied again, or copied in part."""
+    return {
+        name
+        for name in published
+        if (name not in head.copies or head.copies[name].is_partial)
+        and _wants(head.tables.get(name))
+    }
 
 
 def _wants(table: TableVersion | None) -> bool:
@@ -152,9 +157,9 @@ def unreadable(head: Manifest, names: Collection[str]) -> dict[str, str]:
         elif name in head.not_copied:
             found[name] = f"not copied: {head.not_copied[name].splitlines()[0]}"
         else:
-            found[name] = (
-                "copied, but not published yet" if name in head.copies else "not copied yet"
-            )
+            copy = head.copies.get(name)
+            is_whole = copy is not None and not copy.is_partial
+            found[name] = "copied, but not published yet" if is_whole else "not copied yet"
     return found
 
 
@@ -179,12 +184,18 @@ def held(head: Manifest) -> dict[str, TableVersion]:
 def without_outrun(
     head: Manifest, cuts: Mapping[str, StreamCut]
 ) -> tuple[Manifest, dict[str, TableVersion]]:
-    """The head without the copies that the log cannot continue any more, and these. They are copied once more."""
+    """The head without the copies that the log cannot continue any more, and these. They are copied once more.
+
+    The log has gone to a later timeline, or does not have any more what a copy lacks.
+    """
     gone = {
         name: copy
         for name, copy in head.copies.items()
         if (cut := cuts.get(stream_of(name))) is not None
-        and joins(copy, cut.timeline, cut.last_end_lsn) is Joins.NEVER
+        and (
+            joins(copy, cut.timeline, cut.last_end_lsn) is Joins.NEVER
+            or copy.offset < cut.low_offset
+        )
     }
     kept = {name: copy for name, copy in head.copies.items() if name not in gone}
     return replace(head, copies=kept), gone

@@ -28,7 +28,13 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
-from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy, to_copy_on_write, without_vectors
+from spark_consumers.lake.policy import (
+    CHUNK_BYTES,
+    WAIT_FOR_COPY,
+    Policy,
+    to_copy_on_write,
+    without_vectors,
+)
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import options_of
@@ -103,7 +109,8 @@ class Lakehouse:
     """The pipeline from a change log into one lake.
 
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
-    are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
+    are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second;
+    large tables are copied in chunks of `copy_chunk_bytes` (`copy.chunk`).
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
     a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
     ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors`,
@@ -126,6 +133,7 @@ class Lakehouse:
         format: str = "iceberg",  # noqa: A002  # the configuration's own word
         failing_table: str = WAIT_FOR_COPY,
         copy_rate: float | None = None,
+        copy_chunk_bytes: int = CHUNK_BYTES,
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
@@ -161,7 +169,12 @@ class Lakehouse:
         self._rest = rest
         #: Where a catalog of others has the tables.
         self._whole: WholeEpochs | None = None
-        self._policy = Policy(failing_table, copy_rate, keep_paused=retention_seconds)
+        self._policy = Policy(
+            failing_table,
+            copy_rate,
+            keep_paused=retention_seconds,
+            copy_chunk_bytes=copy_chunk_bytes,
+        )
         self._progress = progress
         self._on_unrepresentable_value = dict(on_unrepresentable_value or {})
         self._deletes = dict(deletes or {})

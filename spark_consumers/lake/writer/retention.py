@@ -81,7 +81,7 @@ class Retention:
         for manifest in chain.links():
             kept.remember(manifest)
         head = chain.head()
-        kept._unswept = [table.path for table in head.versions] if head is not None else []
+        kept._unswept = [t.path for t in head.versions if not t.is_partial] if head else []
         return kept
 
     def remember(self, manifest: Manifest) -> None:
@@ -125,14 +125,18 @@ class Retention:
         if newest is not None and newest.term > head.term:
             raise takeover.overtaken(newest.term)
         files = 0
-        current = {table.path for table in head.versions}
+        # The copy itself writes into a table of which chunks are still to come: the newest is in no link yet.
+        copying = {table.path for table in head.copies.values() if table.is_partial}
+        current = {table.path for table in head.versions} - copying
         for name, uses in list(self._last_use.items()):
             kept = pinned.get(name, set())
             for snapshot in [s for s, link in uses.items() if link < first and s not in kept]:
                 del uses[snapshot]
                 self._due.add(name)
         # Earlier copies, too: what a release could not change in one, as it was damaged, is done when it can be.
-        there = current | {name for name, uses in self._last_use.items() if uses}
+        there = current | {
+            name for name, uses in self._last_use.items() if uses and name not in copying
+        }
         cleaned = self._turn(there, _OTHERS if others else 0)
         # What others have removed, and what was tagged for a link that was lost.
         self._pins.repair(head, cleaned)
@@ -143,7 +147,7 @@ class Retention:
                     files += self.tables.expire(str(path), head.term, set(uses))
                     # Not before: an error ends this look, and the tables behind it are due at the next.
                     self._due.discard(name)
-            elif not uses and self.site.remove_table(name):
+            elif not uses and name not in copying and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
         files += self.site.sweep_of_links(head, cleaned)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from spark_consumers.lake.copy.bootstrap import CopyRequest
+from spark_consumers.lake.copy.bootstrap import CopyRequest, StartOver
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
 from spark_consumers.lake.epoch import quarantined_rows, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import ShapeChangedError
@@ -88,6 +88,8 @@ class TableWork:
         #: What came of copies and is in no link yet; requests that a link may have answered.
         self._arrived: dict[str, Result] = {}
         self._asked: list[requests.Request] = []
+        #: By name: the folders of copies of which some chunks are still to come.
+        self._partials: dict[str, str] = {}
         #: When requests without an answer were first seen, by id, and when each stream's last look began (monotonic seconds).
         self._seen_at: dict[str, float] = {}
         self._polled_at: dict[str, float] = {}
@@ -212,6 +214,11 @@ class TableWork:
         if any(isinstance(result, TableVersion) for result in self._arrived.values()):
             fail_point.hit("copy-kept")
         self._arrived = {}
+        partials = {name: copy.path for name, copy in head.copies.items() if copy.is_partial}
+        for name, path in self._partials.items():
+            if path not in {v.path for v in (head.copies.get(name), head.tables.get(name)) if v}:
+                self._copies.drop(name)
+        self._partials = partials
 
     def written(self, head: Manifest, after: Manifest) -> None:
         """The epoch `after` this head is published."""
@@ -245,6 +252,8 @@ class TableWork:
                 cut,
                 head.term,
                 self._policy.copy_rate,
+                {name: head.copies[name] for name in wanted if name in head.copies},
+                self._policy.copy_chunk_bytes,
             )
             log.info("copying", stream=stream, tables=sorted(wanted), offset=cut.end_offset)
             self._copies.start(request)
@@ -456,6 +465,9 @@ class TableWork:
             log.warning("copy not started", table=name, error=str(result.reason))
             self._copy_after[name] = time.monotonic() + _NOT_BEGUN
             return head
+        if isinstance(result, StartOver):
+            log.warning("copy begins again", table=name, reason=result.reason)
+            return replace(head, copies={n: c for n, c in head.copies.items() if n != name})
         if isinstance(result, TusklineError):
             log.warning(
                 "table not copied",

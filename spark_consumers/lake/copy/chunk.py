@@ -1,0 +1,86 @@
+"""Which part of a table a copy reads next, and from when on a snapshot is too old to read from.
+
+PostgreSQL removes no row version that an open snapshot might see, in any table of the database. So no snapshot is read from
+for much longer than `SNAPSHOT_SECONDS`, whatever there is to copy: the next table, or the next *chunk* of a large one, gets a
+new one. A chunk is a range of the first column of the key (`tables.chunks` says why that is exact); it is also what a
+copy that was interrupted does not read again. A table is read as a whole from one snapshot
+
+- if it is not much larger than a chunk;
+- if it has no key, or one that begins with another type than an integer: its changes cannot be told apart by chunks;
+- if its rows are not in the order of the key by and large: ranges of the key would be scattered over all of its blocks.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.tables.chunks import CHUNKED_BY
+from spark_consumers.snapshot.exported import (
+    ExportedSnapshot,
+    PublishedTable,
+    reading,
+    relations_of,
+    samples,
+)
+from spark_consumers.snapshot.key_ranges import KeyRange, chunk_end, is_clustered, pieces
+
+#: After which no other table, and no other chunk, is read from a snapshot.
+SNAPSHOT_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True)
+class NextChunk:
+    """The ranges of the next chunk, and its end (None: nothing is left behind it)."""
+
+    end: int | None
+    ranges: tuple[KeyRange, ...]
+
+
+def next_chunk(
+    snapshot: ExportedSnapshot,
+    table: PublishedTable,
+    partial: TableVersion | None,
+    *,
+    size: int,
+    piece: int,
+) -> NextChunk | None:
+    """What is to be read next, about `size` bytes in pieces of `piece`; None: the whole table. `partial`: what there is."""
+    column = table.key[0] if table.key else None
+    kinds = {c.name: c.type_oid for c in table.columns}
+    if column is None or kinds[column] not in CHUNKED_BY:
+        return None
+    with reading(snapshot.dsn, snapshot.snapshot) as connection:
+        return _planned(connection, table, column, partial, size=size, piece=piece)
+
+
+def _planned(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    table: PublishedTable,
+    column: str,
+    partial: TableVersion | None,
+    *,
+    size: int,
+    piece: int,
+) -> NextChunk | None:
+    relations = relations_of(connection, table)
+    if partial is None and sum(blocks * each for *_, blocks, each in relations) <= size:
+        return None
+    found = samples(connection, relations, column, piece=piece)
+    begin = partial.chunks[-1][0] if partial is not None else None
+    end = chunk_end(found, begin, size)
+    if partial is None and (end is None or not is_clustered(found, piece)):
+        return None
+    return NextChunk(end, tuple(pieces(found, column, begin, end, piece)))
+
+
+def differs(partial: TableVersion, now: TableVersion) -> str | None:
+    """Why a copy cannot continue what there is of one, but has to begin again; None if it can. `now`: one that begins now."""
+    if (partial.system_id, partial.timeline) != (now.system_id, now.timeline):
+        return "the source has failed over, or is another server, since its copy began"
+    if partial.relation_id != now.relation_id:
+        return "the table was dropped, and another one created with its name"
+    if (partial.layout, partial.key) != (now.layout, now.key):
+        return "its columns or its key have changed since its copy began"
+    return None

@@ -1,0 +1,5 @@
+-- The least value of a column in each of some blocks of a relation, in the order of the blocks.
+SELECT min({column})::int8
+FROM ONLY {relation} TABLESAMPLE SYSTEM ({percent})
+GROUP BY (ctid::text::point)[0]
+ORDER BY (ctid::text::point)[0];

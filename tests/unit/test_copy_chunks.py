@@ -1,0 +1,213 @@
+"""A copy in chunks, each from a later snapshot: what it lacks makes it the table, or it is copied again, and that seldom."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from spark_consumers.decode.entries import ChangeBatch
+from spark_consumers.fold.keyed import fold
+from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.tables.chunks import missing
+from spark_consumers.lake.tables.origin import Joins, joins
+from spark_consumers.snapshot.key_ranges import Sample, chunk_end, is_clustered, percent, pieces
+from tests.unit.test_fold import KEY, Batch, D, I, T, U, apply, histories
+from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
+
+RELATION = Relation(
+    7,
+    "public",
+    "t",
+    "d",
+    (
+        Column("id", 20, -1, is_key=True),
+        *(Column(name, 25, -1, is_key=False) for name in "ab"),
+        Column("c", 701, -1, is_key=False),
+    ),
+)
+
+
+def changes(events, lsns):
+    made = Batch(events)
+    numbers = np.arange(len(events))
+    return ChangeBatch(
+        relation=RELATION,
+        schema_hash=b"",
+        ops=made.ops,
+        commit_lsn=np.array(lsns, np.uint64),
+        xid=numbers.astype(np.uint32),
+        commit_time=numbers,
+        offset=numbers.astype(np.uint64),
+        version=numbers.astype(np.uint64),
+        sequence=numbers.astype(np.uint32),
+        columns=made.columns,
+        unchanged=made.unchanged,
+        old_columns=made.old_columns,
+        old_kind=made.old_kind,
+    )
+
+
+def states(table, events):
+    """The table before each of the events, and after the last."""
+    found = [dict(table)]
+    for op, row, skipped, old, _ in events:
+        now = dict(found[-1])
+        if op == T:
+            now.clear()
+        before = now.pop((old or row)[:1]) if op in {U, D} else None
+        if op in {I, U}:
+            now[row[:1]] = tuple(before[c] if c in skipped else row[c] for c in range(4))
+        found.append(now)
+    return found
+
+
+@st.composite
+def copies(draw):
+    """A history, the LSNs of its commits, chunks, and the rows that these have."""
+    table, events, after = draw(histories(identity="d"))
+    # Some events share a transaction. Chunks are read all along the history, most often in its middle.
+    choose = draw(st.randoms(use_true_random=False))
+    lsns = np.cumsum([choose.choice([0, 10, 10, 10]) for _ in events])
+    uppers = sorted(choose.sample(range(1, 6), choose.randint(1, 3)))
+    last = int(lsns[-1]) + 10
+    at = sorted(choose.randint(0, last) // 10 * 10 for _ in range(len(uppers) + 1))
+    chunks = tuple(zip([*uppers, None], at, strict=True))
+    then = states(table, events)
+    assert then[-1] == after
+    copied = {}
+    begin = float("-inf")
+    for end, lsn in chunks:
+        state = then[int((lsns < lsn).sum())]
+        limit = float("inf") if end is None else end
+        copied |= {key: row for key, row in state.items() if begin <= key[0] < limit}
+        begin = limit
+    return events, lsns, chunks, copied, after
+
+
+@settings(max_examples=200, deadline=None)
+@given(copies(), st.integers(0, 40))
+def test_what_a_copy_in_chunks_lacks_makes_it_the_table(drawn, cut):
+    events, lsns, chunks, copied, after = drawn
+    start = chunks[-1][1]
+    lacks, reasons = [], set()
+    for part in (slice(None, cut), slice(cut, None)):
+        if events[part]:
+            found, reason = missing(changes(events[part], lsns[part]), start, chunks, ("id",))
+            lacks += [found] if len(found) else []
+            reasons |= {reason} - {None}
+    event(f"copied again: {reasons}")
+    within = (lsns >= chunks[0][1]) & (lsns < start)
+    seen = [op for (op, *_), inside in zip(events, within, strict=True) if inside]
+    moves = [
+        e
+        for e, inside in zip(events, within, strict=True)
+        if inside and e[0] == U and e[3] and e[2]
+    ]
+    if reasons:
+        assert T in seen or moves
+        return
+    assert len(chunks) == 1 or T not in seen
+    assert (apply(copied, fold(lacks, KEY)) if lacks else copied) == after
+
+
+def test_most_copies_are_not_made_again():
+    """A table whose keys change during its copy needs another one only where a value was not sent."""
+    chunks = ((50, 100), (None, 200))
+    batch = changes(
+        [
+            (U, (70, "x", "y", 2.0), (), (10, None, None, None), "K"),
+            (U, (20, "x", "y", 2.0), (), (80, None, None, None), "K"),
+            (U, (21, "x", None, 2.0), {2}, (22, None, None, None), "K"),
+            (U, (81, "x", None, 2.0), {2}, (82, None, None, None), "K"),
+            (U, (83, "x", None, 2.0), {2}, (23, None, None, None), "K"),
+        ],
+        [150] * 5,
+    )
+    found, reason = missing(batch, 200, chunks, ("id",))
+    assert reason is None
+    assert Counter(found.ops.tolist()) == {D: 2, I: 1, U: 1}
+    batch = changes([(U, (24, "x", None, 2.0), {2}, (84, None, None, None), "K")], [150])
+    assert "TOAST" in (missing(batch, 200, chunks, ("id",))[1] or "")
+
+
+def test_a_copy_is_not_shown_before_its_last_chunk():
+    copy = TableVersion("p", "iceberg", 1, "", ("id",), (), 90, 1, 0, 7, "copied", timeline=1)
+    for chunks, expected in [
+        ((), Joins.NOW),
+        (((5, 90),), Joins.LATER),
+        (((5, 80), (None, 90)), Joins.NOW),
+    ]:
+        partial = TableVersion.from_json({**copy.to_json(), "chunks": [list(c) for c in chunks]})
+        assert partial.chunks == chunks
+        assert joins(partial, 1, 100) is expected
+
+
+# -- how a table is divided -------------------------------------------------------------------------
+
+
+def sample(keys, size=1000, oid=1):
+    return Sample(("public", f"t{oid}"), oid, size, np.array(keys, np.int64))
+
+
+@given(
+    st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30), min_size=1, max_size=3),
+    st.integers(1, 3000),
+    st.integers(1, 300),
+)
+def test_every_key_is_in_one_range_of_one_chunk(keys, chunk_bytes, piece_bytes):
+    samples = [sample(some, oid=number) for number, some in enumerate(keys)]
+    begin = None
+    ends: list[int | None] = []
+    ranges: dict[int, list[tuple[int | None, int | None]]] = {
+        number: [] for number in range(len(keys))
+    }
+    while not ends or ends[-1] is not None:
+        end = chunk_end(samples, begin, chunk_bytes)
+        for part in pieces(samples, "id", begin, end, piece_bytes):
+            ranges[part.oid].append((part.begin, part.end))
+        assert end is None or begin is None or end > begin
+        ends.append(end)
+        begin = end
+    for found in ranges.values():
+        assert found[0][0] is None
+        assert found[-1][1] is None
+        assert all(a[1] == b[0] is not None for a, b in pairwise(found))
+    assert len(ends) <= 2 + 3000 // chunk_bytes * 2 + sum(map(len, keys))
+
+
+def test_chunks_have_about_the_bytes_that_are_wanted():
+    samples = [
+        sample(range(0, 100_000, 10), 64_000),
+        sample(range(100_000, 150_000, 10), 32_000, 2),
+    ]
+    begin, chunks = None, []
+    while (end := chunk_end(samples, begin, 10_000)) is not None:
+        chunks.append(end)
+        begin = end
+    assert 8 <= len(chunks) <= 10
+    assert max(b - a for a, b in pairwise(chunks)) < 1.2 * 15_700
+    assert len(list(pieces(samples, "id", chunks[2], chunks[3], 1_000))) >= 8
+
+
+@pytest.mark.parametrize("order", ["up", "down", "mostly", "shuffled"])
+def test_only_a_table_in_the_order_of_its_key_is_read_in_chunks(order, seed):
+    print(f"seed {seed}")
+    choose = np.random.default_rng(seed)
+    keys = np.arange(2000)
+    if order == "down":
+        keys = keys[::-1]
+    if order == "shuffled":
+        choose.shuffle(keys)
+    if order == "mostly":
+        # Updated rows move to the table's end.
+        moved = choose.choice(2000, 40, replace=False)
+        keys = np.concatenate([np.delete(keys, moved), keys[moved]])
+    assert is_clustered([sample(keys), sample([3, 1, 2], 10, 2)], 100) is (order != "shuffled")
+
+
+def test_a_sample_is_of_few_blocks():
+    assert percent(10, 80_000, 64 << 20) == 100.0
+    assert 10_000 < percent(128 << 20, 1 << 40, 64 << 20) / 100 * (128 << 20) <= 50_000
