@@ -122,6 +122,14 @@ def test_31_a_rebuild_is_repeated_that_ended_in_the_middle_of_a_wipe(
     assert (here.folder / "log-server-1" / "streams" / STREAM / WIPING).exists()
     here.stop(1)
     here.start(1)
+
+    def cut_short(*_: object) -> Iterator[SyncBatch]:
+        raise UnavailableError("the log server ends")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostedReplica, "sync_batches", cut_short)
+        with pytest.raises(UnavailableError, match="1 replicas are in sync"):
+            attempt(here, 2)
     its = attempt(here, 2).streams[STREAM]
     assert len(its.members) == 2
     assert its.last.context.end == here.committed_end
@@ -257,3 +265,56 @@ def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(machines: 
         assert (found.state, found.syncing_from) == ("learning", "")
         assert reason in found.reason
         here.stop(copied)
+
+
+def synchronize(here: Machines, source: int, to: int) -> ReplicaStatus:
+    """As a repository does that has been deposed, and does not know it."""
+    with OperatorReplica(here.listens[source]) as replica:
+        address = f"grpc://{here.listens[to]}"
+        return replica._call(m.SYNCHRONIZE, m.SynchronizeRequest(STREAM, address, throttled=False))
+
+
+def replaced_by(here: Machines, number: int) -> str:
+    with OperatorReplica(here.listens[number]) as replica:
+        (found,) = replica.replicas().replicas
+        return found.replaced_by
+
+
+def test_31_what_a_deposed_leader_has_put_in_place_of_damage_counts_as_away(
+    machines: Make,
+) -> None:
+    """It copies from one that was left out, and has it sealed: in front of the last commit, of which nobody else is left."""
+    here = machines()
+    here.segment_bytes = 1
+    here.write_on(2)
+    here.stop(0)
+    here.write_on(2)
+    assert here.members() == [1, 2]
+    lose_repository(here)
+    here.stop(2)
+    damage_newest(here, 2)
+    here.start(0)
+    here.start(2)
+    assert synchronize(here, 0, 2).state == "sealed"
+    here.wipe(1)
+    for _ in range(2):
+        with pytest.raises(InvalidReplicaError, match="1 valid replicas were found, and the 2"):
+            attempt(here, 1)
+        here.stop(2)
+        here.start(2)
+
+
+def test_31_a_replica_counts_again_once_it_is_known_to_be_a_member(machines: Make) -> None:
+    """Its entries were lost, and have been replaced; another log server is lost then, with the repository."""
+    here = machines()
+    here.write_on(2)
+    here.stop(2)
+    shutil.rmtree(here.folder / "log-server-2" / "streams" / STREAM)
+    here.start(2)
+    here.write_on()
+    wait_for(lambda: here.members() == [0, 1, 2], 30, "all are in sync")
+    wait_for(lambda: not replaced_by(here, 2), 30, "it knows that it is a member")
+    here.write_on()
+    lose_repository(here)
+    here.wipe(1)
+    go_on(here, attempt(here, 1))

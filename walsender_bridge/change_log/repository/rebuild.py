@@ -97,6 +97,10 @@ ATTEMPTS: Final = 100
 LITTLE: Final = 64 << 20
 #: Why a replica is not valid that has commits, and knows no version behind the gap of an earlier rebuild.
 MISSED: Final = "it missed an earlier rebuild"
+#: Why a replica is not valid that has been synchronized since it lost what it had (2).
+REPLACED: Final = (
+    "what it had was lost, and it is not known to be a member since it has been synchronized"
+)
 _STOP_ONE: Final = "compare their files with `tuskline log verify --offline`; then stop the log server that is wrong, and name it with --without"
 
 
@@ -114,7 +118,7 @@ class Offer:
     """What a replica holds durably. `reason`: why it may not take part; empty: it may.
 
     `last`: its last commit that is not empty; None: it was trimmed, or there is none. `bytes_total`: up to its end. `source`: the
-    log server with which it is being synchronized; empty: with none, or it is damaged (`Replica.synchronization`).
+    log server with which it is being synchronized; empty: with none, or something was lost before (2).
     """
 
     log_server: str

@@ -13,7 +13,8 @@ removed, are in that segment only. (I13)
 Trimming makes the low watermark durable first, then drops segments that lie below it; a crash between
 the two is finished at the next opening. A wipe removes the older segments first: an older state record would belong to an
 older version, so it must never become the newest. A file (`wiping`) marks a wipe from before its first step until after
-its last one, and the replica as not valid; it names the synchronization for which it is wiped. Reads are short transactions that copy: a reader that stalls
+its last one, and the replica as not valid; it names the synchronization for which it is wiped, and says whether anything was lost
+before (`Durable.replaced_by`), which no record of a segment that is left can say. Reads are short transactions that copy: a reader that stalls
 holds no page of any segment.
 """
 
@@ -76,6 +77,17 @@ _KEPT_OPEN = 8
 _DRAFT = "new-"
 #: A file: the replica is being wiped. Whatever segments are there, they are not its state.
 WIPING = "wiping"
+
+
+class BegunWipe(NamedTuple):
+    """A wipe that was begun: for a synchronization (`syncing_from`), by a replica with this `replaced_by`."""
+
+    syncing_from: str
+    replaced_by: str | None
+
+    def to_file(self) -> bytes:
+        """The content of the file."""
+        return f"{self.syncing_from}\n{self.replaced_by or ''}".encode()
 
 
 class StoredEntry(NamedTuple):
@@ -151,8 +163,8 @@ class StreamStore:
                 shutil.rmtree(path)
             elif path.name == WIPING:
                 damage = "it was being wiped to be synchronized with another replica"
-            elif found := damaged_segments.damage(path):
-                damage = found
+            elif renamed := damaged_segments.damage(path):
+                damage = renamed
             elif (offset := Segment.offset_in_name(path.name)) is not None:
                 offsets.append(offset)
         self._segments = [Segment.at(self.folder, offset) for offset in offsets]
@@ -167,11 +179,15 @@ class StreamStore:
         missing = self._missing(chain, durable.low_offset)
         if missing is not None:
             damage = damage or f"the segment starting at {missing} is missing"
+        begun = self.begun_wipe()
+        if begun is not None:
+            durable = replace(durable, replaced_by=begun.replaced_by)
         try:
-            self.found = self._find(durable, damage)
+            stored = self._find(durable, damage)
         except CorruptError as found:
             error = self.keep_damaged_aside() or found
-            self.found = StoredReplica(durable, None, None, None, f"{error.where}: {error.what}")
+            stored = StoredReplica(durable, None, None, None, f"{error.where}: {error.what}")
+        self.found = replace(stored, wiping=begun is not None)
 
     def _open_newest(self, newest: Segment) -> tuple[Durable, list[int]]:
         try:
@@ -314,7 +330,8 @@ class StreamStore:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
-            replace_file(self.folder / WIPING, (durable.syncing_from or "").encode(), mode=0o600)
+            begun = BegunWipe(durable.syncing_from or "", durable.replaced_by)
+            replace_file(self.folder / WIPING, begun.to_file(), mode=0o600)
             offsets = [Segment.offset_in_name(path.name) for path in self.folder.iterdir()]
             for offset in sorted(each for each in offsets if each is not None):
                 segment = opened.get(offset) or Segment.at(self.folder, offset)
@@ -335,12 +352,15 @@ class StreamStore:
             for segment in opened.values():
                 segment.retire()
 
-    def wiped_for(self) -> str:
-        """The synchronization for which a wipe was begun that has not ended; empty: there is none."""
+    def begun_wipe(self) -> BegunWipe | None:
+        """The wipe that was begun and has not ended; None: there is none, or it is not known whether anything was lost before."""
         try:
-            return (self.folder / WIPING).read_text("ascii", errors="replace")
+            text = (self.folder / WIPING).read_text("ascii", errors="replace")
         except OSError:
-            return ""
+            return None
+        syncing_from, known, replaced_by = text.partition("\n")
+        # An earlier version wrote only the first line.
+        return BegunWipe(syncing_from, replaced_by or None) if known else None
 
     def _make_only(self, durable: Durable) -> None:
         """The first segment of a stream that has none."""
