@@ -234,6 +234,10 @@ class RebuiltWorld(World):
             else:
                 self.happened["rebuilt"] += 1
                 return
+        if self._is_spoilt(former, end) and self._is_possible(()):
+            # The former repository is not started again behind an attempt: docs/log-lost.md.
+            self._complete(())
+            return
         self.away = None
         self.spoilt |= self._is_spoilt(former, end)
         self.happened["given up"] += 1
