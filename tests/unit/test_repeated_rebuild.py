@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -95,11 +96,15 @@ def test_31_a_rebuild_is_repeated_whose_synchronization_broke_off(
     go_on(here, attempt(here, 2))
 
 
+@pytest.mark.parametrize("removed", [0, 1, None], ids=["none", "one", "all"])
 def test_31_a_rebuild_is_repeated_that_ended_in_the_middle_of_a_wipe(
-    machines: Make, monkeypatch: pytest.MonkeyPatch
+    machines: Make, monkeypatch: pytest.MonkeyPatch, removed: int | None
 ) -> None:
-    """Of two that are left, one ends before what the other one has kept."""
+    """Of two that are left, one ends before what the other one has kept. `removed`: how many of its segments were by then."""
     here = machines()
+    here.stop(1)
+    here.segment_bytes = 1
+    here.start(1)
     here.write_on(2)
     here.stop(1)
     for _ in range(3):
@@ -112,16 +117,30 @@ def test_31_a_rebuild_is_repeated_that_ended_in_the_middle_of_a_wipe(
     here.wipe(2)
     here.start(1)
 
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, "the log server ends")
+    really, done = Segment.set_aside, []
+
+    def broken(*given: Any) -> None:
+        if removed is None or len(done) == removed:
+            raise OSError(errno.EIO, "the log server ends")
+        done.append(given)
+        really(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StreamStore, "_make_only", broken)
+        if removed is None:
+            patch.setattr(StreamStore, "_make_only", broken)
+        else:
+            patch.setattr(Segment, "set_aside", broken)
         with pytest.raises(UnavailableError, match="1 replicas are in sync"):
             attempt(here, 2)
-    assert (here.folder / "log-server-1" / "streams" / STREAM / WIPING).exists()
+    folder = here.folder / "log-server-1" / "streams" / STREAM
+    assert (folder / WIPING).exists()
+    assert any(folder.glob("segment-*")) == (removed is not None)
     here.stop(1)
     here.start(1)
+    with OperatorReplica(here.listens[1]) as replica:
+        (found,) = replica.replicas().replicas
+    assert (found.state, found.syncing_from) == ("learning", here.server(0).log_server_id)
+    assert "it was being wiped" in found.reason
 
     def cut_short(*_: object) -> Iterator[SyncBatch]:
         raise UnavailableError("the log server ends")
@@ -218,8 +237,8 @@ def test_31_what_an_attempt_alone_has_fenced_returns_behind_another_one(
     go_on(here, attempt(here, first))
 
 
-def damage_newest(here: Machines, number: int) -> Durable:
-    """Damage both of LMDB's meta pages of the newest segment; return the state record of the one before."""
+def damage_newest(here: Machines, number: int, *, gone: bool = False) -> Durable:
+    """Damage both of LMDB's meta pages of the newest segment, or remove it; return the state record of the one before."""
     folder = here.folder / f"log-server-{number}" / "streams" / STREAM
     *_, before, newest = sorted(folder.iterdir())
     data = newest / "data.mdb"
@@ -227,6 +246,8 @@ def damage_newest(here: Machines, number: int) -> Durable:
         for page in range(2):
             file.seek(page * os.sysconf("SC_PAGE_SIZE"))
             file.write(b"\xff" * 64)
+    if gone:
+        shutil.rmtree(newest)
     segment = Segment(before, 1)
     with segment.using(), segment.reading() as snapshot:
         state = snapshot.get(b"meta", b"state")
@@ -234,7 +255,10 @@ def damage_newest(here: Machines, number: int) -> Durable:
         return unpack_state(state, before)
 
 
-def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(machines: Make) -> None:
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(
+    machines: Make, gone: bool
+) -> None:
     """The segment before its newest one was filled by that copy, and its record still says so."""
     here = machines(replicas=2, least=1)
     here.write_on(2)
@@ -253,9 +277,10 @@ def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(machines: 
     here.write_on()
     lose_repository(here)
     here.stop(copied)
-    assert damage_newest(here, copied).syncing_from
+    assert damage_newest(here, copied, gone=gone).syncing_from
     here.start(source)
-    for reason in ("renamed to segment-", "was damaged and has been renamed"):
+    damaged = ("renamed to segment-", "was damaged and has been renamed")
+    for reason in ("is missing", "is missing") if gone else damaged:
         # The first start renames the segment; the next one opens the one before it.
         here.start(copied)
         with pytest.raises(InvalidReplicaError, match="1 others may have been all members"):

@@ -8,7 +8,8 @@ the replica's; those of older ones are obsolete. A segment owns the offsets from
 one's. Rolling follows a commit: the new segment receives the state record, the schemas and the uncommitted tail
 in one transaction, under a temporary name, and is renamed when it is durable. So at any
 moment exactly one complete segment is the newest, and uncommitted entries, the only ones that may ever be
-removed, are in that segment only. (I13)
+removed, are in that segment only. (I13) Then the one before it notes that it has a next one, so that it never passes for the
+newest one itself; if the process ends between the two, the next opening does it.
 
 Trimming makes the low watermark durable first, then drops segments that lie below it; a crash between
 the two is finished at the next opening. A wipe removes the older segments first: an older state record would belong to an
@@ -66,6 +67,7 @@ from walsender_bridge.change_log.storage.segment import (
     check_old,
     dense,
     failed_write,
+    missing_next,
     refused_read,
 )
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
@@ -171,7 +173,8 @@ class StreamStore:
         if not self._segments:
             raise CorruptError(damage or "there are no segments", where=str(self.folder))
         newest = self._segments[-1]
-        durable, chain = self._open_newest(newest)
+        durable, chain, gone = self._open_newest(newest)
+        damage = damage or gone
         for before, after in list(pairwise(self._segments)):
             if after.first_offset <= durable.low_offset:
                 before.remove()
@@ -189,7 +192,8 @@ class StreamStore:
             stored = StoredReplica(durable, None, None, None, f"{error.where}: {error.what}")
         self.found = replace(stored, wiping=begun is not None)
 
-    def _open_newest(self, newest: Segment) -> tuple[Durable, list[int]]:
+    def _open_newest(self, newest: Segment) -> tuple[Durable, list[int], str]:
+        """Its record, the segments before it, and what is missing behind it."""
         try:
             newest.open(write=True)
             with self._snapshot(newest) as snapshot:
@@ -199,8 +203,9 @@ class StreamStore:
                 durable = unpack_state(state, newest.folder)
                 check_newest(snapshot, durable.stream, self.replica_id)
                 its = replica_id_of(snapshot.get(b"meta", REPLICA), newest.file)
+                gone = missing_next(snapshot)
             self._take_id(newest, its)
-            return durable, chain_of(chain, newest.file)
+            return durable, chain_of(chain, newest.file), gone
         except CorruptError as error:
             newest.close()
             raise damaged_segments.keep_aside(newest.folder, error) from error
@@ -245,17 +250,32 @@ class StreamStore:
             bounds = dense(snapshot)
             commit = snapshot.last_commit()
         first, last = bounds or (None, None)
+        has_next = True
         if len(self._segments) > 1:
             with self._snapshot(self._segments[-2]) as snapshot:
                 commit = commit or snapshot.last_commit()
+                has_next = bool(missing_next(snapshot))
             with self._snapshot(self._segments[0]) as snapshot:
                 first = snapshot.segment.first_offset
             last = last or newest.first_offset - 1
         for segment in self._segments[:-1]:
             segment.retire()
+        if not has_next:
+            self._note_next()
         return StoredReplica(
             durable, first, last, None if commit is None else commit.context.end, damage
         )
+
+    def _note_next(self) -> None:
+        """Have the segment before the newest one say that there is another. Nobody reads it yet."""
+        before, newest = self._segments[-2:]
+        # A full disk must not keep the replica from being read: the next opening writes it.
+        with contextlib.suppress(UnavailableError, lmdb.Error, OSError):
+            before.open(write=True)
+            try:
+                before.write_next(newest.first_offset)
+            finally:
+                before.close()
 
     def close(self) -> None:
         """Close all segments without a reader now, the others when they have been read."""
@@ -318,6 +338,9 @@ class StreamStore:
         segment = self._make(first_offset, fill)
         with self._lock:
             self._segments.append(segment)
+        # The roll is done, whether or not the disk has room for this: the next opening writes it.
+        with contextlib.suppress(lmdb.Error, OSError):
+            before.write_next(first_offset)
         # From now on it is only read: it is opened again for that, with its own size.
         before.retire()
 
