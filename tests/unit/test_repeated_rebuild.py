@@ -117,7 +117,8 @@ def test_31_a_rebuild_is_repeated_that_ended_in_the_middle_of_a_wipe(
     here.wipe(2)
     here.start(1)
 
-    really, done = Segment.set_aside, []
+    really = Segment.set_aside
+    done: list[object] = []
 
     def broken(*given: Any) -> None:
         if removed is None or len(done) == removed:

@@ -16,8 +16,9 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
 2. *A member has answered.* Every stream had `min_replicas` members at least, out of the log servers that it was assigned. So
    any `min_replicas` of these have to include one whose replica is read here, as when a repository starts. By default, all
    log servers have to answer, since one that is away may have the newest commit. The operator may give up fewer than
-   `min_replicas` of them. Replicas that hold a stream are taken for the assigned ones; one that has no valid replica counts
-   as away for that stream. So does one that lost what it had, and was synchronized since, as long as it does not know that it
+   `min_replicas` of them. Replicas that hold a stream are taken for the assigned ones, which is wrong for a log server that was
+   removed from the configuration, replaced, and is configured again for the rebuild alone: that is the operator's to avoid. One that has
+   no valid replica counts as away for that stream. So does one that lost what it had, and was synchronized since, as long as it does not know that it
    is a member again (`replica/synchronization.py`): its source may have been one that was left out, and what it lost the newest commit.
 3. *A commit that was recorded and that no replica offers is dropped.* Its entries may be in the tails of replicas; it was not
    published, its slot was not confirmed, and the server sends them again. Its version and its global offsets are never issued
