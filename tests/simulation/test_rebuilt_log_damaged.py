@@ -68,11 +68,21 @@ def _marked_until_a_writer_comes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "open_writer", open_writer)
 
 
+def _known_as_a_member_whatever_it_was(patch: pytest.MonkeyPatch) -> None:
+    really = Replica.joined
+
+    def joined(core: Replica, replaced_by: str) -> list[Effect]:
+        return really(core, core.current.replaced_by or replaced_by)
+
+    patch.setattr(Replica, "joined", joined)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a damaged replica is what an older segment says": _says_what_an_older_segment_says,
     "what was lost is not marked": _not_marked,
     "a synchronization ends the mark": _marked_until_it_is_synchronized,
     "a writer ends the mark": _marked_until_a_writer_comes,
+    "any join ends the mark": _known_as_a_member_whatever_it_was,
 }
 
 

@@ -96,6 +96,8 @@ class DamagedRebuiltWorld(RebuiltWorld):
     def __init__(self, seed: int, names: str = "klm") -> None:
         #: The machine that alone has everything behind a stage; empty: there was none before this rebuild.
         self.whole = ""
+        #: What machines were told of their joins: it may arrive once more.
+        self.told: list[tuple[str, str]] = []
         super().__init__(seed, names)
 
     def segmented(self, name: str) -> SegmentedMachine:
@@ -228,7 +230,13 @@ class DamagedRebuiltWorld(RebuiltWorld):
             if not self.attempt(partial(self.machines[to].do, its)):
                 return
 
+    def joined(self, name: str, replaced_by: str) -> None:
+        super().joined(name, replaced_by)
+        self.told.append((name, replaced_by))
+
     def _late_messages(self) -> None:
+        for name, replaced_by in self.told:
+            self.attempt(partial(super().joined, name, replaced_by))
         for _ in range(self.choose.randrange(8)):
             self.deliver()
         for _ in range(self.choose.randrange(3)):
