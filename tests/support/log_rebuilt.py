@@ -234,6 +234,10 @@ class RebuiltWorld(World):
             else:
                 self.happened["rebuilt"] += 1
                 return
+        if self._is_spoilt(former, end) and self._is_possible(()):
+            # The former repository is not started again behind an attempt: docs/log-lost.md.
+            self._complete(())
+            return
         self.away = None
         self.spoilt |= self._is_spoilt(former, end)
         self.happened["given up"] += 1
@@ -356,6 +360,10 @@ class RebuiltWorld(World):
         if core is None:
             return None
         reason = core.reason or "learning" if core.state == ReplicaState.LEARNING else ""
+        source = source_of(core.synchronization)
+        if core.current.replaced_by:
+            # As `Rebuilder._offer`.
+            reason, source = reason or rebuild.REPLACED, ""
         now, rows = core.current, machine.disk.rows
         return Offer(
             name,
@@ -368,7 +376,7 @@ class RebuiltWorld(World):
             context=now.context,
             bytes_total=now.position.bytes_total,
             last=rows[-1] if rows and now.low_offset < now.committed_end else None,
-            source=source_of(core.synchronization),
+            source=source,
         )
 
     def _rows(self, stream: StreamPlan) -> Sequence[IndexRow]:

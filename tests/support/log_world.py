@@ -224,6 +224,13 @@ class Seal:
     members: tuple[str, ...]
     sealed: set[str] = field(default_factory=set)
     asked: Counter[str] = field(default_factory=Counter)
+    #: What those that answered showed then as `replaced_by`.
+    replaced: dict[str, str | None] = field(default_factory=dict)
+
+    def answered(self, name: str, core: Replica) -> None:
+        """A machine is sealed."""
+        self.sealed.add(name)
+        self.replaced[name] = core.durable.replaced_by
 
 
 @dataclass
@@ -235,6 +242,8 @@ class Truth:
     written: set[bytes] = field(default_factory=set)
     #: Up to where the repository has had entries trimmed.
     low: int = 1
+    #: As what each machine, whose entries were lost before, became a member.
+    joined: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -384,6 +393,7 @@ class World:
                 for name in self.stream.members
                 if name in self.machines
                 and not self.machines[name].lost_entries
+                and not self.is_copy(self.machines[name])
                 and not self.excused(self.machines[name])
             }
             if len(held) != 1 or None in held:
@@ -417,7 +427,7 @@ class World:
         assert machine.core is not None
         if machine.core.state == ReplicaState.SEALED:
             if self.choose.random() < 0.9 and self.seal is seal:
-                seal.sealed.add(name)
+                seal.answered(name, machine.core)
         elif self.seal is seal and name in self.stream.members and seal.asked[name] < PATIENCE:
             seal.asked[name] += 1
             missed = tuple(self.stream.missed(machine.core.current.version))
@@ -440,7 +450,20 @@ class World:
         self.truth.rejected -= committed
         if self.record(StreamUnsealed(STREAM, seal.term, members)):
             self.given = seal.term
+            for name in members:
+                if replaced_by := seal.replaced[name]:
+                    self.truth.joined[name] = replaced_by
+                    self.send(partial(self.joined, name, replaced_by))
         self.seal = None
+
+    def joined(self, name: str, replaced_by: str) -> None:
+        self.machines[name].do(partial(Replica.joined, replaced_by=replaced_by))
+
+    def is_copy(self, machine: Machine) -> bool:
+        """Whether a replica has a copy of what another one has, instead of what it had as a member."""
+        core = machine.core
+        known = {None, self.truth.joined.get(machine.name)}
+        return core is not None and core.current.replaced_by not in known
 
     def least(self) -> int:
         return min(LEAST, len(self.stream.members))
@@ -564,7 +587,7 @@ class World:
             end = core.state, core.current.term, core.current.committed_end, {core.tail.crc}
             if end == (ReplicaState.SEALED, seal.term, seal.end, crc):
                 machine.session += 1
-                seal.sealed.add(name)
+                seal.answered(name, core)
 
     # -- writers ------------------------------------------------------------------------------------
 
@@ -732,6 +755,7 @@ class World:
             if (core := self.machines[n].core) is not None
             and core.state != ReplicaState.LEARNING
             and not self.machines[n].disk.damaged
+            and not self.is_copy(self.machines[n])
         ]
         return bool(valid) and len(valid) == len(others) and len(others) >= min(2, LEAST)
 
@@ -813,7 +837,7 @@ class World:
             core = member.core if member is not None else None
             if member is None or core is None or core.state == ReplicaState.LEARNING:
                 continue
-            if self.excused(member):
+            if self.excused(member) or self.is_copy(member):
                 continue
             low = core.durable.low_offset
             if low > self.truth.low:

@@ -14,6 +14,7 @@ TABLE = {
     "learn": " c    ",
     "cut_tail": "w    o",
     "seal": " c    ",
+    "joined": " c    ",
     "trim": " c    ",
     "trim_point": " c    ",
     "stream_status": "w rlmo",

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -95,11 +96,15 @@ def test_31_a_rebuild_is_repeated_whose_synchronization_broke_off(
     go_on(here, attempt(here, 2))
 
 
+@pytest.mark.parametrize("removed", [0, 1, None], ids=["none", "one", "all"])
 def test_31_a_rebuild_is_repeated_that_ended_in_the_middle_of_a_wipe(
-    machines: Make, monkeypatch: pytest.MonkeyPatch
+    machines: Make, monkeypatch: pytest.MonkeyPatch, removed: int | None
 ) -> None:
-    """Of two that are left, one ends before what the other one has kept."""
+    """Of two that are left, one ends before what the other one has kept. `removed`: how many of its segments were by then."""
     here = machines()
+    here.stop(1)
+    here.segment_bytes = 1
+    here.start(1)
     here.write_on(2)
     here.stop(1)
     for _ in range(3):
@@ -112,16 +117,39 @@ def test_31_a_rebuild_is_repeated_that_ended_in_the_middle_of_a_wipe(
     here.wipe(2)
     here.start(1)
 
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, "the log server ends")
+    really = Segment.set_aside
+    done: list[object] = []
+
+    def broken(*given: Any) -> None:
+        if removed is None or len(done) == removed:
+            raise OSError(errno.EIO, "the log server ends")
+        done.append(given)
+        really(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StreamStore, "_make_only", broken)
+        if removed is None:
+            patch.setattr(StreamStore, "_make_only", broken)
+        else:
+            patch.setattr(Segment, "set_aside", broken)
         with pytest.raises(UnavailableError, match="1 replicas are in sync"):
             attempt(here, 2)
-    assert (here.folder / "log-server-1" / "streams" / STREAM / WIPING).exists()
+    folder = here.folder / "log-server-1" / "streams" / STREAM
+    assert (folder / WIPING).exists()
+    assert any(folder.glob("segment-*")) == (removed is not None)
     here.stop(1)
     here.start(1)
+    with OperatorReplica(here.listens[1]) as replica:
+        (found,) = replica.replicas().replicas
+    assert (found.state, found.syncing_from) == ("learning", here.server(0).log_server_id)
+    assert "it was being wiped" in found.reason
+
+    def cut_short(*_: object) -> Iterator[SyncBatch]:
+        raise UnavailableError("the log server ends")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostedReplica, "sync_batches", cut_short)
+        with pytest.raises(UnavailableError, match="1 replicas are in sync"):
+            attempt(here, 2)
     its = attempt(here, 2).streams[STREAM]
     assert len(its.members) == 2
     assert its.last.context.end == here.committed_end
@@ -210,8 +238,8 @@ def test_31_what_an_attempt_alone_has_fenced_returns_behind_another_one(
     go_on(here, attempt(here, first))
 
 
-def damage_newest(here: Machines, number: int) -> Durable:
-    """Damage both of LMDB's meta pages of the newest segment; return the state record of the one before."""
+def damage_newest(here: Machines, number: int, *, gone: bool = False) -> Durable:
+    """Damage both of LMDB's meta pages of the newest segment, or remove it; return the state record of the one before."""
     folder = here.folder / f"log-server-{number}" / "streams" / STREAM
     *_, before, newest = sorted(folder.iterdir())
     data = newest / "data.mdb"
@@ -219,6 +247,8 @@ def damage_newest(here: Machines, number: int) -> Durable:
         for page in range(2):
             file.seek(page * os.sysconf("SC_PAGE_SIZE"))
             file.write(b"\xff" * 64)
+    if gone:
+        shutil.rmtree(newest)
     segment = Segment(before, 1)
     with segment.using(), segment.reading() as snapshot:
         state = snapshot.get(b"meta", b"state")
@@ -226,7 +256,10 @@ def damage_newest(here: Machines, number: int) -> Durable:
         return unpack_state(state, before)
 
 
-def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(machines: Make) -> None:
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(
+    machines: Make, gone: bool
+) -> None:
     """The segment before its newest one was filled by that copy, and its record still says so."""
     here = machines(replicas=2, least=1)
     here.write_on(2)
@@ -245,9 +278,10 @@ def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(machines: 
     here.write_on()
     lose_repository(here)
     here.stop(copied)
-    assert damage_newest(here, copied).syncing_from
+    assert damage_newest(here, copied, gone=gone).syncing_from
     here.start(source)
-    for reason in ("renamed to segment-", "was damaged and has been renamed"):
+    damaged = ("renamed to segment-", "was damaged and has been renamed")
+    for reason in ("is missing", "is missing") if gone else damaged:
         # The first start renames the segment; the next one opens the one before it.
         here.start(copied)
         with pytest.raises(InvalidReplicaError, match="1 others may have been all members"):
@@ -257,3 +291,56 @@ def test_31_a_damaged_member_counts_as_away_though_it_was_copied_once(machines: 
         assert (found.state, found.syncing_from) == ("learning", "")
         assert reason in found.reason
         here.stop(copied)
+
+
+def synchronize(here: Machines, source: int, to: int) -> ReplicaStatus:
+    """As a repository does that has been deposed, and does not know it."""
+    with OperatorReplica(here.listens[source]) as replica:
+        address = f"grpc://{here.listens[to]}"
+        return replica._call(m.SYNCHRONIZE, m.SynchronizeRequest(STREAM, address, throttled=False))
+
+
+def replaced_by(here: Machines, number: int) -> str:
+    with OperatorReplica(here.listens[number]) as replica:
+        (found,) = replica.replicas().replicas
+        return found.replaced_by
+
+
+def test_31_what_a_deposed_leader_has_put_in_place_of_damage_counts_as_away(
+    machines: Make,
+) -> None:
+    """It copies from one that was left out, and has it sealed: in front of the last commit, of which nobody else is left."""
+    here = machines()
+    here.segment_bytes = 1
+    here.write_on(2)
+    here.stop(0)
+    here.write_on(2)
+    assert here.members() == [1, 2]
+    lose_repository(here)
+    here.stop(2)
+    damage_newest(here, 2)
+    here.start(0)
+    here.start(2)
+    assert synchronize(here, 0, 2).state == "sealed"
+    here.wipe(1)
+    for _ in range(2):
+        with pytest.raises(InvalidReplicaError, match="1 valid replicas were found, and the 2"):
+            attempt(here, 1)
+        here.stop(2)
+        here.start(2)
+
+
+def test_31_a_replica_counts_again_once_it_is_known_to_be_a_member(machines: Make) -> None:
+    """Its entries were lost, and have been replaced; another log server is lost then, with the repository."""
+    here = machines()
+    here.write_on(2)
+    here.stop(2)
+    shutil.rmtree(here.folder / "log-server-2" / "streams" / STREAM)
+    here.start(2)
+    here.write_on()
+    wait_for(lambda: here.members() == [0, 1, 2], 30, "all are in sync")
+    wait_for(lambda: not replaced_by(here, 2), 30, "it knows that it is a member")
+    here.write_on()
+    lose_repository(here)
+    here.wipe(1)
+    go_on(here, attempt(here, 1))

@@ -31,7 +31,7 @@ from walsender_bridge.runtime.certificate_holder import ALL_STREAMS
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.tls_files import TLS
 
-VERSION: Final = 5
+VERSION: Final = 6
 #: Bytes of a request, which contains names, numbers and hashes only.
 MAX_REQUEST_BYTES: Final = 4 << 20
 #: Characters of the longest integer in a message.

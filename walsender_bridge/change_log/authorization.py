@@ -60,6 +60,7 @@ ALLOWED: Final[dict[Role, frozenset[str]]] = {
             "create",
             "learn",
             "seal",
+            "joined",
             "trim",
             "trim_point",
             "synchronize",

@@ -109,6 +109,14 @@ class SealRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedRequest:
+    """See `Replica.joined`."""
+
+    stream: str
+    replaced_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class SynchronizeRequest:
     """Have this log server synchronize the replica of the log server at `address`; see `synchronizer.synchronize`."""
 
@@ -249,7 +257,7 @@ class ReplicaDescription:
 
     `reason`: why it is LEARNING; `syncing_from`: the log server with which it is being synchronized, or for which it is being
     wiped; empty: with none, or it is damaged. `status`, `context`, `low_bytes`: None if they cannot be read; `low_bytes`: bytes of
-    the stream in front of the low watermark. `sealed_at`: see `Durable`. `disk_bytes`: of its files.
+    the stream in front of the low watermark. `sealed_at`, `replaced_by` (empty: None): see `Durable`. `disk_bytes`: of its files.
     """
 
     stream: str
@@ -261,6 +269,7 @@ class ReplicaDescription:
     sealed_at: int | None
     low_bytes: int | None
     disk_bytes: int
+    replaced_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +301,7 @@ COMMIT: Final = Action("commit", CommitRequest, CommitAnswer, lambda r: tuple(r.
 CREATE: Final = Action("create", CreateRequest, ReplicaStatus)
 CUT_TAIL: Final = Action("cut_tail", CutTailRequest, ReplicaStatus)
 SEAL: Final = Action("seal", SealRequest, ReplicaStatus)
+JOINED: Final = Action("joined", JoinedRequest, Empty)
 #: Host a replica that has everything to learn, unless there is one: no other log server can have one made.
 LEARN: Final = Action("learn", CreateRequest, Empty)
 SYNCHRONIZE: Final = Action("synchronize", SynchronizeRequest, ReplicaStatus)

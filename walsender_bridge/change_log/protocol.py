@@ -171,7 +171,7 @@ class ReplicaStatus:
     what is written, committed or not; `last_commit_time` (microseconds): of its last transaction.
     `confirmed_to`: the position up to which the slot may have been confirmed. `bytes_total`: of all
     committed entries since the first. `system_id`: of the cluster that the transactions are from; None
-    if no writer has sent it yet.
+    if no writer has sent it yet. `replaced_by`: see `Durable`; empty: nothing was lost here.
     """
 
     stream: str
@@ -190,6 +190,7 @@ class ReplicaStatus:
     confirmed_to: WalPosition | None
     bytes_total: int
     system_id: int | None
+    replaced_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

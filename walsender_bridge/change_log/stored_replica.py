@@ -33,6 +33,7 @@ from walsender_bridge.change_log.storage.segment import (
     Segment,
     SegmentSnapshot,
     check_newest,
+    missing_next,
     refused_read,
 )
 from walsender_bridge.change_log.storage.store import WIPING
@@ -135,6 +136,7 @@ class StoredReplicaFiles:
                 raise CorruptError("segment has no state record", where=newest.file)
             durable = unpack_state(state, newest.folder)
             check_newest(snapshot, durable.stream, self._replica_id)
+            damage = damage or missing_next(snapshot)
         damage = damage or self._missing(chain, newest, durable)
         first, last = bounds or (None, None)
         if len(self._segments) > 1:

@@ -114,6 +114,7 @@ class Event(StrEnum):
     SYNC_INIT = "begin to synchronize"
     SYNC_REPLICATE = "take entries of another replica"
     SYNC_DONE = "end the synchronization"
+    JOIN = "be known as a member again"
     CLOSE = "close"
 
 
@@ -140,6 +141,7 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
         Event.TRIM: ReplicaState.APPENDABLE,
         Event.SEAL_BEHIND: ReplicaState.SEALING,
         Event.SEAL: ReplicaState.SEALED,
+        Event.JOIN: ReplicaState.APPENDABLE,
         Event.DAMAGE: ReplicaState.LEARNING,
         Event.CLOSE: ReplicaState.CLOSED,
     },
@@ -152,6 +154,7 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
         Event.SEAL_BEHIND: ReplicaState.SEALING,
         Event.SEAL: ReplicaState.SEALED,
         Event.SYNC_INIT: ReplicaState.LEARNING,
+        Event.JOIN: ReplicaState.SEALING,
         Event.DAMAGE: ReplicaState.LEARNING,
         Event.CLOSE: ReplicaState.CLOSED,
     },
@@ -163,6 +166,7 @@ TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
         Event.TRIM: ReplicaState.SEALED,
         Event.SEAL_BEHIND: ReplicaState.SEALING,
         Event.SEAL: ReplicaState.SEALED,
+        Event.JOIN: ReplicaState.SEALED,
         Event.DAMAGE: ReplicaState.LEARNING,
         Event.CLOSE: ReplicaState.CLOSED,
     },
@@ -209,6 +213,8 @@ class Replica:
         self._ends: deque[Position] = deque()
         self.tail = tail_at(found.durable.position)
         self.outcome, self.reason = evaluate(found)
+        #: Whether what it had may be lost, so that a synchronization replaces it.
+        self._lacks = self.outcome == RecoveryOutcome.INVALID and not found.wiping
         if self.outcome in {RecoveryOutcome.INVALID, RecoveryOutcome.SYNCHRONIZING}:
             return
         for data in uncommitted:
@@ -550,6 +556,8 @@ class Replica:
             check_source(offer, min(end, self.tail.end_offset))
         self._move(Event.SYNC_INIT)
         theirs = offer.durable
+        replaced_by = offer.source if self._lacks else self.current.replaced_by
+        self._lacks = False
         self._ends.clear()
         self.reason = f"it is being synchronized with log server {offer.source}"
         own = replace(
@@ -557,6 +565,7 @@ class Replica:
             term=max(self.current.term, theirs.term),
             sealed_at=None,
             syncing_from=offer.source,
+            replaced_by=replaced_by,
         )
         self.outcome = RecoveryOutcome.SYNCHRONIZING
         if wipe:
@@ -655,6 +664,17 @@ class Replica:
             was_sealed=True,
         )
 
+    def joined(self, replaced_by: str) -> list[Effect]:
+        """The repository has recorded that this replica is a member, as which it showed `replaced_by` when it was sealed.
+
+        Anything else says nothing of what it has now: what it had then has been lost since.
+        """
+        if not replaced_by or self.current.replaced_by != replaced_by:
+            return []
+        self._move(Event.JOIN)
+        self.current = replace(self.current, replaced_by=None)
+        return self._write([])
+
     # -- status -------------------------------------------------------------------------------------
 
     @property
@@ -675,7 +695,7 @@ class Replica:
     def damage(self, reason: str) -> None:
         """Note damage on disk: no more reports are sent from now on."""
         self._move(Event.DAMAGE)
-        self.outcome, self.reason = RecoveryOutcome.INVALID, reason
+        self.outcome, self.reason, self._lacks = RecoveryOutcome.INVALID, reason, True
 
     def close(self) -> None:
         """Enter the final state."""
@@ -701,4 +721,5 @@ class Replica:
             confirmed_to=self.durable.confirmed_to,
             bytes_total=self.current.position.bytes_total,
             system_id=self.durable.system_id,
+            replaced_by=self.durable.replaced_by or "",
         )

@@ -30,6 +30,8 @@ class Durable:
     `sealed_at`: the local end at which the stream is, or is to be, sealed. `taken_at`: of the last row
     of the index. `syncing_from`: the synchronization that it is in (`call_name`); None: in none. `before_restart`: None
     unless there is a RESTART among the uncommitted entries. `was_sealed`: whether `term` can only rise by a seal.
+    `replaced_by`: the synchronization that has replaced what was lost here, until the replica is known to be a member again
+    (`Replica.joined`); None: nothing has been lost since.
     """
 
     stream: str
@@ -46,6 +48,7 @@ class Durable:
     syncing_from: str | None = None
     before_restart: BeforeRestart | None = None
     was_sealed: bool = False
+    replaced_by: str | None = None
 
     def without_restart(self) -> "Durable":
         """The record as it was before a RESTART that is not committed."""
@@ -89,7 +92,8 @@ class StoredReplica:
     """The contents of a store when it is opened.
 
     `first_offset`, `last_offset`: of the entries, including trimmed ones that are still on disk.
-    `indexed_end`: of the last commit in the index. `damage`: damage that the store itself detected.
+    `indexed_end`: of the last commit in the index. `damage`: damage that the store itself detected. `wiping`: the damage is
+    a wipe that was interrupted, and `durable` says whether anything was lost before it (`replaced_by`).
     """
 
     durable: Durable
@@ -97,6 +101,7 @@ class StoredReplica:
     last_offset: int | None
     indexed_end: int | None
     damage: str = ""
+    wiping: bool = False
 
 
 class RecoveryOutcome(StrEnum):

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
@@ -325,6 +326,11 @@ class HostedReplica:
             self._session += 1
             return self._core.status()
 
+    def joined(self, replaced_by: str) -> None:
+        """See `Replica.joined`."""
+        with self._lock:
+            self._do(lambda core: core.joined(replaced_by))
+
     def trim_point(self, up_to: int, before_time: int, now: int = FOREVER) -> int:
         """The end of the last commit that ends at or below `up_to` and was applied before that time; 1: there is none.
 
@@ -376,8 +382,11 @@ class HostedReplica:
         self._broken = None
 
     def _lost(self, log_id: str, reason: str) -> Replica:
-        nothing = StoredReplica(Durable(self.folder.name, log_id), None, None, None, reason)
-        return Replica(nothing, (), ())
+        begun, nothing = self._store.begun_wipe(), Durable(self.folder.name, log_id)
+        if begun is not None:
+            nothing = replace(nothing, replaced_by=begun.replaced_by)
+        found = StoredReplica(nothing, None, None, None, reason, wiping=begun is not None)
+        return Replica(found, (), ())
 
     def sync_init(self, offer: SyncOffer, log_id: str) -> SyncRange:
         """See `Replica.sync_init`. A replica whose disk cannot be read counts as one that holds nothing.
@@ -456,14 +465,17 @@ class HostedReplica:
         stream = self.folder.name
         with self._lock:
             self._try_again()
+            begun = self._store.begun_wipe()
+            wiped_for = "" if begun is None else begun.syncing_from
+            replaced_by = (None if begun is None else begun.replaced_by) or ""
             if self._broken is not None:
-                state, why = ReplicaState.LEARNING, str(self._broken)
-                source = source_of(self._store.wiped_for())
-                return ReplicaDescription(stream, state, why, source, None, None, None, None, 0)
+                state, why, source = ReplicaState.LEARNING, str(self._broken), source_of(wiped_for)
+                return ReplicaDescription(
+                    stream, state, why, source, None, None, None, None, 0, replaced_by
+                )
             core, status, current = self._core, self._core.status(), self._core.current
             state, why = core.state, core.reason
-            # Whatever was damaged: a wipe begins only when a source has offered all that replaces it.
-            source = source_of(core.synchronization or self._store.wiped_for())
+            source = source_of(core.synchronization or wiped_for)
         low_bytes = self._bytes_before(status) if Event.READ in TRANSITIONS[state] else None
         return ReplicaDescription(
             stream=stream,
@@ -475,6 +487,7 @@ class HostedReplica:
             sealed_at=current.sealed_at,
             low_bytes=low_bytes,
             disk_bytes=self.disk_bytes,
+            replaced_by=replaced_by or status.replaced_by,
         )
 
     def _bytes_before(self, status: ReplicaStatus) -> int | None:

@@ -295,6 +295,11 @@ class ReplicaServer:
             )
         return replica.seal(request.end, request.term, request.version)
 
+    def joined(self, request: m.JoinedRequest) -> Empty:
+        """See `Replica.joined`."""
+        self.replica(request.stream).joined(request.replaced_by)
+        return Empty()
+
     def synchronize(self, request: m.SynchronizeRequest) -> ReplicaStatus:
         """Synchronize the replica of another log server with this one, and return its status."""
         return synchronizer.synchronize(
@@ -391,6 +396,7 @@ class ReplicaServer:
             m.CREATE.handled_by(self.create),
             m.CUT_TAIL.handled_by(lambda r: replica(r.stream).cut_tail(r.term, r.end)),
             m.SEAL.handled_by(self.seal),
+            m.JOINED.handled_by(self.joined),
             m.LEARN.handled_by(self.learn),
             m.SYNCHRONIZE.handled_by(self.synchronize),
             m.TRIM_POINT.handled_by(self.trim_point),

@@ -18,6 +18,29 @@ checksum of the one before it, so a copy that continues another history is refus
 A wipe removes entries and commit context together. It happens only here, once a source has offered all that replaces them:
 as little as possible is removed. From SyncInit to its end the destination has a durable marker and is LEARNING: it sends no
 reports, serves no reads, and after a crash begins again where its commit context ends.
+
+*What replaces a loss stands for nothing yet.* A replica that was not valid may have had, as a member, commits that its source has
+not: what is left of its record may be of an older segment. The source and whoever orders the copy cannot prove that they have
+them. A leader that was deposed still takes a replica for a member that has been left out since, and seals need no record that it
+could not have written before. So SyncInit marks such a replica durably with the name of the synchronization (`Durable.replaced_by`),
+which is drawn for each, and the mark outlasts it. With the mark a replica takes part as any other, in reports, reads and seals; but
+a rebuild of a lost repository, the only one who asks what members *had*, counts it as away (`repository/rebuild.py`, 2).
+
+The mark ends when the repository says that it has recorded this replica as a member, with the mark that it showed when it was sealed
+(`Replica.joined`). That record is written while the stream is sealed, and the replica was sealed at the stream's end, so it has all
+that a member has. A deposed leader cannot write it; one that is deposed behind the record says what is true. Nothing less suffices.
+A seal, or a writer with its term, may be late, and of the time before the loss, and a source has the same terms: so the message
+names the mark. If the entries are lost once more, the next SyncInit draws another one, and what is said of the former has no effect.
+
+    crash or loss of a message                   what is found
+    before SyncInit is durable                   not valid: as before; counts as away
+    in the middle of the wipe                    not valid; the file that marks the wipe has the mark, or that nothing was lost
+    from there to the record of the join         the mark
+    between the record and the message           the mark: it is sent again, or shown and answered at the stream's next seal
+    the message comes late, or twice             it names a mark that is there no more, or what it says is still true
+
+A valid replica that is only behind keeps what it had: negotiation refuses sources that have less. It is not marked, and neither is
+one whose wipe was interrupted.
 """
 
 from collections.abc import Sequence

@@ -16,8 +16,10 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
 2. *A member has answered.* Every stream had `min_replicas` members at least, out of the log servers that it was assigned. So
    any `min_replicas` of these have to include one whose replica is read here, as when a repository starts. By default, all
    log servers have to answer, since one that is away may have the newest commit. The operator may give up fewer than
-   `min_replicas` of them. Replicas that hold a stream are taken for the assigned ones; one that has no valid replica counts
-   as away for that stream.
+   `min_replicas` of them. Replicas that hold a stream are taken for the assigned ones, which is wrong for a log server that was
+   removed from the configuration, replaced, and is configured again for the rebuild alone: that is the operator's to avoid. One that has
+   no valid replica counts as away for that stream. So does one that lost what it had, and was synchronized since, as long as it does not know that it
+   is a member again (`replica/synchronization.py`): its source may have been one that was left out, and what it lost the newest commit.
 3. *A commit that was recorded and that no replica offers is dropped.* Its entries may be in the tails of replicas; it was not
    published, its slot was not confirmed, and the server sends them again. Its version and its global offsets are never issued
    again, because both begin anew far behind the greatest that is known (`REBUILD_GAP`).
@@ -46,8 +48,9 @@ Why it is safe, in terms of the old repository, whose last state nobody knows:
    as one that knows it. What alone knows the fence may be given up by the next attempt, which then finds only replicas that were
    sealed before: the term of a seal is never below the fence, and the next fence is behind the gap from both. So
    what returns is in front of the gap (6), and not ahead of the new repository. A replica whose synchronization was cut short had no
-   commit that its source had not, so it stands for no lost member while that source is valid. A damaged one counts as away,
-   unless it is being wiped: its record may be of an older segment, and name a synchronization that has ended since.
+   commit that its source had not, so it stands for no lost member while that source is valid. That holds in the middle of a wipe,
+   too. A damaged one counts as away, whatever its record says, which may be of an older segment, and name a synchronization that has
+   ended since; and so does one that was damaged before it was synchronized (2).
 8. *Consumers are not known*, until they renew their leases. A trim that the old repository sends is refused as its seals are (5). A lease of its own (`HOLD`), which has published nothing, keeps
    the log from trimming for as long as any lease can last that was held before. It also keeps the history, by which
    the versions of consumers that come back are found.
@@ -97,6 +100,10 @@ ATTEMPTS: Final = 100
 LITTLE: Final = 64 << 20
 #: Why a replica is not valid that has commits, and knows no version behind the gap of an earlier rebuild.
 MISSED: Final = "it missed an earlier rebuild"
+#: Why a replica is not valid that has been synchronized since it lost what it had (2).
+REPLACED: Final = (
+    "what it had was lost, and it is not known to be a member since it has been synchronized"
+)
 _STOP_ONE: Final = "compare their files with `tuskline log verify --offline`; then stop the log server that is wrong, and name it with --without"
 
 
@@ -114,7 +121,7 @@ class Offer:
     """What a replica holds durably. `reason`: why it may not take part; empty: it may.
 
     `last`: its last commit that is not empty; None: it was trimmed, or there is none. `bytes_total`: up to its end. `source`: the
-    log server with which it is being synchronized; empty: with none, or it is damaged (`Replica.synchronization`).
+    log server with which it is being synchronized; empty: with none, or something was lost before (2).
     """
 
     log_server: str

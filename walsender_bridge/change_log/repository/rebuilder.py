@@ -109,13 +109,14 @@ class Rebuilder:
 
     @staticmethod
     def _offer(link: LogServerLink, found: ReplicaDescription) -> Offer:
-        status = found.status
+        status, reason, source = found.status, found.reason, found.syncing_from
+        if found.replaced_by:
+            reason, source = reason or rebuild.REPLACED, ""
         if status is None:
-            reason = found.reason or "it cannot be read"
-            its, source = link.log_server_id, found.syncing_from
+            reason, its = reason or "it cannot be read", link.log_server_id
             return Offer(its, found.stream, "", reason, 0, 1, 1, None, source=source)
         last = None
-        if not found.reason and status.low_offset < status.committed_end:
+        if not reason and status.low_offset < status.committed_end:
             request = m.CommitsRequest(found.stream, status.committed_end - 1, 1)
             with contextlib.suppress(TrimmedError):
                 rows = link.call(m.COMMITS, request, within=_ANSWER).commits
@@ -124,14 +125,14 @@ class Rebuilder:
             log_server=link.log_server_id,
             stream=found.stream,
             log_id=status.log_id,
-            reason=found.reason,
+            reason=reason,
             term=status.term,
             low_offset=status.low_offset,
             committed_end=status.committed_end,
             context=found.context,
             bytes_total=status.bytes_total,
             last=last,
-            source=found.syncing_from,
+            source=source,
         )
 
     def _link(self, log_server: str) -> LogServerLink:

@@ -107,6 +107,8 @@ class Replication:
         self._told: dict[tuple[str, str], str] = {}
         #: By stream and log server: why its replica could not be taken back the last time; for `describe`.
         self.failures: dict[tuple[str, str], TusklineError] = {}
+        #: By stream and log server: as what it became a member (`Replica.joined`), until the log server has heard of it.
+        self._joined: dict[tuple[str, str], str] = {}
         #: What is being carried out: streams, or streams and replicas.
         self._running: set[object] = set()
         self._copies = threading.Semaphore(_COPIES)
@@ -178,6 +180,11 @@ class Replication:
             together = tuple(each for each in stream.replicas if each in sealed)
             if not self._record(StreamUnsealed(name, term, together)):
                 raise UnavailableError("the stream was sealed again", where=f"stream {name}")
+        # Once it is recorded: a leader that has been deposed never gets here.
+        for each in together:
+            if replaced_by := sealed[each].replaced_by:
+                self._joined[name, each] = replaced_by
+                self._begin_to_confirm(name, each)
         self._tell(name, members, together)
         return term, together
 
@@ -214,6 +221,22 @@ class Replication:
             error=error.what,
             where=error.where,
         )
+
+    def _begin_to_confirm(self, name: str, replica: str) -> None:
+        self._begin(("joined", name, replica), partial(self._confirm_join, name, replica))
+
+    def _confirm_join(self, name: str, replica: str) -> None:
+        """Tell a replica that it is a member again. Without an answer, it is told again; or when the stream is sealed next."""
+        replaced_by = self._joined.get((name, replica), "")
+        try:
+            self._link(replica).call(m.JOINED, m.JoinedRequest(name, replaced_by))
+        except UnavailableError:
+            return
+        except TusklineError as error:
+            # It has been damaged since, or is being synchronized.
+            _log.info("not a member now", stream=name, log_server=replica, error=error.what)
+        if self._joined.get((name, replica)) == replaced_by:
+            del self._joined[name, replica]
 
     def _tell(self, name: str, before: Sequence[str], after: Sequence[str]) -> None:
         now = time.monotonic()
@@ -440,6 +463,8 @@ class Replication:
                     _log.info(
                         "replicas assigned", stream=decision.stream, replicas=decision.replicas
                     )
+        for name, replica in [*self._joined]:
+            self._begin_to_confirm(name, replica)
         for decision in decisions:
             match decision:
                 case LeaveOut(stream, failed):

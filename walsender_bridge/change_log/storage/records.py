@@ -19,9 +19,9 @@ from walsender_bridge.runtime.checksummed_json import crc_of
 
 #: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums, format 3 did not
 #: know where the present history begins, format 4 did not know synchronization, format 5 could not take back a RESTART, format 6
-#: did not know whether the stream was ever sealed.
-FORMAT = 7
-_READABLE = (1, 2, 3, 4, 5, 6, FORMAT)
+#: did not know whether the stream was ever sealed, format 7 whether what was lost had been replaced.
+FORMAT = 8
+_READABLE = (1, 2, 3, 4, 5, 6, 7, FORMAT)
 _CHECKED_FROM = 3
 _KEY = struct.Struct(">Q")
 _ROW = struct.Struct("<QQQQQqQQqqIQIQ")
@@ -102,6 +102,7 @@ def pack_state(durable: Durable) -> bytes:
         "before_restart": durable.before_restart
         and [durable.before_restart.confirmed_to, durable.before_restart.system_id],
         "was_sealed": durable.was_sealed,
+        "replaced_by": durable.replaced_by,
     }
     return json.dumps({**record, "crc": crc_of(record)}).encode()
 
@@ -133,7 +134,7 @@ def _check_types(durable: Durable) -> None:
     for values, within in ranges:
         if not all(type(each) is int and each in within for each in values):
             raise ValueError("a number is out of range")
-    texts = (d.stream, d.log_id, d.syncing_from or "")
+    texts = (d.stream, d.log_id, d.syncing_from or "", d.replaced_by or "")
     if not all(isinstance(each, str) for each in texts) or not isinstance(d.was_sealed, bool):
         raise ValueError("a value is not of its type")
 

@@ -1,7 +1,7 @@
 """One segment of a stream: a separate LMDB environment, so that removing it frees its disk space.
 
     meta       "state": the small record (JSON); "chain": first offsets of the segments before this one;
-               "replica": whose it is (`replica_ids`)
+               "replica": whose it is (`replica_ids`); "next": that of the one behind it, if there is one
     entries    local offset (u64, big-endian) -> entry
     index      end offset of a commit -> its row
     schemas    hash -> schema record
@@ -55,6 +55,8 @@ _DATABASES = (b"meta", b"entries", b"index", b"schemas", b"relations")
 _PREFIX = "segment-"
 #: In `meta`: the id of the replica.
 REPLICA = b"replica"
+#: In `meta`: the first offset of the next segment, so that it is known to be missing if it is.
+NEXT = b"next"
 #: The repair of a folder that is gone.
 PUT_BACK: Final = (
     "put the folder back, or mount its disk; if it is lost, restart the log server:"
@@ -342,6 +344,11 @@ class Segment:
         with self._env.begin(write=True) as transaction:
             transaction.put(REPLICA, replica_id.encode(), db=self._databases[b"meta"])
 
+    def write_next(self, first_offset: int) -> None:
+        """Note that another segment follows."""
+        with self._env.begin(write=True) as transaction:
+            transaction.put(NEXT, key_of(first_offset), db=self._databases[b"meta"])
+
     def write_first(self, state: bytes, replica_id: str) -> None:
         """Make this the first segment of a new stream."""
         with self._env.begin(write=True) as transaction:
@@ -462,6 +469,12 @@ def dense(snapshot: SegmentSnapshot) -> tuple[int, int] | None:
     if bounds is not None and snapshot.count(b"entries") != bounds[1] - bounds[0] + 1:
         raise CorruptError("entries are missing in it", where=str(snapshot.segment.folder))
     return bounds
+
+
+def missing_next(snapshot: SegmentSnapshot) -> str:
+    """What the newest segment that is there says of one behind it; empty: it is the newest one."""
+    offset = snapshot.get(b"meta", NEXT)
+    return "" if offset is None else f"the segment starting at {offset_of(offset)} is missing"
 
 
 def check_newest(snapshot: SegmentSnapshot, stream: str, replica_id: str | None) -> None:

@@ -8,12 +8,14 @@ the replica's; those of older ones are obsolete. A segment owns the offsets from
 one's. Rolling follows a commit: the new segment receives the state record, the schemas and the uncommitted tail
 in one transaction, under a temporary name, and is renamed when it is durable. So at any
 moment exactly one complete segment is the newest, and uncommitted entries, the only ones that may ever be
-removed, are in that segment only. (I13)
+removed, are in that segment only. (I13) Then the one before it notes that it has a next one, so that it never passes for the
+newest one itself; if the process ends between the two, the next opening does it.
 
 Trimming makes the low watermark durable first, then drops segments that lie below it; a crash between
 the two is finished at the next opening. A wipe removes the older segments first: an older state record would belong to an
 older version, so it must never become the newest. A file (`wiping`) marks a wipe from before its first step until after
-its last one, and the replica as not valid; it names the synchronization for which it is wiped. Reads are short transactions that copy: a reader that stalls
+its last one, and the replica as not valid; it names the synchronization for which it is wiped, and says whether anything was lost
+before (`Durable.replaced_by`), which no record of a segment that is left can say. Reads are short transactions that copy: a reader that stalls
 holds no page of any segment.
 """
 
@@ -65,6 +67,7 @@ from walsender_bridge.change_log.storage.segment import (
     check_old,
     dense,
     failed_write,
+    missing_next,
     refused_read,
 )
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
@@ -76,6 +79,17 @@ _KEPT_OPEN = 8
 _DRAFT = "new-"
 #: A file: the replica is being wiped. Whatever segments are there, they are not its state.
 WIPING = "wiping"
+
+
+class BegunWipe(NamedTuple):
+    """A wipe that was begun: for a synchronization (`syncing_from`), by a replica with this `replaced_by`."""
+
+    syncing_from: str
+    replaced_by: str | None
+
+    def to_file(self) -> bytes:
+        """The content of the file."""
+        return f"{self.syncing_from}\n{self.replaced_by or ''}".encode()
 
 
 class StoredEntry(NamedTuple):
@@ -151,15 +165,16 @@ class StreamStore:
                 shutil.rmtree(path)
             elif path.name == WIPING:
                 damage = "it was being wiped to be synchronized with another replica"
-            elif found := damaged_segments.damage(path):
-                damage = found
+            elif renamed := damaged_segments.damage(path):
+                damage = renamed
             elif (offset := Segment.offset_in_name(path.name)) is not None:
                 offsets.append(offset)
         self._segments = [Segment.at(self.folder, offset) for offset in offsets]
         if not self._segments:
             raise CorruptError(damage or "there are no segments", where=str(self.folder))
         newest = self._segments[-1]
-        durable, chain = self._open_newest(newest)
+        durable, chain, gone = self._open_newest(newest)
+        damage = damage or gone
         for before, after in list(pairwise(self._segments)):
             if after.first_offset <= durable.low_offset:
                 before.remove()
@@ -167,13 +182,18 @@ class StreamStore:
         missing = self._missing(chain, durable.low_offset)
         if missing is not None:
             damage = damage or f"the segment starting at {missing} is missing"
+        begun = self.begun_wipe()
+        if begun is not None:
+            durable = replace(durable, replaced_by=begun.replaced_by)
         try:
-            self.found = self._find(durable, damage)
+            stored = self._find(durable, damage)
         except CorruptError as found:
             error = self.keep_damaged_aside() or found
-            self.found = StoredReplica(durable, None, None, None, f"{error.where}: {error.what}")
+            stored = StoredReplica(durable, None, None, None, f"{error.where}: {error.what}")
+        self.found = replace(stored, wiping=begun is not None)
 
-    def _open_newest(self, newest: Segment) -> tuple[Durable, list[int]]:
+    def _open_newest(self, newest: Segment) -> tuple[Durable, list[int], str]:
+        """Its record, the segments before it, and what is missing behind it."""
         try:
             newest.open(write=True)
             with self._snapshot(newest) as snapshot:
@@ -183,8 +203,9 @@ class StreamStore:
                 durable = unpack_state(state, newest.folder)
                 check_newest(snapshot, durable.stream, self.replica_id)
                 its = replica_id_of(snapshot.get(b"meta", REPLICA), newest.file)
+                gone = missing_next(snapshot)
             self._take_id(newest, its)
-            return durable, chain_of(chain, newest.file)
+            return durable, chain_of(chain, newest.file), gone
         except CorruptError as error:
             newest.close()
             raise damaged_segments.keep_aside(newest.folder, error) from error
@@ -229,17 +250,32 @@ class StreamStore:
             bounds = dense(snapshot)
             commit = snapshot.last_commit()
         first, last = bounds or (None, None)
+        has_next = True
         if len(self._segments) > 1:
             with self._snapshot(self._segments[-2]) as snapshot:
                 commit = commit or snapshot.last_commit()
+                has_next = bool(missing_next(snapshot))
             with self._snapshot(self._segments[0]) as snapshot:
                 first = snapshot.segment.first_offset
             last = last or newest.first_offset - 1
         for segment in self._segments[:-1]:
             segment.retire()
+        if not has_next:
+            self._note_next()
         return StoredReplica(
             durable, first, last, None if commit is None else commit.context.end, damage
         )
+
+    def _note_next(self) -> None:
+        """Have the segment before the newest one say that there is another. Nobody reads it yet."""
+        before, newest = self._segments[-2:]
+        # A full disk must not keep the replica from being read: the next opening writes it.
+        with contextlib.suppress(UnavailableError, lmdb.Error, OSError):
+            before.open(write=True)
+            try:
+                before.write_next(newest.first_offset)
+            finally:
+                before.close()
 
     def close(self) -> None:
         """Close all segments without a reader now, the others when they have been read."""
@@ -302,6 +338,9 @@ class StreamStore:
         segment = self._make(first_offset, fill)
         with self._lock:
             self._segments.append(segment)
+        # The roll is done, whether or not the disk has room for this: the next opening writes it.
+        with contextlib.suppress(lmdb.Error, OSError):
+            before.write_next(first_offset)
         # From now on it is only read: it is opened again for that, with its own size.
         before.retire()
 
@@ -314,7 +353,8 @@ class StreamStore:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
-            replace_file(self.folder / WIPING, (durable.syncing_from or "").encode(), mode=0o600)
+            begun = BegunWipe(durable.syncing_from or "", durable.replaced_by)
+            replace_file(self.folder / WIPING, begun.to_file(), mode=0o600)
             offsets = [Segment.offset_in_name(path.name) for path in self.folder.iterdir()]
             for offset in sorted(each for each in offsets if each is not None):
                 segment = opened.get(offset) or Segment.at(self.folder, offset)
@@ -335,12 +375,15 @@ class StreamStore:
             for segment in opened.values():
                 segment.retire()
 
-    def wiped_for(self) -> str:
-        """The synchronization for which a wipe was begun that has not ended; empty: there is none."""
+    def begun_wipe(self) -> BegunWipe | None:
+        """The wipe that was begun and has not ended; None: there is none, or it is not known whether anything was lost before."""
         try:
-            return (self.folder / WIPING).read_text("ascii", errors="replace")
+            text = (self.folder / WIPING).read_text("ascii", errors="replace")
         except OSError:
-            return ""
+            return None
+        syncing_from, known, replaced_by = text.partition("\n")
+        # An earlier version wrote only the first line.
+        return BegunWipe(syncing_from, replaced_by or None) if known else None
 
     def _make_only(self, durable: Durable) -> None:
         """The first segment of a stream that has none."""
