@@ -145,7 +145,10 @@ def stopped_and_continued(stack, server, spark, database, head, store):
 
 
 def engines_read_the_same(server, snapshot, store):
-    """PyIceberg reads the tables through the catalog by their names in PostgreSQL; DuckDB, which has no namespaces in it, by its files."""
+    """PyIceberg reads the tables through the catalog by their names in PostgreSQL, and DuckDB by the files that it names.
+
+    DuckDB does not separate the parts of a namespace as this server demands.
+    """
     load_catalog = pytest.importorskip("pyiceberg.catalog").load_catalog
     keys = {
         "s3.endpoint": store.endpoint,

@@ -95,7 +95,7 @@ def test_a_table_whose_name_the_catalog_refuses_has_its_own_name(catalog, server
 
 
 def test_a_server_may_separate_the_parts_of_a_namespace_by_a_character_of_its_own(server, root):
-    server.separator = "%2E"
+    server.separator, server.refused = "%2E", "%1F"
     catalog = RestCatalog.opened(server.options(), prefix=PREFIX, root=root)
     catalog.create(ODD, SCHEMA, {})
     catalog.create(OLD, SCHEMA, {})
