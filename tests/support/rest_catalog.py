@@ -116,7 +116,7 @@ class RestServer:
         query = query or {}
         with self.lock:
             if self.refused and self.refused in path:
-                return 400, {}
+                return 400, {"message": "Ambiguous URI", "status": "400"}
             match method, self._parts(path):
                 case "GET", ["v1", "config"]:
                     endpoints = _ENDPOINTS + ([_TRANSACTIONS] if self.multi_table else [])

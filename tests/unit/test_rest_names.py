@@ -7,7 +7,7 @@ from spark_consumers.lake.catalog.rest_names import own_name
 from spark_consumers.lake.catalog.table_catalog import Outcome, TableId
 from tests.support.lake.table_commits import SCHEMA, main_of, write
 from tests.support.rest_catalog import RestServer
-from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.errors import LakeError, NotSupportedError
 
 PREFIX = ("lakes", "one")
 OLD = TableId(("shop", "public"), "orders%t1-0a")
@@ -92,6 +92,12 @@ def test_a_table_whose_name_the_catalog_refuses_has_its_own_name(catalog, server
         assert each.commit(commit) is Outcome.WON
         assert main_of(each.load(percent)) == made
     assert names(server) == ["shop/public/100_25_t1_0d"]
+
+
+def test_a_schema_whose_name_the_server_refuses_is_refused_with_its_reason(catalog, server):
+    server.refused = "%25"
+    with pytest.raises(LakeError, match="refuses the request: 400 Ambiguous URI"):
+        catalog.create(TableId(("shop", "100%25"), "t%t1-0e"), SCHEMA, {})
 
 
 def test_a_server_may_separate_the_parts_of_a_namespace_by_a_character_of_its_own(server, root):

@@ -75,7 +75,8 @@ class Reply:
     @property
     def reason(self) -> str:
         """What the server says of a request that it did not carry out."""
-        error = self.body.get("error")
+        # What is before a catalog, as Jetty, has the message beside the status.
+        error = self.body.get("error", self.body)
         said = error.get("message") if isinstance(error, Mapping) else error
         return f"{self.status} {said or 'without a reason'}".partition("\n")[0][:300]
 
