@@ -4,14 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from spark_consumers import read
 from tests.support.engines import assert_engines_agree
+from tests.support.iceberg_server import iceberg_server
+from tests.support.rest_catalog import RestServer
 from tests.support.s3 import gateway
-from walsender_bridge.demo.local_server import by_major
+from tests.support.servers import fresh_database
+from walsender_bridge.demo import bucket
+from walsender_bridge.demo.catalog import URI
+from walsender_bridge.demo.local_server import by_major, free_port
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 
@@ -73,6 +79,46 @@ def test_the_demo_ends_equal_with_its_lake_in_a_bucket(tmp_path):
     _assert_whole(code, figures)
     assert figures["lake"] == "s3://demo/lake"
     assert not (tmp_path / "demo" / "lake").exists()
+    assert figures["kills"]["driver"] >= 3
+
+
+@contextmanager
+def of_iceberg(folder, pg_server, port):
+    """Iceberg's own server."""
+    s3 = f"http://127.0.0.1:{port}"
+    with (
+        fresh_database(pg_server) as own,
+        iceberg_server(
+            folder, own.dsn, s3, warehouse="s3://demo/catalog", keys=bucket.KEYS
+        ) as found,
+    ):
+        yield found.uri
+
+
+@contextmanager
+def of_tests(_folder, _pg_server, port):
+    """The tests' own, whose commits of several tables are atomic."""
+    with bucket.environment(port), RestServer().running() as server:
+        server.keys = {}
+        yield server.uri
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("catalog", [of_iceberg, of_tests])
+def test_the_demo_ends_equal_in_a_rest_catalog_and_a_bucket(
+    tmp_path, pg_server, monkeypatch, catalog
+):
+    if gateway() is None:
+        pytest.skip("the demo's bucket needs versitygw, which needs Go to be built")
+    port = free_port()
+    with catalog(tmp_path, pg_server, port) as uri:
+        monkeypatch.setenv(URI, uri)
+        monkeypatch.setenv(bucket.PORT, str(port))
+        options = ("--lake", "s3", "--catalog", "rest", "--seconds", "20", "--kill", "--seed", "15")
+        code, figures = _demo(tmp_path / "demo", *options, seconds=1400)
+    _assert_whole(code, figures)
+    assert figures["lake"] == "s3://demo/lake"
     assert figures["kills"]["driver"] >= 3
 
 

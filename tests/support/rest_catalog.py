@@ -27,7 +27,7 @@ CLIENT, SECRET = "tuskline", "a-secret-of-tests"
 #: What FileIO gets with each table.
 VENDED = {"s3.access-key-id": "of-this-table"}
 _TRANSACTIONS = "POST /v1/{prefix}/transactions/commit"
-#: Between the parts of a namespace in a path.
+#: Between the parts of a namespace in a query, and here.
 _SEP = "\x1f"
 #: What every server of the specification's first version has.
 _ENDPOINTS = [
@@ -72,6 +72,12 @@ class RestServer:
         self.life = 3600
         #: The type of the requirements that it does not look at.
         self.ignored = ""
+        #: Whether a change of a table that has changed since the request began is left out, as by Iceberg's own server.
+        self.leaves_out = False
+        #: What it takes no path with; some servers no encoded `%`.
+        self.refused = ""
+        #: What is between the parts of a namespace in a path, encoded.
+        self.separator = "%1F"
         #: The settings that FileIO gets with each table in a bucket in which this server writes; None: it writes in none.
         self.keys: dict[str, str] | None = None
         self.lock = threading.RLock()
@@ -109,12 +115,14 @@ class RestServer:
     ) -> tuple[int, dict[str, Any]]:
         query = query or {}
         with self.lock:
-            match method, [unquote(part) for part in path.strip("/").split("/")]:
+            if self.refused and self.refused in path:
+                return 400, {"message": "Ambiguous URI", "status": "400"}
+            match method, self._parts(path):
                 case "GET", ["v1", "config"]:
                     endpoints = _ENDPOINTS + ([_TRANSACTIONS] if self.multi_table else [])
                     return 200, {
                         "defaults": {},
-                        "overrides": {"prefix": "lakes"},
+                        "overrides": {"prefix": "lakes", "namespace-separator": self.separator},
                         "endpoints": endpoints,
                     }
                 case "POST", ["v1", "lakes", "namespaces"]:
@@ -140,6 +148,11 @@ class RestServer:
                 case method, ["v1", "lakes", "namespaces", space, "tables", name]:
                     return self._of_table(method, (*space.split(_SEP), name), body)
         return 404, _error(f"no such path: {path}")
+
+    def _parts(self, path: str) -> list[str]:
+        """The parts of a path, those of a namespace in it separated by `_SEP`."""
+        parts = path.strip("/").split("/")
+        return [_SEP.join(map(unquote, part.split(self.separator))) for part in parts]
 
     def _create_namespace(self, name: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
         if name in self.namespaces:
@@ -217,12 +230,14 @@ class RestServer:
         return self._commit([body])
 
     def _commit(self, changes: Any) -> tuple[int, dict[str, Any]]:
-        made = {}
+        made: dict[tuple[str, ...], Any] = {}
         for change in changes:
             name = (*change["identifier"]["namespace"], change["identifier"]["name"])
             if name not in self.tables:
                 return 404, _error("no such table")
-            metadata = self.tables[name]
+            if name in made and self.leaves_out:
+                continue
+            metadata = made.get(name, self.tables[name])
             looked_at = [r for r in change["requirements"] if r["type"] != self.ignored]
             required = unmet(metadata, looked_at)
             if required is not None:

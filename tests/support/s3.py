@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -155,6 +155,8 @@ class FaultProxy:
     def __init__(self, port: int, hang: float = 3.0) -> None:
         self.faults: list[str] = []
         self.requests: Counter[str] = Counter()
+        #: Called with method and path before each request is passed on.
+        self.seen: Callable[[str, str], None] = lambda _method, _path: None
         self._to = port
         self._hang = hang
         self._late: list[tuple[str, str, dict[str, str], bytes]] = []
@@ -185,6 +187,7 @@ class FaultProxy:
         self._server.server_close()
 
     def handle(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        self.seen(request.command, request.path)
         kind = "LIST" if "list-type" in request.path else request.command
         headers = dict(request.headers.items())
         with self._lock:

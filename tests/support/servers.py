@@ -1,5 +1,6 @@
 """PostgreSQL for tests: one server of each major in a worker, a fresh database for each test."""
 
+import contextlib
 import secrets
 import tempfile
 import time
@@ -103,15 +104,24 @@ def pg_server(pg_servers: Servers, request: pytest.FixtureRequest) -> LocalServe
     return pg_servers.get(getattr(request, "param", DEFAULT))
 
 
+@contextlib.contextmanager
+def fresh_database(server: LocalServer) -> Iterator[Database]:
+    """A database of the server, dropped with its slots and connections afterwards."""
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield Database(name, server)
+    finally:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            _drop(connection, name)
+
+
 @pytest.fixture
 def database(pg_server: LocalServer) -> Iterator[Database]:
     """A fresh database, dropped with its slots and connections afterwards."""
-    name = f"test_{secrets.token_hex(6)}"
-    with psycopg.connect(pg_server.dsn(), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield Database(name, pg_server)
-    with psycopg.connect(pg_server.dsn(), autocommit=True) as connection:
-        _drop(connection, name)
+    with fresh_database(pg_server) as made:
+        yield made
 
 
 @pytest.fixture

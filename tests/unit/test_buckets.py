@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from spark_consumers.spark import buckets, executors
-from walsender_bridge.demo.bucket import FOLDER, environment, lake_place
+from walsender_bridge.demo.bucket import FOLDER, PORT, S3, environment, lake_place
+from walsender_bridge.demo.catalog import URI, section
 from walsender_bridge.errors import UnavailableError, UsageError
 
 LAKE = "s3://company-lake/shop"
@@ -81,6 +82,19 @@ def test_the_demo_names_what_is_missing_for_a_bucket(monkeypatch, tmp_path):
         assert found.uri == LAKE
     with lake_place(FOLDER, tmp_path) as found:
         assert found.uri == str(tmp_path / "lake")
+
+
+def test_the_demo_has_a_catalog_told_where_its_bucket_is(monkeypatch):
+    monkeypatch.setenv(URI, "http://127.0.0.1:8181")
+    monkeypatch.delenv(PORT, raising=False)
+    assert 'type = "rest"' in section("rest", LAKE)
+    with pytest.raises(UsageError, match=rf"(?s)does not know the bucket.*set {PORT}"):
+        section("rest", S3)
+    monkeypatch.setenv(PORT, "9000")
+    assert "allow_http = true" in section("rest", S3)
+    monkeypatch.setenv(PORT, "s3")
+    with pytest.raises(UsageError, match="'s3' is not a port"):
+        section("rest", S3)
 
 
 def test_the_demo_s_server_is_forgotten_at_its_end(monkeypatch):

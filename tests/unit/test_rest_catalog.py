@@ -8,6 +8,7 @@ import pytest
 from spark_consumers.lake.catalog import read_back
 from spark_consumers.lake.catalog.rest_catalog import RestCatalog
 from spark_consumers.lake.catalog.rest_http import RestOptions
+from spark_consumers.lake.catalog.rest_names import own_name
 from spark_consumers.lake.catalog.table_catalog import (
     Outcome,
     TableCommit,
@@ -105,7 +106,7 @@ def test_new_tables_have_version_2_on_a_server_without_version_3():
         with pytest.raises(NotSupportedError, match="no tables of version 3"):
             catalog.create(LINES, SCHEMA, {"format-version": "3"})
         # The table that it was tried with is gone.
-        assert set(server.tables) == {(*ORDERS.namespace, ORDERS.name)}
+        assert set(server.tables) == {(*ORDERS.namespace, own_name(ORDERS))}
 
 
 @pytest.mark.parametrize("ignored", ["assert-table-uuid", "assert-ref-snapshot-id"])
@@ -114,6 +115,19 @@ def test_a_server_that_ignores_requirements_is_refused(server, ignored):
     with pytest.raises(NotSupportedError, match=rf"does not hold \({ignored}\)"):
         opened(server)
     assert server.tables == {}
+
+
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_a_server_that_leaves_changes_out_is_asked_for_one_table_at_a_time(server, leaves_out):
+    server.leaves_out = leaves_out
+    assert opened(server).supports_multi_table is not leaves_out
+
+
+def test_a_server_that_creates_no_table_is_refused_with_its_reason(server):
+    server.faults.extend(["500 before"] * 100)
+    wanted = r"creates no table: status 500 out of order[^$]*write to where"
+    with pytest.raises(UnavailableError, match=wanted):
+        opened(server, outcome=0.1)
 
 
 def test_a_stale_writer_gets_409_and_changes_nothing(catalog, server):

@@ -275,7 +275,7 @@ def demo(
         lake=lake,
         catalog=catalog,
     )
-    section(catalog)  # before anything is started
+    section(catalog, lake)  # before anything is started
     output = Output(as_json=as_json)
     result = run_demo(options, output)
     output.record(result)

@@ -18,8 +18,15 @@ from walsender_bridge.runtime import cache
 #: The words of `--lake` besides a URL, and the bucket of the server that is started here.
 FOLDER, S3, _BUCKET = "folder", "s3", "demo"
 #: For a server that listens on this machine only, and ends with the demo.
-_KEYS: Final = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "the-demo-of-this-machine"}
+KEYS: Final = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "the-demo-of-this-machine"}
 _REGION: Final = "us-east-1"
+#: The variable with that server's port, for a REST catalog that is to write to its bucket. Any free port without it.
+PORT: Final = "TUSKLINE_DEMO_S3_PORT"
+#: What such a catalog has to be configured with.
+CATALOG_NEEDS: Final = (
+    f"s3://{_BUCKET} at http://127.0.0.1:PORT, with path-style access, region {_REGION} and "
+    f"keys {' and '.join(KEYS.values())}"
+)
 #: Seconds until the server answers.
 _START: Final = 30.0
 
@@ -77,7 +84,7 @@ def _served(directory: Path) -> Iterator[int]:
             where="PATH",
             repair="go install github.com/versity/versitygw/cmd/versitygw@latest, or specify a bucket of your own: --lake s3://bucket/prefix",
         )
-    port, data = free_port(), directory / "s3"
+    port, data = named_port() or free_port(), directory / "s3"
     (data / _BUCKET).mkdir(parents=True)
     with environment(port), (directory / "s3.log").open("wb") as log:
         process = subprocess.Popen(
@@ -91,8 +98,8 @@ def _served(directory: Path) -> Iterator[int]:
             ],
             env={
                 **os.environ,
-                "ROOT_ACCESS_KEY": _KEYS["AWS_ACCESS_KEY_ID"],
-                "ROOT_SECRET_KEY": _KEYS["AWS_SECRET_ACCESS_KEY"],
+                "ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"],
+                "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"],
             },
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -106,11 +113,21 @@ def _served(directory: Path) -> Iterator[int]:
             process.wait()
 
 
+def named_port() -> int | None:
+    """The port that the environment names; None without. Raises `UsageError` if it is none."""
+    named = os.environ.get(PORT)
+    if named is None:
+        return None
+    if not named.isdecimal() or not 0 < int(named) < 1 << 16:
+        raise UsageError(f"{named!r} is not a port", where=PORT, repair="specify 1 to 65535")
+    return int(named)
+
+
 @contextlib.contextmanager
 def environment(port: int) -> Iterator[None]:
     """The environment says how the server at this port is reached, with the demo's keys."""
     wanted = {
-        **_KEYS,
+        **KEYS,
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_REGION": _REGION,
         "AWS_ALLOW_HTTP": "true",

@@ -160,7 +160,7 @@ class _Demo:
             for number, (stream, dsn) in enumerate(sources.items())
         }
         self.log_servers = DemoLogServers(directory, options.log_servers)
-        self._catalog = catalog.section(options.catalog)
+        self._catalog = catalog.section(options.catalog, options.lake)
         self.config = self._write_config()
         self.quorum = DemoQuorum(self.config) if options.safekeepers else None
 

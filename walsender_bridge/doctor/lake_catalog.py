@@ -33,9 +33,9 @@ def of_catalog(settings: "Config") -> Iterator[Finding]:
             yield Finding(
                 _CHECK,
                 lake.catalog.uri,
-                "the catalog commits one table at a time: other engines may see an epoch in part for a moment",
+                "the catalog has no commit of several tables that can be relied on: other engines may see an epoch in part for a moment",
                 Severity.WARNING,
-                repair="use a catalog with transactions/commit, such as Polaris or Lakekeeper",
+                repair="use a catalog whose transactions/commit is atomic, such as Polaris or Lakekeeper",
             )
     except TusklineError as error:
         yield failed(_CHECK, error.where or lake.catalog.uri, error)

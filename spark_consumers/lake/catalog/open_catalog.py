@@ -66,7 +66,8 @@ def probed(chain: Chain, wanted: LakeCatalog) -> "RestCatalog":
         raise NotSupportedError(
             "the catalog does not keep branches of tables, nor any snapshot but the newest",
             where=wanted.uri,
-            repair="use a catalog that keeps them, such as Polaris or Lakekeeper",
+            repair="use a catalog that keeps them, such as Polaris or Lakekeeper, or leave [lake.catalog] out: "
+            "then the lake keeps its tables' metadata itself",
         )
     return found
 

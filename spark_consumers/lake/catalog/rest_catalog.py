@@ -14,6 +14,13 @@ from urllib.parse import unquote
 
 from spark_consumers.lake.catalog import read_back
 from spark_consumers.lake.catalog.rest_http import NoReplyError, Reply, RestClient, RestOptions
+from spark_consumers.lake.catalog.rest_names import (
+    copy_at,
+    is_encoded,
+    own_name,
+    plain_name,
+    start_of_own_names,
+)
 from spark_consumers.lake.catalog.table_catalog import (
     LoadedTable,
     Outcome,
@@ -24,10 +31,14 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.catalog.updates import VERSION_PROPERTY
-from spark_consumers.lake.manifest.takeover import name_of
 from spark_consumers.lake.store import create as steps
 from spark_consumers.lake.store.create import Answer, Creation, Request
-from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
+from walsender_bridge.errors import (
+    CorruptError,
+    LakeError,
+    NotSupportedError,
+    UnavailableError,
+)
 
 #: Seconds for which the outcome of a commit is looked for, and that of one that some servers always fail at.
 _OUTCOME, _PROBE = 30.0, 2.0
@@ -36,9 +47,11 @@ _MULTI_TABLE = "POST /v1/{prefix}/transactions/commit"
 PROBE = "tuskline_probe_"
 #: The property by which a table's creation is known.
 _CREATION = "tuskline.creation"
+#: The property that a server sets to show what it looks at.
+_PROBED = "tuskline.probe"
 #: The branch by which a server shows whether it keeps branches.
 _BRANCH = "tuskline_probe"
-_NOT_FOUND, _CONFLICT = 404, 409
+_BAD_REQUEST, _NOT_FOUND, _CONFLICT = 400, 404, 409
 _OUTCOMES = {
     steps.Outcome.WON: Outcome.WON,
     steps.Outcome.LOST: Outcome.LOST,
@@ -74,8 +87,12 @@ class RestCatalog:
         self._prefix = tuple(prefix)
         self._root = root
         self._namespaces: set[tuple[str, ...]] = set()
+        #: Why a change had no answer that says what became of it, the last time.
+        self._unanswered = ""
         #: The names of tables that are not called as their copies are.
         self._called: dict[TableId, str] = {}
+        #: Names of tables that the server takes no path with.
+        self._refused: set[str] = set()
 
     @classmethod
     def opened(
@@ -148,7 +165,7 @@ class RestCatalog:
         own = uuid.uuid4().hex
         space = self._space(table)
         body: dict[str, Any] = {
-            "name": table.name,
+            "name": own_name(table),
             "schema": schema,
             "stage-create": False,
             "properties": {**properties, VERSION_PROPERTY: str(version), _CREATION: own},
@@ -205,18 +222,18 @@ class RestCatalog:
         By the copy's own name: a request that is carried out late must not drop the copy that has the table's name then.
         """
         if self._root:
-            there = self.load(table)
-            if there is not None and self._called[table] != table.name:
-                self._rename(table, self._called[table], table.name)
+            own, there = own_name(table), self.load(table)
+            if there is not None and self._called[table] != own:
+                self._rename(table, self._called[table], own)
                 there = self.load(table)
-            if there is None or self._called[table] != table.name:
+            if there is None or self._called[table] != own:
                 return
         self._delete(table)
 
     def _delete(self, table: TableId) -> None:
         """Drop what has the copy's own name."""
         query = {"purgeRequested": "false" if self._root else "true"}
-        path = self._client.table(self._space(table), table.name)
+        path = self._client.table(self._space(table), own_name(table))
         reply = self._reply("DELETE", path, query=query)
         self._called.pop(table, None)
         if not reply.is_ok and reply.status != _NOT_FOUND:
@@ -233,16 +250,19 @@ class RestCatalog:
         if there is None or self._called.get(table) == plain:
             return there is not None
         other = self._at(table, plain)
+        if plain in self._refused:
+            # A rename would be made, since its names are not in the path, and the table not be found again.
+            return False
         if other is not None:
             copy = copy_at(str(other.metadata["location"]), self._root)
             if copy is None:
                 return False
-            self._rename(table, plain, copy.name)
-        self._rename(table, self._called.get(table, table.name), plain)
+            self._rename(table, plain, own_name(copy))
+        self._rename(table, self._called.get(table, own_name(table)), plain)
         return self.load(table) is not None and self._called.get(table) == plain
 
     def _rename(self, table: TableId, name: str, to: str) -> None:
-        """Rename a table in the namespace of `table`. One that is not there, or a name that is taken, is left as it is."""
+        """Rename a table in the namespace of `table`. One that is not there, or a name that is taken or not accepted, is left as it is."""
         space = list(self._space(table))
         body = {
             "source": {"namespace": space, "name": name},
@@ -252,7 +272,7 @@ class RestCatalog:
             reply = self._client.send("POST", self._client.path("tables/rename"), body)
         except NoReplyError as error:
             raise self._client.silent(error) from None
-        if not reply.is_ok and reply.status not in {_NOT_FOUND, _CONFLICT}:
+        if not reply.is_ok and reply.status not in {_BAD_REQUEST, _NOT_FOUND, _CONFLICT}:
             raise self._client.refused(reply)
 
     def check(self, namespace: tuple[str, ...]) -> None:
@@ -261,7 +281,7 @@ class RestCatalog:
         try:
             self.supports_v3 = self._creates_v3(table)
             self._check_place(table)
-            update = {"action": "set-properties", "updates": {"tuskline.probe": "1"}}
+            update = _set_property(_PROBED)
             for required in (assert_uuid(str(uuid.uuid4())), assert_ref("main", 1)):
                 if self.commit(TableCommit(table, [required], [update])) is not Outcome.LOST:
                     raise NotSupportedError(
@@ -270,6 +290,8 @@ class RestCatalog:
                         repair="use another catalog: two writers would overwrite each other's tables",
                     )
             self.supports_branches = self._keeps_branches(table)
+            if self.supports_multi_table:
+                self.supports_multi_table = self._makes_commits_whole(table)
         finally:
             self._delete(table)
 
@@ -281,7 +303,12 @@ class RestCatalog:
             self._create(table, schema, {}, 3, _PROBE)
         there = self._seen(table)
         if there is None:
-            self._create(table, schema, {}, 2)
+            if self._create(table, schema, {}, 2) is not Outcome.WON:
+                raise UnavailableError(
+                    f"the catalog creates no table: {self._unanswered or 'without a reason'}",
+                    where=self._client.where,
+                    repair="read the catalog's log; its server has to be able to write to where the lake's tables are",
+                )
             return False
         return bool(there.metadata["format-version"] >= 3)
 
@@ -298,7 +325,7 @@ class RestCatalog:
     def _seen(self, table: TableId) -> LoadedTable | None:
         """What has the copy's own name, wherever its files are."""
         try:
-            return self._at(table, table.name)
+            return self._at(table, own_name(table))
         except NoReplyError as error:
             raise self._client.silent(error) from None
 
@@ -329,6 +356,28 @@ class RestCatalog:
         there = self.load(table)
         return there is not None and _BRANCH in there.metadata.get("refs", {})
 
+    def _makes_commits_whole(self, table: TableId) -> bool:
+        """Whether a commit of several changes that is said to be made has all of them.
+
+        Iceberg's own server, which others began with, leaves out the change of a table that was changed since the request began, and
+        says that it is made: a writer that is taken over meanwhile would take its epoch for shown. Two changes of one table
+        bring that about. A server may refuse these.
+        """
+        names = [f"{_PROBED}.{number}" for number in range(2)]
+        there = self.load(table)
+        assert there is not None
+        required = [assert_uuid(there.metadata["table-uuid"])]
+        changes = [
+            self._change(TableCommit(table, required, [_set_property(name)])) for name in names
+        ]
+        path, is_ok = self._client.path("transactions/commit"), False
+        with suppress(NoReplyError, LakeError):
+            is_ok = self._client.send("POST", path, {"table-changes": changes}).is_ok
+        there = self._seen(table)
+        properties = there.metadata.get("properties", {}) if there is not None else {}
+        found = [name in properties for name in names]
+        return all(found) or not (is_ok or any(found))
+
     # -- requests -----------------------------------------------------------------------------------
 
     def _settled(
@@ -341,8 +390,8 @@ class RestCatalog:
             time.sleep(change.pause)
             try:
                 answer = ask() if change.request is Request.CREATE else look()
-            except NoReplyError:
-                answer = Answer.NO_ANSWER
+            except NoReplyError as error:
+                answer, self._unanswered = Answer.NO_ANSWER, str(error)
             made = steps.step(change, answer, late=time.monotonic() >= deadline)
             if isinstance(made, steps.Outcome):
                 return _OUTCOMES[made]
@@ -362,8 +411,9 @@ class RestCatalog:
 
     def _load(self, table: TableId) -> LoadedTable | None:
         """The table, by whatever name. Raises `NoReplyError`."""
-        known = self._called.get(table, table.name)
-        for name in dict.fromkeys((known, table.name, plain_name(table))):
+        own = own_name(table)
+        known = self._called.get(table, own)
+        for name in dict.fromkeys((known, own, plain_name(table))):
             if (found := self._called_by(table, name)) is not None:
                 return found
         if not self._root or not table.namespace:
@@ -371,7 +421,7 @@ class RestCatalog:
         # Another writer has called it as an earlier copy is called.
         reply = self._client.send("GET", f"{self._client.namespace(self._space(table))}/tables")
         for each in reply.body.get("identifiers", ()) if reply.is_ok else ():
-            if each["name"].startswith(f"{plain_name(table)}%"):
+            if each["name"].startswith(start_of_own_names(table)):
                 found = self._called_by(table, each["name"])
                 if found is not None:
                     return found
@@ -390,6 +440,9 @@ class RestCatalog:
         """The table of this name in the namespace of `table`. Raises `NoReplyError`."""
         reply = self._client.send("GET", self._client.table(self._space(table), name))
         if reply.status == _NOT_FOUND:
+            return None
+        if reply.status == _BAD_REQUEST and is_encoded(name):
+            self._refused.add(name)
             return None
         if not reply.is_ok:
             raise self._client.refused(reply)
@@ -422,10 +475,10 @@ class RestCatalog:
         return (*self._prefix, *map(unquote, table.namespace))
 
     def _path(self, table: TableId) -> str:
-        return self._client.table(self._space(table), self._called.get(table, table.name))
+        return self._client.table(self._space(table), self._called.get(table, own_name(table)))
 
     def _change(self, commit: TableCommit) -> dict[str, Any]:
-        name = self._called.get(commit.table, commit.table.name)
+        name = self._called.get(commit.table, own_name(commit.table))
         return {
             "identifier": {"namespace": list(self._space(commit.table)), "name": name},
             "requirements": list(commit.requirements),
@@ -433,15 +486,8 @@ class RestCatalog:
         }
 
 
-def plain_name(table: TableId) -> str:
-    """What a copy's table is called in PostgreSQL; a name without a copy's ending stays, but for what is encoded."""
-    return unquote(name_of(table.name))
-
-
-def copy_at(location: str, root: str) -> TableId | None:
-    """The copy whose files are at this location; None if it is none of the lake at `root`."""
-    inside = root and location.startswith(f"{root}/tables/")
-    return TableId.at(location.rstrip("/")) if inside else None
+def _set_property(name: str) -> dict[str, Any]:
+    return {"action": "set-properties", "updates": {name: "1"}}
 
 
 def _config(body: Mapping[str, Any], location: str) -> dict[str, str]:

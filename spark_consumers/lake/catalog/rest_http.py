@@ -36,8 +36,8 @@ _CONNECT, _ANSWER = 5.0, 30.0
 _MARGIN, _LIFE = 30.0, 300.0
 #: Bytes of an answer, at most: the metadata of a table with tens of thousands of snapshots.
 _MOST = 256 << 20
-#: The separator of a namespace's parts in a URL (Iceberg REST specification).
-_SEPARATOR = "\x1f"
+#: The separator of a namespace's parts in a URL, encoded, unless the server's configuration has another (Iceberg REST specification).
+_SEPARATOR = "%1F"
 _OK, _UNAUTHORIZED, _FORBIDDEN, _EXPIRED = 200, 401, 403, 419
 
 
@@ -75,7 +75,8 @@ class Reply:
     @property
     def reason(self) -> str:
         """What the server says of a request that it did not carry out."""
-        error = self.body.get("error")
+        # What is before a catalog, as Jetty, has the message beside the status.
+        error = self.body.get("error", self.body)
         said = error.get("message") if isinstance(error, Mapping) else error
         return f"{self.status} {said or 'without a reason'}".partition("\n")[0][:300]
 
@@ -93,6 +94,7 @@ class RestClient:
         self._options = options
         self.where = options.uri
         self._prefix = ""
+        self._separator = _SEPARATOR
         self._pool = urllib3.PoolManager(
             maxsize=16,
             retries=False,
@@ -104,11 +106,12 @@ class RestClient:
         self._ends = 0.0
 
     def configure(self) -> Mapping[str, Any]:
-        """Ask for the server's configuration, whose prefix all later requests have."""
+        """Ask for the server's configuration, whose prefix and separator of namespaces all later requests have."""
         query = {"warehouse": self._options.warehouse} if self._options.warehouse else {}
         reply = self.asked("GET", "/v1/config", query=query)
         found = {**reply.body.get("defaults", {}), **reply.body.get("overrides", {})}
         self._prefix = f"/{quote(found['prefix'], safe='/')}" if found.get("prefix") else ""
+        self._separator = found.get("namespace-separator") or _SEPARATOR
         return reply.body
 
     def asked(
@@ -151,7 +154,8 @@ class RestClient:
 
     def namespace(self, parts: tuple[str, ...]) -> str:
         """The path of a namespace."""
-        return f"{self.path('namespaces')}/{quote(_SEPARATOR.join(parts), safe='')}"
+        encoded = self._separator.join(quote(part, safe="") for part in parts)
+        return f"{self.path('namespaces')}/{encoded}"
 
     def table(self, namespace: tuple[str, ...], name: str) -> str:
         """The path of a table."""
@@ -209,17 +213,18 @@ class RestClient:
                 response.close() if response.length_remaining else response.release_conn()
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise NoReplyError(_first_line(error)) from None
-        if response.status >= 500 or response.status == 429:
-            raise NoReplyError(f"status {response.status}")
         if 300 <= response.status < 400:
             raise NoReplyError(f"status {response.status}, a redirection, which is not followed")
         try:
             body = json.loads(text) if text else {}
         except ValueError:
             body = None
+        reply = Reply(response.status, body if isinstance(body, Mapping) else {})
+        if response.status >= 500 or response.status == 429:
+            raise NoReplyError(f"status {reply.reason}")
         if not isinstance(body, Mapping):
             raise NoReplyError(f"status {response.status}, and no JSON object")
-        return Reply(response.status, body)
+        return reply
 
     # -- authorization ------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 
 from spark_consumers.lake.catalog.entries import CATALOG
+from spark_consumers.lake.catalog.rest_names import own_name, plain_name
 from spark_consumers.lake.catalog.statements import (
     DUCKDB,
     PYICEBERG,
@@ -16,7 +17,7 @@ from spark_consumers.lake.catalog.statements import (
     quoted,
     text,
 )
-from spark_consumers.lake.manifest.takeover import name_of
+from spark_consumers.lake.catalog.table_catalog import TableId
 from spark_consumers.spark.lake_catalog import LakeCatalog
 
 
@@ -49,7 +50,8 @@ def preamble(engine: str, catalog: LakeCatalog, *, guarded: bool) -> str:
 def _place(catalog: LakeCatalog, table: CutTable) -> tuple[tuple[str, ...], str]:
     """The table's namespace and name."""
     *_, stream, schema, folder = table.path.split("/")
-    name = unquote(name_of(folder)) if table.is_current else folder
+    id_ = TableId((stream, schema), folder)
+    name = plain_name(id_) if table.is_current else own_name(id_)
     return (*catalog.namespace, stream, unquote(schema)), name
 
 

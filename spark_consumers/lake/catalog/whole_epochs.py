@@ -137,7 +137,9 @@ class WholeEpochs:
                 self._look_at = now + _AFTER_FAILURE
                 return
             if not given and path not in self._taken:
-                log.warning("table not called by its name, which is taken", table=paths[path])
+                log.warning(
+                    "table not called by its name, which is taken or refused", table=paths[path]
+                )
                 self._taken.add(path)
             self._named.add(path)
 
