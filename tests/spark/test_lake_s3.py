@@ -6,22 +6,28 @@ import threading
 import uuid
 from contextlib import closing, contextmanager
 
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format.data_files import read_data
 from spark_consumers.lake.format.iceberg_files import newest_metadata
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
+from spark_consumers.spark.failures import SPARK_ERRORS
 from tests.support import bank_load
+from tests.support.capture_stack import STREAM
 from tests.support.engines import assert_read_by_engines, connected
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.s3 import BUCKET, KEYS, FaultProxy, options_at
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import Cause
+from walsender_bridge.errors import Cause, CorruptError
+
+DOCS = f"{STREAM}.public.docs"
 
 pytestmark = pytest.mark.usefixtures("s3_keys")
 
@@ -210,6 +216,32 @@ def newest_files(lake, store):
     assert head is not None
     tables = head.readable
     return {name: str(newest_metadata(chain.root / t.path)) for name, t in tables.items()}
+
+
+def test_a_flipped_bit_in_a_data_file_of_a_bucket_is_an_error(in_bucket, database, seed):
+    """The server of the tests keeps no checksums of what it has."""
+    database.execute(
+        "INSERT INTO docs SELECT g, md5(g::text), repeat(md5(g::text), 9), g, 0 FROM generate_series(10, 999) g"
+    )
+    shown = in_bucket.flush()
+    folder = open_chain(in_bucket.lake, in_bucket.store).root / shown.manifest.tables[DOCS].path
+    largest = max((folder / "data").glob("*.parquet"), key=lambda file: file.stat().st_size)
+    good, draw = largest.read_bytes(), random.Random(seed)
+    column = pq.read_metadata(largest.open()).row_group(0).column(2)
+    # Its values are in one page, whose header is shorter than this.
+    page = range(column.dictionary_page_offset + 100, column.data_page_offset)
+    for at in draw.sample(page, 3):
+        flipped = bytes([good[at] ^ 1 << draw.randrange(8)])
+        largest.replace_by(good[:at] + flipped + good[at + 1 :])
+        with pytest.raises(CorruptError):
+            read_data(largest)
+        found = verify(open_chain(in_bucket.lake, in_bucket.store), lambda *_: None).errors
+        assert [error.where for error in found] == [str(largest)]
+        shown = read(in_bucket.spark, in_bucket.lake, store=in_bucket.store)
+        with pytest.raises(SPARK_ERRORS, match="CRC checksum verification failed"):
+            shown["docs"].collect()
+    largest.replace_by(good)
+    assert_equal(database.dsn, shown)
 
 
 def pyiceberg_in(port):

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -150,10 +150,14 @@ class FaultProxy:
     `500`, `503`: the answer, after the server did the work; `drop`: the connection, after it; `hang`: no answer for `hang`
     seconds, after it; `lost`: the connection, before it; `twice`: the work is done twice, and the second answer given; `late`:
     the connection is dropped, and the work done when `arrive` is called.
+
+    `choose` gets the kind (`LIST`, or the method) and the path of each request that `faults` says nothing of, and names one of these,
+    or: `cut`: half of the content of the answer arrives; `absent`: 404, without a look; `slow`: passed on after `hang` seconds.
     """
 
     def __init__(self, port: int, hang: float = 3.0) -> None:
         self.faults: list[str] = []
+        self.choose: Callable[[str, str], str] = lambda _kind, _path: ""
         self.requests: Counter[str] = Counter()
         self._to = port
         self._hang = hang
@@ -190,18 +194,27 @@ class FaultProxy:
         with self._lock:
             self.requests[kind] += 1
             fault = self.faults.pop(0) if request.command == "PUT" and self.faults else ""
+            fault = fault or self.choose(kind, request.path)
         asked = request.command, request.path, headers, body
         if fault == "late":
             self._late.append(asked)
         if fault in {"lost", "late"}:
             self._drop(request)
             return
+        if fault == "absent":
+            self._answer(request, 404, {}, b"<Error><Code>NoSuchKey</Code></Error>")
+            return
+        if fault == "slow":
+            time.sleep(self._hang)
         for _ in range(2 if fault == "twice" else 1):
             status, answered, content = self._pass_on(*asked)
         if fault == "drop":
             self._drop(request)
         elif fault == "hang":
             time.sleep(self._hang)
+            self._drop(request)
+        elif fault == "cut":
+            self._answer(request, status, answered, content, sent=len(content) // 2)
             self._drop(request)
         elif fault in {"500", "503"}:
             code = "InternalError" if fault == "500" else "SlowDown"
@@ -235,7 +248,11 @@ class FaultProxy:
 
     @staticmethod
     def _answer(
-        request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes
+        request: BaseHTTPRequestHandler,
+        status: int,
+        headers: dict[str, str],
+        body: bytes,
+        sent: int | None = None,
     ) -> None:
         request.send_response_only(status)
         kept = {name.lower(): value for name, value in headers.items()}
@@ -247,4 +264,4 @@ class FaultProxy:
             request.send_header(name, value)
         request.end_headers()
         if request.command != "HEAD":
-            request.wfile.write(body)
+            request.wfile.write(body[:sent])

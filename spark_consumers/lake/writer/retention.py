@@ -69,7 +69,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         self._readers = Readers(self.chain.store)
-        self._drivers = Living(self.chain.store, DRIVERS, believed_after=0.0)
+        self._drivers = Living(self.chain.store, DRIVERS, believed_after=lambda _: 0.0)
         self._pins = Pins(self.chain, self.tables)
 
     @classmethod
