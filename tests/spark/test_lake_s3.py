@@ -3,6 +3,7 @@
 import random
 import signal
 import threading
+import time
 import uuid
 from contextlib import closing, contextmanager
 
@@ -15,6 +16,8 @@ from spark_consumers.lake.flush import flush
 from spark_consumers.lake.format.data_files import read_data
 from spark_consumers.lake.format.iceberg_files import newest_metadata
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.store.lake_store import Created
+from spark_consumers.lake.store.object_store import ObjectStore
 from spark_consumers.lake.verify import verify
 from spark_consumers.spark.failures import SPARK_ERRORS
 from tests.support import bank_load
@@ -25,7 +28,7 @@ from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.s3 import BUCKET, KEYS, FaultProxy, options_at
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import Cause, CorruptError
+from walsender_bridge.errors import Cause, CorruptError, UnavailableError
 
 DOCS = f"{STREAM}.public.docs"
 
@@ -242,6 +245,45 @@ def test_a_flipped_bit_in_a_data_file_of_a_bucket_is_an_error(in_bucket, databas
             shown["docs"].collect()
     largest.replace_by(good)
     assert_equal(database.dsn, shown)
+
+
+@pytest.mark.long
+def test_a_commit_that_arrives_late_has_what_it_names(in_bucket, database, monkeypatch):
+    """The writer has given it up meanwhile, and its housekeeping has swept the table."""
+    create, late = ObjectStore.create, []
+
+    def lost(store, name, content):
+        if not name.endswith(".metadata.json"):
+            return create(store, name, content)
+        late.append((store, name, content))
+        raise UnavailableError("it is not known whether the record was created", where=name)
+
+    in_bucket.flush()
+    database.execute("UPDATE docs SET n = n + 1")
+    in_bucket.barrier()
+    versions = [-2, -1]
+
+    def is_quiet():
+        versions.append(in_bucket.house._log.status().version)
+        time.sleep(1.0)
+        return versions[-1] == versions[-3]
+
+    wait_for(is_quiet, 60, "nothing new in the log")
+    with monkeypatch.context() as failing:
+        failing.setattr(ObjectStore, "create", lost)
+        with pytest.raises(UnavailableError):
+            in_bucket.house.run_once(force=True)
+        assert late
+        kept = in_bucket.house._writer.kept
+        kept._unswept = [table.path for table in in_bucket.head().versions]
+        while kept._unswept or kept._listed is not None:
+            kept.expire(in_bucket.head(), 3600.0)
+    for store, name, content in late:
+        assert create(store, name, content) is Created.WON
+    # The same epoch again: it takes the commit for its own, which it is.
+    in_bucket.house.run_once(force=True)
+    assert_equal(database.dsn, read(in_bucket.spark, in_bucket.lake, store=in_bucket.store))
+    assert verify(open_chain(in_bucket.lake, in_bucket.store), lambda *_: None).errors == []
 
 
 def pyiceberg_in(port):

@@ -17,6 +17,7 @@ from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.reader_leases import Readers
 from spark_consumers.lake.store.living import Living
+from spark_consumers.lake.store.place import place
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.pins import Pins
 from spark_consumers.lake.writer.presence import DRIVERS
@@ -63,6 +64,8 @@ class Retention:
     #: Tables that are still to be swept (`leaks`), and what the one that is under way may have left.
     _unswept: list[str] = field(default_factory=list)
     _listed: tuple[str, frozenset[str]] | None = None
+    #: When the takeover's link was written, in nanoseconds, by the clock of the tables' files.
+    _taken_at: int = 0
     _readers: Readers = field(init=False)
     _drivers: Living = field(init=False)
     _pins: Pins = field(init=False)
@@ -81,7 +84,9 @@ class Retention:
         for manifest in chain.links():
             kept.remember(manifest)
         head = chain.head()
-        kept._unswept = [table.path for table in head.versions] if head is not None else []
+        if head is not None:
+            kept._unswept = [table.path for table in head.versions]
+            kept._taken_at = place(chain.where(head)).stat().st_mtime_ns
         return kept
 
     def remember(self, manifest: Manifest) -> None:
@@ -196,5 +201,5 @@ class Retention:
         self._listed = None
         if self._unswept:
             name = self._unswept.pop()
-            self._listed = name, leaks.listed(self.chain.root / name, head.term)
+            self._listed = name, leaks.listed(self.chain.root / name, head.term, self._taken_at)
         return files
