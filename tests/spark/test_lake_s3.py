@@ -1,5 +1,6 @@
 """A lake in a bucket, from the copy to its readers, over a real server of S3: with a driver that is killed, and a store that fails."""
 
+import json
 import random
 import signal
 import threading
@@ -13,11 +14,13 @@ from pyiceberg.table import StaticTable
 
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format.checked import manifests_of
 from spark_consumers.lake.format.data_files import read_data
 from spark_consumers.lake.format.iceberg_files import newest_metadata
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.store.lake_store import Created
 from spark_consumers.lake.store.object_store import ObjectStore
+from spark_consumers.lake.store.place import place
 from spark_consumers.lake.verify import verify
 from spark_consumers.spark.failures import SPARK_ERRORS
 from tests.support import bank_load
@@ -221,30 +224,46 @@ def newest_files(lake, store):
     return {name: str(newest_metadata(chain.root / t.path)) for name, t in tables.items()}
 
 
-def test_a_flipped_bit_in_a_data_file_of_a_bucket_is_an_error(in_bucket, database, seed):
+def test_a_flipped_bit_in_an_object_of_a_table_is_an_error(in_bucket, database, seed):
     """The server of the tests keeps no checksums of what it has."""
     database.execute(
-        "INSERT INTO docs SELECT g, md5(g::text), repeat(md5(g::text), 9), g, 0 FROM generate_series(10, 999) g"
+        "INSERT INTO docs SELECT g, md5(g::text), repeat(md5(g::text), 9), g, 0 FROM generate_series(10, 999) g",
+        "DELETE FROM docs WHERE id IN (4, 500)",
     )
-    shown = in_bucket.flush()
-    folder = open_chain(in_bucket.lake, in_bucket.store).root / shown.manifest.tables[DOCS].path
+    shown, draw = in_bucket.flush(), random.Random(seed)
+    chain = open_chain(in_bucket.lake, in_bucket.store)
+    folder = chain.root / shown.manifest.tables[DOCS].path
     largest = max((folder / "data").glob("*.parquet"), key=lambda file: file.stat().st_size)
-    good, draw = largest.read_bytes(), random.Random(seed)
     column = pq.read_metadata(largest.open()).row_group(0).column(2)
     # Its values are in one page, whose header is shorter than this.
     page = range(column.dictionary_page_offset + 100, column.data_page_offset)
-    for at in draw.sample(page, 3):
-        flipped = bytes([good[at] ^ 1 << draw.randrange(8)])
-        largest.replace_by(good[:at] + flipped + good[at + 1 :])
+    for _ in flipped(largest, draw.sample(page, 2), draw):
         with pytest.raises(CorruptError):
             read_data(largest)
-        found = verify(open_chain(in_bucket.lake, in_bucket.store), lambda *_: None).errors
+        found = verify(chain, lambda *_: None).errors
         assert [error.where for error in found] == [str(largest)]
-        shown = read(in_bucket.spark, in_bucket.lake, store=in_bucket.store)
+        rows = read(in_bucket.spark, in_bucket.lake, store=in_bucket.store)["docs"]
         with pytest.raises(SPARK_ERRORS, match="CRC checksum verification failed"):
-            shown["docs"].collect()
-    largest.replace_by(good)
-    assert_equal(database.dsn, shown)
+            rows.collect()
+    newest = newest_metadata(folder)
+    lists = json.loads(newest.read_bytes())["snapshots"][-1]["manifest-list"]
+    for file in (newest, place(lists), *manifests_of(place(lists))):
+        size = len(file.read_bytes())
+        for _ in flipped(file, draw.sample(range(size), 4), draw):
+            with pytest.raises(CorruptError, match="metadata/"):
+                read(in_bucket.spark, in_bucket.lake, store=in_bucket.store)["docs"].count()
+    assert_equal(database.dsn, read(in_bucket.spark, in_bucket.lake, store=in_bucket.store))
+
+
+def flipped(file, places, draw):
+    """Flips a bit at each of these places, one after the other; at the end the object is as it was."""
+    good = file.read_bytes()
+    for at in places:
+        file.replace_by(good[:at] + bytes([good[at] ^ 1 << draw.randrange(8)]) + good[at + 1 :])
+        try:
+            yield
+        finally:
+            file.replace_by(good)
 
 
 @pytest.mark.long

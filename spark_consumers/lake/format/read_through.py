@@ -5,6 +5,7 @@ import json
 
 from spark_consumers.lake.format import avro, checksums
 from spark_consumers.lake.format.data_files import as_damage, opened
+from spark_consumers.lake.format.object_seals import check_metadata
 from spark_consumers.lake.store.place import Place
 from walsender_bridge.errors import CorruptError
 
@@ -27,7 +28,9 @@ def read_through(file: Place) -> None:
 def _read_json(file: Place) -> None:
     try:
         content = file.read_bytes()
-        json.loads(gzip.decompress(content) if ".gz." in file.name else content)
+        text = gzip.decompress(content) if ".gz." in file.name else content
+        check_metadata(text, str(file))
+        json.loads(text)
     except (OSError, EOFError, ValueError) as error:
         raise CorruptError(
             f"the metadata cannot be read: {error}", where=str(file), repair=checksums.REPAIR
