@@ -20,7 +20,7 @@ from spark_consumers.lake.manifest.reader_leases import ReaderLease, Readers
 from spark_consumers.lake.store.lake_store import Created, StoreOptions
 from spark_consumers.lake.store.living import DEAD_AFTER
 from spark_consumers.lake.store.object_store import ObjectStore
-from spark_consumers.lake.store.place import place, reach
+from spark_consumers.lake.store.place import ObjectPlace, place, reach
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.presence import Presence
 from tests.support.lake.table_commits import ORDERS, SCHEMA, race_of_writers, snapshots, write
@@ -324,7 +324,7 @@ def test_a_flipped_bit_in_the_metadata_of_a_table_is_noticed(s3_port, seed):
     assert catalog.create(ORDERS, SCHEMA, {}) is Outcome.WON
     there = catalog.load(ORDERS)
     assert there is not None
-    file = place(there.location)
+    file = ObjectPlace(there.location)
     good = file.read_bytes()
     # Without its name and form nothing is compared, and nothing else is wrong.
     seal = re.search(rb'"tuskline.commit":"[^"]*"', good)

@@ -246,6 +246,7 @@ def test_a_flipped_bit_in_an_object_of_a_table_is_an_error(in_bucket, database, 
         with pytest.raises(SPARK_ERRORS, match="CRC checksum verification failed"):
             rows.collect()
     newest = newest_metadata(folder)
+    assert newest is not None
     lists = json.loads(newest.read_bytes())["snapshots"][-1]["manifest-list"]
     for file in (newest, place(lists), *manifests_of(place(lists))):
         size = len(file.read_bytes())
