@@ -10,7 +10,7 @@ import pytest
 from spark_consumers import read
 from tests.spark.test_lake_s3 import _all_shown, _links, assert_whole_and_clean, driven
 from tests.support import bank_load
-from tests.support.s3 import options_at
+from tests.support.s3 import FaultProxy, options_at
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("s3_keys")]
@@ -73,6 +73,40 @@ def test_a_driver_that_is_killed_at_any_moment_shows_whole_epochs_only(
                 assert reader.errors == []
                 stack.kill("lake")
                 stack.start("lake")
+        assert reader.errors == []
+        assert len(set(reader.epochs)) > 5
+        assert_whole_and_clean(spark, stack, store, database)
+
+
+FAULTS = ("500", "503", "drop", "cut", "lost", "slow")
+
+
+@pytest.mark.timeout(1500)
+def test_a_store_that_fails_stops_and_is_slow_shows_whole_epochs_only(
+    tmp_path, database, spark, s3_port, seed
+):
+    store, proxy, draw = options_at(s3_port), FaultProxy(s3_port, hang=0.2), random.Random(seed)
+    modes = {
+        "failing": lambda *_: draw.choice(FAULTS) if draw.random() < 0.05 else "",
+        "stopped": lambda *_: "lost",
+        "slow": lambda *_: "slow",
+        "well": lambda *_: "",
+    }
+    with proxy.running(), driven(tmp_path, database, proxy.port) as stack:
+        wait_for(lambda: _all_shown(stack, store), 300, "the first epoch")
+        reader = Reader(spark, stack.lake, store)
+        with bank_load.load(database.dsn, seed), reader.reading():
+            for mode in ("failing", "stopped", "slow", "failing"):
+                proxy.choose = modes[mode]
+                if mode == "stopped":
+                    before = _links(stack, store)
+                    time.sleep(60)
+                    assert _links(stack, store) <= before + 1
+                else:
+                    _wait_for_links(stack, store, 3)
+                assert reader.errors == []
+            proxy.choose = modes["well"]
+            _wait_for_links(stack, store, 2)
         assert reader.errors == []
         assert len(set(reader.epochs)) > 5
         assert_whole_and_clean(spark, stack, store, database)
