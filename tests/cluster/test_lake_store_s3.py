@@ -336,3 +336,26 @@ def test_a_flipped_bit_in_the_metadata_of_a_table_is_noticed(s3_port, seed):
             catalog.load(ORDERS)
     file.replace_by(good)
     assert catalog.load(ORDERS) == there
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        ("expired", r"\(ExpiredToken\)\nHINT: .*have expired"),
+        ("skewed", r"Skewed\)\nHINT: .*the clock"),
+    ],
+)
+def test_keys_that_expire_and_a_wrong_clock_are_named(s3_port, refusal, said):
+    proxy = FaultProxy(s3_port)
+    with proxy.running():
+        store = store_at(proxy.port, uuid.uuid4().hex)
+        store.replace("record", b"1")
+        proxy.choose = lambda *_: refusal
+        for ask in (
+            lambda: store.read("record"),
+            lambda: store.replace("record", b"2"),
+            lambda: store.create("another", b"3"),
+            lambda: store.names(""),
+        ):
+            with pytest.raises(LakeError, match=said):
+                ask()

@@ -144,6 +144,13 @@ def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+_REFUSALS: Final = {
+    "absent": (404, "NoSuchKey"),
+    "expired": (400, "ExpiredToken"),
+    "skewed": (403, "RequestTimeTooSkewed"),
+}
+
+
 class FaultProxy:
     """Passes requests on to the server at `port`; what `faults` says happens to the next PUTs, one each, in order.
 
@@ -152,7 +159,8 @@ class FaultProxy:
     the connection is dropped, and the work done when `arrive` is called.
 
     `choose` gets the kind (`LIST`, or the method) and the path of each request that `faults` says nothing of, and names one of these,
-    or: `cut`: half of the content of the answer arrives; `absent`: 404, without a look; `slow`: passed on after `hang` seconds.
+    or: `cut`: half of the content of the answer arrives; `slow`: passed on after `hang` seconds; `absent`, `expired`, `skewed`: refused
+    without a look.
     """
 
     def __init__(self, port: int, hang: float = 3.0) -> None:
@@ -201,8 +209,9 @@ class FaultProxy:
         if fault in {"lost", "late"}:
             self._drop(request)
             return
-        if fault == "absent":
-            self._answer(request, 404, {}, b"<Error><Code>NoSuchKey</Code></Error>")
+        if fault in _REFUSALS:
+            status, code = _REFUSALS[fault]
+            self._answer(request, status, {}, f"<Error><Code>{code}</Code></Error>".encode())
             return
         if fault == "slow":
             time.sleep(self._hang)
