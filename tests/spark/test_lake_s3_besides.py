@@ -24,7 +24,7 @@ region = "us-east-1"
 allow_http = true
 retention = 2.0
 [lake.on_unrepresentable_value]
-"*" = "quarantine"
+default = "quarantine"
 [[lake.tables]]
 pattern = "public.dated"
 partition = ["year(at)", "bucket(4, id)"]
@@ -58,6 +58,10 @@ def test_pins_quarantine_partitions_copies_and_maintenance_work_in_a_bucket(
             head = open_chain(lake, store).head()
             return head.link if head is not None and len(head.readable) == 4 else 0
 
+        def more_links(count):
+            until = links() + count
+            wait_for(lambda: links() >= until, 240, "epochs")
+
         def told(*arguments):
             done = stack.cli(*arguments, "--json", seconds=240)
             assert done.returncode == 0, (arguments, done.stdout, done.stderr)
@@ -76,8 +80,7 @@ def test_pins_quarantine_partitions_copies_and_maintenance_work_in_a_bucket(
             for kills in range(5):
                 process = maintain(stack)
                 try:
-                    until = links() + 2
-                    wait_for(lambda until=until: links() >= until, 240, "epochs beside it")
+                    more_links(2)
                 finally:
                     process.kill()
                     process.wait()
