@@ -16,6 +16,7 @@ from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import count
 from spark_consumers.lake.format.iceberg_files import metadata_file, versions_in
+from spark_consumers.lake.format.read_through import read_through
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.newest import PublishedLink, is_lost, lost
@@ -107,6 +108,8 @@ def _files(root: Place) -> Iterator[Place]:
 def _verify_file(file: Place, found: VerifyResult) -> None:
     try:
         sealed = checksums.check(file)
+        if is_object(file):
+            read_through(file)
         found.files += 1
         found.bytes += file.stat().st_size
         found.unsealed += not (sealed or is_object(file))

@@ -50,6 +50,8 @@ def settings(location: object, endpoint: str | None, region: str | None) -> dict
     bucket = urlsplit(str(location)).netloc
     return {
         "fs.s3.impl": CLASSES[0],
+        # Objects have no checksums beside them, but the pages of data files have their own.
+        "parquet.page.verify-checksum.enabled": "true",
         **{f"fs.s3a.bucket.{bucket}.{name}": value for name, value in found.items()},
     }
 

@@ -1,6 +1,8 @@
 """A lake's own records in a bucket of a real server of S3: races, and answers that are lost behind a proxy."""
 
 import logging
+import random
+import re
 import threading
 import time
 import uuid
@@ -18,7 +20,7 @@ from spark_consumers.lake.manifest.reader_leases import ReaderLease, Readers
 from spark_consumers.lake.store.lake_store import Created, StoreOptions
 from spark_consumers.lake.store.living import DEAD_AFTER
 from spark_consumers.lake.store.object_store import ObjectStore
-from spark_consumers.lake.store.place import place, reach
+from spark_consumers.lake.store.place import ObjectPlace, place, reach
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.presence import Presence
 from tests.support.lake.table_commits import ORDERS, SCHEMA, race_of_writers, snapshots, write
@@ -50,7 +52,7 @@ from tests.unit.test_manifest import (  # the chain's own tests, on another stor
     test_what_is_published_is_read_again,
     test_without_a_record_the_newest_link_is_found_by_a_listing,
 )
-from walsender_bridge.errors import FencedError, LakeError, UnavailableError
+from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
 
 __all__ = [
     "s3_keys",
@@ -313,3 +315,47 @@ def test_a_commit_whose_answer_is_lost_is_made_once(
     # A second writer that has loaded the same table is refused, whatever becomes of the answer.
     proxy.faults = [fault]
     assert catalog.commit(write(ORDERS, there)[0]) is Outcome.LOST
+
+
+def test_a_flipped_bit_in_the_metadata_of_a_table_is_noticed(s3_port, seed):
+    at, draw = f"s3://{BUCKET}/{uuid.uuid4().hex}", random.Random(seed)
+    reach(at, options_at(s3_port))
+    catalog = FolderCatalog(place(at))
+    assert catalog.create(ORDERS, SCHEMA, {}) is Outcome.WON
+    there = catalog.load(ORDERS)
+    assert there is not None
+    file = ObjectPlace(there.location)
+    good = file.read_bytes()
+    # Without its name and form nothing is compared, and nothing else is wrong.
+    seal = re.search(rb'"tuskline.commit":"[^"]*"', good)
+    assert seal is not None
+    for position in draw.sample([*range(seal.start()), *range(seal.end(), len(good))], 60):
+        flipped = bytes([good[position] ^ 1 << draw.randrange(8)])
+        file.replace_by(good[:position] + flipped + good[position + 1 :])
+        with pytest.raises(CorruptError, match="metadata"):
+            catalog.load(ORDERS)
+    file.replace_by(good)
+    assert catalog.load(ORDERS) == there
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        ("expired", r"\(ExpiredToken\)\nHINT: .*have expired"),
+        ("skewed", r"Skewed\)\nHINT: .*the clock"),
+    ],
+)
+def test_keys_that_expire_and_a_wrong_clock_are_named(s3_port, refusal, said):
+    proxy = FaultProxy(s3_port)
+    with proxy.running():
+        store = store_at(proxy.port, uuid.uuid4().hex)
+        store.replace("record", b"1")
+        proxy.choose = lambda *_: refusal
+        for ask in (
+            lambda: store.read("record"),
+            lambda: store.replace("record", b"2"),
+            lambda: store.create("another", b"3"),
+            lambda: store.names(""),
+        ):
+            with pytest.raises(LakeError, match=said):
+                ask()

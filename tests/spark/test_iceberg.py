@@ -698,20 +698,21 @@ def test_what_a_writer_killed_while_it_expired_has_left_is_found(table, monkeypa
             table.format.expire(table.path, 2, {third})
     there = files_of(table)
     table.format.take_over(table.path, third, 3, 3)
-    listed = leaks.listed(Path(table.path), 3)
+    taken_at = time.time_ns()
+    listed = leaks.listed(Path(table.path), 3, taken_at)
     fourth = write(4, third, 3, add=[4])
     assert table.format.sweep(table.path, 3, listed) > 0
     assert table.ids(third) == [3]
     assert table.ids(fourth) == [3, 4]
     assert users.exists()
     assert {f for f in there if "-t1-a1" in f.name} & files_of(table) == set()
-    assert leaks.listed(Path(table.path), 1) <= {
+    assert leaks.listed(Path(table.path), 1, taken_at) <= {
         str(f) for f in Path(table.path, "metadata").glob("*.avro")
     }
     # Nothing is left to be found, and a fenced writer removes nothing.
-    assert table.format.sweep(table.path, 3, leaks.listed(Path(table.path), 3)) == 0
+    assert table.format.sweep(table.path, 3, leaks.listed(Path(table.path), 3, taken_at)) == 0
     with pytest.raises(FencedError):
-        table.format.sweep(table.path, 2, leaks.listed(Path(table.path), 3))
+        table.format.sweep(table.path, 2, leaks.listed(Path(table.path), 3, taken_at))
 
 
 def test_33_no_damaged_file_of_a_table_becomes_a_row(table, request):

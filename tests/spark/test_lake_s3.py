@@ -1,27 +1,39 @@
 """A lake in a bucket, from the copy to its readers, over a real server of S3: with a driver that is killed, and a store that fails."""
 
+import json
 import random
 import signal
 import threading
+import time
 import uuid
 from contextlib import closing, contextmanager
 
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format.checked import manifests_of
+from spark_consumers.lake.format.data_files import read_data
 from spark_consumers.lake.format.iceberg_files import newest_metadata
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.store.lake_store import Created
+from spark_consumers.lake.store.object_store import ObjectStore
+from spark_consumers.lake.store.place import place
 from spark_consumers.lake.verify import verify
+from spark_consumers.spark.failures import SPARK_ERRORS
 from tests.support import bank_load
+from tests.support.capture_stack import STREAM
 from tests.support.engines import assert_read_by_engines, connected
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.s3 import BUCKET, KEYS, FaultProxy, options_at
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import Cause
+from walsender_bridge.errors import Cause, CorruptError, UnavailableError
+
+DOCS = f"{STREAM}.public.docs"
 
 pytestmark = pytest.mark.usefixtures("s3_keys")
 
@@ -210,6 +222,88 @@ def newest_files(lake, store):
     assert head is not None
     tables = head.readable
     return {name: str(newest_metadata(chain.root / t.path)) for name, t in tables.items()}
+
+
+def test_a_flipped_bit_in_an_object_of_a_table_is_an_error(in_bucket, database, seed):
+    """The server of the tests keeps no checksums of what it has."""
+    database.execute(
+        "INSERT INTO docs SELECT g, md5(g::text), repeat(md5(g::text), 9), g, 0 FROM generate_series(10, 999) g",
+        "DELETE FROM docs WHERE id IN (4, 500)",
+    )
+    shown, draw = in_bucket.flush(), random.Random(seed)
+    chain = open_chain(in_bucket.lake, in_bucket.store)
+    folder = chain.root / shown.manifest.tables[DOCS].path
+    largest = max((folder / "data").glob("*.parquet"), key=lambda file: file.stat().st_size)
+    column = pq.read_metadata(largest.open()).row_group(0).column(2)
+    # Its values are in one page, whose header is shorter than this.
+    page = range(column.dictionary_page_offset + 100, column.data_page_offset)
+    for _ in flipped(largest, draw.sample(page, 2), draw):
+        with pytest.raises(CorruptError):
+            read_data(largest)
+        found = verify(chain, lambda *_: None).errors
+        assert [error.where for error in found] == [str(largest)]
+        rows = read(in_bucket.spark, in_bucket.lake, store=in_bucket.store)["docs"]
+        with pytest.raises(SPARK_ERRORS, match="CRC checksum verification failed"):
+            rows.collect()
+    newest = newest_metadata(folder)
+    assert newest is not None
+    lists = json.loads(newest.read_bytes())["snapshots"][-1]["manifest-list"]
+    for file in (newest, place(lists), *manifests_of(place(lists))):
+        size = len(file.read_bytes())
+        for _ in flipped(file, draw.sample(range(size), 4), draw):
+            with pytest.raises(CorruptError, match="metadata/"):
+                read(in_bucket.spark, in_bucket.lake, store=in_bucket.store)["docs"].count()
+    assert_equal(database.dsn, read(in_bucket.spark, in_bucket.lake, store=in_bucket.store))
+
+
+def flipped(file, places, draw):
+    """Flips a bit at each of these places, one after the other; at the end the object is as it was."""
+    good = file.read_bytes()
+    for at in places:
+        file.replace_by(good[:at] + bytes([good[at] ^ 1 << draw.randrange(8)]) + good[at + 1 :])
+        try:
+            yield
+        finally:
+            file.replace_by(good)
+
+
+@pytest.mark.long
+def test_a_commit_that_arrives_late_has_what_it_names(in_bucket, database, monkeypatch):
+    """The writer has given it up meanwhile, and its housekeeping has swept the table."""
+    create, late = ObjectStore.create, []
+
+    def lost(store, name, content):
+        if not name.endswith(".metadata.json"):
+            return create(store, name, content)
+        late.append((store, name, content))
+        raise UnavailableError("it is not known whether the record was created", where=name)
+
+    in_bucket.flush()
+    database.execute("UPDATE docs SET n = n + 1")
+    in_bucket.barrier()
+    versions = [-2, -1]
+
+    def is_quiet():
+        versions.append(in_bucket.house._log.status().version)
+        time.sleep(1.0)
+        return versions[-1] == versions[-3]
+
+    wait_for(is_quiet, 60, "nothing new in the log")
+    with monkeypatch.context() as failing:
+        failing.setattr(ObjectStore, "create", lost)
+        with pytest.raises(UnavailableError):
+            in_bucket.house.run_once(force=True)
+        assert late
+        kept = in_bucket.house._writer.kept
+        kept._unswept = [table.path for table in in_bucket.head().versions]
+        while kept._unswept or kept._listed is not None:
+            kept.expire(in_bucket.head(), 3600.0)
+    for store, name, content in late:
+        assert create(store, name, content) is Created.WON
+    # The same epoch again: it takes the commit for its own, which it is.
+    in_bucket.house.run_once(force=True)
+    assert_equal(database.dsn, read(in_bucket.spark, in_bucket.lake, store=in_bucket.store))
+    assert verify(open_chain(in_bucket.lake, in_bucket.store), lambda *_: None).errors == []
 
 
 def pyiceberg_in(port):

@@ -144,16 +144,28 @@ def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+_REFUSALS: Final = {
+    "absent": (404, "NoSuchKey"),
+    "expired": (400, "ExpiredToken"),
+    "skewed": (403, "RequestTimeTooSkewed"),
+}
+
+
 class FaultProxy:
     """Passes requests on to the server at `port`; what `faults` says happens to the next PUTs, one each, in order.
 
     `500`, `503`: the answer, after the server did the work; `drop`: the connection, after it; `hang`: no answer for `hang`
     seconds, after it; `lost`: the connection, before it; `twice`: the work is done twice, and the second answer given; `late`:
     the connection is dropped, and the work done when `arrive` is called.
+
+    `choose` gets the kind (`LIST`, or the method) and the path of each request that `faults` says nothing of, and names one of these,
+    or: `cut`: half of the content of the answer arrives; `slow`: passed on after `hang` seconds; `absent`, `expired`, `skewed`: refused
+    without a look.
     """
 
     def __init__(self, port: int, hang: float = 3.0) -> None:
         self.faults: list[str] = []
+        self.choose: Callable[[str, str], str] = lambda _kind, _path: ""
         self.requests: Counter[str] = Counter()
         #: Called with method and path before each request is passed on.
         self.seen: Callable[[str, str], None] = lambda _method, _path: None
@@ -193,18 +205,28 @@ class FaultProxy:
         with self._lock:
             self.requests[kind] += 1
             fault = self.faults.pop(0) if request.command == "PUT" and self.faults else ""
+            fault = fault or self.choose(kind, request.path)
         asked = request.command, request.path, headers, body
         if fault == "late":
             self._late.append(asked)
         if fault in {"lost", "late"}:
             self._drop(request)
             return
+        if fault in _REFUSALS:
+            status, code = _REFUSALS[fault]
+            self._answer(request, status, {}, f"<Error><Code>{code}</Code></Error>".encode())
+            return
+        if fault == "slow":
+            time.sleep(self._hang)
         for _ in range(2 if fault == "twice" else 1):
             status, answered, content = self._pass_on(*asked)
         if fault == "drop":
             self._drop(request)
         elif fault == "hang":
             time.sleep(self._hang)
+            self._drop(request)
+        elif fault == "cut":
+            self._answer(request, status, answered, content, sent=len(content) // 2)
             self._drop(request)
         elif fault in {"500", "503"}:
             code = "InternalError" if fault == "500" else "SlowDown"
@@ -238,7 +260,11 @@ class FaultProxy:
 
     @staticmethod
     def _answer(
-        request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes
+        request: BaseHTTPRequestHandler,
+        status: int,
+        headers: dict[str, str],
+        body: bytes,
+        sent: int | None = None,
     ) -> None:
         request.send_response_only(status)
         kept = {name.lower(): value for name, value in headers.items()}
@@ -250,4 +276,4 @@ class FaultProxy:
             request.send_header(name, value)
         request.end_headers()
         if request.command != "HEAD":
-            request.wfile.write(body)
+            request.wfile.write(body[:sent])

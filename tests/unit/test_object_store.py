@@ -14,7 +14,7 @@ from spark_consumers.lake.manifest.chain import Chain
 from spark_consumers.lake.manifest.reader_leases import ReaderLease, Readers
 from spark_consumers.lake.status import LakeStatus, read_status
 from spark_consumers.lake.store.lake_store import Created, StoreOptions
-from spark_consumers.lake.store.living import DEAD_AFTER, LAPSE, Living, Silence
+from spark_consumers.lake.store.living import AT_ONCE, DEAD_AFTER, LAPSE, Living, Silence
 from spark_consumers.lake.store.object_store import ObjectStore
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.presence import DRIVERS, Presence
@@ -291,7 +291,7 @@ def test_drivers_see_each_other_and_a_dead_one_s_sign_goes(store, clock):
     older.close()
     assert newer.others() == {}
     store.replace(f"{DRIVERS}/dead", dead)
-    living = Living(store, DRIVERS, clock)
+    living = Living(store, DRIVERS, clock, believed_after=lambda _: AT_ONCE)
     assert [record.name for record in living.records()] == ["dead"]
     clock.now += DEAD_AFTER
     assert living.records() == []

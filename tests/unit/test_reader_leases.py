@@ -1,5 +1,6 @@
 """Readers hold what they read, for as long as they live and need it."""
 
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import pytest
 
 from spark_consumers.lake.manifest import reader_leases
 from spark_consumers.lake.manifest.reader_leases import Readers, lease_on
+from spark_consumers.lake.store.living import DEAD_AFTER
 from spark_consumers.lake.store.local_store import LocalStore
 from tests.support.waiting import wait_for
 
@@ -91,6 +93,28 @@ def test_a_reader_that_died_holds_nothing(root):
             reader.kill()
     assert held_from(root) is None
     assert list((state / "readers").iterdir()) == []
+
+
+def test_a_reader_whose_lock_is_invisible_holds_its_link_while_it_beats(root, monkeypatch):
+    """As one on another machine, on a file system that keeps locks to each of them."""
+    reader, clock = Reader(), [0.0]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(LocalStore, "lock_domain", "another-kernel 7")
+        elsewhere.setattr(fcntl, "flock", lambda *_: None)
+        lease = lease_on(LocalStore(root))
+        assert lease is not None
+        with lease.resolving():
+            lease.keep(reader, 7)
+    readers = Readers(LocalStore(root), lambda: clock[0])
+    for _ in range(3):
+        assert readers.held_from() == 7
+        clock[0] += DEAD_AFTER - 1
+        lease.refresh()
+    assert readers.held_from() == 7
+    # It is dead, for all that can be seen.
+    clock[0] += DEAD_AFTER + 1
+    assert readers.held_from() is None
+    assert list((root / "_tuskline" / "readers").iterdir()) == []
 
 
 def test_a_reader_that_may_not_write_reads_without_a_lease(root):

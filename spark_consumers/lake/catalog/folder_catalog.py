@@ -26,11 +26,14 @@ from spark_consumers.lake.format.iceberg_files import (
     newest_metadata,
     version_of,
 )
-from spark_consumers.lake.store.place import ObjectPlace, Place, place, remove_tree
+from spark_consumers.lake.format.object_seals import check_metadata, sealed
+from spark_consumers.lake.store.place import (
+    ObjectPlace,
+    Place,
+    place,
+    remove_tree,
+)
 from walsender_bridge.errors import CorruptError, NotSupportedError
-
-#: The table property that differs in each metadata file of a bucket.
-_COMMIT = "tuskline.commit"
 
 
 class FolderCatalog:
@@ -112,6 +115,8 @@ def _read(file: Place) -> dict[str, Any] | None:
     try:
         # Another writer may have compressed it.
         text = gzip.decompress(content) if ".gz." in file.name else content
+        if isinstance(file, ObjectPlace):
+            check_metadata(text, str(file))
         metadata: dict[str, Any] = json.loads(text)
     except (OSError, EOFError, ValueError) as error:
         raise CorruptError(
@@ -123,8 +128,7 @@ def _read(file: Place) -> dict[str, Any] | None:
 def _dump(folder: Place, metadata: Mapping[str, Any]) -> str:
     """The content of the metadata file: in a bucket unique to this commit, since whose it is tells who has won (`store.create`)."""
     if isinstance(folder, ObjectPlace):
-        properties = {**metadata.get("properties", {}), _COMMIT: uuid.uuid4().hex}
-        metadata = {**metadata, "properties": properties}
+        return sealed(metadata)
     return json.dumps(metadata, separators=(",", ":"))
 
 

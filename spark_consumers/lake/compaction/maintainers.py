@@ -30,7 +30,7 @@ class Maintainers:
     """The maintainers of a lake, as one process sees them."""
 
     def __init__(self, store: LakeStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._living = Living(store, MAINTAINERS, clock, believed_after=UNLOCKED_SILENT)
+        self._living = Living(store, MAINTAINERS, clock, believed_after=lambda _: UNLOCKED_SILENT)
         self._silence = Silence()
         self._clock = clock
 

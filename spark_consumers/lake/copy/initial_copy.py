@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_consumers.lake.copy.arranged_copy import write_parts
 from spark_consumers.lake.epoch.quarantine import QuarantineFile, QuarantineOfCopy
-from spark_consumers.lake.format.data_files import new_file
+from spark_consumers.lake.format.data_files import new_file, parquet_writer
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.status import CopyStatus
@@ -194,9 +193,7 @@ def _write_file(
     began = time.monotonic()
     with (
         new_file(path) as new,
-        pq.ParquetWriter(
-            new.file, schema, compression=arrangement.codec, compression_level=arrangement.level
-        ) as writer,
+        parquet_writer(new.file, schema, arrangement.codec, arrangement.level) as writer,
     ):
         for batch in batches:
             fitted = [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]

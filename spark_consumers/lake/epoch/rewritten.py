@@ -16,7 +16,7 @@ from spark_consumers.lake.epoch.removal import Rewrite, one, positions
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.arranged_files import write_arranged
-from spark_consumers.lake.format.data_files import as_damage, readable, whole_file
+from spark_consumers.lake.format.data_files import as_damage, opened, parquet_writer, whole_file
 from spark_consumers.lake.format.iceberg_schema import FIELD_ID
 from spark_consumers.lake.format.table_format import FileInfo, RowIds
 from spark_consumers.lake.index.build import bitmaps_in
@@ -51,12 +51,7 @@ def rewritten(target: Target, rewrite: Rewrite, path: str) -> tuple[FileInfo, ..
     rows = 0
     with (
         whole_file(path) as out,
-        pq.ParquetWriter(
-            out,
-            schema,
-            compression=arrangement.codec,
-            compression_level=arrangement.level,
-        ) as writer,
+        parquet_writer(out, schema, arrangement.codec, arrangement.level) as writer,
     ):
         for part in living:
             writer.write_table(part)
@@ -108,7 +103,7 @@ def row_groups(target: Target, name: str) -> Iterator[tuple[pq.ParquetFile, int,
     path = f"{target.folder}/{name}"
     checksums.check(place(path))
     with as_damage(path):
-        file = pq.ParquetFile(readable(path))
+        file = opened(path)
     with file:
         for number in range(file.num_row_groups):
             yield file, number, file.metadata.row_group(number).num_rows

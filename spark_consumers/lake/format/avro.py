@@ -21,13 +21,18 @@ _SYNC = 16
 
 def rows(file: Place) -> list[Any]:
     """All rows of the file. Raises `CorruptError` for what is no such file."""
+    with read_whole(file):
+        content = file.read_bytes()
+    return rows_of(content, str(file))
+
+
+def rows_of(content: bytes, where: str) -> list[Any]:
+    """All rows of a file of this content. Raises `CorruptError` for what is no such file."""
     try:
-        with read_whole(file):
-            # In memory a length that is damaged asks for no more than there is.
-            content = io.BytesIO(file.read_bytes())
-        return list(_rows(content))
+        # In memory a length that is damaged asks for no more than there is.
+        return list(_rows(io.BytesIO(content)))
     except (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error) as error:
-        raise CorruptError(f"not an Avro file: {error}", where=str(file)) from None
+        raise CorruptError(f"not an Avro file: {error}", where=where) from None
 
 
 def _rows(content: BinaryIO) -> Iterator[Any]:

@@ -4,10 +4,12 @@ Iceberg derives new manifests from old ones, and its files are read here without
 would be written again with a correct checksum. So a writer checks before each commit, and before it removes files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from spark_consumers.lake.format import avro, checksums
+from spark_consumers.lake.format.object_seals import MANIFESTS, Manifests
 from spark_consumers.lake.store.place import ObjectPlace, Place, place
 
 
@@ -15,12 +17,14 @@ class Checked:
     """What one writer has compared. Raises `CorruptError`, also for a file that is gone."""
 
     def __init__(self) -> None:
+        self._manifests = Manifests()
         #: By folder and name: what the file system said of the file then.
         self._seen: dict[Place, dict[str, tuple[int, ...]]] = {}
 
-    def snapshot(self, manifest_list: Place) -> None:
-        """The manifest list of a snapshot and its manifests: small ones each time, and large ones once."""
+    def snapshot(self, manifest_list: Place, summary: Mapping[str, Any]) -> None:
+        """The manifest list of a snapshot and its manifests: small ones each time, and large ones and objects once."""
         if isinstance(manifest_list, ObjectPlace):
+            self._manifests.check(manifest_list, summary)
             return
         checksums.check(manifest_list)
         for manifest in manifests_of(manifest_list):
@@ -28,6 +32,10 @@ class Checked:
                 self._once(manifest)
             else:
                 checksums.check(manifest)
+
+    def sum_of(self, manifest_list: Place) -> dict[str, str]:
+        """What the summary of a snapshot in a bucket, which is about to be added, has besides."""
+        return {MANIFESTS: self._manifests.sum(manifest_list)}
 
     def all_manifests(self, table: Place) -> None:
         """Those of all snapshots, each once for as long as it stays the same file."""
@@ -46,6 +54,7 @@ class Checked:
     def forget(self, table: Place) -> None:
         """Compare all of this table's files again."""
         self._seen.pop(table / "metadata", None)
+        self._manifests = Manifests()
 
     def _once(self, file: Place) -> None:
         assert isinstance(file, Path)

@@ -9,6 +9,9 @@ A file has its name only when it is whole (`whole_file`): Spark runs a task agai
 while an earlier attempt still runs somewhere, and all attempts write the same name. The first whole file keeps it; its
 bytes are those of every other attempt. A file of that name with other bytes is another writer's, and an error: what is
 known of the rows (how many, whose) is of the file that was to be written.
+
+Each page of a Parquet file has its checksum in the file, which is compared whenever the page is read: here, and by the JVM in a
+bucket (`spark.buckets`), whose objects have no checksums beside them.
 """
 
 import errno
@@ -93,7 +96,12 @@ def write_table(
     """Write a Parquet file, synced; `codec` and `level` in Arrow's words."""
     with whole_file(path) as file:
         pq.write_table(
-            table, file, compression=codec, compression_level=level, row_group_size=_ROW_GROUP
+            table,
+            file,
+            compression=codec,
+            compression_level=level,
+            row_group_size=_ROW_GROUP,
+            write_page_checksum=True,
         )
         size = file.tell()
     return FileInfo(path, table.num_rows, size)
@@ -103,7 +111,21 @@ def read_data(path: str | Place, columns: list[str] | None = None) -> pa.Table:
     """Read a Parquet file of the lake. Raises `CorruptError` if it is not what was written."""
     checksums.check(place(path))
     with as_damage(path):
-        return pq.read_table(readable(path), columns=columns)
+        return pq.read_table(readable(path), columns=columns, page_checksum_verification=True)
+
+
+def parquet_writer(
+    file: BinaryIO, schema: pa.Schema, codec: str, level: int | None
+) -> pq.ParquetWriter:
+    """What writes a data file in parts; `codec` and `level` in Arrow's words."""
+    return pq.ParquetWriter(
+        file, schema, compression=codec, compression_level=level, write_page_checksum=True
+    )
+
+
+def opened(path: str | Place) -> pq.ParquetFile:
+    """A Parquet file of the lake, to be read in parts. Its pages are compared with their checksums (`as_damage`)."""
+    return pq.ParquetFile(readable(path), page_checksum_verification=True)
 
 
 def readable(path: str | Place) -> str | BinaryIO:

@@ -672,7 +672,7 @@ class IcebergFormat:
                 commit = commit_of(
                     self._iceberg, TableId.at(path), table, metadata, branch_of(term)
                 )
-                return _is_won(self._catalog.commit(commit), path)
+                return _is_won(self._catalog.commit(self._tables.summed(commit)), path)
             case takeover.ReadNamed(files):
                 return needed(self._spark, self._tables.current(path), files)
             case takeover.RemovePrepared(file):

@@ -18,6 +18,7 @@ from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_files import newest_metadata
+from spark_consumers.lake.format.object_seals import check_metadata
 from spark_consumers.lake.store.place import ObjectPlace, Place, place
 from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.jars import ICEBERG
@@ -78,7 +79,10 @@ def check_snapshot(table: Place, snapshot: int) -> bool:
     checksums.check(file)
     try:
         content = file.read_bytes()
-        record = json.loads(gzip.decompress(content) if ".gz." in file.name else content)
+        text = gzip.decompress(content) if ".gz." in file.name else content
+        if isinstance(file, ObjectPlace):
+            check_metadata(text, str(file))
+        record = json.loads(text)
         _ = record["snapshots"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptError(
@@ -91,10 +95,11 @@ def check_snapshot(table: Place, snapshot: int) -> bool:
 
 def _check_listed(metadata: Mapping[str, Any], snapshot: int) -> bool:
     """Verify the manifests of a snapshot in this metadata; whether it is there. Raises `CorruptError`."""
-    places = {each["snapshot-id"]: each["manifest-list"] for each in metadata.get("snapshots", ())}
-    if snapshot not in places:
+    found = {each["snapshot-id"]: each for each in metadata.get("snapshots", ())}
+    if snapshot not in found:
         return False
-    Checked().snapshot(place(places[snapshot]))
+    there = found[snapshot]
+    Checked().snapshot(place(there["manifest-list"]), there.get("summary", {}))
     return True
 
 

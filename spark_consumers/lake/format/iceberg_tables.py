@@ -6,13 +6,19 @@ catalog says of them (`CatalogTables`).
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
 
 from spark_consumers.lake.catalog.control_table import NewSnapshot
-from spark_consumers.lake.catalog.table_catalog import LoadedTable, TableCatalog, TableId
+from spark_consumers.lake.catalog.table_catalog import (
+    LoadedTable,
+    TableCatalog,
+    TableCommit,
+    TableId,
+)
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_commit import newest
@@ -24,7 +30,8 @@ from spark_consumers.lake.format.iceberg_files import (
 from spark_consumers.lake.format.iceberg_io import file_io, hadoop_settings
 from spark_consumers.lake.format.iceberg_read import blamed
 from spark_consumers.lake.format.iceberg_refs import fenced_by, is_epoch
-from spark_consumers.lake.store.place import Place, place
+from spark_consumers.lake.format.object_seals import MANIFESTS, check_metadata
+from spark_consumers.lake.store.place import Place, is_object, place
 from walsender_bridge.errors import CorruptError
 
 
@@ -75,6 +82,9 @@ class LoadedTables(Protocol):
     def check(self, path: str, table: Any, snapshot: int) -> None:
         """Verify the manifests of a snapshot, whose bytes go into new ones."""
 
+    def summed(self, commit: TableCommit) -> TableCommit:
+        """The commit; new snapshots in a bucket have the checksum of their manifests."""
+
     def check_all(self, path: str) -> None:
         """Verify the manifests of all snapshots, which say what files are needed."""
 
@@ -105,7 +115,21 @@ class _Checking:
                 where=path,
                 repair="restore the table from a backup, or copy it again: tuskline table resync",
             )
-        self._checked.snapshot(place(str(found.manifestListLocation())))
+        lists = place(str(found.manifestListLocation()))
+        summary = {MANIFESTS: found.summary().get(MANIFESTS)} if is_object(lists) else {}
+        self._checked.snapshot(lists, summary)
+
+    def summed(self, commit: TableCommit) -> TableCommit:
+        """See `LoadedTables`."""
+        updates = list(map(dict, commit.updates))
+        for update in updates:
+            if update["action"] == "add-snapshot" and is_object(
+                update["snapshot"]["manifest-list"]
+            ):
+                snapshot = update["snapshot"]
+                sums = self._checked.sum_of(place(snapshot["manifest-list"]))
+                update["snapshot"] = {**snapshot, "summary": {**snapshot["summary"], **sums}}
+        return replace(commit, updates=updates)
 
     def check_all(self, path: str) -> None:
         """See `LoadedTables`."""
@@ -165,7 +189,10 @@ class FolderTables(_Checking):
         if file is None or file.name.endswith(".gz.metadata.json"):
             return None
         try:
-            record = json.loads(file.read_bytes())
+            content = file.read_bytes()
+            if is_object(file):
+                check_metadata(content, str(file))
+            record = json.loads(content)
         except FileNotFoundError:
             return None  # the table has gone on
         except ValueError:
@@ -180,13 +207,16 @@ class FolderTables(_Checking):
             return None
         if any(is_epoch(name, ref) for name, ref in refs.items()):
             return None
-        self._checked.snapshot(place(str(found[0]["manifest-list"])))
+        lists = place(str(found[0]["manifest-list"]))
+        self._checked.snapshot(lists, found[0].get("summary", {}))
         return file
 
     def _check_metadata(self, path: str, table: Any) -> None:
         """Verify what was loaded, after each time that it was."""
         file = newest(table)
         if self._metadata.get(path) != file:
+            if is_object(file):
+                check_metadata(file.read_bytes(), str(file))
             checksums.check(file)
             self._metadata[path] = file
 

@@ -12,6 +12,9 @@ Why nothing is removed that is needed, whenever this writer is suspended:
 - Iceberg's own files have no term. They are listed *before* the branch of this writer is looked for. A newer writer
   prepares files only after the takeover that drops the branch: if the branch is there, none of the listed files is a
   newer writer's. What it builds on is named by the metadata that is read after that.
+- Nor is any of them this writer's: listed is what was there before its takeover, by the clock of the file system or the store
+  alone. In a bucket a commit that this writer has given up may arrive later, and is then its own: its files are named by
+  nothing until then. What an earlier writer prepares after that goes with the next takeover.
 """
 
 import contextlib
@@ -36,19 +39,31 @@ def may_be_left(folder: str, name: str, term: int) -> bool:
     return name.endswith(".avro") or draft or name.startswith(".hint-")
 
 
-def listed(table: Place, term: int) -> frozenset[str]:
-    """The files in a table's folder that may be left, and files that have only their checksums left."""
+def listed(table: Place, term: int, taken_at: int) -> frozenset[str]:
+    """The files in a table's folder that may be left, and files that have only their checksums left.
+
+    `taken_at`: when the link of our takeover was written, in nanoseconds, by the clock that the files' times are of.
+    """
     found = set()
     for folder in (DATA, METADATA):
         with contextlib.suppress(FileNotFoundError):
             for file in (table / folder).iterdir():
                 sealed = checksums.file_of(file)
                 if sealed is None:
-                    if may_be_left(folder, file.name, term):
+                    if may_be_left(folder, file.name, term) and (
+                        folder == DATA or _is_before(file, taken_at)
+                    ):
                         found.add(str(file))
                 elif not sealed.exists() and may_be_left(folder, sealed.name, term):
                     found.add(str(sealed))
     return frozenset(found)
+
+
+def _is_before(file: Place, moment: int) -> bool:
+    try:
+        return file.stat().st_mtime_ns < moment
+    except FileNotFoundError:
+        return False
 
 
 def sweep(

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import removed_by_keys
-from spark_consumers.lake.format.data_files import as_damage, read_partial, readable, write_partial
+from spark_consumers.lake.format.data_files import as_damage, opened, read_partial, write_partial
 from spark_consumers.lake.format.position_deletes import read_removed, write_positions
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, Vector, name_of
@@ -55,7 +54,7 @@ class Identity:
         """The digests of all rows of a data file. Raises `CorruptError`."""
         checksums.check(place(path))
         parts = []
-        with as_damage(path), pq.ParquetFile(readable(path)) as file:
+        with as_damage(path), opened(path) as file:
             there = [name for name in self.names if name in file.schema_arrow.names]
             for number in range(file.num_row_groups):
                 group = file.read_row_group(number, columns=there)

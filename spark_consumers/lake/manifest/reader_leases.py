@@ -2,8 +2,9 @@
 
 A process that reads a lake holds one record there (`LakeStore.hold`). Housekeeping does not remove that link, any later
 link, or anything that these links need. A `Snapshot` is held while the object exists, and for `HOLD` seconds longer, for
-the DataFrames that were created from it. A dead reader holds nothing: its lock is free or, in a store without locks, its
-record has not changed for `living.DEAD_AFTER` seconds. There every living reader rewrites its record every `_BEAT` seconds.
+the DataFrames that were created from it. A dead reader holds nothing. One whose lock is free is dead if housekeeping sees its
+locks (`LakeStore.lock_domain`, which is in the record), else if the record has not changed for `living.DEAD_AFTER` seconds: on many file
+systems the locks of another machine are invisible, and a bucket has none. Every living reader rewrites its record all the time.
 
 The record exists, and holds everything, *before* the reader resolves a link. Housekeeping checks the leases before it
 removes links, and again before it removes what they need: in either order, one side sees the other.
@@ -27,18 +28,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from spark_consumers.lake.store.lake_store import STATE, HeldRecord, LakeStore
-from spark_consumers.lake.store.living import LAPSE, Living
+from spark_consumers.lake.store.lake_store import STATE, FoundRecord, HeldRecord, LakeStore
+from spark_consumers.lake.store.living import AT_ONCE, DEAD_AFTER, LAPSE, Living
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 #: The folder of the leases.
 READERS = f"{STATE}/readers"
 #: Seconds for which an epoch is held after its `Snapshot` is gone.
 HOLD = 3600.0
-#: How often what is not needed any more is given up, in seconds; and how often a record without a lock is rewritten.
+#: Seconds between two beats, with which what is not needed any more is given up, of a record with a lock, and of one without.
 _TICK = 30.0
 _BEAT = 10.0
 _DIGITS = 20
+#: A record's size from the start: a full disk does not end a lease.
+_SIZE = 160
 
 _leases: dict[str, "ReaderLease"] = {}
 _lock = threading.Lock()
@@ -77,6 +80,7 @@ class ReaderLease:
         self._clock = clock
         self._written = 0
         self._beats = 0
+        self._domain = store.lock_domain
         self._beaten_at = clock()
         self._record = self._hold()
         self._lock = threading.Lock()
@@ -137,12 +141,10 @@ class ReaderLease:
         self._write(least)
 
     def _write(self, link: int) -> None:
-        if self._store.has_locks:
-            if link != self._written:
-                self._record.write(_content(link))
-                self._written = link
-            return
         self._written = link
+        if self._store.has_locks:
+            self._record.write(self._content())
+            return
         began = self._clock()
         if not self._beats_on():
             # It may have been removed already, or a write that failed may still arrive over a later one.
@@ -152,27 +154,26 @@ class ReaderLease:
 
     def _beats_on(self) -> bool:
         """Rewrite the record; False if it cannot be relied on any more (`living`)."""
-        self._beats += 1
         try:
-            self._record.write(_content(self._written, self._beats))
+            self._record.write(self._content())
         except TusklineError:
             return False
         return self._clock() - self._beaten_at < LAPSE
 
     def _hold(self) -> HeldRecord:
         name = f"{READERS}/{uuid.uuid4().hex}"
-        return self._store.hold(name, _content(self._written), locked=True)
+        return self._store.hold(name, self._content(), locked=True)
+
+    def _content(self) -> bytes:
+        """The link, what makes each beat's content another one, and who sees the lock."""
+        self._beats += 1
+        return f"{self._written:0{_DIGITS}d} {self._beats} {self._domain}".ljust(_SIZE).encode()
 
     def _run(self) -> None:
         while not self.is_lost():
             time.sleep(_TICK if self._store.has_locks else _BEAT)
-            with contextlib.suppress(TusklineError):
+            with contextlib.suppress(OSError, TusklineError):
                 self.refresh()
-
-
-def _content(link: int, beats: int = 0) -> bytes:
-    """The link, and what makes each beat's content another one."""
-    return f"{link:0{_DIGITS}d}{f' {beats}' if beats else ''}".encode()
 
 
 def _drop(dropped: deque[tuple[int, float]], key: int) -> None:
@@ -183,9 +184,15 @@ class Readers:
     """The leases of all readers of a lake, as its housekeeping sees them."""
 
     def __init__(self, store: LakeStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._living = Living(store, READERS, clock)
+        self._living = Living(store, READERS, clock, believed_after=self._believed_after)
+        self._store = store
 
     def held_from(self) -> int | None:
         """The oldest link that a living reader holds; None if none is held. Records of dead readers are removed."""
         contents = [record.content[:_DIGITS] for record in self._living.records()]
         return min((int(c) if c.isdigit() else 0 for c in contents), default=None)
+
+    def _believed_after(self, record: FoundRecord) -> float:
+        """Seconds of silence after which a free lock is believed. A record that names nobody is of an earlier version."""
+        domain = record.content.decode(errors="replace").strip().split(maxsplit=2)[2:]
+        return AT_ONCE if domain in ([], [self._store.lock_domain]) else DEAD_AFTER

@@ -20,6 +20,8 @@ from spark_consumers.lake.store.lake_store import FoundRecord, LakeStore
 DEAD_AFTER = 600.0
 #: Seconds after which a holder no longer relies on its record: half, since two clocks may run at different rates.
 LAPSE = DEAD_AFTER / 2
+#: Seconds of silence after which a free lock is believed whose holder is known to be seen: less than none.
+AT_ONCE = -1.0
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Living:
     """The records in one folder of a lake, as one process sees them. `clock` counts seconds.
 
     `believed_after`: processes change their records also where there are locks. Then a free lock is believed if the record has
-    not changed for more than so many seconds: a lock of another machine may be invisible. None: it is believed at once.
+    not changed for more than so many seconds: a lock of another machine may be invisible. `AT_ONCE`: it is believed at first sight.
     """
 
     def __init__(
@@ -51,9 +53,9 @@ class Living:
         folder: str,
         clock: Callable[[], float] = time.monotonic,
         *,
-        believed_after: float | None = None,
+        believed_after: Callable[[FoundRecord], float],
     ) -> None:
-        self._believed_after = -1.0 if believed_after is None else believed_after
+        self._believed_after = believed_after
         self._store = store
         self._folder = folder
         self._clock = clock
@@ -66,7 +68,7 @@ class Living:
         silent = self._silence.of({n: record.content for n, record in found.items()}, now)
         for name in list(found):
             beats_no_more = not self._store.has_locks and silent[name] >= DEAD_AFTER
-            is_dead = found[name].is_dead and silent[name] > self._believed_after
+            is_dead = found[name].is_dead and silent[name] > self._believed_after(found[name])
             if is_dead or beats_no_more:
                 self._store.remove(f"{self._folder}/{name}")
                 del found[name]

@@ -50,7 +50,20 @@ _REPETITIONS, _REPEATED = 5, 20.0
 _REACH = (
     "check that the endpoint, the region and the network of the bucket are right; it is retried"
 )
+_KEYS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may list the bucket and get, put and delete"
+    " its objects"
+)
+_RENEW = "the keys in the environment have expired: set new ones, and start the process again"
+#: What helps, by what S3 calls the reason of a refusal.
+_REPAIRS = {
+    "ExpiredToken": _RENEW,
+    "TokenRefreshRequired": _RENEW,
+    "RequestTimeTooSkewed": "set the clock of this machine: it differs by minutes from the store's",
+}
 _STATUS = re.compile(r"status code: (\d+)")
+#: Nothing else of an answer is shown: some contain the name of a key.
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 #: The process that has used the client.
 _process = 0
 
@@ -143,7 +156,7 @@ class ObjectStore:
                 return Answer.NOTHING, ""
             if why is _Reason.OTHER:
                 return Answer.NO_ANSWER, f": {_first_line(error)}"
-            raise self._refused(why, name) from None
+            raise self._refused(why, name, _code(error)) from None
 
     def read(self, name: str) -> bytes:
         """See `LakeStore`."""
@@ -287,9 +300,9 @@ class ObjectStore:
                     where=where,
                     repair=_REACH,
                 ) from None
-            raise self._refused(why, name) from None
+            raise self._refused(why, name, _code(error)) from None
 
-    def _refused(self, why: "_Reason", name: str) -> LakeError:
+    def _refused(self, why: "_Reason", name: str, code: str) -> LakeError:
         if why is _Reason.ABSENT:
             return LakeError(
                 "the bucket does not exist",
@@ -297,10 +310,9 @@ class ObjectStore:
                 repair="create it, or specify another one; the lake's driver creates no buckets",
             )
         return LakeError(
-            "the object store refuses access",
+            f"the object store refuses access{f' ({code})' if code else ''}",
             where=self.where(name),
-            repair="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may list the bucket and get, put and delete"
-            " its objects",
+            repair=_REPAIRS.get(code, _KEYS),
         )
 
 
@@ -400,9 +412,15 @@ def _reason(error: Exception) -> _Reason:
     status = _STATUS.search(_first_line(error))
     if isinstance(error, NotFoundError | FileNotFoundError) or (status and status[1] == "404"):
         return _Reason.ABSENT
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or _code(error) in _REPAIRS:
         return _Reason.FORBIDDEN
     return _Reason.FORBIDDEN if status and status[1] in {"401", "403"} else _Reason.OTHER
+
+
+def _code(error: Exception) -> str:
+    """What S3 calls the reason; empty if it does not say, as for HEAD."""
+    found = _CODE.search(str(error))
+    return found[1] if found else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.reader_leases import Readers
 from spark_consumers.lake.store.living import Living
+from spark_consumers.lake.store.place import place
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.pins import Pins
 from spark_consumers.lake.writer.presence import DRIVERS
@@ -63,13 +64,15 @@ class Retention:
     #: Tables that are still to be swept (`leaks`), and what the one that is under way may have left.
     _unswept: list[str] = field(default_factory=list)
     _listed: tuple[str, frozenset[str]] | None = None
+    #: When the takeover's link was written, in nanoseconds, by the clock of the tables' files.
+    _taken_at: int = 0
     _readers: Readers = field(init=False)
     _drivers: Living = field(init=False)
     _pins: Pins = field(init=False)
 
     def __post_init__(self) -> None:
         self._readers = Readers(self.chain.store)
-        self._drivers = Living(self.chain.store, DRIVERS, believed_after=0.0)
+        self._drivers = Living(self.chain.store, DRIVERS, believed_after=lambda _: 0.0)
         self._pins = Pins(self.chain, self.tables)
 
     @classmethod
@@ -81,7 +84,9 @@ class Retention:
         for manifest in chain.links():
             kept.remember(manifest)
         head = chain.head()
-        kept._unswept = [t.path for t in head.versions if not t.is_partial] if head else []
+        if head is not None:
+            kept._unswept = [table.path for table in head.versions if not table.is_partial]
+            kept._taken_at = place(chain.where(head)).stat().st_mtime_ns
         return kept
 
     def remember(self, manifest: Manifest) -> None:
@@ -200,5 +205,5 @@ class Retention:
         self._listed = None
         if self._unswept:
             name = self._unswept.pop()
-            self._listed = name, leaks.listed(self.chain.root / name, head.term)
+            self._listed = name, leaks.listed(self.chain.root / name, head.term, self._taken_at)
         return files
