@@ -9,6 +9,7 @@ from pyiceberg.table import StaticTable
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from tests.support.capture_stack import STREAM
 from tests.support.engines import assert_read_by_engines, metadata_of
+from tests.support.iceberg_check import assert_valid
 from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
 from tests.support.waiting import wait_for
@@ -39,6 +40,8 @@ def restarted(pipeline, *rules, **options):
 
 def equal_everywhere(pipeline, database):
     assert_read_by_engines(database.dsn, pipeline.lake, pipeline.flush())
+    for metadata in metadata_of(pipeline.lake).values():
+        assert_valid(metadata)
 
 
 def table_of(pipeline, name):
