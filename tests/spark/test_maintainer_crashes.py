@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -122,5 +123,5 @@ def test_a_compaction_killed_anywhere_changes_no_row_and_leaves_no_file(
         assert stack.stop("lake") == 0
         assert_equal(database.dsn, read(spark, stack.lake))
         assert_no_orphans(spark, stack.lake)
-        for metadata in metadata_of(stack.lake).values():
+        for metadata in metadata_of(Path(stack.lake)).values():
             assert_valid(metadata)
