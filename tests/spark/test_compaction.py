@@ -17,6 +17,8 @@ from spark_consumers.lake.manifest.sealed_json import parse
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import STREAM
+from tests.support.engines import metadata_of
+from tests.support.iceberg_check import assert_valid
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
@@ -125,6 +127,8 @@ def test_small_and_half_dead_files_become_one_beside_the_writer(pipeline, databa
     churn(database, pipeline, 6, 5)
     database.execute("DELETE FROM docs WHERE id % 3 = 0", "DELETE FROM bag WHERE a = 2")
     assert_equal(database.dsn, pipeline.flush())
+    for metadata in metadata_of(pipeline.lake).values():
+        assert_valid(metadata)
 
     def changes_all():
         database.execute(

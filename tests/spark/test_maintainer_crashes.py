@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.bank_load import TABLES, check, transfer
 from tests.support.child import start_tuskline
+from tests.support.engines import metadata_of
+from tests.support.iceberg_check import assert_valid
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
@@ -120,3 +123,5 @@ def test_a_compaction_killed_anywhere_changes_no_row_and_leaves_no_file(
         assert stack.stop("lake") == 0
         assert_equal(database.dsn, read(spark, stack.lake))
         assert_no_orphans(spark, stack.lake)
+        for metadata in metadata_of(Path(stack.lake)).values():
+            assert_valid(metadata)

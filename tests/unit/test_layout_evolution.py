@@ -75,6 +75,24 @@ def test_a_name_of_an_earlier_field_is_not_given_to_another():
     assert names(after(first, TableLayout.parse(["at_day"]))) == [(1001, "at_day_")]
 
 
+def test_names_of_fields_are_of_ascii_letters():
+    columns = NEW.columns.append(pa.field("Größe 列", pa.date32()))
+    there = replace(NEW, columns=columns, ids={**NEW.ids, "Größe 列": 6})
+    layout = TableLayout.parse(['day("Größe 列")', '"Größe 列"', "day(at)"])
+    assert names(after(there, layout)) == [
+        (1000, "Gr__e __day"),
+        (1001, "Gr__e _"),
+        (1002, "at_day_"),
+    ]
+
+
+def test_options_of_columns_that_the_table_lacks_are_left_out():
+    option = "write.metadata.metrics.column."
+    options = {f"{option}{name}": "none" for name in ("x", "tags.element", "gone")}
+    found = after(NEW, TableLayout.parse(options=options)).properties
+    assert {n for n in found if n.startswith(option)} == {f"{option}x", f"{option}tags.element"}
+
+
 def test_files_are_written_as_the_metadata_says():
     options = {"write.parquet.compression-codec": "gzip", "write.parquet.compression-level": "3"}
     layout = TableLayout.parse(["bucket(4, id)", "hour(at)"], ["at desc nulls last"], options)

@@ -15,6 +15,7 @@ from pyiceberg import types
 from spark_consumers.lake.layout.arrangement import Arrangement, Field, parsed, parts
 from spark_consumers.lake.layout.single_value import json_value
 from spark_consumers.lake.layout.transforms import applied, applies
+from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.postgres.table_layout import SortField
 
 _EPOCH = dt.date(1970, 1, 1)
@@ -25,7 +26,8 @@ KINDS = {
     pa.int32(): (st.integers(-(2**31), 2**31 - 1), types.IntegerType(), lambda v: v),
     pa.int64(): (st.integers(-(2**63), 2**63 - 1), types.LongType(), lambda v: v),
     _DECIMAL: (
-        st.decimals(-(10**33) + 1, 10**33 - 1, allow_nan=False, places=5),
+        # A truncation of the least ones has more digits.
+        st.decimals(-(10**33) + 2**31, 10**33 - 1, allow_nan=False, places=5),
         types.DecimalType(38, 5),
         lambda v: v,
     ),
@@ -71,6 +73,25 @@ def test_a_transform_of_a_column_is_that_of_each_value(kind, name, data):
     wanted = [None if value is None else transform(taken(value)) for value in column]
     found = applied(name, number, pa.array(column, kind)).to_pylist()
     assert [internal(value) for value in found] == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int32(), -(2**31)),
+        (pa.int64(), -(2**63)),
+        (pa.decimal128(3, 1), Decimal("-99.9")),
+        (_DECIMAL, Decimal(f"-{'9' * 33}.99999")),
+    ],
+    ids=str,
+)
+def test_a_number_whose_truncation_its_type_lacks_has_no_partition(kind, value):
+    with pytest.raises(NotSupportedError, match="near the least") as found:
+        applied("truncate", 1000, pa.array([None, value], kind))
+    assert "choose another partition" in found.value.repair
+    # The same of the greatest one.
+    greatest = value.copy_negate() if isinstance(value, Decimal) else -value - 1
+    assert applied("truncate", 1000, pa.array([greatest], kind))[0].as_py() <= greatest
 
 
 def test_which_transforms_a_type_can_have():

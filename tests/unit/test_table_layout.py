@@ -90,6 +90,7 @@ def test_what_says_nothing_a_second_time_is_refused(partition, sort, message):
         "write.delete.mode",
         "write.data.path",
         "write.metadata.path",
+        "write.manifest.compression-codec",
         "write.metadata.compression-codec",
         "history.expire.max-snapshot-age-ms",
         "gc.enabled",
@@ -98,6 +99,23 @@ def test_what_says_nothing_a_second_time_is_refused(partition, sort, message):
 def test_properties_that_the_lake_depends_on_are_refused_by_name(name):
     with pytest.raises(ValueError, match=f"option '{name}' .*: "):
         TableLayout.parse(options={name: "1"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "commit.manifest.min-count-to-merge",
+        "commit.retry.num-retries",
+        "write.metadata.previous-versions-max",
+        "write.metadata.metrics.max-inferred-column-defaults",
+        "write.summary.partition-limit",
+    ],
+)
+@pytest.mark.parametrize("value", ["many", "-1", "", "1e3", "9999999999"])
+def test_what_iceberg_takes_for_a_number_is_one(name, value):
+    with pytest.raises(ValueError, match=f"option '{name}': '{value}' is not a whole number"):
+        TableLayout.parse(options={name: value})
+    assert TableLayout.parse(options={name: "7"}).options == ((name, "7"),)
 
 
 def test_other_properties_are_the_user_s():

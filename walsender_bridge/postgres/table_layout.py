@@ -113,10 +113,12 @@ class TableLayout:
         fields = tuple(map(PartitionField.parse, partition))
         columns = tuple(map(SortField.parse, sort))
         _once(fields, columns)
-        for name in options or {}:
+        for name, value in (options or {}).items():
             refused = refusal(name)
             if refused:
                 raise ValueError(f"option {name!r} {refused}")
+            if _NUMBERS.fullmatch(name) and not _is_number(value):
+                raise ValueError(f"option {name!r}: {value!r} is not a whole number below 10^9")
         compression(options or {})
         return cls(fields, columns, tuple(sorted((options or {}).items())))
 
@@ -148,6 +150,7 @@ _REFUSED: Final = {
     "write.object-storage.": "would move files that the lake looks for in the table's folder: remove it",
     "write.metadata.compression-codec": "would rename the metadata files by which writers are fenced: remove it",
     "write.metadata.delete-after-commit.": "would remove metadata files, which the lake does itself: remove it",
+    "write.manifest.": "would change the files that the lake reads without Iceberg's library: remove it",
     "write.metadata.path": "would move the metadata files by which writers are fenced: remove it",
     "history.expire.": "would expire epochs that are still to be read: set [lake] retention",
     "gc.": "is about expiry, which the lake does itself: set [lake] retention",
@@ -159,6 +162,17 @@ _REFUSED: Final = {
 def refusal(name: str) -> str:
     """Why an option cannot be set, and what to do instead; nothing if it can."""
     return next((why for begin, why in _REFUSED.items() if name.startswith(begin)), "")
+
+
+#: Properties that Iceberg's library reads as whole numbers whenever it commits: by any other value it fails, with the whole epoch.
+_NUMBERS: Final = re.compile(
+    r"commit\.(retry|status-check|manifest)\..*|write\.metadata\.previous-versions-max"
+    r"|write\.metadata\.metrics\.max-inferred-column-defaults|write\.summary\.partition-limit"
+)
+
+
+def _is_number(value: str) -> bool:
+    return re.fullmatch("[0-9]{1,9}", value) is not None
 
 
 CODEC: Final = "write.parquet.compression-codec"

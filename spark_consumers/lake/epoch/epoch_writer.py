@@ -55,7 +55,7 @@ from spark_consumers.lake.tables import fault as table_fault
 from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
-from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
+from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch, of_partition_field
 from spark_consumers.spark.job_group import described, description
 from spark_consumers.spark.slots import slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
@@ -332,13 +332,20 @@ class EpochWriter:
         return replace(plan, tables=tables), staged, removed
 
     def _extended(self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]]) -> EpochPlan:
-        """The plan with the columns that these tables got; their Iceberg tables get them here."""
+        """The plan with the columns that these tables got; their Iceberg tables get them here.
+
+        Raises `ShapeChangedError` for a table that cannot have one of them.
+        """
         tables = dict(plan.tables)
         for name, table in plan.tables.items():
             if table.path not in layouts or table.state != LIVE:
                 continue
             newest = layouts[table.path][-1].columns
             added = tuple(Column(*column, is_key=False) for column in newest[len(table.layout) :])
+            taken = self._format.partition_fields(self._path(table))
+            if reason := of_partition_field([c.name for c in added], taken):
+                mismatch = SchemaMismatch(name, 0, 0, (), frozenset(), reason)
+                raise ShapeChangedError([mismatch], plan.tables)
             self._format.extend(self._path(table), self._term, arrow_schema(added))
             kept_as_text = (*table.text_columns, *text_columns(added))
             columns = arrow_schema(Column(*column, is_key=False) for column in newest)

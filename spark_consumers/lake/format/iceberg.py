@@ -212,6 +212,13 @@ class IcebergFormat:
         return arrangement(layouts_of(self._iceberg, metadata))
 
     @of_table
+    def partition_fields(self, path: str) -> frozenset[str]:
+        """The names of the partition fields of all its specs, but for columns': no column that is added can have one of these."""
+        there = layouts_of(self._iceberg, self._tables.current(path).operations().current())
+        names = {field["name"] for spec in there.specs for field in spec["fields"]}
+        return frozenset(names - {*there.columns.names})
+
+    @of_table
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give the table the columns that it lacks, at its end; snapshots that are there keep their schema.
 

@@ -155,6 +155,9 @@ class TableFormat(Protocol):
     def arrangement(self, path: str) -> Arrangement:
         """How its files are written now."""
 
+    def partition_fields(self, path: str) -> frozenset[str]:
+        """The names of the partition fields that it has or once had, but for columns': no column can be added under one of these."""
+
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""
 

@@ -5,6 +5,7 @@ have. A partition field that comes back has the number that it had.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ from walsender_bridge.postgres.table_layout import (
 
 #: The property that has the names of the options that the configuration has set.
 OPTIONS = "tuskline.options"
+
+#: Iceberg's options of one column begin so: which statistics its data files have.
+_OF_COLUMN = "write.metadata.metrics.column."
 
 _Json = Mapping[str, Any]
 
@@ -65,7 +69,7 @@ def changes(
     Raises `NotSupportedError`, which names `where`, for a layout that the table cannot have.
     """
     check(wanted, there.columns, where)
-    options = dict(wanted.options)
+    options = {n: v for n, v in wanted.options if _applies(n, there.columns)}
     before = set(json.loads(there.properties.get(OPTIONS, "[]")))
     properties = {name: defaults[name] for name in before - options.keys() if name in defaults}
     properties |= options
@@ -77,6 +81,12 @@ def changes(
         {n: v for n, v in properties.items() if there.properties.get(n) != v},
         frozenset((before - properties.keys()) & there.properties.keys()),
     )
+
+
+def _applies(option: str, columns: pa.Schema) -> bool:
+    """Whether the table can have the option: Iceberg changes no table with statistics of a column that it lacks."""
+    column = option.removeprefix(_OF_COLUMN)
+    return column == option or column.removesuffix(".element") in columns.names
 
 
 def check(wanted: TableLayout, columns: pa.Schema, where: str) -> None:
@@ -126,7 +136,8 @@ def _spec(there: Layouts, wanted: Sequence[PartitionField]) -> _Json | None:
 
 def _field_name(field: PartitionField, columns: Iterable[str], taken: Iterable[str]) -> str:
     """A name for the partition field: no column's, except its own if it has the same values; and no other field's."""
-    words = [field.column]
+    # Avro has ASCII names only, and Iceberg writes other letters as they are: DuckDB ends at such a manifest.
+    words = [re.sub(r"[^\x00-\x7f]", "_", field.column)]
     if field.transform != IDENTITY:
         words += [field.transform, *([] if field.number is None else [str(field.number)])]
     name = "_".join(words)

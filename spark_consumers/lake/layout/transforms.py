@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_consumers.lake.layout import murmur3
+from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.postgres.table_layout import IDENTITY, TIMES
 
 _MICROS_OF_HOUR = 3_600_000_000
@@ -32,7 +33,10 @@ def applies(transform: str, kind: pa.DataType) -> bool:
 
 
 def applied(transform: str, number: int | None, column: pa.Array) -> pa.Array:
-    """The transform of each value; the column has the type of the data files, and `applies` says that it can be."""
+    """The transform of each value; the column has the type of the data files, and `applies` says that it can be.
+
+    Raises `NotSupportedError` for a number whose truncation is not of its type.
+    """
     if transform == IDENTITY:
         return column
     if transform == "bucket":
@@ -85,11 +89,24 @@ def _truncated(column: pa.Array, width: int) -> pa.Array:
         return pc.binary_slice(column, 0, width)
     if pa.types.is_decimal(kind):
         made = [None if v is None else _cut(v, kind.scale, width) for v in column.to_pylist()]
-        return pa.array(made, kind)
+        try:
+            return pa.array(made, kind)
+        except pa.ArrowInvalid:
+            raise _beyond(width, kind) from None
     values = np.asarray(column.fill_null(0))
     with np.errstate(over="ignore"):
         found = values - values % values.dtype.type(width)
+    if (found > values).any():
+        raise _beyond(width, kind)
     return pa.array(found, kind, mask=np.asarray(pc.is_null(column)))
+
+
+def _beyond(width: int, kind: pa.DataType) -> NotSupportedError:
+    """Of a number near the least one of its type. Iceberg's own writer takes the greatest one for it, or fails; readers then miss rows."""
+    return NotSupportedError(
+        f"a number near the least {kind} has no partition: truncate({width}, ...) of it is not of that type",
+        repair="choose another partition for the table in [[lake.tables]], start `lake run` again, and tuskline table resume",
+    )
 
 
 def _cut(value: Decimal, scale: int, width: int) -> Decimal:

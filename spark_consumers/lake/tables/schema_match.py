@@ -93,6 +93,14 @@ def unusable(
     return None
 
 
+def of_partition_field(added: Collection[str], fields: Collection[str]) -> str | None:
+    """Why these columns cannot be added to a table with partition fields of these names; None if they can."""
+    taken = next((name for name in added if name in fields), None)
+    if taken is None:
+        return None
+    return f"its column {taken!r} was added, which has the name of one of its partition fields"
+
+
 def arrays_of(columns: pa.Schema) -> list[str]:
     """The names of the columns that are lists."""
     return [field.name for field in columns if pa.types.is_list(field.type)]
