@@ -9,7 +9,7 @@ import pytest
 from psycopg.errors import UniqueViolation
 
 from spark_consumers import Source, read
-from spark_consumers.lake.copy import bootstrap
+from spark_consumers.lake.copy import bootstrap, chunk
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.capture_stack import STREAM
@@ -54,8 +54,8 @@ def changes(turn):
 def between(monkeypatch, database):
     """Each chunk has its own snapshot; between two of them come `changes`, and what a test adds. The chunks that there were."""
     seen = []
-    more = {}
-    ask = bootstrap.next_chunk
+    more: dict[int, tuple[str, ...]] = {}
+    ask = chunk.next_chunk
 
     def next_chunk(snapshot, table, partial, **sizes):
         found = ask(snapshot, table, partial, **sizes)
@@ -128,6 +128,12 @@ def test_21_what_chunks_cannot_follow_is_copied_again(
         assert said in "".join(capsys.readouterr())
 
 
+def head(stack):
+    found = open_chain(stack.lake).head()
+    assert found is not None
+    return found
+
+
 def lines(stack, words):
     text = (stack.directory / "lake.log").read_text(errors="replace")
     return [line for line in text.splitlines() if all(word in line for word in words)]
@@ -157,14 +163,14 @@ def test_21_a_killed_driver_reads_no_finished_chunk_again(spark, tmp_path, datab
             for fail_point in ("chunk-copied", "copy-kept", "copy-kept"):
                 stack.start("lake", env={"TUSKLINE_FAIL_POINT": fail_point})
                 assert stack.wait("lake", 200) == -signal.SIGKILL
-            kept = open_chain(stack.lake).head().copies[NAME]
+            kept = head(stack).copies[NAME]
             assert kept.is_partial
             stack.start("lake")
-            wait_for(lambda: NAME in open_chain(stack.lake).head().tables, 200, "the table")
+            wait_for(lambda: NAME in head(stack).tables, 200, "the table")
         finally:
             stop.set()
             writer.join()
-        assert open_chain(stack.lake).head().tables[NAME].path == kept.path
+        assert head(stack).tables[NAME].path == kept.path
         flush(
             stack.lake,
             stack.log_address,

@@ -57,7 +57,7 @@ def states(table, events):
         now = dict(found[-1])
         if op == T:
             now.clear()
-        before = now.pop((old or row)[:1]) if op in {U, D} else None
+        before = now.pop((old or row)[:1]) if op in {U, D} else ()
         if op in {I, U}:
             now[row[:1]] = tuple(before[c] if c in skipped else row[c] for c in range(4))
         found.append(now)
@@ -77,7 +77,7 @@ def copies(draw):
     chunks = tuple(zip([*uppers, None], at, strict=True))
     then = states(table, events)
     assert then[-1] == after
-    copied = {}
+    copied: dict[tuple[int, ...], tuple[object, ...]] = {}
     begin = float("-inf")
     for end, lsn in chunks:
         state = then[int((lsns < lsn).sum())]
