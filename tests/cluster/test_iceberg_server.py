@@ -76,7 +76,7 @@ def test_a_stale_writer_changes_nothing(catalog):
 
 
 def test_of_writers_that_meet_one_has_the_commit(catalog):
-    for _ in range(10):
+    for _ in range(3):
         race_of_writers(catalog)
 
 
@@ -87,5 +87,5 @@ def test_of_writers_that_meet_one_has_the_commit_100_times(catalog):
 
 
 def test_of_takeovers_that_meet_one_has_the_lake(catalog):
-    for _ in range(5):
+    for _ in range(2):
         race_of_takeovers(catalog)
