@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from contextlib import contextmanager
 
 from spark_consumers import read
 from spark_consumers.lake.compaction.offer import OFFERS
@@ -20,6 +19,7 @@ from tests.support.capture_stack import STREAM
 from tests.support.engines import metadata_of
 from tests.support.iceberg_check import assert_valid
 from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.lake_pipeline import maintaining
 from tests.support.waiting import wait_for
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
@@ -32,21 +32,6 @@ def files(pipeline, name):
     """The data files of a table now."""
     table = pipeline.head().tables[name]
     return states(liveness_of(str(pipeline.lake / table.path), table))
-
-
-@contextmanager
-def maintaining(pipeline):
-    """A maintainer of the pipeline's lake in a thread of its own."""
-    made = Maintainer(pipeline.lake, Limits(interval=0.1))
-    stop = threading.Event()
-    thread = threading.Thread(target=made.run, args=(stop,))
-    thread.start()
-    try:
-        yield made
-    finally:
-        stop.set()
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 def settled(pipeline, made, accepted):

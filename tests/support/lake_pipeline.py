@@ -1,8 +1,12 @@
 """A lakehouse over one database with capture and log, driven a round at a time."""
 
+import threading
+from contextlib import contextmanager
+
 import pytest
 
 from spark_consumers import Lakehouse, Source, read
+from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT
 from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess, ChangeLog
@@ -33,6 +37,21 @@ def unreadable(ask):
         if "is published, without" in found.value.what:
             break
     return found.value.what
+
+
+@contextmanager
+def maintaining(pipeline):
+    """A maintainer of the pipeline's lake in a thread of its own."""
+    made = Maintainer(pipeline.lake, Limits(interval=0.1))
+    stop = threading.Event()
+    thread = threading.Thread(target=made.run, args=(stop,))
+    thread.start()
+    try:
+        yield made
+    finally:
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 class Pipeline:
