@@ -56,6 +56,7 @@ REQUESTS: dict[str, tuple[Action[Any, Any], Any]] = {
         (m.LEARN, m.CreateRequest("new", "some log")),
         (m.CUT_TAIL, m.CutTailRequest("shop", 1, 1)),
         (m.SEAL, m.SealRequest("shop", 2, 1 << 30, 2)),
+        (m.JOINED, m.JoinedRequest("shop", "another")),
         (m.SYNCHRONIZE, m.SynchronizeRequest("shop", "grpc://127.0.0.1:1", throttled=False)),
         (m.TRIM_POINT, m.TrimPointRequest("shop", 1 << 40, 1 << 60, 1 << 60)),
         (m.TRIM, m.TrimRequest("shop", 1 << 40, 1)),
