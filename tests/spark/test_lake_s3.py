@@ -225,6 +225,7 @@ def newest_files(lake, store):
     return {name: str(newest_metadata(chain.root / t.path)) for name, t in tables.items()}
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_an_object_of_a_table_is_an_error(in_bucket, database, seed):
     """The server of the tests keeps no checksums of what it has."""
     database.execute(
