@@ -20,7 +20,7 @@ from spark_consumers.lake.manifest.reader_leases import ReaderLease, Readers
 from spark_consumers.lake.store.lake_store import Created, StoreOptions
 from spark_consumers.lake.store.living import DEAD_AFTER
 from spark_consumers.lake.store.object_store import ObjectStore
-from spark_consumers.lake.store.place import ObjectPlace, place, reach
+from spark_consumers.lake.store.place import ObjectPlace, place, reach, remove_tree
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.presence import Presence
 from tests.support.lake.table_commits import ORDERS, SCHEMA, race_of_writers, snapshots, write
@@ -359,3 +359,27 @@ def test_keys_that_expire_and_a_wrong_clock_are_named(s3_port, refusal, said):
         ):
             with pytest.raises(LakeError, match=said):
                 ask()
+
+
+@pytest.mark.parametrize("prefix", ["a b/100%/lake", "pr%41/l+1&2=3", "日本/ü/lake"])
+def test_lakes_of_many_characters_keep_to_themselves(s3_port, prefix):
+    root = f"s3://{BUCKET}/{uuid.uuid4().hex}/{prefix}"
+    name = "tables/sh op/public/%C3%84rger%2E1%t1-0a/data/1.parquet"
+    lakes = [ObjectPlace(root), ObjectPlace(f"{root}2"), ObjectPlace(f"{root} 2")]
+    for lake in lakes:
+        reach(str(lake), options_at(s3_port))
+        assert (lake / name).create(str(lake).encode())
+    for lake in lakes:
+        assert (lake / name).read_bytes() == str(lake).encode()
+        assert [str(file) for file in (lake / name).parent.iterdir()] == [f"{lake}/{name}"]
+    remove_tree(lakes[0])
+    assert [(lake / name).exists() for lake in lakes] == [False, True, True]
+
+
+def test_more_names_than_a_page_of_a_listing_has_are_all_found(s3_port):
+    store = store_at(s3_port, uuid.uuid4().hex)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: store.create(f"folder/{i}", b"%d" % i), range(1200)))
+    assert sorted(map(int, store.names("folder"))) == list(range(1200))
+    store.remove_below("folder")
+    assert store.names("folder") == []

@@ -18,6 +18,7 @@ from spark_consumers.lake.format.checked import manifests_of
 from spark_consumers.lake.format.data_files import read_data
 from spark_consumers.lake.format.iceberg_files import newest_metadata
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.store import object_store
 from spark_consumers.lake.store.lake_store import Created
 from spark_consumers.lake.store.object_store import ObjectStore
 from spark_consumers.lake.store.place import place
@@ -224,6 +225,7 @@ def newest_files(lake, store):
     return {name: str(newest_metadata(chain.root / t.path)) for name, t in tables.items()}
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_an_object_of_a_table_is_an_error(in_bucket, database, seed):
     """The server of the tests keeps no checksums of what it has."""
     database.execute(
@@ -254,6 +256,30 @@ def test_a_flipped_bit_in_an_object_of_a_table_is_an_error(in_bucket, database, 
             with pytest.raises(CorruptError, match="metadata/"):
                 read(in_bucket.spark, in_bucket.lake, store=in_bucket.store)["docs"].count()
     assert_equal(database.dsn, read(in_bucket.spark, in_bucket.lake, store=in_bucket.store))
+
+
+@pytest.mark.long
+def test_a_store_that_stops_for_a_while_does_not_end_the_driver(in_bucket, database, monkeypatch):
+    asked = []
+
+    def unanswered():
+        asked.append(time.monotonic())
+        raise UnavailableError("the object store does not answer")
+
+    stop = threading.Event()
+    running = threading.Thread(target=in_bucket.house.run, args=(stop,))
+    try:
+        with monkeypatch.context() as outage:
+            outage.setattr(object_store, "_check_process", unanswered)
+            running.start()
+            # A look and what follows its failure ask a few times.
+            wait_for(lambda: len(asked) > 10, 60, "the driver asks again")
+        assert running.is_alive()
+    finally:
+        stop.set()
+        running.join()
+    database.execute("UPDATE docs SET n = n + 1")
+    assert_equal(database.dsn, in_bucket.flush(in_bucket.lakehouse()))
 
 
 def flipped(file, places, draw):

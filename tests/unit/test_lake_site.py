@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -229,6 +230,9 @@ def test_each_table_is_swept_once_after_a_takeover_a_housekeeping_after_it_was_l
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
+        os.utime(folder / name, (1, 1))
+    # Written since the takeover: of a commit of this writer, perhaps.
+    (folder / "metadata" / "snap-6.avro").touch()
     kept = Retention.begin(chain, cast("Any", tables), site, clock_after(head))
     kept.expire(head, 0.0)
     assert tables.swept == []

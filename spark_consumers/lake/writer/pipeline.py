@@ -582,7 +582,11 @@ class Lakehouse:
         self._log.close()
         if self._writer is not None:
             # A link may have been published although publishing it has failed.
-            head = self._chain.head()
+            try:
+                head = self._chain.head()
+            except UnavailableError:
+                # Nor does the store answer now. The next publication is refused then, and the link found after that.
+                return
             if head is not None and head.term > self._writer.head.term:
                 raise takeover.overtaken(head.term) from error
             if head is not None and head.link > self._writer.head.link:
