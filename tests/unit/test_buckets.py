@@ -43,7 +43,7 @@ def test_no_setting_has_a_key_and_a_folder_has_no_settings(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
     found = buckets.of_started(buckets.settings(LAKE, "https://minio", None))
-    assert all(name.startswith("spark.hadoop.fs.s3") for name in found)
+    assert all(name.startswith(("spark.hadoop.fs.s3", "spark.hadoop.parquet.")) for name in found)
     assert not [value for value in found.values() if value in {"me", "a-secret"}]
     assert buckets.settings("/srv/lake", "https://minio", None) == {}
     assert not buckets.is_bucket(None)

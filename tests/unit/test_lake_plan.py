@@ -110,13 +110,13 @@ def test_a_fresh_copy_reads_what_the_lake_has_already_and_the_rest_once():
     assert [sorted(t.whole) for t in tasks] == [[], ["a.public.t"]]
 
 
-def test_a_copy_removes_its_own_terms_files_only(tmp_path):
-    for name in ("copy-t1-0-7.parquet", "copy-t1-0-8.parquet", "copy-t2-0-1.parquet"):
-        (tmp_path / name).touch()
-    _remove_others(tmp_path, 1, {str(tmp_path / "copy-t1-0-8.parquet")})
-    left = {path.name for path in tmp_path.iterdir()}
+def test_a_copy_removes_what_attempts_have_left_but_no_later_writers(tmp_path):
+    for name in ("copy-t1-0-7", "copy-t2-0-7", "copy-t2-0-8", "copy-t10-0-1"):
+        (tmp_path / f"{name}.parquet").touch()
+    _remove_others(tmp_path, 2, {"copy-t2-0-8.parquet"})
+    left = {path.stem for path in tmp_path.iterdir()}
     # A writer that slept must not take away what its successor has copied.
-    assert left == {"copy-t1-0-8.parquet", "copy-t2-0-1.parquet"}
+    assert left == {"copy-t2-0-8", "copy-t10-0-1"}
 
 
 def test_a_limited_copy_is_read_in_smaller_parts():

@@ -26,6 +26,7 @@ KEYS = {
     "retention": 77.0,
     "failing_table": "hold",
     "copy_rate": 5e6,
+    "copy_chunk_bytes": 3 << 20,
     "on_unrepresentable_value": {"default": "quarantine", "shop.public.orders": "fail"},
     "deletes": {"shop.public.orders": "copy-on-write"},
     "catalog": LakeCatalog("https://catalog:8181", "company", ("shop", "lake")),
@@ -68,6 +69,7 @@ epoch_interval = 3.0
 retention = 77.0
 failing_table = "hold"
 copy_rate = 5e6
+copy_chunk_bytes = 3145728
 spark_master = "local[7]"
 on_unrepresentable_value = {{ default = "quarantine", "shop.public.orders" = "fail" }}
 deletes = {{ "shop.public.orders" = "copy-on-write" }}

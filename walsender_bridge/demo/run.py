@@ -330,11 +330,12 @@ class _Demo:
         if self.options.log_servers > 1:
             replicas = of_supervisor("log-server", "replicas")
 
-            last = of_supervisor("log-server", f"replicas-{self.options.log_servers}")
+            whole = with_children("log-server")
 
             def lose_disk() -> None:
+                # With its supervisor, which would take a disk that is suddenly empty for one that is not mounted.
                 with self.log_servers.wiped():
-                    for pid in last():
+                    for pid in whole():
                         kill(pid)
 
             victims += [Victim("replicas", replicas), Victim("disk", list, lose_disk, rounds=1)]

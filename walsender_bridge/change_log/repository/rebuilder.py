@@ -99,13 +99,21 @@ class Rebuilder:
     def _ask(self, address: str) -> tuple[AskedLogServer, list[Offer]]:
         link, given_up = self._links[address], address in self._given_up
         try:
-            answer = link.call(m.REPLICAS, Empty(), within=_ANSWER)
+            answer = self._replicas_of(link)
             link.log_server_id = answer.log_server
             offers = [self._offer(link, each) for each in answer.replicas]
         except UnavailableError as error:
             self._say(f"log server {address}: {error.what}")
             return AskedLogServer(address, given_up=given_up), []
         return AskedLogServer(address, link.log_server_id, given_up), offers
+
+    @staticmethod
+    def _replicas_of(link: LogServerLink) -> m.ReplicasAnswer:
+        """Its answer, to a second question if need be: a connection that has just ended says nothing of a log server."""
+        try:
+            return link.call(m.REPLICAS, Empty(), within=_ANSWER)
+        except UnavailableError:
+            return link.call(m.REPLICAS, Empty(), within=_ANSWER)
 
     @staticmethod
     def _offer(link: LogServerLink, found: ReplicaDescription) -> Offer:
