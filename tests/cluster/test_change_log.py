@@ -1,6 +1,7 @@
 """The change log as processes: killed under load, restarted, trimmed, fenced, forced."""
 
 import contextlib
+import json
 import random
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pyarrow import flight
 from tests.support.child import run_child, start_child
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.actions import MAX_REQUEST_BYTES, Action, Empty
+from walsender_bridge.change_log.actions import MAX_REQUEST_BYTES, VERSION, Action, Empty
 from walsender_bridge.change_log.append_writer import AppendWriter
 from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamWriter
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
@@ -647,7 +648,8 @@ def test_any_flight_client_can_read_the_log(processes: Processes) -> None:
         log.barrier({STREAM: make.end_lsn}, 10)
         address = log.status().streams[STREAM].addresses[0]
     with flight.FlightClient(address) as client:
-        ticket = flight.Ticket(b'{"v": 5, "stream": "shop", "from_offset": 1, "to_offset": 4}')
+        request = {"v": VERSION, "stream": STREAM, "from_offset": 1, "to_offset": 4}
+        ticket = flight.Ticket(json.dumps(request).encode())
         table: pa.Table = client.do_get(ticket).read_all()
     assert table["offset"].to_pylist() == [1, 2, 3]
     assert table["data"].to_pylist() == entries
