@@ -5,9 +5,7 @@ Tables have version 3, branches and tags, and are where their creator puts them.
 """
 
 import contextlib
-import urllib.request
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +13,7 @@ import psycopg
 import pytest
 
 from spark_consumers.lake.catalog.rest_http import RestOptions
+from tests.support.maven import fetched
 from tests.support.s3 import BUCKET, KEYS
 from walsender_bridge.runtime import cache
 
@@ -100,19 +99,8 @@ def jars() -> list[Path] | None:
         folder.mkdir(parents=True, exist_ok=True)
         for path, digest in _JARS.items():
             file = folder / path.rpartition("/")[2]
-            if not file.exists():
-                try:
-                    with urllib.request.urlopen(
-                        f"https://repo1.maven.org/maven2/{path}", timeout=60
-                    ) as answer:
-                        content = answer.read()
-                except OSError:
-                    return None
-                if sha256(content).hexdigest() != digest:
-                    return None
-                draft = file.with_suffix(".draft")
-                draft.write_bytes(content)
-                draft.rename(file)
+            if not fetched(path, digest, file):
+                return None
     return [folder / path.rpartition("/")[2] for path in _JARS]
 
 

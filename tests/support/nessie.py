@@ -8,15 +8,14 @@ import contextlib
 import http.client
 import os
 import subprocess
-import urllib.request
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from spark_consumers.lake.catalog.rest_http import RestOptions
+from tests.support.maven import fetched
 from tests.support.s3 import BUCKET, KEYS
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import free_port
@@ -24,8 +23,7 @@ from walsender_bridge.runtime import cache
 
 VERSION: Final = "0.99.0"
 _JAR: Final = (
-    f"https://repo1.maven.org/maven2/org/projectnessie/nessie/nessie-quarkus/{VERSION}"
-    f"/nessie-quarkus-{VERSION}-runner.jar"
+    f"org/projectnessie/nessie/nessie-quarkus/{VERSION}/nessie-quarkus-{VERSION}-runner.jar"
 )
 _SHA256: Final = "ce9fa33e2878bf5ea3981876b9e6204cabc0362b3dd82326b10e47271a78c417"
 _S3: Final = "nessie.catalog.service.s3.default-options"
@@ -35,20 +33,7 @@ def runner() -> Path | None:
     """The jar, fetched if need be; None where it cannot be."""
     file = cache.folder() / "nessie" / f"nessie-quarkus-{VERSION}-runner.jar"
     with cache.exclusive(file):
-        if not file.exists():
-            draft = file.with_suffix(".draft")
-            try:
-                with urllib.request.urlopen(_JAR, timeout=60) as answer, draft.open("wb") as out:
-                    digest = sha256()
-                    while chunk := answer.read(1 << 20):
-                        digest.update(chunk)
-                        out.write(chunk)
-            except OSError:
-                return None
-            if digest.hexdigest() != _SHA256:
-                return None
-            draft.rename(file)
-    return file
+        return file if fetched(_JAR, _SHA256, file) else None
 
 
 @contextlib.contextmanager

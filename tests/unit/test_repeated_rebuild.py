@@ -72,6 +72,18 @@ def commit_on(here: Machines, number: int, length: int) -> None:
         ).refused
 
 
+def cut_short(here: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt without the third log server, whose synchronization breaks off at its first batch."""
+
+    def broken(*_: object) -> Iterator[SyncBatch]:
+        raise UnavailableError("the log server ends")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostedReplica, "sync_batches", broken)
+        with pytest.raises(UnavailableError, match="1 replicas are in sync"):
+            attempt(here, 2)
+
+
 def test_31_a_rebuild_is_repeated_whose_synchronization_broke_off(
     machines: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,14 +96,7 @@ def test_31_a_rebuild_is_repeated_whose_synchronization_broke_off(
         assert writer.next_ack(20) is not None
     commit_on(here, 0, 1)
     here.wipe(2)
-
-    def broken(*_: object) -> Iterator[SyncBatch]:
-        raise UnavailableError("the log server ends")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HostedReplica, "sync_batches", broken)
-        with pytest.raises(UnavailableError, match="1 replicas are in sync"):
-            attempt(here, 2)
+    cut_short(here, monkeypatch)
     here.committed_end += 1
     go_on(here, attempt(here, 2))
 
@@ -148,14 +153,7 @@ def test_31_a_rebuild_is_repeated_that_ended_in_the_middle_of_a_wipe(
         (found,) = replica.replicas().replicas
     assert (found.state, found.syncing_from) == ("learning", here.server(0).log_server_id)
     assert "it was being wiped" in found.reason
-
-    def cut_short(*_: object) -> Iterator[SyncBatch]:
-        raise UnavailableError("the log server ends")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HostedReplica, "sync_batches", cut_short)
-        with pytest.raises(UnavailableError, match="1 replicas are in sync"):
-            attempt(here, 2)
+    cut_short(here, monkeypatch)
     its = attempt(here, 2).streams[STREAM]
     assert len(its.members) == 2
     assert its.last.context.end == here.committed_end
