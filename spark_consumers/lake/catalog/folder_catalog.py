@@ -8,7 +8,6 @@ writer has committed in between.
 Each table is committed by itself: an epoch is made of several by the chain of manifests.
 """
 
-import gzip
 import json
 import threading
 import time
@@ -26,13 +25,8 @@ from spark_consumers.lake.format.iceberg_files import (
     newest_metadata,
     version_of,
 )
-from spark_consumers.lake.format.object_seals import check_metadata, sealed
-from spark_consumers.lake.store.place import (
-    ObjectPlace,
-    Place,
-    place,
-    remove_tree,
-)
+from spark_consumers.lake.format.object_seals import metadata_in, sealed
+from spark_consumers.lake.store.place import ObjectPlace, Place, place, remove_tree
 from walsender_bridge.errors import CorruptError, NotSupportedError
 
 
@@ -112,17 +106,7 @@ def _read(file: Place) -> dict[str, Any] | None:
         if file.exists():
             raise
         return None
-    try:
-        # Another writer may have compressed it.
-        text = gzip.decompress(content) if ".gz." in file.name else content
-        if isinstance(file, ObjectPlace):
-            check_metadata(text, str(file))
-        metadata: dict[str, Any] = json.loads(text)
-    except (OSError, EOFError, ValueError) as error:
-        raise CorruptError(
-            f"the metadata cannot be read: {error}", where=str(file), repair=checksums.REPAIR
-        ) from None
-    return metadata
+    return metadata_in(file, content)
 
 
 def _dump(folder: Place, metadata: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ The store compares checksums of its own when an object arrives; whether it does 
 REST catalog and of earlier versions have none of these, and are not compared.
 """
 
+import gzip
 import json
 import re
 import struct
@@ -20,7 +21,7 @@ from typing import Any
 
 from spark_consumers.lake.format import avro
 from spark_consumers.lake.format.checksums import REPAIR, read_whole
-from spark_consumers.lake.store.place import Place, place
+from spark_consumers.lake.store.place import Place, is_object, place
 from walsender_bridge.errors import CorruptError
 
 #: The member of a snapshot's summary.
@@ -50,6 +51,21 @@ def check_metadata(content: bytes, where: str) -> None:
     crc = zlib.crc32(content[end:], zlib.crc32(_ZEROS, zlib.crc32(content[:begin])))
     if found[1] != b"%08x" % crc:
         raise CorruptError("checksum mismatch in the metadata", where=where, repair=REPAIR)
+
+
+def metadata_in(file: Place, content: bytes) -> dict[str, Any]:
+    """What a metadata file of this content says. Raises `CorruptError` for another content than was written."""
+    try:
+        # Another writer may have compressed it.
+        text = gzip.decompress(content) if ".gz." in file.name else content
+        if is_object(file):
+            check_metadata(text, str(file))
+        metadata: dict[str, Any] = json.loads(text)
+    except (OSError, EOFError, ValueError) as error:
+        raise CorruptError(
+            f"the metadata cannot be read: {error}", where=str(file), repair=REPAIR
+        ) from None
+    return metadata
 
 
 class Manifests:

@@ -1,13 +1,9 @@
 """Reads an object of a bucket, which has no checksums beside it, and compares it with those that it has in itself."""
 
-import gzip
-import json
-
 from spark_consumers.lake.format import avro, checksums
 from spark_consumers.lake.format.data_files import as_damage, opened
-from spark_consumers.lake.format.object_seals import check_metadata
+from spark_consumers.lake.format.object_seals import metadata_in
 from spark_consumers.lake.store.place import Place
-from walsender_bridge.errors import CorruptError
 
 
 def read_through(file: Place) -> None:
@@ -22,16 +18,6 @@ def read_through(file: Place) -> None:
     elif file.name.endswith(".avro"):
         avro.rows(file)
     elif file.name.endswith(".metadata.json"):
-        _read_json(file)
-
-
-def _read_json(file: Place) -> None:
-    try:
-        content = file.read_bytes()
-        text = gzip.decompress(content) if ".gz." in file.name else content
-        check_metadata(text, str(file))
-        json.loads(text)
-    except (OSError, EOFError, ValueError) as error:
-        raise CorruptError(
-            f"the metadata cannot be read: {error}", where=str(file), repair=checksums.REPAIR
-        ) from None
+        with checksums.read_whole(file):
+            content = file.read_bytes()
+        metadata_in(file, content)
