@@ -9,7 +9,7 @@ import pytest
 from psycopg.errors import UniqueViolation
 
 from spark_consumers import Source, read
-from spark_consumers.lake.copy import bootstrap, chunk
+from spark_consumers.lake.copy import bootstrap
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.capture_stack import STREAM
@@ -55,18 +55,17 @@ def between(monkeypatch, database):
     """Each chunk has its own snapshot; between two of them come `changes`, and what a test adds. The chunks that there were."""
     seen = []
     more: dict[int, tuple[str, ...]] = {}
-    ask = chunk.next_chunk
+    really = bootstrap.TableCopier._with_next
 
-    def next_chunk(snapshot, table, partial, **sizes):
-        found = ask(snapshot, table, partial, **sizes)
-        if table.name == "events":
-            seen.append(() if partial is None else partial.chunks)
+    def with_next(copier, table, before, *given):
+        if table.published.name == "events":
+            seen.append(before.chunks)
             # After the chunk's snapshot, before the next one's.
             database.execute(*changes(len(seen)), *more.pop(len(seen), ()))
-        return found
+        return really(copier, table, before, *given)
 
     monkeypatch.setattr(bootstrap, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(bootstrap, "next_chunk", next_chunk)
+    monkeypatch.setattr(bootstrap.TableCopier, "_with_next", with_next)
     return seen, more
 
 

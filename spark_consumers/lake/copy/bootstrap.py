@@ -26,6 +26,7 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -119,6 +120,20 @@ Copied = TableVersion | StartOver | TusklineError | None
 Deliver = Callable[[str, Copied], None]
 
 
+@dataclass(frozen=True)
+class _Table:
+    """A table of the request, as a snapshot has it."""
+
+    request: CopyRequest
+    snapshot: ExportedSnapshot
+    published: PublishedTable
+
+    @property
+    def name(self) -> str:
+        """`stream.schema.table`."""
+        return f"{self.request.source.stream}.{self.published.full_name}"
+
+
 class TableCopier:
     """Copies tables into the lake at `root`, an absolute path.
 
@@ -194,14 +209,8 @@ class TableCopier:
                 made: Copied
                 try:
                     shape = checked(found.shapes[relation], later.shapes.get(relation), name)
-                    made = self._copy(
-                        request,
-                        snapshot,
-                        published[relation],
-                        shape,
-                        partials.get(name),
-                        progress[name],
-                    )
+                    table = _Table(request, snapshot, published[relation])
+                    made = self._copy(table, shape, partials.get(name), progress[name])
                 except Exception as error:
                     made = error if isinstance(error, TusklineError) else _copy_error(name, error)
                 deliver(name, made)
@@ -240,74 +249,68 @@ class TableCopier:
         self._format.drop(str(self._root / path))
 
     def _copy(
-        self,
-        request: CopyRequest,
-        snapshot: ExportedSnapshot,
-        table: PublishedTable,
-        shape: Shape,
-        partial: TableVersion | None,
-        progress: CopyProgress,
+        self, table: _Table, shape: Shape, partial: TableVersion | None, progress: CopyProgress
     ) -> TableVersion | StartOver:
         """The table, or a chunk more of it than `partial` has."""
-        name = f"{request.source.stream}.{table.full_name}"
-        begun = self._begun(request, snapshot, table, shape)
-        if partial is not None and (reason := differs(partial, begun)) is not None:
-            return StartOver(reason)
-        if progress.is_unwanted:
-            raise UnavailableError("the copy was stopped", where=name)
-        chunk = next_chunk(
-            snapshot, table, partial, size=request.chunk_bytes, piece=part_bytes(request.rate)
-        )
+        with reading(table.snapshot.dsn, table.snapshot.snapshot) as connection:
+            begun = self._begun(table, shape, _layout(connection, table.published))
+            if partial is not None and (reason := differs(partial, begun)) is not None:
+                return StartOver(reason)
+            if progress.is_unwanted:
+                raise UnavailableError("the copy was stopped", where=table.name)
+            chunk = next_chunk(
+                connection,
+                table.published,
+                partial,
+                size=table.request.chunk_bytes,
+                piece=part_bytes(table.request.rate),
+            )
         if partial is not None:
             # Its table is named by a link: only the lake's housekeeping removes it.
-            return self._with_next(request, snapshot, table, partial, chunk, progress)
+            return self._with_next(table, partial, chunk, progress)
         try:
             folder = str(self._root / begun.path)
-            in_version_2 = begun.copy_on_write or deletes_by_position(self._deletes, name)
-            self._format.create(folder, arrow_schema(table.columns), vectors=not in_version_2)
-            return self._with_next(request, snapshot, table, begun, chunk, progress)
+            in_version_2 = begun.copy_on_write or deletes_by_position(self._deletes, table.name)
+            columns = arrow_schema(table.published.columns)
+            self._format.create(folder, columns, vectors=not in_version_2)
+            return self._with_next(table, begun, chunk, progress)
         except Exception:
             self.remove(begun.path)
             raise
 
-    def _begun(
-        self, request: CopyRequest, snapshot: ExportedSnapshot, table: PublishedTable, shape: Shape
-    ) -> TableVersion:
+    def _begun(self, table: _Table, shape: Shape, layout: tuple[Column, ...]) -> TableVersion:
         """What a copy of the table from this snapshot has as long as nothing was read."""
-        key = usable_key(table)
+        request, snapshot, published = table.request, table.snapshot, table.published
+        key = usable_key(published)
         return TableVersion(
-            path=new_path(request.source.stream, table, request.term),
+            path=new_path(request.source.stream, published, request.term),
             format=self._format.name,
             snapshot_id=0,
-            schema_hash=schema_hash(arrow_schema(table.columns), key),
+            schema_hash=schema_hash(arrow_schema(published.columns), key),
             key=key,
-            text_columns=tuple(text_columns(table.columns)),
+            text_columns=tuple(text_columns(published.columns)),
             start_lsn=snapshot.lsn,
             offset=request.cut.end_offset,
             rows=0,
-            relation_id=table.oid,
+            relation_id=published.oid,
             state=COPIED,
-            layout=_layout(snapshot, table),
+            layout=layout,
             system_id=snapshot.system_id,
             timeline=snapshot.timeline,
             shape=shape.dump(),
-            copy_on_write=copies_on_write(
-                self._deletes, f"{request.source.stream}.{table.full_name}"
-            ),
+            copy_on_write=copies_on_write(self._deletes, table.name),
         )
 
     def _with_next(
         self,
-        request: CopyRequest,
-        snapshot: ExportedSnapshot,
-        table: PublishedTable,
+        table: _Table,
         before: TableVersion,
         chunk: NextChunk | None,
         progress: CopyProgress,
     ) -> TableVersion:
-        """The table with its next chunk, or with all of its rows, read from this snapshot and written."""
+        """The table with its next chunk, or with all of its rows, read from its snapshot and written."""
         began = time.monotonic()
-        name = f"{request.source.stream}.{table.full_name}"
+        name, term, snapshot = table.name, table.request.term, table.snapshot
         if snapshot.lsn < before.start_lsn:
             raise UnavailableError(
                 f"its server is at {format_lsn(snapshot.lsn)}, behind the copy's {format_lsn(before.start_lsn)}",
@@ -315,11 +318,11 @@ class TableCopier:
                 repair="point the source's DSN at the primary (target_session_attrs=read-write)",
             )
         folder = str(self._root / before.path)
-        files, quarantined = self._read(request, snapshot, table, before, chunk, progress)
+        files, quarantined = self._read(table, folder, chunk, progress)
         rows = before.rows + sum(file.rows for file in files)
         # Version 0: a copy is of no range of the log.
         write = TableWrite(0, before.snapshot_id or None, "", files, count=rows)
-        made = self._format.write(folder, request.term, write).snapshot
+        made = self._format.write(folder, term, write).snapshot
         chunks = before.chunks if chunk is None else (*before.chunks, (chunk.end, snapshot.lsn))
         after = with_more_quarantined(
             replace(before, snapshot_id=made, rows=rows, start_lsn=snapshot.lsn, chunks=chunks),
@@ -333,33 +336,24 @@ class TableCopier:
             fail_point.hit("chunk-copied")
             return after
         there = self._format.scan(folder, made)
-        _remove_others(
-            place(folder) / "data", request.term, {PurePath(file.path).name for file in there}
-        )
-        indexed = self._indexed(name, folder, request.term, before.key, there)
+        _remove_others(place(folder) / "data", term, {PurePath(file.path).name for file in there})
+        indexed = self._indexed(name, folder, term, before.key, there)
         log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
         return replace(after, runs=tuple((run.name, run.weight) for run in indexed.runs))
 
     def _read(
-        self,
-        request: CopyRequest,
-        snapshot: ExportedSnapshot,
-        table: PublishedTable,
-        before: TableVersion,
-        chunk: NextChunk | None,
-        progress: CopyProgress,
+        self, table: _Table, folder: str, chunk: NextChunk | None, progress: CopyProgress
     ) -> tuple[list[FileInfo], list[QuarantineFile]]:
         """Read the chunk, or the whole table, into data files."""
-        name = f"{request.source.stream}.{table.full_name}"
-        folder = str(self._root / before.path)
-        columns = arrow_schema(table.columns)
+        name, request, snapshot = table.name, table.request, table.snapshot
+        columns = arrow_schema(table.published.columns)
         schema = spark_schema(columns)
         arrangement = self._arranged(name, folder, request.term)
         reading = SnapshotSource(
             {
                 "dsn": snapshot.dsn,
                 "snapshot": snapshot.snapshot,
-                "table": table.full_name,
+                "table": table.published.full_name,
                 "publication": request.source.publication,
                 "partitionBytes": str(part_bytes(request.rate)),
             },
@@ -438,10 +432,11 @@ def checked(shape: Shape, later: Shape | None, where: str) -> Shape:
     return shape
 
 
-def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, ...]:
+def _layout(
+    connection: psycopg.Connection[tuple[Any, ...]], table: PublishedTable
+) -> tuple[Column, ...]:
     """The table's columns as the stream will send them."""
-    with reading(snapshot.dsn, snapshot.snapshot) as connection:
-        rows = connection.execute(load("lake/table_columns"), {"table": table.oid}).fetchall()
+    rows = connection.execute(load("lake/table_columns"), {"table": table.oid}).fetchall()
     declared = {name: kind for name, kind, _, _ in rows}
     return tuple(
         (c.name, streamed_type(declared[c.name], c.type_oid), c.typmod) for c in table.columns

@@ -17,13 +17,7 @@ import psycopg
 
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables.chunks import CHUNKED_BY
-from spark_consumers.snapshot.exported import (
-    ExportedSnapshot,
-    PublishedTable,
-    reading,
-    relations_of,
-    samples,
-)
+from spark_consumers.snapshot.exported import PublishedTable, relations_of, samples
 from spark_consumers.snapshot.key_ranges import KeyRange, chunk_end, is_clustered, pieces
 
 #: After which no other table, and no other chunk, is read from a snapshot.
@@ -39,31 +33,21 @@ class NextChunk:
 
 
 def next_chunk(
-    snapshot: ExportedSnapshot,
+    connection: psycopg.Connection[tuple[Any, ...]],
     table: PublishedTable,
     partial: TableVersion | None,
     *,
     size: int,
     piece: int,
 ) -> NextChunk | None:
-    """What is to be read next, about `size` bytes in pieces of `piece`; None: the whole table. `partial`: what there is."""
+    """What is to be read next, about `size` bytes in pieces of `piece`; None: the whole table. `partial`: what there is.
+
+    `connection`: one that sees the snapshot.
+    """
     column = table.key[0] if table.key else None
     kinds = {c.name: c.type_oid for c in table.columns}
     if column is None or kinds[column] not in CHUNKED_BY:
         return None
-    with reading(snapshot.dsn, snapshot.snapshot) as connection:
-        return _planned(connection, table, column, partial, size=size, piece=piece)
-
-
-def _planned(
-    connection: psycopg.Connection[tuple[Any, ...]],
-    table: PublishedTable,
-    column: str,
-    partial: TableVersion | None,
-    *,
-    size: int,
-    piece: int,
-) -> NextChunk | None:
     relations = relations_of(connection, table)
     if partial is None and sum(blocks * each for *_, blocks, each in relations) <= size:
         return None

@@ -139,20 +139,19 @@ class Retention:
                 del uses[snapshot]
                 self._due.add(name)
         # Earlier copies, too: what a release could not change in one, as it was damaged, is done when it can be.
-        there = current | {
-            name for name, uses in self._last_use.items() if uses and name not in copying
-        }
+        known = {name: uses for name, uses in self._last_use.items() if name not in copying}
+        there = current | {name for name, uses in known.items() if uses}
         cleaned = self._turn(there, _OTHERS if others else 0)
         # What others have removed, and what was tagged for a link that was lost.
         self._pins.repair(head, cleaned)
-        for name, uses in list(self._last_use.items()):
+        for name, uses in known.items():
             path = self.chain.root / name
             if name in there:
                 if name in cleaned:
                     files += self.tables.expire(str(path), head.term, set(uses))
                     # Not before: an error ends this look, and the tables behind it are due at the next.
                     self._due.discard(name)
-            elif not uses and name not in copying and self.site.remove_table(name):
+            elif not uses and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
         files += self.site.sweep_of_links(head, cleaned)
