@@ -60,6 +60,11 @@ class Stage:
     def __str__(self) -> str:
         return f"{self.link:020d}-t{self.term}-a{self.attempt}"
 
+    @staticmethod
+    def names_from(link: int) -> str:
+        """What no name of an attempt at this link, or at a later one, is before."""
+        return f"{link:020d}"
+
     @classmethod
     def of(cls, name: str) -> "Stage | None":
         """The stage that a file's or a folder's name begins with."""
@@ -265,7 +270,7 @@ def orphans(folder: Place, stages: Mapping[int, str], term: int) -> Iterator[Pla
     `stages`: for some links the stage that the link's manifest names for this table. Files for other links
     are left alone, and so are those of a higher term: where links were lost, a newer writer makes links of these numbers again.
     """
-    for file in files_in(folder / "data"):
+    for file in files_in(folder / "data", Stage.names_from(min(stages, default=0))):
         stage = Stage.of(file.name.removeprefix("."))
         if stage is None or stage.link not in stages or stage.term > term:
             continue
@@ -301,7 +306,7 @@ def remove_attempt(lake: Place, tables: Collection[TableVersion], stage: Stage) 
     Those of other attempts at its link stay: one of them may have made its write, which the next one continues from.
     """
     for table in tables:
-        for file in files_in(lake / table.path / "data"):
+        for file in files_in(lake / table.path / "data", Stage.names_from(stage.link)):
             is_own = Stage.of(file.name.removeprefix(".")) == stage
             if is_own and checksums.file_of(file) is None:
                 log.info("file of a refused write removed", file=file.name, table=table.path)
