@@ -68,7 +68,7 @@ def test_a_lake_is_in_its_folder_unless_a_catalog_is_configured(tmp_path):
     ("lines", "message"),
     [
         ('type = "rest"', "a catalog of type rest needs uri"),
-        ('uri = "https://c"', "these settings are of a catalog of type rest"),
+        ('uri = "https://c"', "these settings require a catalog of type rest"),
         ('type = "rest"\nuri = "https://me:secret@c"', "without a user"),
         ('type = "rest"\nuri = "https://c"\nnamespace = "a..b"', "lake.catalog.namespace"),
         ('type = "rest"\nuri = "https://c"\nware_house = "x"', "did you mean 'warehouse'"),
@@ -181,7 +181,7 @@ def test_a_namespace_is_of_one_lake(tmp_path):
         assert isinstance(catalog, RestCatalog)
         for _ in range(2):
             assert WholeEpochs(catalog, "this-lake", new_snapshot).term() == 0
-        with pytest.raises(LakeError, match="has the tables of another lake, this-lake"):
+        with pytest.raises(LakeError, match="contains the tables of another lake, this-lake"):
             WholeEpochs(catalog, "that-lake", new_snapshot).term()
 
 

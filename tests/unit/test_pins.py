@@ -67,7 +67,7 @@ def test_a_request_makes_one_pin_and_repeats_change_only_its_duration():
     assert again.pins == {"a": replace(done.pins["a"], until=0.0, expires_at=0.0)}
     other = pin(done, asked(epoch=60, number="3"))
     assert other.pins == done.pins
-    with pytest.raises(LakeError, match="it pins epoch 50 already; unpin it before"):
+    with pytest.raises(LakeError, match="it pins epoch 50 already; unpin it first"):
         requests.finished(other, asked(epoch=60, number="3"))
 
 

@@ -125,7 +125,7 @@ def test_a_server_that_leaves_changes_out_is_asked_for_one_table_at_a_time(serve
 
 def test_a_server_that_creates_no_table_is_refused_with_its_reason(server):
     server.faults.extend(["500 before"] * 100)
-    wanted = r"creates no table: status 500 out of order[^$]*write to where"
+    wanted = r"does not create tables: status 500 out of order[^$]*write to the location"
     with pytest.raises(UnavailableError, match=wanted):
         opened(server, outcome=0.1)
 
