@@ -95,9 +95,9 @@ def test_the_doctor_says_what_a_catalog_lacks(tmp_path):
     with RestServer(v3=False, multi_table=False).running() as server:
         version, several = of_catalog(of_server(tmp_path, server))
         assert version.severity is several.severity is Severity.WARNING
-        assert "no tables of version 3" in version.what
-        assert "rows are removed by writing data files again" in version.what
-        assert "no commit of several tables" in several.what
+        assert "does not support version 3" in version.what
+        assert "rows are removed by rewriting data files" in version.what
+        assert "does not reliably commit several tables" in several.what
         asked = of_server(tmp_path, server, '[lake.deletes]\n"shop.public.a" = "vectors"')
         error = next(iter(of_catalog(asked)))
         assert (error.severity, error.cause) == (Severity.ERROR, Cause.CONFIG)
@@ -108,7 +108,7 @@ def test_the_doctor_refuses_a_catalog_without_branches_or_answers(tmp_path):
     with RestServer(branches=False).running() as server:
         (found,) = of_catalog(of_server(tmp_path, server))
         assert (found.severity, found.cause) == (Severity.ERROR, NotSupportedError.cause)
-        assert "does not keep branches" in found.what
+        assert "does not keep a table" in found.what
         server.down = True
         (found,) = of_catalog(of_server(tmp_path, server))
         assert "the catalog does not answer" in found.what
