@@ -171,7 +171,8 @@ def test_doctor_status_and_metrics_name_it(authority, tmp_path, monkeypatch):
         assert "tuskline certs issue" in found.repair
         seen = observation(its)
         named = [
-            any("cert.pem expire" in each for each in what) for what in (seen.degraded, seen.problems)
+            any("cert.pem expire" in each for each in what)
+            for what in (seen.degraded, seen.problems)
         ]
         assert named == [left > 0, left < 0]
         (sample,) = metrics._certificate(seen).samples
