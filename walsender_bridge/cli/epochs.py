@@ -114,7 +114,10 @@ def show(
 
 
 def shown(manifest: "Manifest", head: "Manifest") -> dict[str, Any]:
-    """A manifest as plain values, with LSNs as PostgreSQL writes them and times as ISO 8601; its pins are those of the head."""
+    """A manifest as plain values, with LSNs as PostgreSQL writes them and times as ISO 8601; its pins are those of the head.
+
+    `as_of` is the epoch of a table's rows, as `tuskline table list` shows it.
+    """
     record = manifest.to_json()
     del record["steady_at"]  # seconds of a clock that readers do not have
     record["published_at"] = iso_time(manifest.published_at)
@@ -124,6 +127,8 @@ def shown(manifest: "Manifest", head: "Manifest") -> dict[str, Any]:
     for group in ("tables", "copies"):
         for table in record[group].values():
             table["start_lsn"] = format_lsn(table["start_lsn"])
+    for table in record["tables"].values():
+        table["as_of"] = table["as_of"] or manifest.epoch
     record["pins"] = [
         {
             "pin": name,
