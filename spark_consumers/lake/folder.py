@@ -97,7 +97,7 @@ def _check_bucket(lake: str | Path, options: StoreOptions) -> None:
         chain.identity()
     elif chain.root.is_dir():
         raise LakeError(
-            "objects are below its prefix, and no lake",
+            "its prefix contains objects, but no lake",
             where=str(lake),
             repair="specify another prefix for the lake",
         )

@@ -52,7 +52,7 @@ def without_vectors(deletes: Mapping[str, str], where: str) -> dict[str, str]:
     """The same where the catalog at `where` has no deletion vectors. Raises `NotSupportedError` where some are asked for."""
     if asked := sorted(name for name, how in deletes.items() if how == VECTORS):
         raise NotSupportedError(
-            f"the catalog has no tables of version 3 of Iceberg's format, and so no deletion vectors: {', '.join(asked)}",
+            f"the catalog does not support version 3 of Iceberg's format, and thus no deletion vectors: {', '.join(asked)}",
             where=where,
             repair='set "copy-on-write" for them in [lake.deletes], or use another catalog',
         )

@@ -158,7 +158,7 @@ def test_an_offer_that_is_not_right_any_more_is_refused_and_leaves_no_file(
             pipeline.flush()
 
     outcomes = offered(pipeline, monkeypatch, emptied)
-    assert "written elsewhere" in outcomes[DOCS]["reason"]
+    assert "removed or moved" in outcomes[DOCS]["reason"]
     assert "copied again" in outcomes[BAG]["reason"]
     assert outcomes[PAIRS]["accepted"]
     assert_equal(database.dsn, read(pipeline.spark, pipeline.lake))
@@ -172,7 +172,7 @@ def test_an_offer_that_is_not_right_any_more_is_refused_and_leaves_no_file(
     churn(database, pipeline, 20, 5)
     outcomes = offered(pipeline, monkeypatch, taken_over)
     assert {each["reason"] for each in outcomes.values()} == {
-        "it was made under term 1, and this is term 2"
+        "it was made under term 1, but the present term is 2"
     }
     # Without a commit of its own, as a file of it was lost.
     path = pipeline.lake / pipeline.head().tables[DOCS].path

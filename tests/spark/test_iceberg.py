@@ -367,13 +367,13 @@ def test_the_tags_of_pins_are_exactly_those_that_are_asked_for(table):
         table.format.pin(table.path, 1, wanted)
         assert versions() == before
     # A user's tag of such a name is neither taken over nor removed, and counts as the user's.
-    with pytest.raises(LakeError, match="a tag 'tuskline_pin_mine' exists that no pin has made"):
+    with pytest.raises(LakeError, match="a tag 'tuskline_pin_mine' exists that no pin created"):
         table.format.pin(table.path, 1, {"tuskline_pin_mine": second})
     assert table.format.users_refs(table.path) == ["tuskline_pin_mine"]
     # So is ours, once a user has moved it.
     raw.refresh()
     raw.manageSnapshots().replaceTag("tuskline_pin_b", first).commit()
-    with pytest.raises(LakeError, match="no pin has made"):
+    with pytest.raises(LakeError, match="no pin created"):
         table.format.pin(table.path, 1, {"tuskline_pin_b": second})
     table.format.pin(table.path, 1, {})
     assert set(table.format.users_refs(table.path)) == {"tuskline_pin_b", "tuskline_pin_mine"}

@@ -245,7 +245,7 @@ def test_36_a_user_s_tag_of_a_pin_s_name_is_left_alone(pipeline, database):
     path = f"{pipeline.lake}/{link.tables[DOCS].path}"
     raw = pipeline.house._format._tables._tables.load(path)
     raw.manageSnapshots().createTag(tag_of("mine"), link.tables[DOCS].snapshot_id).commit()
-    with pytest.raises(LakeError, match="exists that no pin has made"):
+    with pytest.raises(LakeError, match="exists that no pin created"):
         pins.pin("mine", link.epoch)
     wait_for(lambda: (pipeline.house.run_once(), not pipeline.head().pins)[1], 30, "its end")
     pins.pin("yours", link.epoch)

@@ -169,7 +169,7 @@ def test_42_a_certificate_that_ends_is_warned_of_once(log: TlsLog) -> None:
         for moment in (end - 15 * 86_400, end - 13 * 86_400, end - 12 * 86_400, end + 1, end + 2):
             log.log_server._listener._warn_of_end(moment)
     assert [each["event"] for each in lines if each.get("address") == log.log_server.address] == [
-        *("the certificate ends soon", "the certificate has ended")
+        *("the certificate expires soon", "the certificate has expired")
     ]
 
 

@@ -241,7 +241,7 @@ def test_deletes_of_no_table_are_named(tmp_path, line, message):
     ("line", "message"),
     [
         ('pattern = "orders"', "'orders' is not a table pattern"),
-        ('pattern = "!public.a"', "has no '!'"),
+        ('pattern = "!public.a"', "must not begin with"),
         ('pattern = "public.*"\npartition = ["week(a)"]', "week is not a transform"),
         ('pattern = "public.*"\noptions = { "format-version" = "2" }', r"\[lake.deletes\]"),
         ('pattern = "public.*"\nsource = "shpo"', "no source 'shpo'\n.*'shop'"),

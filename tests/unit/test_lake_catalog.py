@@ -68,7 +68,7 @@ def test_a_lake_is_in_its_folder_unless_a_catalog_is_configured(tmp_path):
     ("lines", "message"),
     [
         ('type = "rest"', "a catalog of type rest needs uri"),
-        ('uri = "https://c"', "these settings are of a catalog of type rest"),
+        ('uri = "https://c"', "these settings require a catalog of type rest"),
         ('type = "rest"\nuri = "https://me:secret@c"', "without a user"),
         ('type = "rest"\nuri = "https://c"\nnamespace = "a..b"', "lake.catalog.namespace"),
         ('type = "rest"\nuri = "https://c"\nware_house = "x"', "did you mean 'warehouse'"),
@@ -95,9 +95,9 @@ def test_the_doctor_says_what_a_catalog_lacks(tmp_path):
     with RestServer(v3=False, multi_table=False).running() as server:
         version, several = of_catalog(of_server(tmp_path, server))
         assert version.severity is several.severity is Severity.WARNING
-        assert "no tables of version 3" in version.what
-        assert "rows are removed by writing data files again" in version.what
-        assert "no commit of several tables" in several.what
+        assert "does not support version 3" in version.what
+        assert "rows are removed by rewriting data files" in version.what
+        assert "does not reliably commit several tables" in several.what
         asked = of_server(tmp_path, server, '[lake.deletes]\n"shop.public.a" = "vectors"')
         error = next(iter(of_catalog(asked)))
         assert (error.severity, error.cause) == (Severity.ERROR, Cause.CONFIG)
@@ -108,7 +108,7 @@ def test_the_doctor_refuses_a_catalog_without_branches_or_answers(tmp_path):
     with RestServer(branches=False).running() as server:
         (found,) = of_catalog(of_server(tmp_path, server))
         assert (found.severity, found.cause) == (Severity.ERROR, NotSupportedError.cause)
-        assert "does not keep branches" in found.what
+        assert "does not keep a table" in found.what
         server.down = True
         (found,) = of_catalog(of_server(tmp_path, server))
         assert "the catalog does not answer" in found.what
@@ -181,7 +181,7 @@ def test_a_namespace_is_of_one_lake(tmp_path):
         assert isinstance(catalog, RestCatalog)
         for _ in range(2):
             assert WholeEpochs(catalog, "this-lake", new_snapshot).term() == 0
-        with pytest.raises(LakeError, match="has the tables of another lake, this-lake"):
+        with pytest.raises(LakeError, match="contains the tables of another lake, this-lake"):
             WholeEpochs(catalog, "that-lake", new_snapshot).term()
 
 

@@ -147,7 +147,7 @@ def _of_days(authority: Authority, tmp_path, days: int) -> TlsFiles:
     return TlsFiles(out / "ca.pem", out / "cert.pem", out / "key.pem")
 
 
-@pytest.mark.parametrize(("left", "said"), [(14.1, ""), (13.9, "ends on"), (-0.1, "ended on")])
+@pytest.mark.parametrize(("left", "said"), [(14.1, ""), (13.9, "expires on"), (-0.1, "expired on")])
 def test_an_end_within_two_weeks_is_a_problem_and_a_finding(authority, tmp_path, left, said):
     its = certificate_view.observe(_settings(_of_days(authority, tmp_path, 60)))
     assert its is not None
@@ -171,7 +171,8 @@ def test_doctor_status_and_metrics_name_it(authority, tmp_path, monkeypatch):
         assert "tuskline certs issue" in found.repair
         seen = observation(its)
         named = [
-            any("cert.pem end" in each for each in what) for what in (seen.degraded, seen.problems)
+            any("cert.pem expire" in each for each in what)
+            for what in (seen.degraded, seen.problems)
         ]
         assert named == [left > 0, left < 0]
         (sample,) = metrics._certificate(seen).samples

@@ -67,7 +67,7 @@ def test_a_request_makes_one_pin_and_repeats_change_only_its_duration():
     assert again.pins == {"a": replace(done.pins["a"], until=0.0, expires_at=0.0)}
     other = pin(done, asked(epoch=60, number="3"))
     assert other.pins == done.pins
-    with pytest.raises(LakeError, match="it pins epoch 50 already; unpin it before"):
+    with pytest.raises(LakeError, match="it pins epoch 50 already; unpin it first"):
         requests.finished(other, asked(epoch=60, number="3"))
 
 
@@ -271,6 +271,8 @@ def test_the_commands_ask_and_show_what_is_pinned(chain, tmp_path_factory):
     shown = run("show", "10")
     (found,) = shown["pins"]
     assert (shown["epoch"], found["pin"], found["state"]) == (10, "a", "pinned")
+    # A live table has the rows of the epoch itself.
+    assert {table["as_of"] for table in shown["tables"].values()} == {10}
     pinned_at, expires_at = map(datetime.fromisoformat, (found["pinned_at"], found["expires_at"]))
     assert (expires_at - pinned_at).days == 30
     (statement,) = run("show", "10", "--sql", "spark")["statements"]

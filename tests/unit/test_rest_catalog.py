@@ -103,7 +103,7 @@ def test_new_tables_have_version_2_on_a_server_without_version_3():
         assert catalog.create(ORDERS, SCHEMA, {}) is Outcome.WON
         assert not catalog.supports_v3
         assert catalog.load(ORDERS).metadata["format-version"] == 2
-        with pytest.raises(NotSupportedError, match="no tables of version 3"):
+        with pytest.raises(NotSupportedError, match="does not support version 3"):
             catalog.create(LINES, SCHEMA, {"format-version": "3"})
         # The table that it was tried with is gone.
         assert set(server.tables) == {(*ORDERS.namespace, own_name(ORDERS))}
@@ -125,7 +125,7 @@ def test_a_server_that_leaves_changes_out_is_asked_for_one_table_at_a_time(serve
 
 def test_a_server_that_creates_no_table_is_refused_with_its_reason(server):
     server.faults.extend(["500 before"] * 100)
-    wanted = r"creates no table: status 500 out of order[^$]*write to where"
+    wanted = r"does not create tables: status 500 out of order[^$]*write to the location"
     with pytest.raises(UnavailableError, match=wanted):
         opened(server, outcome=0.1)
 

@@ -224,7 +224,7 @@ class Listener:
         if (used.ends, over) != self._warned:
             self._warned = (used.ends, over)
             _log.warning(
-                "the certificate has ended" if over else "the certificate ends soon",
+                "the certificate has expired" if over else "the certificate expires soon",
                 address=self.address,
                 ends=datetime.fromtimestamp(used.ends, UTC).isoformat(),
                 repair="replace its files (docs/certificates.md)",

@@ -63,12 +63,8 @@ app = typer.Typer(
 )
 log_server_app = typer.Typer(help="Run the log server: replicas of the log, and safekeepers.")
 bridge_app = typer.Typer(help="Run the bridge, which captures the sources and orders the log.")
-lake_app = typer.Typer(
-    help="Run the Spark job that publishes epochs; maintain and verify the lake's files."
-)
-log_app = typer.Typer(
-    help="Show, verify, trim and follow the change log; back up or rebuild its repository."
-)
+lake_app = typer.Typer(help="Run, maintain and verify the lake.")
+log_app = typer.Typer(help="Show, verify, follow, trim, back up or rebuild the change log.")
 for name, named in (
     ("log-server", log_server_app),
     ("bridge", bridge_app),
@@ -236,14 +232,15 @@ def demo(
     lake: Annotated[
         str,
         typer.Option(
-            help="folder; s3: a bucket of versitygw, which is started; or s3://bucket/prefix, reached as the environment says."
+            help="Where the lake is: folder; s3, in a bucket of versitygw, which the demo starts; "
+            "or s3://bucket/prefix, with endpoint and keys from the environment."
         ),
     ] = "folder",
     catalog: Annotated[
         str,
         typer.Option(
             metavar="folder|rest",
-            help="What has the tables' metadata: their folder, or the REST catalog at TUSKLINE_CATALOG_URI.",
+            help="Where the tables' metadata is: in the lake's folder, or in the REST catalog at TUSKLINE_CATALOG_URI.",
         ),
     ] = "folder",
     directory: Annotated[
@@ -253,7 +250,7 @@ def demo(
 ) -> None:
     """Run a demonstration on this machine, with its own PostgreSQL.
 
-    Concurrent clients of a bank write to it, the log and the lake follow, and at the end every table is compared.
+    Clients write to it concurrently, the log and the lake follow, and at the end every table is compared.
     """
     from walsender_bridge.demo.catalog import section
     from walsender_bridge.demo.run import DemoOptions, run_demo

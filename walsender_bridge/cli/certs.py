@@ -11,7 +11,7 @@ from walsender_bridge.runtime import extras
 from walsender_bridge.runtime.output import Output
 
 certs_app = typer.Typer(
-    help="Create a certificate authority, and issue certificates for [tls].",
+    help="Create a certificate authority, and issue certificates.",
     no_args_is_help=True,
 )
 _MOST_DAYS = 36_500
@@ -47,13 +47,18 @@ def register(app: typer.Typer) -> None:
 
 @certs_app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(help="New or empty folder of the authority.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="New or empty folder of the authority.")
+    ],
     days: Annotated[
         int, typer.Option(help="Days for which the authority is valid.", min=1, max=_MOST_DAYS)
     ] = 3650,
     as_json: AsJson = False,
 ) -> None:
-    """Create an authority that issues certificates. Accounts that can read its folder have all rights on log and safekeepers."""
+    """Create a certificate authority.
+
+    Every account that can read its folder has all rights on log and safekeepers.
+    """
     extras.need("certs")
     from walsender_bridge.runtime import certificates
 
@@ -62,7 +67,7 @@ def init(
 
 @certs_app.command("issue")
 def issue(
-    folder: Annotated[Path, typer.Argument(help="Folder of the authority.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the authority.")],
     role: _Roles,
     name: _Name,
     out: Annotated[
@@ -75,7 +80,10 @@ def issue(
     ] = 365,
     as_json: AsJson = False,
 ) -> None:
-    """Issue a certificate into a folder of its own, to be copied to one machine."""
+    """Issue a certificate for [tls] into a new folder.
+
+    Copy that folder to the machine or reader that the certificate is for.
+    """
     extras.need("certs")
     from walsender_bridge.runtime import certificates
 
@@ -92,7 +100,10 @@ def names(
     stream: _Streams = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the alternative names for a certificate that an authority of yours issues, in their order."""
+    """Show the alternative names that a certificate must contain.
+
+    Use it if another authority issues your certificates. The order of the names counts: see docs/certificates.md.
+    """
     from walsender_bridge.runtime import certificate_holder
 
     hosts = host or []
@@ -120,7 +131,7 @@ def _holder(
     holder = certificate_holder.identity(name, roles, streams or (certificate_holder.ALL_STREAMS,))
     if hosts and not holder.roles & SERVERS:
         raise UsageError(
-            "--host is for servers, and these roles have none",
+            "--host is for servers, and none of these roles is one of a server",
             repair="add --role repository, log-server or safekeeper, or remove --host",
         )
     if not hosts and holder.roles & SERVERS:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spark_consumers.lake.writer.requests import Request
 
 epochs_app = typer.Typer(
-    help="List and show the published epochs of the lake, and pin some of them.",
+    help="List, show, pin and unpin the published epochs of the lake.",
     no_args_is_help=True,
 )
 
@@ -47,7 +47,7 @@ def list_epochs(
     limit: Annotated[int, typer.Option(help="Number of epochs to list.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest published epochs, and the older ones that are pinned."""
+    """List the newest epochs, and the older ones that are pinned."""
     from spark_consumers.lake.manifest.pinned_links import pinned
 
     chain = lake_chain(lake_section(load_config(config)))
@@ -73,19 +73,21 @@ def list_epochs(
 
 @epochs_app.command("show")
 def show(
-    epoch: Annotated[int, typer.Argument(help="Number of the epoch, from `epochs list`.")],
+    epoch: Annotated[
+        int, typer.Argument(metavar="EPOCH", help="Number of the epoch, from `epochs list`.")
+    ],
     config: ConfigPath = DEFAULT_CONFIG,
     sql: Annotated[
         str | None,
         typer.Option(
             "--sql",
             metavar="ENGINE",
-            help="Print what reads this epoch in trino, duckdb, spark or pyiceberg instead.",
+            help="Print statements that read this epoch in trino, duckdb, spark or pyiceberg.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one epoch: stream positions, table snapshots, and the pins that keep it."""
+    """Show one epoch: its stream positions, tables and pins."""
     from spark_consumers.lake.manifest.pinned_links import at_epoch
 
     chain = lake_chain(lake_section(load_config(config)))
@@ -112,7 +114,10 @@ def show(
 
 
 def shown(manifest: "Manifest", head: "Manifest") -> dict[str, Any]:
-    """A manifest as plain values, with LSNs as PostgreSQL writes them and times as ISO 8601; its pins are those of the head."""
+    """A manifest as plain values, with LSNs as PostgreSQL writes them and times as ISO 8601; its pins are those of the head.
+
+    `as_of` is the epoch of a table's rows, as `tuskline table list` shows it.
+    """
     record = manifest.to_json()
     del record["steady_at"]  # seconds of a clock that readers do not have
     record["published_at"] = iso_time(manifest.published_at)
@@ -122,6 +127,8 @@ def shown(manifest: "Manifest", head: "Manifest") -> dict[str, Any]:
     for group in ("tables", "copies"):
         for table in record[group].values():
             table["start_lsn"] = format_lsn(table["start_lsn"])
+    for table in record["tables"].values():
+        table["as_of"] = table["as_of"] or manifest.epoch
     record["pins"] = [
         {
             "pin": name,
@@ -212,7 +219,9 @@ def pin(
     keep_for: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="DURATION", help="Release the pin after so long, such as 30d."
+            "--for",
+            metavar="DURATION",
+            help="Release the pin after this time, such as 30d; default: never.",
         ),
     ] = None,
     config: ConfigPath = DEFAULT_CONFIG,
@@ -220,9 +229,9 @@ def pin(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Keep an epoch beyond [lake] retention, with the tag tuskline_pin_NAME on each of its tables.
+    """Keep an epoch under a name, beyond [lake] retention.
 
-    Repeating the command with the same epoch changes how long it is kept, and nothing else.
+    Each of its tables gets the tag tuskline_pin_NAME. To change how long a pin is kept, repeat the command.
     """
     from spark_consumers.lake.manifest.pin import checked_name
     from spark_consumers.lake.manifest.pinned_links import at_epoch
@@ -260,7 +269,10 @@ def unpin(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Release a pin: its tags are removed, and its epoch expires if it is past [lake] retention."""
+    """Release a pin, and remove its tags.
+
+    Its epoch expires if it is past [lake] retention.
+    """
     from spark_consumers.lake.manifest.pin import checked_name
     from spark_consumers.lake.writer import requests
 

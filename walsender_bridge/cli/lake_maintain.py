@@ -1,4 +1,4 @@
-"""`tuskline lake maintain`: rewrites small and half dead data files of the lake beside its driver, without Spark.
+"""`tuskline lake maintain`: rewrites small data files, and those with many removed rows, beside the driver, without Spark.
 
 It may run on any machine that has the lake, and several may: one works at a time, and what it prepares counts only once the
 driver has made it part of the lake (docs/decisions/lake-maintenance.md).
@@ -41,14 +41,17 @@ def register(app: typer.Typer) -> None:
 def lake_maintain(
     config: ConfigPath = DEFAULT_CONFIG,
     once: Annotated[
-        bool, typer.Option("--once", help="Do what is due now, wait for the driver, and end.")
+        bool, typer.Option("--once", help="Do what is due now, wait for the driver, and exit.")
     ] = False,
     timeout: Annotated[
         float, typer.Option(help="With --once: seconds to wait for the driver's decisions.")
     ] = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite small and half dead data files of the lake, beside its driver, until SIGTERM or SIGINT."""
+    """Rewrite small data files, and those with many removed rows.
+
+    It runs beside `lake run`, without Spark, until SIGTERM or SIGINT.
+    """
     from walsender_bridge.cli.parts import alone
 
     if once:

@@ -17,11 +17,11 @@ def register(app: typer.Typer) -> None:
 
 
 def log_backup(
-    file: Annotated[Path, typer.Argument(help="Name of the copy, a new file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Name of the copy, a new file.")],
     config: ConfigPath = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the repository's database, which may be in use, to a new file."""
+    """Copy the repository's database to a new file. The repository may run meanwhile."""
     settings = load_config(config)
     need_here(settings, "repository")
     if settings.etcd is not None:

@@ -31,7 +31,7 @@ def log_rebuild(
         typer.Option(
             "--without",
             metavar="ADDRESS",
-            help="Continue without this log server, which is lost for good. Repeatable; fewer than min_replicas.",
+            help="Give up this log server, which is lost for good. Repeatable; name fewer than min_replicas.",
         ),
     ] = None,
     stopped: Annotated[
@@ -39,7 +39,7 @@ def log_rebuild(
         typer.Option(
             "--stopped",
             metavar="ADDRESS",
-            help="Take the repository at this address for stopped, although its machine does not answer, or refuses as firewalls do. Repeatable.",
+            help="Take the repository at this address to be stopped, although its machine does not answer or rejects connections. Repeatable.",
         ),
     ] = None,
     hold: Annotated[
@@ -54,9 +54,10 @@ def log_rebuild(
     config: ConfigPath = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the log's repository from its replicas, after its disk or the data of etcd was lost.
+    """Rebuild a lost repository of the log from its replicas.
 
-    Run it on the repository's machine, while all log servers run and no repository does. It fails if a repository exists.
+    Use it after the repository's disk, or the data of etcd, was lost. Run it on the repository's machine, while all log
+    servers run and no repository does. It fails if a repository exists.
     """
     seconds = duration(hold)
     if seconds > duration(_HOLD):

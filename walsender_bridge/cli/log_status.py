@@ -1,4 +1,4 @@
-"""`tuskline log status`: streams with their replicas, consumers, and what holds back trimming."""
+"""`tuskline log status`: streams with their replicas, consumers, and what delays trimming."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Show the streams with their replicas, the consumers, and what holds back trimming.
+    """Show streams, replicas, consumers, and what delays trimming.
 
     Exit code: that of the first fault.
     """

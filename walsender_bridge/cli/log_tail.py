@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def log_tail(
-    stream: Annotated[str, typer.Argument(help="Name of the stream.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")],
     from_version: Annotated[
         int | None,
         typer.Option(

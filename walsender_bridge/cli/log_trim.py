@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def log_trim(
-    stream: Annotated[str, typer.Argument(help="Name of the stream.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")],
     to_version: Annotated[
         int | None, typer.Option("--to-version", help="Trim up to this version, inclusive.", min=1)
     ] = None,

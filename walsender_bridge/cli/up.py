@@ -41,7 +41,10 @@ def up(
         typer.Option("--background", help="Return when the parts run; `tuskline down` stops them."),
     ] = False,
 ) -> None:
-    """Run the parts of this machine until SIGTERM or SIGINT: log server, bridge, lake, slots and metrics."""
+    """Run the parts of this machine until SIGTERM or SIGINT.
+
+    The parts are log server, bridge, lake and its maintenance, slots and metrics, as far as they are configured.
+    """
     settings = load_config(config)
     if background:
         _start_in_background(config, settings)

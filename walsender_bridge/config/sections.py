@@ -236,15 +236,15 @@ class LakeTablesSection(_Section):
         """The section as the lake takes it."""
         pattern = Pattern.parse(self.pattern)
         if pattern.excludes:
-            raise ValueError(f"{self.pattern!r}: a pattern of tables that are meant has no '!'")
+            raise ValueError(f"{self.pattern!r}: a pattern here must not begin with '!'")
         layout = TableLayout.parse(self.partition, self.sort, self.options)
         return LayoutRule(pattern, layout, self.source)
 
 
 class CatalogSection(_Section):
-    """`[lake.catalog]`: what has the metadata of the lake's tables.
+    """`[lake.catalog]`: where the metadata of the lake's tables is.
 
-    The lake's own folder, or an Iceberg REST catalog, whose secrets come from the environment (`TUSKLINE_CATALOG_TOKEN`, or
+    In the lake's own folder, or in an Iceberg REST catalog, whose secrets come from the environment (`TUSKLINE_CATALOG_TOKEN`, or
     `TUSKLINE_CATALOG_CREDENTIAL` as `id:secret` for OAuth 2) or from a token's file.
     """
 
@@ -270,7 +270,7 @@ class CatalogSection(_Section):
             raise ValueError("a catalog of type rest needs uri, its address up to /v1")
         # Not `model_fields_set`: with flags, the whole section is given again.
         if self.type == "folder" and self != CatalogSection.model_construct():
-            raise ValueError('these settings are of a catalog of type rest: set type = "rest"')
+            raise ValueError('these settings require a catalog of type rest: set type = "rest"')
         for address in filter(None, (self.uri, self.oauth2_uri)):
             if "@" in urlsplit(address).netloc:
                 raise ValueError(
@@ -286,9 +286,9 @@ class MaintenanceSection(_Section):
     enabled: bool = True
     #: Seconds between two looks at the tables that have changed.
     interval: float = Field(default=30.0, gt=0)
-    #: The size of a data file that needs no others, about.
+    #: The approximate size of a rewritten data file.
     file_bytes: int = Field(default=128 << 20, ge=1 << 20)
-    #: Bytes of data files that are read for one plan, at most; a plan ends before the next one is made.
+    #: The most bytes of data files that one plan reads; a plan ends before the next one is made.
     plan_bytes: int = Field(default=1 << 30, ge=1 << 20)
 
 
@@ -310,9 +310,9 @@ class LakeSection(_Section):
     retention: float = Field(default=86_400.0, gt=0)
     #: Whether epochs wait for a table that cannot be updated: always, during a full resync, or never.
     failing_table: Literal["hold", "wait_for_copy", "go_on"] = "wait_for_copy"
-    #: The greatest number of bytes per second that an initial copy writes; unlimited by default.
+    #: Bytes of rows, before compression, that an initial copy processes per second at most; unlimited by default.
     copy_rate: float | None = Field(default=None, gt=0)
-    #: The size in bytes of a part of a large table that a copy, if it is interrupted, does not read again.
+    #: The size in bytes of the chunks in which a large table is copied; an interrupted copy does not read complete ones again.
     copy_chunk_bytes: int = Field(default=4 << 30, ge=1 << 20)
     #: The handling of rows with an unrepresentable value, by `stream.schema.table`, or `default` for
     #: all others: `fail` (the table stops and reports the row) or `quarantine` (the row is quarantined).

@@ -80,7 +80,7 @@ def _served(directory: Path) -> Iterator[int]:
     server = program()
     if server is None:
         raise UnavailableError(
-            "versitygw, a server of S3, is not on this machine",
+            "versitygw, an S3 server, is not installed",
             where="PATH",
             repair="go install github.com/versity/versitygw/cmd/versitygw@latest, or specify a bucket of your own: --lake s3://bucket/prefix",
         )
@@ -164,9 +164,9 @@ def _wait(port: int, directory: Path) -> None:
     while not _answers(port):
         if time.monotonic() > deadline:
             raise UnavailableError(
-                "the server of S3 does not answer",
+                "the S3 server does not answer",
                 where=f"127.0.0.1:{port}",
-                repair=f"read its log, {directory / 's3.log'}",
+                repair=f"check its log, {directory / 's3.log'}",
             )
         time.sleep(0.05)
 

@@ -33,9 +33,9 @@ def of_catalog(settings: "Config") -> Iterator[Finding]:
             yield Finding(
                 _CHECK,
                 lake.catalog.uri,
-                "the catalog has no commit of several tables that can be relied on: other engines may see an epoch in part for a moment",
+                "the catalog does not reliably commit several tables at once: other engines may see parts of an epoch for a moment",
                 Severity.WARNING,
-                repair="use a catalog whose transactions/commit is atomic, such as Polaris or Lakekeeper",
+                repair="use a catalog whose transactions/commit is atomic (docs/rest-catalog.md)",
             )
     except TusklineError as error:
         yield failed(_CHECK, error.where or lake.catalog.uri, error)
@@ -49,7 +49,7 @@ def _of_versions(lake: "LakeSection", *, v3: bool) -> Iterator[Finding]:
         yield Finding(
             _CHECK,
             lake.catalog.uri,
-            "the catalog has no tables of version 3 of Iceberg's format, and so no deletion vectors: "
+            "the catalog does not support version 3 of Iceberg's format, and thus no deletion vectors: "
             + ", ".join(vectors),
             Severity.ERROR,
             repair='set "copy-on-write" for them in [lake.deletes], or use another catalog',
@@ -59,7 +59,7 @@ def _of_versions(lake: "LakeSection", *, v3: bool) -> Iterator[Finding]:
     yield Finding(
         _CHECK,
         lake.catalog.uri,
-        "the catalog has no tables of version 3 of Iceberg's format: rows are removed by writing data files again",
+        "the catalog does not support version 3 of Iceberg's format: rows are removed by rewriting data files",
         Severity.WARNING,
         repair="use a catalog with version 3 where tables are large and change everywhere",
     )

@@ -112,7 +112,7 @@ def of_processes(settings: "Config") -> Iterator[Finding]:
 
 
 def of_certificate(settings: "Config") -> Iterator[Finding]:
-    """The certificate of `[tls]` that ends within two weeks, has ended, or cannot be used."""
+    """The certificate of `[tls]` that expires within two weeks, has expired, or cannot be used."""
     from walsender_bridge.observability import certificate_view
 
     its, now = certificate_view.observe(settings), time.time()

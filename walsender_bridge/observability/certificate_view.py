@@ -31,7 +31,7 @@ class CertificateView:
         if not ends_soon(self.begins, self.ends, now):
             return ""
         day = f"{datetime.fromtimestamp(self.ends, UTC):%Y-%m-%d %H:%M} UTC"
-        return f"certificate {self.file} {'ended' if self.is_over(now) else 'ends'} on {day}"
+        return f"certificate {self.file} {'expired' if self.is_over(now) else 'expires'} on {day}"
 
     def is_over(self, now: float) -> bool:
         """Whether nobody accepts it any more."""

@@ -213,7 +213,7 @@ class _Collector(Collector):
 def _certificate(seen: Observation) -> Metric:
     left = gauge(
         "certificate_expires_in_seconds",
-        "Seconds until this machine's certificate of [tls] ends; negative: it has ended.",
+        "Seconds until this machine's certificate of [tls] expires; negative: it has expired.",
         "file",
     )
     its = seen.certificate

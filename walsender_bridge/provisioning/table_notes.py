@@ -57,8 +57,7 @@ def _of(
     left_out = [each.table.name for each in chosen.left_out if not each.table.published]
     if is_kept and left_out:
         yield (
-            f"source {source.name}: {_named(left_out)} left out, since publishing would harm them; `tuskline doctor` shows"
-            " the reason and the repair"
+            f"source {source.name}: {_named(left_out)} left out; `tuskline doctor` shows the reason and the repair"
         )
 
 

@@ -99,7 +99,7 @@ def issue(
     ca_key, ca = _load(authority)
     if datetime.now(UTC) + timedelta(days=days) > ca.not_valid_after_utc:
         raise ConfigError(
-            f"a certificate of {days} days outlives its authority, which ends on {ca.not_valid_after_utc:%Y-%m-%d}",
+            f"a certificate of {days} days outlives its authority, which expires on {ca.not_valid_after_utc:%Y-%m-%d}",
             where=str(authority),
             repair="choose fewer --days, or create another authority and issue all certificates again",
         )

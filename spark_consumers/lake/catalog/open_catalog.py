@@ -64,10 +64,9 @@ def probed(chain: Chain, wanted: LakeCatalog) -> "RestCatalog":
         remove_tree(folder)
     if not found.supports_branches:
         raise NotSupportedError(
-            "the catalog does not keep branches of tables, nor any snapshot but the newest",
+            "the catalog does not keep a table's branches, or its earlier snapshots",
             where=wanted.uri,
-            repair="use a catalog that keeps them, such as Polaris or Lakekeeper, or leave [lake.catalog] out: "
-            "then the lake keeps its tables' metadata itself",
+            repair="use a catalog that does, or omit [lake.catalog]: the lake then keeps its tables' metadata itself",
         )
     return found
 
@@ -108,5 +107,5 @@ def _elsewhere(chain: Chain, what: str) -> LakeError:
     return LakeError(
         what,
         where=chain.store.location,
-        repair="configure [lake.catalog] as it was, or specify another folder for a new lake",
+        repair="restore the former [lake.catalog], or specify another folder for a new lake",
     )

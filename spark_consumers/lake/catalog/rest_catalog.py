@@ -147,9 +147,9 @@ class RestCatalog:
         version = int(properties.get(VERSION_PROPERTY, 3 if self.supports_v3 else 2))
         if version >= 3 and not self.supports_v3:
             raise NotSupportedError(
-                f"the catalog has no tables of version {version} of the format, and so no deletion vectors",
+                f"the catalog does not support version {version} of Iceberg's format, and thus no deletion vectors",
                 where=self._client.where,
-                repair="use a catalog that has them",
+                repair='set "copy-on-write" in [lake.deletes], or use another catalog',
             )
         return self._create(table, schema, properties, version)
 
@@ -204,7 +204,7 @@ class RestCatalog:
             raise NotSupportedError(
                 f"the catalog commits one table at a time, not {len(commits)}",
                 where=self._client.where,
-                repair="use a catalog with transactions/commit, such as Polaris, Lakekeeper or Nessie",
+                repair="use a catalog that serves transactions/commit",
             )
         if len({commit.table for commit in commits}) != len(commits):
             raise ValueError("a table is changed twice in one commit")
@@ -285,7 +285,7 @@ class RestCatalog:
             for required in (assert_uuid(str(uuid.uuid4())), assert_ref("main", 1)):
                 if self.commit(TableCommit(table, [required], [update])) is not Outcome.LOST:
                     raise NotSupportedError(
-                        f"the catalog makes a commit whose requirement does not hold ({required['type']})",
+                        f"the catalog accepts a commit although its requirement does not hold ({required['type']})",
                         where=self._client.where,
                         repair="use another catalog: two writers would overwrite each other's tables",
                     )
@@ -305,9 +305,9 @@ class RestCatalog:
         if there is None:
             if self._create(table, schema, {}, 2) is not Outcome.WON:
                 raise UnavailableError(
-                    f"the catalog creates no table: {self._unanswered or 'without a reason'}",
+                    f"the catalog does not create tables: {self._unanswered or 'it gives no reason'}",
                     where=self._client.where,
-                    repair="read the catalog's log; its server has to be able to write to where the lake's tables are",
+                    repair="check the catalog's log; its server must be able to write to the location of the lake's tables",
                 )
             return False
         return bool(there.metadata["format-version"] >= 3)
@@ -317,9 +317,9 @@ class RestCatalog:
         found = str(there.metadata["location"]) if there is not None else ""
         if wanted and found.rstrip("/") != wanted:
             raise NotSupportedError(
-                f"the catalog puts a table at {found or 'no place'}, not at {wanted}",
+                f"the catalog puts a table at {found or 'no location'}, not at {wanted}",
                 where=self._client.where,
-                repair="let the catalog's warehouse contain the lake, so that its tables can be below the lake's root",
+                repair="configure the catalog's warehouse to contain the lake (docs/rest-catalog.md)",
             )
 
     def _seen(self, table: TableId) -> LoadedTable | None:

@@ -170,7 +170,7 @@ class RestClient:
         return UnavailableError(
             f"the catalog does not answer: {error}",
             where=self.where,
-            repair="check its address, and that it runs",
+            repair="check its address, and that it is running",
         )
 
     def refused(self, reply: Reply) -> LakeError:
@@ -178,7 +178,7 @@ class RestClient:
         return LakeError(
             f"the catalog refuses the request: {reply.reason}",
             where=self.where,
-            repair="check the catalog's log, and which version of the REST specification it has",
+            repair="check the catalog's log, and which version of the REST specification it implements",
         )
 
     # -- one request --------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class RestClient:
         client, colon, secret = credential.partition(":")
         if not colon:
             raise ConfigError(
-                "the client's credential has no secret",
+                "the client's credential lacks a secret",
                 where=CREDENTIAL,
                 repair=f"set {CREDENTIAL} to the client's id, a colon, and its secret",
             )
@@ -301,7 +301,7 @@ def _read_secret(file: Path) -> str:
         raise ConfigError(
             f"the token cannot be read: {error.strerror}",
             where=str(file),
-            repair="specify a file that has the catalog's token",
+            repair="specify a file that contains the catalog's token",
         ) from None
     secret_file.check(file, its, "token", "replace the token, and keep it in a file of mode 0600")
     return token

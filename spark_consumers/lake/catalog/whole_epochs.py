@@ -213,7 +213,7 @@ class WholeEpochs:
         owner = there.metadata.get("properties", {}).get(_LAKE)
         if owner != self._lake:
             raise LakeError(
-                f"the catalog's namespace has the tables of another lake, {owner}",
+                f"the catalog's namespace contains the tables of another lake, {owner}",
                 where=str(CONTROL),
                 repair="specify another namespace in [lake.catalog]",
             )
@@ -228,9 +228,9 @@ def _name(location: str) -> str:
 def _is_won(outcome: Outcome) -> bool:
     if outcome is Outcome.UNKNOWN:
         raise UnavailableError(
-            "the catalog did not say whether it has made the commit",
+            "it is not known whether the catalog made the commit",
             where=str(CONTROL),
-            repair="check the catalog; the commit is repeated by itself",
+            repair="check the catalog; the commit is retried automatically",
         )
     return outcome is Outcome.WON
 

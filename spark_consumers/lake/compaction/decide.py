@@ -73,29 +73,29 @@ def decide(
     `copies_on_write`: whether no data file of the table may have removed rows.
     """
     if offer.term != term:
-        return Refused(f"it was made under term {offer.term}, and this is term {term}")
+        return Refused(f"it was made under term {offer.term}, but the present term is {term}")
     if table is None or table.path != offer.path:
-        return Refused("the table was copied again, or has gone")
+        return Refused("the table was copied again or dropped")
     if table.state != LIVE:
         return Refused(f"the table is {table.state}")
     if table.runs is None:
-        return Refused("the table's row index has to be built first")
+        return Refused("the table's row index must be built first")
     if table.key != offer.key:
         return Refused("the table has another key")
     if offer.merges:
         names = [run for run, _ in table.runs]
         if _place(names, offer.merges) is None:
-            return Refused("its row index was merged since")
+            return Refused("its row index was merged meanwhile")
         return Accepted({})
     try:
         removed = carried(offer, current)
     except ValueError as error:
         return Refused(str(error))
     if copies_on_write and removed:
-        return Refused("rows were removed since, and the table has no deletion vectors")
+        return Refused("rows were removed meanwhile, and the table has no deletion vectors")
     rows, gone = sum(f.rows for f in offer.files), sum(map(len, removed.values()))
     if 2 * gone > rows or any(len(removed[n]) == offer.files[n].rows for n in removed):
-        return Refused(f"{gone} of its {rows} rows were removed, or written elsewhere, since")
+        return Refused(f"{gone} of its {rows} rows were removed or moved meanwhile")
     return Accepted(removed)
 
 

@@ -82,13 +82,13 @@ def prepare(
     folder = str(root / table.path)
     loaded = catalog.load(TableId.at(table.path))
     if loaded is None:
-        raise LakeError("the table has gone", where=folder)
+        raise LakeError("the table no longer exists", where=folder)
     planned = [file for group in groups for file in group.files]
     if len(compactable(loaded.metadata, planned)) != len(planned):
         raise LakeError(
-            "the table has got another sort order or other partitions since the plan",
+            "the table's sort order or partitions have changed since the plan was made",
             where=folder,
-            repair="none needed: the next plan is made for the new layout",
+            repair="no action is needed: the next plan is made for the new layout",
         )
     target = _target(folder, loaded.metadata, name, table, offer)
     ids = _row_ids(loaded.metadata, table)
@@ -180,7 +180,7 @@ def _row_ids(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str, R
     for snapshot in metadata.get("snapshots", ()):
         if snapshot["snapshot-id"] == table.snapshot_id:
             return row_ids(place(snapshot["manifest-list"]))
-    raise LakeError("the table's snapshot has gone", where=table.path)
+    raise LakeError("the table's snapshot no longer exists", where=table.path)
 
 
 def _schema(metadata: Mapping[str, Any], table: TableVersion) -> pa.Schema:

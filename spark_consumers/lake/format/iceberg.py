@@ -691,8 +691,8 @@ def _is_won(outcome: Outcome, path: str) -> bool:
     """Raises `UnavailableError` if it is not known: a repetition takes what it finds."""
     if outcome is Outcome.UNKNOWN:
         raise UnavailableError(
-            "the catalog did not say whether it has made the commit",
+            "it is not known whether the catalog made the commit",
             where=path,
-            repair="check the catalog; the round is repeated by itself",
+            repair="check the catalog; the round is retried automatically",
         )
     return outcome is Outcome.WON

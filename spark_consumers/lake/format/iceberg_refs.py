@@ -107,7 +107,7 @@ def pin_changes(
     there = {name: ref.snapshot for name, ref in refs.items() if ref.is_pin}
     for name in wanted.keys() & refs.keys() - there.keys():
         raise LakeError(
-            f"a {'branch' if refs[name].is_branch else 'tag'} {name!r} exists that no pin has made",
+            f"a {'branch' if refs[name].is_branch else 'tag'} {name!r} exists that no pin created",
             where=path,
             repair="drop it, or choose another name for the pin",
         )

@@ -263,7 +263,7 @@ class Maintainer:
                 raise UnavailableError(
                     "the maintainer could not show that it lives",
                     where=self._chain.store.location,
-                    repair="check the lake's store; the maintainer begins again by itself",
+                    repair="check the lake's store; the maintainer continues automatically",
                 )
             self._chain.store.replace(record, dump(offer.to_json()))
             request = requests.ask(self._chain, requests.COMPACT, [name], offer=offer.name)

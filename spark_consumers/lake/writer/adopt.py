@@ -124,7 +124,9 @@ def adopted(
     then it has just become another one.
     """
     if all(one.log_id != status.log_id for one in asked):
-        raise UnavailableError(f"log {status.log_id} answers now", repair="wait, it is retried")
+        raise UnavailableError(
+            f"log {status.log_id} answers now", repair="no action is needed: it is retried"
+        )
     link = without_departed(link, sources)
     for stream in link.streams:
         if stream not in status.streams:

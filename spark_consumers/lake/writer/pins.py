@@ -53,7 +53,7 @@ def made(
 
     known = head.pins.get(request.pin)
     if known is not None and known.epoch != request.epoch:
-        return answered(head, f"refused: it pins epoch {known.epoch} already; unpin it before")
+        return answered(head, f"refused: it pins epoch {known.epoch} already; unpin it first")
     until = now + request.seconds if request.seconds else 0.0
     at = head.published_at + max(0.0, now - head.steady_at)
     expires_at = at + request.seconds if request.seconds else 0.0

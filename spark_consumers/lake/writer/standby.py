@@ -44,7 +44,7 @@ class Standby:
         """Look once more, if this driver has looked: what is done before a takeover takes seconds. Raises `FencedError`."""
         if self.decided is not None and self.stands_by():
             raise FencedError(
-                "another driver has come to life",
+                "another driver is active again",
                 where=self._chain.store.location,
                 repair="no action is needed: that driver continues",
             )

@@ -516,7 +516,7 @@ class HostedReplica:
             raise TrimmedError(
                 f"offset {offset} has been trimmed; the first one available is {status.low_offset}",
                 where=f"stream {status.stream}",
-                repair="start from there with a full resync of the tables",
+                repair="copy the tables of a lake again (tuskline table resync); start a query with a new checkpoint",
             )
         return status
 

@@ -43,7 +43,7 @@ def lost(data_dir: Path) -> UnavailableError:
     return UnavailableError(
         f"the data directory is gone: there is no {NAME}",
         where=str(data_dir),
-        repair="put it back, or mount its disk: the log server then goes on by itself; if it is lost, run `tuskline down` and"
+        repair="put it back, or mount its disk: the log server then continues automatically; if it is lost, run `tuskline down` and"
         " `tuskline up` here: the log server begins with an empty one, and is synchronized from the others",
     )
 
