@@ -19,11 +19,11 @@ import filecmp
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -247,21 +247,36 @@ def sync(path: Path) -> int:
 
 def write_partial(path: str, table: pa.Table) -> str:
     """Write what another task of the same round reads; not synced, since a round starts over after a crash."""
+    return write_partials(path, [table])
+
+
+def write_partials(path: str, parts: Sequence[pa.Table]) -> str:
+    """Write tables with one schema into one file, of which a task may read one alone."""
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with (
         whole_file(path, durable=False) as sink,
-        pa.ipc.new_file(sink, table.schema, options=options) as out,
+        pa.ipc.new_file(sink, parts[0].schema, options=options) as out,
     ):
-        out.write_table(table)
+        for table in parts:
+            arrays = [column.combine_chunks() for column in table.columns]
+            out.write_batch(pa.record_batch(arrays, schema=table.schema))
     return path
 
 
-def read_partial(path: str) -> pa.Table:
-    """What `write_partial` wrote."""
-    if is_object(path):
-        return pa.ipc.open_file(pa.BufferReader(place(path).read_bytes())).read_all()
-    with pa.memory_map(path) as source:
-        return pa.ipc.open_file(source).read_all()
+def read_partial(path: str, part: int | None = None) -> pa.Table:
+    """What `write_partial` wrote, or one part of what `write_partials` wrote (None: all of them)."""
+    with _bytes_of(path, whole=part is None) as source:
+        file = pa.ipc.open_file(source)
+        if part is None:
+            return file.read_all()
+        return pa.Table.from_batches([file.get_batch(part)], file.schema)
+
+
+def _bytes_of(path: str, *, whole: bool) -> Any:
+    """A file that another task wrote; `whole`: all of it is read."""
+    if not is_object(path):
+        return pa.memory_map(path)
+    return pa.BufferReader(place(path).read_bytes()) if whole else place(path).open()
 
 
 def orphans(folder: Place, stages: Mapping[int, str], term: int) -> Iterator[Place]:
