@@ -12,6 +12,7 @@ from spark_consumers import Source, read
 from spark_consumers.lake.copy import bootstrap
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.writer.leases import Leases
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
@@ -50,18 +51,39 @@ def changes(turn):
     )
 
 
+#: The same with keys that are UUIDs in the order of time, as of version 7.
+UUID_TABLES = (
+    """CREATE FUNCTION key(bigint) RETURNS uuid LANGUAGE sql IMMUTABLE AS
+    $$ SELECT (lpad(to_hex($1 + 1000000000000), 12, '0') || '70008' || substr(md5($1::text), 1, 15))::uuid $$""",
+    "CREATE TABLE events (id uuid PRIMARY KEY, num bigint UNIQUE, n int NOT NULL, body text)",
+    f"INSERT INTO events SELECT key(g), g, 0, repeat(md5(g::text), 6) FROM generate_series(1, {ROWS}) g",
+    "CREATE TABLE small (id int PRIMARY KEY)",
+)
+
+
+def changes_of_uuids(turn):
+    return (
+        f"UPDATE events SET n = n + 1 WHERE num % 97 = {turn}",
+        f"DELETE FROM events WHERE num % 1001 = {turn}",
+        f"INSERT INTO events SELECT key(g), g, {turn}, 'new' FROM generate_series({-turn * 10 - 9}, {-turn * 10}) g",
+        f"INSERT INTO events VALUES (key({100_000 + turn}), {100_000 + turn}, 1, 'behind')",
+        f"UPDATE events SET id = key(num + 200000), num = num + 200000 WHERE num % 1003 = {turn}",
+    )
+
+
 @pytest.fixture
-def between(monkeypatch, database):
+def between(monkeypatch, database, request):
     """Each chunk has its own snapshot; between two of them come `changes`, and what a test adds. The chunks that there were."""
     seen = []
     more: dict[int, tuple[str, ...]] = {}
+    made = getattr(request, "param", changes)
     really = bootstrap.TableCopier._with_next
 
     def with_next(copier, table, before, *given):
         if table.published.name == "events":
             seen.append(before.chunks)
             # After the chunk's snapshot, before the next one's.
-            database.execute(*changes(len(seen)), *more.pop(len(seen), ()))
+            database.execute(*made(len(seen)), *more.pop(len(seen), ()))
         return really(copier, table, before, *given)
 
     monkeypatch.setattr(bootstrap, "SNAPSHOT_SECONDS", 0.0)
@@ -69,14 +91,24 @@ def between(monkeypatch, database):
     return seen, more
 
 
-def pipeline_of(spark, folder, database):
-    database.execute(*TABLES)
+def pipeline_of(spark, folder, database, tables=TABLES):
+    database.execute(*tables)
     return Pipeline(spark, folder, database, tables=("public.events", "public.small"))
 
 
-def test_21_a_table_copied_in_chunks_is_the_table(spark, tmp_path, database, between):
+@pytest.mark.parametrize(
+    ("between", "tables"),
+    [
+        (changes, TABLES),
+        pytest.param(changes_of_uuids, UUID_TABLES, marks=pytest.mark.long),
+    ],
+    ids=["integers", "uuids"],
+    indirect=["between"],
+)
+def test_21_a_table_copied_in_chunks_is_the_table(spark, tmp_path, database, between, tables):
     seen, _ = between
-    with pipeline_of(spark, tmp_path, database) as pipeline:
+    made = changes if tables is TABLES else changes_of_uuids
+    with pipeline_of(spark, tmp_path, database, tables) as pipeline:
         house = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
         partial = 0
 
@@ -95,9 +127,52 @@ def test_21_a_table_copied_in_chunks_is_the_table(spark, tmp_path, database, bet
         assert lsns == sorted(set(lsns))
         assert pipeline.head().tables[NAME].chunks == ()
         # It follows.
-        database.execute(*changes(50))
+        database.execute(*made(50))
         assert_equal(database.dsn, pipeline.flush(house))
         assert_no_orphans(spark, pipeline.lake)
+
+
+def test_21_a_driver_that_takes_over_a_copy_in_chunks_renews_its_lease(
+    spark, tmp_path, database, between
+):
+    with pipeline_of(spark, tmp_path, database) as pipeline:
+        house = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
+
+        def begun():
+            house.run_once(force=True)
+            copy = pipeline.head().copies.get(NAME)
+            return copy is not None and copy.is_partial
+
+        wait_for(begun, 200, "the first chunk")
+        house.close()
+        copy, state = pipeline.head().copies[NAME], pipeline.log.repository._state
+        (name,) = (each for each in state.consumers if "-copy-" in each)
+        # Epochs that come meanwhile need less of the log than the copy.
+        database.execute(*changes(60))
+        pipeline.barrier()
+        later = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
+        later._leases = Leases(seconds=2.0)
+        seen = set()
+
+        def renewed():
+            later.run_once(force=True)
+            if pipeline.head().copies.get(NAME) is not None:
+                lease = state.consumers[name]
+                needed = state.streams[STREAM].needed_from(lease.version)
+                assert needed is None or needed.end <= copy.offset
+                seen.add(lease.until)
+            return len(seen) > 2
+
+        wait_for(renewed, 100, "the lease is renewed")
+        assert pipeline.head().copies[NAME].path == copy.path
+
+        def shown():
+            later.run_once(force=True)
+            return NAME in pipeline.head().readable
+
+        wait_for(shown, 300, "the table")
+        assert_equal(database.dsn, pipeline.flush(later))
+        assert name not in state.consumers
 
 
 @pytest.mark.long

@@ -1,9 +1,12 @@
 """A copy in chunks, each from a later snapshot: what it lacks makes it the table, or it is copied again, and that seldom."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
+from uuid import UUID
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -11,9 +14,18 @@ from hypothesis import strategies as st
 from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.fold.keyed import fold
 from spark_consumers.lake.manifest.table_version import TableVersion
-from spark_consumers.lake.tables.chunks import missing
+from spark_consumers.lake.tables.chunks import _numbers, missing
 from spark_consumers.lake.tables.origin import Joins, joins
-from spark_consumers.snapshot.key_ranges import Sample, chunk_end, is_clustered, percent, pieces
+from spark_consumers.snapshot.key_ranges import (
+    KeyRange,
+    Sample,
+    chunk_end,
+    is_clustered,
+    least_uuid,
+    ordinal_of,
+    percent,
+    pieces,
+)
 from tests.unit.test_fold import KEY, Batch, D, I, T, U, apply, histories
 from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
 
@@ -145,6 +157,48 @@ def test_a_copy_is_not_shown_before_its_last_chunk():
         assert joins(partial, 1, 100) is expected
 
 
+UUIDS = Relation(
+    7,
+    "public",
+    "t",
+    "d",
+    (Column("id", 2950, -1, is_key=True), *RELATION.columns[1:]),
+)
+
+
+def of_uuids(batch):
+    """The same changes of a table whose keys are UUIDs in the same order."""
+
+    def key(number):
+        return None if number is None else least_uuid(number << 40)
+
+    def columns(old):
+        return [pa.array([key(n) for n in old[0].to_pylist()], pa.string()), *old[1:]]
+
+    old = batch.old_columns
+    return replace(
+        batch,
+        relation=UUIDS,
+        columns=columns(batch.columns),
+        old_columns=None if old is None else columns(old),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(copies())
+def test_a_copy_in_chunks_of_uuids_lacks_what_one_of_integers_lacks(drawn):
+    events, lsns, chunks, *_ = drawn
+    if not events:
+        return
+    batch, start = changes(events, lsns), chunks[-1][1]
+    found, reason = missing(batch, start, chunks, ("id",))
+    ranges = tuple((None if end is None else end << 40, lsn) for end, lsn in chunks)
+    of_uuid, same_reason = missing(of_uuids(batch), start, ranges, ("id",))
+    assert same_reason == reason
+    assert of_uuid.offset.tolist() == found.offset.tolist()
+    assert of_uuid.ops.tolist() == found.ops.tolist()
+
+
 # -- how a table is divided -------------------------------------------------------------------------
 
 
@@ -211,3 +265,23 @@ def test_only_a_table_in_the_order_of_its_key_is_read_in_chunks(order, seed):
 def test_a_sample_is_of_few_blocks():
     assert percent(10, 80_000, 64 << 20) == 100.0
     assert 10_000 < percent(128 << 20, 1 << 40, 64 << 20) / 100 * (128 << 20) <= 50_000
+
+
+@given(st.lists(st.uuids(), min_size=1))
+def test_uuids_are_divided_in_the_order_of_postgresql(uuids):
+    """PostgreSQL compares their bytes. All with the same first eight are in one range."""
+    texts = [str(each) for each in sorted(uuids, key=lambda each: each.bytes)]
+    numbers = [ordinal_of(text) for text in texts]
+    assert numbers == sorted(numbers)
+    assert _numbers(pa.array([*texts, None], pa.string()))[:-1].tolist() == numbers
+    for text, number in zip(texts, numbers, strict=True):
+        least = least_uuid(number)
+        assert ordinal_of(least) == number
+        assert UUID(least).bytes <= UUID(text).bytes
+        assert -(2**63) <= number < 2**63
+
+
+def test_a_range_of_uuids_is_asked_for_as_such():
+    one = KeyRange(("public", "t"), 7, "id", ordinal_of("0190" + "0" * 28), None, is_uuid=True)
+    (bound,) = one.bounds
+    assert bound.as_string() == "\"id\" >= '01900000-0000-0000-0000-000000000000'::uuid"

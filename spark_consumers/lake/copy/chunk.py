@@ -6,7 +6,7 @@ new one. A chunk is a range of the first column of the key (`tables.chunks` says
 copy that was interrupted does not read again. A table is read as a whole from one snapshot
 
 - if it is not much larger than a chunk;
-- if it has no key, or one that begins with another type than an integer: its changes cannot be told apart by chunks;
+- if it has no key, or one that begins with another type than an integer or `uuid`: its changes cannot be told apart by chunks;
 - if its rows are not in the order of the key by and large: ranges of the key would be scattered over all of its blocks.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
+from spark_consumers.decode.types import UUID
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables.chunks import CHUNKED_BY
 from spark_consumers.snapshot.exported import PublishedTable, relations_of, samples
@@ -51,12 +52,13 @@ def next_chunk(
     relations = relations_of(connection, table)
     if partial is None and sum(blocks * each for *_, blocks, each in relations) <= size:
         return None
-    found = samples(connection, relations, column, piece=piece)
+    is_uuid = kinds[column] == UUID
+    found = samples(connection, relations, column, piece=piece, is_uuid=is_uuid)
     begin = partial.chunks[-1][0] if partial is not None else None
     end = chunk_end(found, begin, size)
     if partial is None and (end is None or not is_clustered(found, piece)):
         return None
-    return NextChunk(end, tuple(pieces(found, column, begin, end, piece)))
+    return NextChunk(end, tuple(pieces(found, column, begin, end, piece, is_uuid=is_uuid)))
 
 
 def differs(partial: TableVersion, now: TableVersion) -> str | None:

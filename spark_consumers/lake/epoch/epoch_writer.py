@@ -20,7 +20,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, text_columns
-from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.epoch.arranged import arranged, by_position
 from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
@@ -55,6 +54,7 @@ from spark_consumers.lake.policy import copies_on_write, to_copy_on_write
 from spark_consumers.lake.store.place import Place, carried, remove_tree
 from spark_consumers.lake.tables import fault as table_fault
 from spark_consumers.lake.tables import noticed
+from spark_consumers.lake.tables.doubt import each_table, passing
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch, of_partition_field
@@ -330,26 +330,30 @@ class EpochWriter:
 
         Raises `ShapeChangedError` for a table that cannot have one of them.
         """
-        tables = dict(plan.tables)
-        for name, table in plan.tables.items():
-            if table.path not in layouts or table.state != LIVE:
-                continue
+
+        def extend(name: str, table: TableVersion) -> TableVersion | SchemaMismatch:
             newest = layouts[table.path][-1].columns
             added = tuple(Column(*column, is_key=False) for column in newest[len(table.layout) :])
             taken = self._format.partition_fields(self._path(table))
             if reason := of_partition_field([c.name for c in added], taken):
-                mismatch = SchemaMismatch(name, 0, 0, (), frozenset(), reason)
-                raise ShapeChangedError([mismatch], plan.tables)
+                return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
             self._format.extend(self._path(table), self._term, arrow_schema(added))
             kept_as_text = (*table.text_columns, *text_columns(added))
             columns = arrow_schema(Column(*column, is_key=False) for column in newest)
-            tables[name] = replace(
+            return replace(
                 table,
                 layout=newest,
                 text_columns=kept_as_text,
                 schema_hash=schema_hash(columns, table.key),
             )
-        return replace(plan, tables=tables)
+
+        due = [(n, t) for n, t in plan.tables.items() if t.path in layouts and t.state == LIVE]
+        made = dict(zip((n for n, _ in due), self._each_of(plan, due, extend), strict=True))
+        mismatches = [one for one in made.values() if isinstance(one, SchemaMismatch)]
+        if mismatches:
+            raise ShapeChangedError(mismatches, plan.tables)
+        extended = {n: one for n, one in made.items() if isinstance(one, TableVersion)}
+        return replace(plan, tables={**plan.tables, **extended})
 
     def _target(self, name: str, table: TableVersion) -> Target:
         """As a task needs it, but for the stage."""
@@ -598,7 +602,12 @@ class EpochWriter:
         function: Callable[[str, _In], _Out],
     ) -> list[_Out]:
         """As `each`; raises `TableFaultsError` for tables of the plan."""
-        return table_fault.results(each(work, table_fault.guarded(function)), plan.tables)
+
+        def others(but: Collection[str], most: int) -> int:
+            live = (n for n, t in plan.tables.items() if t.state == LIVE and n not in but)
+            return passing(self._format, (self._path(plan.tables[n]) for n in live), most)
+
+        return table_fault.results(each_table(work, function, others), plan.tables)
 
     def _log_epoch(self, manifest: Manifest, timings: Timings, seconds: float) -> None:
         log.info(

@@ -24,7 +24,7 @@ from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.sources.history import around, differs
 from spark_consumers.sources.tables import relation_of
-from walsender_bridge.change_log.client import CutPoint, LogStatus
+from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.postgres.protocol.lsn import Lsn
 
@@ -145,6 +145,17 @@ def late_commits(
         with StreamReader.of(cut) as reader:
             late[name] = thinned(_commits(reader, plan.tables[name].offset, until, status.version))
     return late
+
+
+def version_before(cut: StreamCut, offset: int, newest: int) -> int:
+    """The newest version, up to `newest`, of which the stream has nothing behind this offset, where a transaction ends.
+
+    A consumer that has published it needs the stream from the offset on. Raises `TrimmedError`.
+    """
+    with StreamReader.of(cut) as reader:
+        behind = reader.plan(offset, newest, max_versions=1)
+    # Versions are of all streams: this one has no commit between its commit before the offset and the first one behind it.
+    return behind[0].version - 1 if behind else newest
 
 
 def _commits(reader: StreamReader, start: int, until: int, version: int) -> Iterator[CutPoint]:

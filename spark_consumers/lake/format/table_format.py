@@ -143,6 +143,9 @@ class TableFormat(Protocol):
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
         """Its columns (of an earlier version's table without a key, `ROW_ID` is the last), and its data files' schema."""
 
+    def opens(self, path: str) -> bool:
+        """Whether it can be opened anew: what all tables depend on works then."""
+
     def version(self, path: str) -> int:
         """The version of the format that it has."""
 
@@ -159,7 +162,7 @@ class TableFormat(Protocol):
         """The names of the partition fields that it has or once had, but for columns': no column can be added under one of these."""
 
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
-        """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""
+        """Give it those of `columns` that it lacks. Raises `FencedError`, `NotSupportedError` for another type."""
 
     def take_over(
         self, path: str, snapshot: int, term: int, epoch: int, *, later: bool = False

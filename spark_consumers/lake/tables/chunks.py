@@ -26,15 +26,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_consumers.decode.entries import ChangeBatch
-from spark_consumers.decode.types import INT2, INT4, INT8
+from spark_consumers.decode.types import INT2, INT4, INT8, UUID
 from spark_consumers.lake.manifest.table_version import Chunk
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 
 #: The types of a first key column by which tables are read in chunks.
-CHUNKED_BY: Final = frozenset({INT2, INT4, INT8})
+CHUNKED_BY: Final = frozenset({INT2, INT4, INT8, UUID})
 
 Bools = npt.NDArray[np.bool_]
+_NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
+#: Where the digits of the first eight bytes are in the text of a UUID.
+_DIGITS: Final = ((0, 8), (9, 13), (14, 18))
 
 
 def missing(
@@ -91,12 +94,29 @@ def _is_missing(batch: ChangeBatch, keys: pa.Array, chunks: Sequence[Chunk]) -> 
     """Whether each change came after the chunk of its key was read; of a change without one, False."""
     uppers = np.array([upper for upper, _ in chunks[:-1]], np.int64)
     lsns = np.array([lsn for _, lsn in chunks], np.uint64)
-    numbers = pc.fill_null(keys.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    chunk = np.searchsorted(uppers, numbers, side="right")
+    chunk = np.searchsorted(uppers, _numbers(keys), side="right")
     found: Bools = (batch.commit_lsn >= lsns[chunk]) & pc.is_valid(keys).to_numpy(
         zero_copy_only=False
     )
     return found
+
+
+def _numbers(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """The keys as numbers in PostgreSQL's order (`key_ranges.ordinal_of`); any number for NULL."""
+    if not pa.types.is_string(keys.type):
+        found: npt.NDArray[np.int64] = pc.fill_null(keys.cast(pa.int64()), 0).to_numpy(
+            zero_copy_only=False
+        )
+        return found
+    texts = pc.fill_null(keys, _NO_UUID)
+    parts = [pc.utf8_slice_codeunits(texts, *place) for place in _DIGITS]
+    digits = pc.binary_join_element_wise(*parts, "").to_numpy(zero_copy_only=False)
+    codes = digits.astype("S16").view(np.uint8).reshape(-1, 16)
+    # PostgreSQL writes 0 to 9 and a to f.
+    nibbles = np.where(codes <= ord("9"), codes - ord("0"), codes - ord("a") + 10).astype(np.uint64)
+    first = np.bitwise_or.reduce(nibbles << np.arange(60, -1, -4, dtype=np.uint64), axis=1)
+    numbers: npt.NDArray[np.int64] = (first ^ np.uint64(1 << 63)).view(np.int64)
+    return numbers
 
 
 def _apart(batch: ChangeBatch, removals: Bools, additions: Bools) -> ChangeBatch:

@@ -394,11 +394,16 @@ class Lakehouse:
             self._expire(writer)
 
     def _clean(self, writer: _Writer, asked: Sequence[Request]) -> None:
-        """Look at the tables that a maintainer names, also while there is nothing to publish."""
+        """Look at the tables that a maintainer names, also while there is nothing to publish.
+
+        The request goes when that is done: a writer that dies before leaves it to the next one.
+        """
         if asked and writer.kept.is_due(self._retention):
             writer.kept.mark({path for request in asked for path in request.tables})
             self._expire(writer)
-            writer.tables.forget(asked)
+            fail_point.hit("clean-expired")
+            done = [each for each in asked if writer.kept.has_looked_at(each.tables)]
+            writer.tables.forget(done)
 
     def _expire(self, writer: _Writer) -> None:
         maintained = writer.compactions.is_maintained()
@@ -464,6 +469,7 @@ class Lakehouse:
             answer = site.do(effect)
             if isinstance(effect, takeover.Publish) and answer is None:
                 self._takeover = effect.link
+                self._presence.forget_overtaken(effect.link.term)
                 self._lease(effect.link)
             return answer
 

@@ -14,6 +14,7 @@ from spark_consumers.lake.copy.bootstrap import CopyRequest, StartOver
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
 from spark_consumers.lake.epoch import quarantined_rows, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import ShapeChangedError
+from spark_consumers.lake.epoch.log_view import version_before
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
 from spark_consumers.lake.policy import Policy
@@ -231,6 +232,7 @@ class TableWork:
     def start_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
         """Have copied what is published and not in the lake, or is to be copied again."""
         now = time.monotonic()
+        self._keep_log_for_copies(head, status, client)
         for stream, names in self._published.items():
             if stream not in head.streams or stream not in status.streams:
                 continue
@@ -355,6 +357,21 @@ class TableWork:
         for name in names:
             client.register_consumer(self._pause_consumer(name), version, self._policy.keep_paused)
             self._paused.add(name)
+
+    def _keep_log_for_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
+        """Go on with the leases of copies that an earlier writer has begun: it died, or has lost the lake.
+
+        Each at the version that the oldest copy needs, as that writer had it: the lake's own epoch may be far ahead of it.
+        """
+        needed: dict[str, int] = {}
+        for name, copy in head.copies.items():
+            stream = stream_of(name)
+            needed[stream] = min(copy.offset, needed.get(stream, copy.offset))
+        for stream, offset in needed.items():
+            consumer = self._copy_consumer(stream)
+            if stream in status.streams and not self._leases.holds(consumer):
+                version = version_before(status.streams[stream], offset, status.version)
+                self._leases.hold(client, consumer, version, time.monotonic())
 
     def _needs_log(self, head: Manifest, stream: str) -> bool:
         """Whether a table of the stream is being copied, or copied and not yet shown."""
