@@ -277,20 +277,38 @@ def _one(connection: psycopg.Connection[Any], query: str) -> Any:
     return rows[0][0]
 
 
-@each_major
-def test_a_snapshot_of_the_same_name_is_not_read_for_another(database: Database) -> None:
-    """One comes by the same name after a restart, or on another server behind the address."""
-    database.execute(*SETUP)
-    with ExportedSnapshot(database.dsn) as snapshot:
-        options = {"dsn": snapshot.dsn, "snapshot": snapshot.snapshot, "table": "public.plain"}
-        for slot in (snapshot.slot, "tuskline_snapshot_of_another"):
+def test_a_snapshot_of_the_same_name_is_not_read_for_another(make_server: MakeServer) -> None:
+    """After a restart the server gives the same names again, and another copy may have exported one."""
+    server = make_server()
+    server.start()
+
+    def execute(*statements: str) -> None:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    execute(*SETUP)
+    server.restart()
+    with ExportedSnapshot(server.dsn()) as first:
+        options = {"dsn": first.dsn, "snapshot": first.snapshot, "table": "public.plain"}
+        readers = []
+        for slot in (first.slot, ""):
             source = SnapshotSource(options, slot=slot)
-            reader = source.reader_apart(source.schema())
-            if slot == snapshot.slot:
-                assert read(reader) == [ROW]
+            readers.append(source.reader_apart(source.schema()))
+        assert read(readers[0]) == [ROW]
+        execute("DELETE FROM plain")
+        server.kill()
+    for _ in range(20):
+        server.start()
+        with ExportedSnapshot(server.dsn()) as second:
+            if second.snapshot != first.snapshot:
+                server.kill()
                 continue
             with pytest.raises(SnapshotError, match="no longer exported"):
-                read(reader)
+                read(readers[0])
+            assert read(readers[1]) == []
+            return
+    pytest.fail("another name each time")
 
 
 @each_major

@@ -235,7 +235,7 @@ def explored(root: Path, length: int) -> None:
             raise ViolationError(f"{error}, after {events}") from None
 
 
-@pytest.mark.parametrize("length", [4, pytest.param(6, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_chunks_whose_attempts_fail_make_the_table(tmp_path, length):
     explored(tmp_path, length)
 
@@ -248,11 +248,11 @@ def test_a_chunk_that_is_taken_over_from_an_earlier_attempt_is_found(tmp_path, m
 
     monkeypatch.setattr(IcebergFormat, "_is_done", broken)
     with pytest.raises(ViolationError, match=r"not the table|were removed"):
-        explored(tmp_path, 4)
+        explored(tmp_path, 3)
 
 
 def test_a_chunk_that_is_lost_as_the_next_one_fails_is_found(tmp_path, monkeypatch):
     really = Run.finished
     monkeypatch.setattr(Run, "finished", lambda run: list(really(run))[-1:])
     with pytest.raises(ViolationError, match="is read again"):
-        explored(tmp_path, 4)
+        explored(tmp_path, 3)
