@@ -159,9 +159,10 @@ def test_21_a_chunk_that_failed_behind_its_commit_is_read_again(
     failures = iter([UnavailableError("No space left on device")])
 
     def indexed(copier, name, *given):
+        made = really(copier, name, *given)
         if name == NAME and (error := next(failures, None)) is not None:
             raise error
-        return really(copier, name, *given)
+        return made
 
     monkeypatch.setattr(bootstrap.TableCopier, "_indexed", indexed)
     monkeypatch.setattr(table_work, "_AFTER_FAILURE", 0.5)

@@ -348,7 +348,7 @@ class TableCopier:
             return after
         there = self._format.scan(folder, made)
         _remove_others(place(folder) / "data", term, {PurePath(file.path).name for file in there})
-        indexed = self._indexed(name, folder, term, before.key, there)
+        indexed = self._indexed(name, folder, f"copy-t{term}-{made}", before.key, there)
         log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
         return replace(after, runs=tuple((run.name, run.weight) for run in indexed.runs))
 
@@ -394,9 +394,9 @@ class TableCopier:
             raise NotSupportedError(error.what, where=name, repair=error.repair) from None
 
     def _indexed(
-        self, name: str, folder: str, term: int, key: tuple[str, ...], files: Sequence[ScanFile]
+        self, name: str, folder: str, prefix: str, key: tuple[str, ...], files: Sequence[ScanFile]
     ) -> index.Whole:
-        """The row index of the copy."""
+        """The row index of the copy, in files that begin with `prefix`: an earlier attempt at the last chunk may have left others."""
         context = self._spark.sparkContext
         text = description("copy", self._root.name, [name], "build row index")
 
@@ -408,17 +408,17 @@ class TableCopier:
             return found
 
         schema = self._format.schemas(folder)[1]
-        scratch = f"{folder}/index/.copy-t{term}-part"
+        scratch = f"{folder}/index/.{prefix}-part"
         whole = index.build(
             run,
             folder,
             index.Identity.of(key, schema),
             key,
             files,
-            name=f"copy-t{term}-index",
+            name=f"{prefix}-index",
             scratch=scratch,
         )
-        for part in (place(folder) / "index").glob(f".copy-t{term}-part.*"):
+        for part in (place(folder) / "index").glob(f".{prefix}-part.*"):
             checksums.remove(part)
         return whole
 
