@@ -16,7 +16,14 @@ from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables.chunks import missing
 from spark_consumers.lake.tables.origin import Joins, joins
 from spark_consumers.lake.tables.shape import Shape
-from spark_consumers.snapshot.key_ranges import Sample, chunk_end, is_clustered, percent, pieces
+from spark_consumers.snapshot.key_ranges import (
+    Sample,
+    chunk_end,
+    is_clustered,
+    most_of_one_key,
+    percent,
+    pieces,
+)
 from tests.unit.test_fold import KEY, Batch, D, I, T, U, apply, histories
 from tests.unit.test_shape import NEW as NEW_PART
 from tests.unit.test_shape import TREE
@@ -289,3 +296,10 @@ def test_only_a_table_in_the_order_of_its_key_is_read_in_chunks(order, seed):
 def test_a_sample_is_of_few_blocks():
     assert percent(10, 80_000, 64 << 20) == 100.0
     assert 10_000 < percent(128 << 20, 1 << 40, 64 << 20) / 100 * (128 << 20) <= 50_000
+
+
+def test_a_key_with_many_rows_is_weighed():
+    samples = [sample([1, 1, 1, 2], 4000), sample([2, 3], 1000, 2), sample([], 0, 3)]
+    assert most_of_one_key(samples) == 3000
+    assert most_of_one_key(samples[1:]) == 500
+    assert most_of_one_key(samples[2:]) == 0

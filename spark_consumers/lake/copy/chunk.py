@@ -9,6 +9,7 @@ copy that was interrupted does not read again. A table is read as a whole from o
 - if it has no key, or one that begins with another type than an integer: its changes cannot be told apart by chunks;
 - if no index begins with that column: each range would read the whole table. (The key's first column is the one that the table
   has first, and not the index: `PRIMARY KEY (tenant, id)`.)
+- if one key has more rows than a chunk (`PRIMARY KEY (tenant, id)`), which one task would read all by itself;
 - if its rows are not in the order of the key by and large: ranges of the key would be scattered over all of its blocks.
 """
 
@@ -20,7 +21,13 @@ from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables.chunks import CHUNKED_BY
 from spark_consumers.lake.tables.shape import Shape, changed, followed
 from spark_consumers.snapshot.exported import PublishedTable, have_index, relations_of, samples
-from spark_consumers.snapshot.key_ranges import KeyRange, chunk_end, is_clustered, pieces
+from spark_consumers.snapshot.key_ranges import (
+    KeyRange,
+    chunk_end,
+    is_clustered,
+    most_of_one_key,
+    pieces,
+)
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 
 #: After which no other table, and no other chunk, is read from a snapshot.
@@ -60,7 +67,9 @@ def next_chunk(
     found = samples(connection, relations, column, piece=piece)
     begin = partial.chunks[-1][0] if partial is not None else None
     end = chunk_end(found, begin, size)
-    if partial is None and (end is None or not is_clustered(found, piece)):
+    if partial is None and (
+        end is None or not is_clustered(found, piece) or most_of_one_key(found) > size
+    ):
         return None
     return NextChunk(end, tuple(pieces(found, column, begin, end, piece)))
 
