@@ -18,6 +18,7 @@ from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
+from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.errors import UnavailableError
 
 NAME = f"{STREAM}.public.events"
@@ -209,6 +210,46 @@ def test_21_a_chunk_is_kept_that_comes_with_the_failure_of_the_next(
         assert_equal(database.dsn, shown(pipeline, house))
         # What is read next to the failed chunk is that chunk.
         assert [len(chunks) for chunks in seen][:5] == [0, 1, 2, 3, 3]
+
+
+@pytest.mark.long
+def test_21_the_log_is_kept_for_chunks_of_an_earlier_writer(
+    spark, tmp_path, database, between, monkeypatch
+):
+    leases: dict[str, int] = {}
+    register = LogClient.register_consumer
+    over = threading.Event()
+
+    def noted(client, name, version, seconds):
+        leases[name] = version
+        return register(client, name, version, seconds)
+
+    def step(before, chunk, read):
+        if len(before.chunks) == 1:
+            assert over.wait(300)
+        return read()
+
+    monkeypatch.setattr(LogClient, "register_consumer", noted)
+    step_of(monkeypatch, step)
+    with pipeline_of(spark, tmp_path, database) as pipeline:
+        house = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
+        wait_for(lambda: (house.run_once(force=True), NAME in pipeline.head().copies)[1], 60, "it")
+        # What comes now is behind the copy's offset, and in the lake.
+        for _ in range(2):
+            database.execute(*changes(60 + _))
+            pipeline.flush(house)
+        copy, cut = pipeline.head().copies[NAME], pipeline.head().streams[STREAM]
+        assert copy.offset < cut.offset
+        consumer = next(name for name in leases if "-copy-" in name)
+        (first,) = (leases.pop(name) for name in [consumer])
+        newer = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
+        try:
+            newer.run_once()
+            assert first <= leases[consumer] < pipeline.head().epoch
+        finally:
+            over.set()
+        house.close()
+        assert_equal(database.dsn, shown(pipeline, newer))
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.sources.history import around, differs
 from spark_consumers.sources.tables import relation_of
-from walsender_bridge.change_log.client import CutPoint, LogStatus
+from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
 from walsender_bridge.change_log.stream_reader import StreamReader
 
 
@@ -95,6 +95,13 @@ def late_commits(
         with StreamReader.of(cut) as reader:
             late[name] = _all(reader, plan.tables[name].offset, until, status.version)
     return late
+
+
+def version_behind(offset: int, cut: StreamCut, version: int) -> int:
+    """The version that a lease has to name so that the log keeps the stream from this offset on. `version`: where the log is."""
+    with StreamReader.of(cut) as reader:
+        commits = reader.plan(offset, version, max_versions=1)
+    return commits[0].version - 1 if commits else version
 
 
 def _all(reader: StreamReader, start: int, until: int, version: int) -> list[CutPoint]:

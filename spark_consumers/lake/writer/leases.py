@@ -39,6 +39,10 @@ class Leases:
         self._held[name] = _HeldLease(version)
         self.renew(log, now)
 
+    def holds(self, name: str) -> bool:
+        """Whether this writer keeps the log for `name`."""
+        return name in self._held
+
     def drop(self, log: LogClient, name: str) -> None:
         """`name` needs nothing any more; also one that another writer held."""
         self._held.pop(name, None)

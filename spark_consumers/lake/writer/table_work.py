@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from spark_consumers.lake.copy.bootstrap import CopyRequest, StartOver
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
-from spark_consumers.lake.epoch import quarantined_rows, rolled_back
+from spark_consumers.lake.epoch import log_view, quarantined_rows, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import ShapeChangedError
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
@@ -225,6 +225,7 @@ class TableWork:
     def start_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
         """Have copied what is published and not in the lake, or is to be copied again."""
         now = time.monotonic()
+        self._keep_for_copies(head, status, client, now)
         for stream, names in self._published.items():
             if stream not in head.streams or stream not in status.streams:
                 continue
@@ -350,6 +351,20 @@ class TableWork:
         for name in names:
             client.register_consumer(self._pause_consumer(name), version, self._policy.keep_paused)
             self._paused.add(name)
+
+    def _keep_for_copies(
+        self, head: Manifest, status: LogStatus, client: LogClient, now: float
+    ) -> None:
+        """Keep the log for copies that an earlier writer began: nobody else renews its lease."""
+        offsets: dict[str, int] = {}
+        for name, copy in head.copies.items():
+            stream = stream_of(name)
+            offsets[stream] = min(copy.offset, offsets.get(stream, copy.offset))
+        for stream, offset in offsets.items():
+            cut, consumer = status.streams.get(stream), self._copy_consumer(stream)
+            if cut is not None and not self._leases.holds(consumer):
+                version = log_view.version_behind(offset, cut, status.version)
+                self._leases.hold(client, consumer, version, now)
 
     def _needs_log(self, head: Manifest, stream: str) -> bool:
         """Whether a table of the stream is being copied, or copied and not yet shown."""
