@@ -107,6 +107,22 @@ def is_clustered(samples: Sequence[Sample], piece: int) -> bool:
     )
 
 
+def most_of_one_key(samples: Sequence[Sample]) -> float:
+    """About how many bytes the rows of one key have, at most: no range divides them."""
+    keys, weights = _weighed(samples)
+    if not len(keys):
+        return 0.0
+    _, numbers = np.unique(keys, return_inverse=True)
+    return float(np.bincount(numbers, weights).max())
+
+
+def _weighed(samples: Sequence[Sample]) -> tuple[Int64s, npt.NDArray[np.float64]]:
+    """The keys of all samples, and how many bytes each of them stands for."""
+    keys = np.concatenate([sample.keys for sample in samples])
+    weights = np.concatenate([np.full(len(s.keys), s.size / max(len(s.keys), 1)) for s in samples])
+    return keys, weights
+
+
 def _rank_correlation(keys: Int64s) -> float:
     """Of the keys and their places, between -1 and 1; 0 for too few keys."""
     if len(keys) < 3:
@@ -117,8 +133,7 @@ def _rank_correlation(keys: Int64s) -> float:
 
 def chunk_end(samples: Sequence[Sample], begin: int | None, size: int) -> int | None:
     """Where the chunk of about `size` bytes ends that begins at `begin`; None: it has all that is left."""
-    keys = np.concatenate([sample.keys for sample in samples])
-    weights = np.concatenate([np.full(len(s.keys), s.size / max(len(s.keys), 1)) for s in samples])
+    keys, weights = _weighed(samples)
     left = keys >= begin if begin is not None else np.ones(len(keys), np.bool_)
     order = np.argsort(keys[left], kind="stable")
     keys, before = keys[left][order], np.cumsum(weights[left][order])

@@ -244,7 +244,7 @@ def _take(
     """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
         return
-    new, reason = missing(batch, target.start_lsn, target.chunks, target.key)
+    new, reason = missing(batch, target.start_lsn, target.chunks, target.key, target.columns.names)
     if not len(new):
         return
     if batch.relation.full_name != target.relation:

@@ -317,7 +317,7 @@ class IcebergFormat:
 
     @of_table
     def write(self, path: str, term: int, write: TableWrite) -> Written:
-        """Commit the write to this term's branch. The same write again is a no-op.
+        """Commit the write to this term's branch. The same write of an epoch again is a no-op.
 
         Raises `FencedError` when the term's branch is gone.
         """
@@ -356,9 +356,10 @@ class IcebergFormat:
     def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
         """Whether this snapshot already is that write: the same table, base, end version and link.
 
-        Once another link has taken that number, the files of an attempt at it are orphaned.
+        Once another link has taken that number, the files of an attempt at it are orphaned. A copy's chunk is of no range of
+        the log: what another attempt at it has read are the rows of an earlier snapshot.
         """
-        if write.conversion:
+        if write.conversion or not write.stage:
             return False
         summary = snapshot.summary()
         done, wanted = Stage.of(summary.get("tuskline.stage") or ""), Stage.of(write.stage)
