@@ -269,9 +269,9 @@ def test_a_copy_in_chunks_of_uuids_lacks_what_one_of_integers_lacks(drawn):
     if not events:
         return
     batch, start = changes(events, lsns), chunks[-1][1]
-    found, reason = missing(batch, start, chunks, ("id",))
+    found, reason = missing(batch, start, chunks, ("id",), COLUMNS)
     ranges = tuple((None if end is None else end << 40, lsn) for end, lsn in chunks)
-    of_uuid, same_reason = missing(of_uuids(batch), start, ranges, ("id",))
+    of_uuid, same_reason = missing(of_uuids(batch), start, ranges, ("id",), COLUMNS)
     assert same_reason == reason
     assert of_uuid.offset.tolist() == found.offset.tolist()
     assert of_uuid.ops.tolist() == found.ops.tolist()
