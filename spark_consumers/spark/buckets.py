@@ -57,7 +57,7 @@ def settings(location: object, endpoint: str | None, region: str | None) -> dict
 
 
 def read(location: object, name: str, endpoint: str | None, region: str | None) -> bytes | None:
-    """The object of this name below a location; None if there is none, or no such bucket. Raises `UnavailableError`."""
+    """The object of this name below a location; None if there is none, or no such bucket. Raises `UnavailableError`, `UsageError`."""
     # Not imported where lakes are in folders.
     import obstore
     from obstore.exceptions import BaseError, NotFoundError
@@ -66,6 +66,14 @@ def read(location: object, name: str, endpoint: str | None, region: str | None) 
     parts = urlsplit(str(location))
     is_http = (endpoint or "").startswith("http://")
     allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
+    named = _completed(endpoint, region)[0] or ""
+    if endpoint is None and named.startswith("http://") and not allowed:
+        # The client would name neither the address nor what it lacks.
+        raise UsageError(
+            f"the endpoint {named.rpartition('@')[2]} does not use TLS",
+            where="AWS_ENDPOINT_URL",
+            repair="use https://, or set AWS_ALLOW_HTTP=true if the network is trusted",
+        )
     given = {"endpoint": endpoint, "region": region}
     store = S3Store(
         parts.netloc,

@@ -67,7 +67,7 @@ def of_lake_at(
 ) -> LakeCatalog | None:
     """The catalog of the lake in this folder or bucket, by its record; None if its tables are in there, or there is no lake.
 
-    Raises `CorruptError`, and `UnavailableError` for a bucket that cannot be read.
+    Raises `CorruptError`, and `UnavailableError` or `UsageError` for a bucket that cannot be read.
     """
     text = os.fspath(lake)
     if buckets.is_bucket(text):

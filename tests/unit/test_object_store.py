@@ -18,6 +18,7 @@ from spark_consumers.lake.store.living import AT_ONCE, DEAD_AFTER, LAPSE, Living
 from spark_consumers.lake.store.object_store import ObjectStore
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.presence import DRIVERS, Presence
+from spark_consumers.spark import buckets
 from walsender_bridge.errors import (
     CorruptError,
     LakeError,
@@ -302,8 +303,14 @@ def test_the_environment_may_allow_an_endpoint_without_tls(monkeypatch):
     for name, value in {"ENDPOINT_URL": "http://127.0.0.1:1", "ACCESS_KEY_ID": "me"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
-    for allowed, said in (("", "builder error"), ("true", "error sending request")):
-        monkeypatch.setenv("AWS_ALLOW_HTTP", allowed)
-        there = ObjectStore.at("s3://bucket/lake", StoreOptions(region="here"))
-        with pytest.raises(UnavailableError, match=said):
-            there.replace_once("a", b"")
+    asks = (
+        lambda: ObjectStore.at("s3://b/lake", StoreOptions(region="here")).replace_once("a", b""),
+        lambda: buckets.read("s3://b/lake", "a", None, "here"),
+    )
+    for ask in asks:
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "")
+        with pytest.raises(UsageError, match=r"AWS_ENDPOINT_URL: .*does not use TLS"):
+            ask()
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        with pytest.raises(UnavailableError, match="error sending request"):
+            ask()

@@ -25,6 +25,7 @@ from spark_consumers.lake.format.data_files import (
     readable,
     whole_file,
     write_partial,
+    write_partials,
     write_table,
 )
 from spark_consumers.lake.format.iceberg_files import newest_metadata, versions_in
@@ -164,6 +165,10 @@ def test_arrow_reads_what_it_has_written(root):
     assert read_data(written.path, ["a"]).column_names == ["a"]
     part = write_partial(str(root / "staging" / "p.arrow"), table)
     assert read_partial(part) == table
+    parts = [table, table.slice(0, 0), table.slice(7, 3)]
+    several = write_partials(str(root / "staging" / "q.arrow"), parts)
+    assert [read_partial(several, number) for number in range(3)] == parts
+    assert read_partial(several) == pa.concat_tables(parts)
     with pytest.raises(CorruptError, match="missing"):
         read_data(str(root / "data" / "none.parquet"))
     put(root / "data" / "bad.parquet", b"no Parquet")

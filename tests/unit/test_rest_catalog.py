@@ -480,7 +480,7 @@ def test_no_request_is_waited_for_without_a_limit(server):
     catalog = opened(server, answer=0.3, outcome=0.5)
     catalog.create(ORDERS, SCHEMA, {})
     commit, _ = write(ORDERS, catalog.load(ORDERS))
-    server.delay = lambda _: 1.0
+    server.delay = lambda _: 20.0
     began = time.monotonic()
     assert catalog.commit(commit) is Outcome.UNKNOWN
     with pytest.raises(UnavailableError, match="the catalog does not answer"):

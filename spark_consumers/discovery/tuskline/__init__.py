@@ -17,6 +17,7 @@ from tuskline import errors
 
 if TYPE_CHECKING:
     from spark_consumers import ExportedSnapshot, Lakehouse, Snapshot, Source, read
+    from spark_consumers.lake.store.lake_store import StoreOptions
     from spark_consumers.spark.session import catalog_settings, session, settings
     from walsender_bridge.change_log.client import LogClient, ReplicaClient
     from walsender_bridge.change_log.stream_reader import StreamReader
@@ -30,6 +31,7 @@ __all__ = [
     "ReplicaClient",
     "Snapshot",
     "Source",
+    "StoreOptions",
     "StreamReader",
     "__version__",
     "catalog_settings",
@@ -49,6 +51,7 @@ _MODULES = {
     "ReplicaClient": _CLIENT,
     "Snapshot": "spark_consumers",
     "Source": "spark_consumers",
+    "StoreOptions": "spark_consumers.lake.store.lake_store",
     "StreamReader": "walsender_bridge.change_log.stream_reader",
     "catalog_settings": _SESSION,
     "read": "spark_consumers",

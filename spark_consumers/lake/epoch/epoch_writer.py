@@ -25,7 +25,7 @@ from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.log_view import aliases, edges, next_epoch
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
-from spark_consumers.lake.epoch.plan import EpochPlan, Pace, tasks
+from spark_consumers.lake.epoch.plan import COMPOSED_RANGES, EpochPlan, Pace, tasks
 from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
 from spark_consumers.lake.epoch.removal import (
     Removed,
@@ -73,7 +73,8 @@ _COMPACT_FILES = 8
 #: How many times as many there may be while a maintainer makes them one (`spark_consumers.lake.compaction`).
 _WHILE_MAINTAINED = 8
 #: Tasks of ours that one of Spark's has, at most, where there are more than run at once: so many are lost with an executor.
-_EACH = 16
+#: A range takes a second or so, most others some milliseconds.
+_RANGES_EACH, _OTHERS_EACH = 8, 64
 #: How often the index of a table is built before the table's trouble is taken for damage of its files.
 _BUILDS = 2
 
@@ -177,6 +178,9 @@ class EpochWriter:
             packed = self._pack(plan, layouts, status)
             targets = TaskTables(list(packed.values()), str(stage))
             work = self._range_tasks(plan, packed, status, late, stage)
+            if len(work) > COMPOSED_RANGES:
+                # It takes a while, and Spark's UI says how far it is.
+                log.info("large epoch begun", epoch=plan.version, ranges=len(work))
             plan, staged, removed = self._stage(plan, work, targets, scratch, polled)
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
@@ -280,7 +284,8 @@ class EpochWriter:
                 for task in work
             ]
             names = {name for task in tasks_ for name in task.names}
-            made = self._run(run_stage, tasks_, plan, "fold and write", names)
+            most = _RANGES_EACH if any(isinstance(t, RangeTask) for t in work) else _OTHERS_EACH
+            made = self._run(run_stage, tasks_, plan, "fold and write", names, most)
             for one, gone in chain.from_iterable(made):
                 if isinstance(one, SchemaMismatch):
                     mismatches.append(one)
@@ -394,15 +399,16 @@ class EpochWriter:
         plan: EpochPlan,
         what: str,
         tables: Collection[str],
+        most: int = _OTHERS_EACH,
     ) -> list[_Out]:
-        """Run the tasks on the executors; Spark's UI says `what` they do for these tables.
+        """Run the tasks on the executors; Spark's UI says `what` they do for these tables. `most`: of the tasks that one of Spark's has.
 
         An error of Tuskline is raised here as the same class.
         """
         if not work:
             return []
         context = self._spark.sparkContext
-        partitions = in_partitions(len(work), slots(context), _EACH)
+        partitions = in_partitions(len(work), slots(context), most)
         epoch = f"epoch {plan.version}"
         text = description(epoch, self._chain.root.name, tables, what)
         with described(context, f"tuskline {epoch}", text):

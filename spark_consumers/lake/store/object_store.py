@@ -383,6 +383,7 @@ def _check(options: StoreOptions) -> None:
     """Raise `UsageError` for an endpoint that is none, has keys, or would not be used."""
     endpoint = options.endpoint
     if endpoint is None:
+        _check_environment(options)
         return
     parts = urlsplit(endpoint)
     where = "[lake] endpoint"
@@ -397,6 +398,18 @@ def _check(options: StoreOptions) -> None:
             f"the endpoint {endpoint} does not use TLS",
             where=where,
             repair="use https://, or set allow_http = true if the network is trusted",
+        )
+
+
+def _check_environment(options: StoreOptions) -> None:
+    """The client would name neither the address nor what it lacks."""
+    environment = os.environ
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
+    if endpoint.startswith("http://") and not (options.allow_http or _is_http_allowed()):
+        raise UsageError(
+            f"the endpoint {endpoint.rpartition('@')[2]} does not use TLS",
+            where="AWS_ENDPOINT_URL",
+            repair="use https://, or set AWS_ALLOW_HTTP=true if the network is trusted",
         )
 
 
