@@ -41,7 +41,7 @@ class OtherEngines:
         self._term = head.term
         #: What plain readers see of each table folder: the takeover has shown what there was.
         self._shown = {table.path: table.snapshot_id for table in head.versions}
-        #: By path: the snapshot that could not be shown for a reason of the table, and when that is tried again.
+        #: By path: the link that could not be shown for a reason of the table, and when that is tried again without another one.
         self._refused: dict[str, tuple[int, float]] = {}
         #: A bucket has no links, and no file that is changed in place.
         self._names = (
@@ -65,14 +65,14 @@ class OtherEngines:
                     raise
                 # It is suspended as soon as it is to be written again.
                 log.warning("table not shown to other engines", table=name, error=str(error)[:500])
-                self._refused[table.path] = table.snapshot_id, now + _CHECK_SECONDS
+                self._refused[table.path] = manifest.link, now + _CHECK_SECONDS
             else:
                 self._shown[table.path] = table.snapshot_id
                 self._refused.pop(table.path, None)
 
         def waits(table: TableVersion) -> bool:
-            snapshot, until = self._refused.get(table.path, (0, now))
-            return snapshot == table.snapshot_id and now < until
+            link, until = self._refused.get(table.path, (0, now))
+            return link == manifest.link and now < until
 
         readable = manifest.readable.items()
         unseen = [
