@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
         lake = Lake(running, "own", running.publish("apply", [_TABLE]))
         say(f"copied in {_copy(lake, running):.1f} s")
         version = lake.head().epoch
-        maintainer = Maintainer(lake.root, Limits())
+        maintainer = Maintainer(lake.root, Limits(settled=0))
         maintainer.begin()
         for number in range(-1, options.rounds):
             _change(running, rows, changes, number)

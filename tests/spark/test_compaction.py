@@ -145,6 +145,25 @@ def test_small_and_half_dead_files_become_one_beside_the_writer(pipeline, databa
     assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
 
 
+def test_a_table_that_has_settled_has_no_vectors_after_maintenance(pipeline, database):
+    database.execute("INSERT INTO docs SELECT g, 'new', NULL, 1 FROM generate_series(1000, 1999) g")
+    pipeline.flush()
+    stop = threading.Event()
+    with maintaining(pipeline) as made:
+        settled(pipeline, made, 0)
+    database.execute("UPDATE docs SET n = n + 1 WHERE id BETWEEN 1000 AND 1049")
+    pipeline.flush()
+    early = Maintainer(pipeline.lake, Limits())
+    assert not early.run_once(stop)
+    early.close()
+    assert sum(file.removed for file in files(pipeline, DOCS)) == 50
+    with maintaining(pipeline, settled=0) as made:
+        settled(pipeline, made, 1)
+    assert [file.removed for file in files(pipeline, DOCS) if file.removed] == []
+    assert_equal(database.dsn, read(pipeline.spark, pipeline.lake))
+    assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
+
+
 def test_an_offer_that_is_not_right_any_more_is_refused_and_leaves_no_file(
     pipeline, database, monkeypatch
 ):

@@ -25,7 +25,7 @@ NAMES = ("one", "two", "three")
 #: What `up` runs on each, by the page's own table, besides what the active bridge runs.
 _SERVERS = {"log-server/replicas", "log-server/safekeeper-1", "log-server/wal-server-1"}
 _HERE = {"log-server", "bridge", "metrics", *_SERVERS}
-PROCESSES = (_HERE, _HERE, {*_HERE, "lake"})
+PROCESSES = (_HERE, _HERE, {*_HERE, "lake", "maintain"})
 ACTIVE = {"bridge/capture-shop", "bridge/proposer"}
 
 

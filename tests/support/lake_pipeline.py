@@ -40,9 +40,9 @@ def unreadable(ask):
 
 
 @contextmanager
-def maintaining(pipeline):
+def maintaining(pipeline, **limits):
     """A maintainer of the pipeline's lake in a thread of its own."""
-    made = Maintainer(pipeline.lake, Limits(interval=0.1))
+    made = Maintainer(pipeline.lake, Limits(interval=0.1, **limits))
     stop = threading.Event()
     thread = threading.Thread(target=made.run, args=(stop,))
     thread.start()

@@ -24,6 +24,7 @@ from spark_consumers.lake.maintenance.look import is_unclean
 from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
 from spark_consumers.lake.maintenance.state import (
     Remembered,
+    Settling,
     Summary,
     read_summary,
     write_summary,
@@ -318,16 +319,16 @@ def test_a_merged_run_takes_the_place_of_those_that_are_there_side_by_side() -> 
 
 def test_a_table_that_did_not_change_is_not_looked_at_by_the_next_maintainer(chain: Chain) -> None:
     known = Remembered(chain)
-    assert not known.is_done("s.p.a", "p", 1)
-    known.done("s.p.a", "p", 1)
-    known.done("s.p.b", "q", 2)
+    assert not known.is_done("s.p.a", "p", 1, is_settled=False)
+    known.done("s.p.a", "p", 1, is_settled=False)
+    known.done("s.p.b", "q", 2, is_settled=False)
     again = Remembered(chain)
-    assert again.is_done("s.p.a", "p", 1)
-    assert not again.is_done("s.p.a", "p", 2)
-    assert not again.is_done("s.p.a", "other", 1)
+    assert again.is_done("s.p.a", "p", 1, is_settled=False)
+    assert not again.is_done("s.p.a", "p", 2, is_settled=False)
+    assert not again.is_done("s.p.a", "other", 1, is_settled=False)
     again.keep({"s.p.b": None})
-    assert not Remembered(chain).is_done("s.p.a", "p", 1)
-    assert Remembered(chain).is_done("s.p.b", "q", 2)
+    assert not Remembered(chain).is_done("s.p.a", "p", 1, is_settled=False)
+    assert Remembered(chain).is_done("s.p.b", "q", 2, is_settled=False)
 
 
 def test_of_a_thousand_tables_those_that_changed_are_looked_at(
@@ -364,6 +365,47 @@ def test_of_a_thousand_tables_those_that_changed_are_looked_at(
         # Another maintainer each time.
         assert Maintainer(chain.root, Limits())._due(head(changed)) == {}
         assert len(looked) == expected
+
+
+def test_a_table_is_settled_once_it_has_not_changed_for_a_while() -> None:
+    now = 100.0
+    settling = Settling(60.0, lambda: now)
+    assert not settling.is_settled("t", "a", 1)
+    now = 159.0
+    assert not settling.is_settled("t", "a", 1)
+    now = 160.0
+    assert settling.is_settled("t", "a", 1)
+    assert not settling.is_settled("t", "a", 2)
+    now = 230.0
+    assert settling.is_settled("t", "a", 2)
+    assert not settling.is_settled("t", "copied again", 2)
+    settling.keep(())
+    assert not settling.is_settled("t", "copied again", 2)
+
+
+def test_what_is_done_is_looked_at_again_once_it_is_settled(chain: Chain) -> None:
+    remembered = Remembered(chain)
+    assert not remembered.is_done("t", "a", 1, is_settled=False)
+    remembered.done("t", "a", 1, is_settled=False)
+    for known in (remembered, Remembered(chain)):
+        assert known.is_done("t", "a", 1, is_settled=False)
+        assert not known.is_done("t", "a", 1, is_settled=True)
+    remembered.done("t", "a", 1, is_settled=True)
+    for known in (remembered, Remembered(chain)):
+        assert known.is_done("t", "a", 1, is_settled=True)
+        assert known.is_done("t", "a", 1, is_settled=False)
+        assert not known.is_done("t", "a", 2, is_settled=False)
+
+
+def test_few_removed_rows_are_worth_a_rewrite_of_a_settled_table() -> None:
+    files = [FileState(f"{removed}", 1000, 200 << 20, removed) for removed in (0, 9, 10, 99, 100)]
+
+    def rewritten(*, is_settled: bool) -> set[str]:
+        made = groups(files, 128 << 20, is_settled=is_settled)
+        return {file.name for group in made for file in group.files}
+
+    assert rewritten(is_settled=False) == {"100"}
+    assert rewritten(is_settled=True) == {"10", "99", "100"}
 
 
 def test_a_table_with_what_nobody_needs_is_named() -> None:
@@ -426,9 +468,9 @@ uri = "{tmp_path}/lake"
 
 
 def test_every_key_of_the_section_reaches_the_maintainer(tmp_path: Path) -> None:
-    text = "[lake.maintenance]\ninterval = 3.0\nfile_bytes = 2000000\nplan_bytes = 5000000"
+    text = "[lake.maintenance]\ninterval = 3.0\nfile_bytes = 2000000\nplan_bytes = 5000000\nsettled = 7"
     made = lake_maintain._maintainer(settings(tmp_path, text))
-    assert made._limits == Limits(2_000_000, 5_000_000, 3.0)
+    assert made._limits == Limits(2_000_000, 5_000_000, 3.0, 7.0)
     made.close()
     with pytest.raises(ConfigError):
         settings(tmp_path, "[lake.maintenance]\ninterval = 0")

@@ -80,13 +80,14 @@ def lake_maintain(
         _maintainer(settings).run(stop)
 
 
-def _maintainer(settings: "Config") -> "Maintainer":
+def _maintainer(settings: "Config", *, settled: float | None = None) -> "Maintainer":
     from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
     from walsender_bridge.observability.lake_chain import store_options
 
     lake = lake_section(settings)
     kept = lake.maintenance
-    limits = Limits(kept.file_bytes, kept.plan_bytes, kept.interval)
+    after = kept.settled if settled is None else settled
+    limits = Limits(kept.file_bytes, kept.plan_bytes, kept.interval, after)
     return Maintainer(lake.uri, limits, store=store_options(lake))
 
 
@@ -96,7 +97,8 @@ def _once(settings: "Config", timeout: float, output: Output) -> None:
     timer = threading.Timer(timeout, stop.set)
     timer.daemon = True
     timer.start()
-    maintainer = _maintainer(settings)
+    # Whoever asks for it once wants it done for the tables as they are.
+    maintainer = _maintainer(settings, settled=0)
     try:
         while maintainer.run_once(stop) and not stop.is_set():
             pass

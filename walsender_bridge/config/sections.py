@@ -290,6 +290,8 @@ class MaintenanceSection(_Section):
     file_bytes: int = Field(default=128 << 20, ge=1 << 20)
     #: The most bytes of data files that one plan reads; a plan ends before the next one is made.
     plan_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    #: Seconds after which a table that has not changed is rewritten for fewer removed rows: a hundredth of a data file's instead of a tenth.
+    settled: float = Field(default=900.0, ge=0)
 
 
 class LakeSection(_Section):

@@ -7,6 +7,11 @@ a reader opens less. Three rules keep a row from being written again and again:
 - smaller files are joined as the runs of a log-structured merge tree are: a file takes part only while it is at most `_RATIO`
   times as large as all smaller ones together, so each rewrite at least multiplies the size of the file that a row is in;
 - nothing is done that gains fewer than `_LEAST` files, but for files with many removed rows.
+
+How many removed rows are many depends on whether the table is settled, that is, has not changed for a while. What a reader pays for a
+vector hardly depends on how many rows it removes: Iceberg reads a data file that has one in another way, about half as fast.
+While a table changes, a file would soon get the next vector, so only a tenth is worth writing it again. Once it is settled, a
+hundredth is: that is paid once, and each reader gains.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,8 +19,8 @@ from dataclasses import dataclass
 
 from spark_consumers.lake.layout.arrangement import NO_PARTITION
 
-#: Of a data file's rows, the part that has to be removed for it to be rewritten whatever its size.
-_DEAD = 0.1
+#: Of a data file's rows, the part that has to be removed for it to be rewritten whatever its size; and once its table is settled.
+_DEAD, _DEAD_SETTLED = 0.1, 0.01
 #: How much larger a file may be than all smaller ones together to be joined with them.
 _RATIO = 2
 #: Files that are joined whatever their sizes, in bytes: opening one costs more than reading it.
@@ -41,10 +46,10 @@ class FileState:
         """About how many bytes its living rows have."""
         return self.size * (self.rows - self.removed) // max(self.rows, 1)
 
-    @property
-    def is_dead(self) -> bool:
+    def is_dead(self, *, is_settled: bool) -> bool:
         """Whether so many rows are removed that it is rewritten for them."""
-        return self.removed >= _DEAD * self.rows and self.removed > 0
+        part = _DEAD_SETTLED if is_settled else _DEAD
+        return self.removed >= part * self.rows and self.removed > 0
 
     @property
     def opened(self) -> int:
@@ -74,23 +79,31 @@ class Group:
         return sum(file.opened for file in self.files) - 1
 
 
-def groups(files: Iterable[FileState], target: int) -> list[Group]:
-    """What to rewrite of one table: groups that become files of about `target` bytes, those that gain most first."""
+def groups(files: Iterable[FileState], target: int, *, is_settled: bool = False) -> list[Group]:
+    """What to rewrite of one table: groups that become files of about `target` bytes, those that gain most first.
+
+    `is_settled`: whether the table has not changed for a while.
+    """
     by_partition: dict[str, list[FileState]] = {}
     for file in files:
         by_partition.setdefault(file.partition, []).append(file)
-    due = [group for some in by_partition.values() for group in _in_partition(some, target)]
+    due = [
+        group
+        for some in by_partition.values()
+        for group in _in_partition(some, target, is_settled=is_settled)
+    ]
     return sorted(due, key=lambda group: (-group.gain, group.bytes, group.files[0].name))
 
 
-def _in_partition(files: Iterable[FileState], target: int) -> list[Group]:
+def _in_partition(files: Iterable[FileState], target: int, *, is_settled: bool) -> list[Group]:
     found = sorted(files, key=lambda file: (file.living, file.name))
-    dead = [file for file in found if file.is_dead]
-    joined = _joined([file for file in found if not file.is_dead and 2 * file.living < target])
+    dead = [file for file in found if file.is_dead(is_settled=is_settled)]
+    others = [file for file in found if not file.is_dead(is_settled=is_settled)]
+    joined = _joined([file for file in others if 2 * file.living < target])
     if len(joined) <= _LEAST:
         joined = joined if dead else []
     made = [Group(tuple(some)) for some in _packed([*joined, *dead], target)]
-    return [g for g in made if g.gain >= _LEAST or any(file.is_dead for file in g.files)]
+    return [g for g in made if g.gain >= _LEAST or any(file in dead for file in g.files)]
 
 
 def _joined(small: Sequence[FileState]) -> list[FileState]:

@@ -33,7 +33,7 @@ from spark_consumers.lake.format import checksums
 from spark_consumers.lake.index.plan import unmerged
 from spark_consumers.lake.index.run_format import IndexDamagedError
 from spark_consumers.lake.maintenance.look import Look
-from spark_consumers.lake.maintenance.state import Remembered, Summary, write_summary
+from spark_consumers.lake.maintenance.state import Remembered, Settling, Summary, write_summary
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, TableVersion, open_chain
 from spark_consumers.lake.manifest.sealed_json import dump, parse
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
@@ -59,12 +59,13 @@ _Asked = tuple[Offer, requests.Request]
 class Limits:
     """How a lake is maintained. `file_bytes`: of a data file that needs no others, about. `plan_bytes`: read for a plan, at most.
 
-    `interval`: seconds between two looks at the lake.
+    `interval`: seconds between two looks at the lake. `settled`: seconds after which a table that has not changed is settled (`plan`).
     """
 
     file_bytes: int = 128 << 20
     plan_bytes: int = 1 << 30
     interval: float = 30.0
+    settled: float = 900.0
 
 
 class Maintainer:
@@ -87,6 +88,7 @@ class Maintainer:
         self._sign: MaintainerSign | None = None
         self._others = Maintainers(self._chain.store)
         self._remembered = Remembered(self._chain)
+        self._settling = Settling(limits.settled)
         self._looked_at = float("-inf")
         self._cleaning: requests.Request | None = None
         self._number = 0
@@ -216,10 +218,13 @@ class Maintainer:
         """What is worth rewriting, by table. Only tables that have changed since nothing was left to do are looked at."""
         found = {}
         self._remembered.keep(head.tables)
+        self._settling.keep(head.tables)
         for name, table in head.tables.items():
             if table.state != LIVE or table.runs is None:
                 continue
-            if self._remembered.is_done(name, table.path, table.snapshot_id):
+            known = name, table.path, table.snapshot_id
+            is_settled = self._settling.is_settled(*known)
+            if self._remembered.is_done(*known, is_settled=is_settled):
                 continue
             try:
                 liveness = liveness_of(str(self._chain.root / table.path), table)
@@ -227,10 +232,11 @@ class Maintainer:
                 # Or the table has gone on, and the run with it.
                 log.debug("not looked at", table=name, reason=str(error))
                 continue
-            if due := groups(self._compactable(table, states(liveness)), self._limits.file_bytes):
+            files = self._compactable(table, states(liveness))
+            if due := groups(files, self._limits.file_bytes, is_settled=is_settled):
                 found[name] = due
             else:
-                self._remembered.done(name, table.path, table.snapshot_id)
+                self._remembered.done(*known, is_settled=is_settled)
         return found
 
     def _compactable(self, table: TableVersion, files: list[FileState]) -> list[FileState]:

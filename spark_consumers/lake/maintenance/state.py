@@ -8,7 +8,7 @@ a promise: one that is lost costs a look.
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,12 @@ _REFUSED = 10
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Of one table: the folder and the snapshot of which nothing was left to do."""
+    """Of one table: the folder and the snapshot of which nothing was left to do, perhaps not even once it is settled."""
 
     table: str
     path: str
     snapshot: int
+    is_settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,31 @@ class Summary:
 
 
 @dataclass
+class Settling:
+    """Since when one maintainer has seen each table unchanged: a table is settled after a while.
+
+    It begins anew with each maintainer, so a table is settled later than it might be, and never earlier.
+    """
+
+    #: In seconds.
+    after: float
+    clock: Callable[[], float] = time.monotonic
+    _since: dict[str, tuple[str, int, float]] = field(default_factory=dict)
+
+    def is_settled(self, name: str, path: str, snapshot: int) -> bool:
+        """Whether the table has had this snapshot for long enough."""
+        known = self._since.get(name)
+        if known is None or known[:2] != (path, snapshot):
+            known = self._since[name] = (path, snapshot, self.clock())
+        return self.clock() - known[2] >= self.after
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all tables but these."""
+        for name in self._since.keys() - set(names):
+            del self._since[name]
+
+
+@dataclass
 class Remembered:
     """The records of the tables, as one maintainer knows them."""
 
@@ -82,15 +108,19 @@ class Remembered:
     _done: dict[str, Done] = field(default_factory=dict)
     _is_read: bool = False
 
-    def is_done(self, name: str, path: str, snapshot: int) -> bool:
-        """Whether nothing was left to do of this snapshot of the table."""
+    def is_done(self, name: str, path: str, snapshot: int, *, is_settled: bool) -> bool:
+        """Whether nothing was left to do of this snapshot of the table, also if it is settled now."""
         if not self._is_read:
             self._read()
-        return self._done.get(name) == Done(name, path, snapshot)
+        done = self._done.get(name)
+        return done is not None and (
+            done == Done(name, path, snapshot, is_settled=True)
+            or (not is_settled and done == Done(name, path, snapshot))
+        )
 
-    def done(self, name: str, path: str, snapshot: int) -> None:
+    def done(self, name: str, path: str, snapshot: int, *, is_settled: bool) -> None:
         """Remember that nothing is left to do."""
-        self._done[name] = Done(name, path, snapshot)
+        self._done[name] = Done(name, path, snapshot, is_settled)
         with contextlib.suppress(OSError, TusklineError):
             content = json_model.encode(self._done[name])
             self.chain.store.replace(_record(name), content, durable=False)
