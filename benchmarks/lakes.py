@@ -184,17 +184,19 @@ class Lake:
         kept = min(epochs, retained)
         with LogClient(bench.log.address) as log:
             log.raise_version(first.epoch + epochs)
-        snapshots = _snapshots(bench.spark, tables, folder, kept)
+        numbers = range(epochs - kept + 1, epochs + 1)
+        stages = [Stage(number + 1, _TERM, 1) for number in numbers]
+        snapshots = _snapshots(bench.spark, tables, folder, stages)
         head = None
-        for number, snapshot in enumerate(snapshots, epochs - kept + 1):
+        for number, stage, snapshot in zip(numbers, map(str, stages), snapshots, strict=True):
             made = replace(
                 first,
                 link=number + 1,
                 epoch=first.epoch + number,
                 previous_epoch=first.epoch + number - 1,
                 steady_at=first.steady_at - (epochs - number) * _EVERY,
-                stage=str(Stage(number + 1, _TERM, 1)),
-                tables={name: replace(table, snapshot_id=snapshot, rows=1)},
+                stage=stage,
+                tables={name: replace(table, snapshot_id=snapshot, rows=1, stage=stage)},
             )
             self.chain.publish(made, head)
             head = made
@@ -261,19 +263,21 @@ class Lake:
             self._house = None
 
 
-def _snapshots(spark: SparkSession, tables: IcebergFormat, folder: str, count: int) -> list[int]:
-    """Commit so many snapshots to the table in this folder, at once; their ids."""
+def _snapshots(
+    spark: SparkSession, tables: IcebergFormat, folder: str, stages: Sequence[Stage]
+) -> list[int]:
+    """Commit a snapshot of each stage to the table in this folder, all at once; their ids."""
     jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
     iceberg, branch = jvm.org.apache.iceberg, branch_of(_TERM)
     schema = tables.schemas(folder)[1]
-    data = f"{folder}/data/{Stage(1, _TERM, 1)}.parquet"
+    data = f"{folder}/data/{stages[0]}.parquet"
     row = [pa.array([_NO_KEY if not i else None], field.type) for i, field in enumerate(schema)]
     written = write_data(data, row, schema)
     assert written is not None
     made: list[int] = []
 
     def file(number: int) -> Any:
-        path = Path(folder, "data", f"{Stage(number + 1, _TERM, 1)}.parquet")
+        path = Path(folder, "data", f"{stages[number]}.parquet")
         if not path.exists():
             path.hardlink_to(data)
         unpartitioned = iceberg.PartitionSpec.unpartitioned()
@@ -288,13 +292,13 @@ def _snapshots(spark: SparkSession, tables: IcebergFormat, folder: str, count: i
 
     def change(table: Any) -> Any:
         transaction = table.newTransaction()
-        for number in range(count):
+        for number, stage in enumerate(stages):
             update = transaction.newRowDelta()
             update.addRows(file(number))
             if number:
                 update.removeRows(file(number - 1))
             update.set(VERSION, str(number))
-            update.set("tuskline.stage", str(Stage(number + 1, _TERM, 1)))
+            update.set("tuskline.stage", str(stage))
             update.toBranch(branch)
             update.commit()
             made.append(transaction.currentMetadata().ref(branch).snapshotId())

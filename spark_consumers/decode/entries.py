@@ -1,6 +1,6 @@
 """The change log's entries as Arrow columns: many rows at once, with numpy and pyarrow.
 
-Entries come in offset order from a commit boundary. Their payloads are put end to end until there are
+Entries come in offset order from a commit boundary, or from inside a transaction that is known. Their payloads are put end to end until there are
 `target_bytes`, and decoded together: message boundaries, transactions, then each table's rows (module
 `scan`) and their values (module `types`). What a transaction is (xid, LSN, time) comes from its Begin
 and is carried over entries and batches.
@@ -38,6 +38,7 @@ from walsender_bridge.change_log.entry import (
     check,
     check_follows,
     read_payload,
+    split_messages,
     split_schema_record,
 )
 from walsender_bridge.errors import (
@@ -48,11 +49,13 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.pgoutput import (
+    BEGIN,
     DELETE,
     INSERT,
     TRUNCATE,
     UPDATE,
     Relation,
+    parse_begin,
     parse_relation,
 )
 
@@ -115,11 +118,13 @@ def decode_entries(
     as_text: bool = False,
     keep_unrepresentable: Container[str] = (),
     failed: Callable[[str, Exception], None] | None = None,
+    begun: Transaction | None = None,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[ChangeBatch]:
-    """Decode a run of entries that starts at a commit boundary.
+    """Decode a run of entries that starts at a commit boundary, or inside a transaction.
 
-    `schemas` gives a schema record for its hash. `relations` (names `schema.table`) leaves others out,
+    `begun`: the last transaction that began before the run (`last_begun`), if the run starts inside a commit; it may have ended
+    before the run, too. `schemas` gives a schema record for its hash. `relations` (names `schema.table`) leaves others out,
     and then entries may be missing that hold none of them; `columns` leaves out columns (of every
     relation). `as_text` gives every column as PostgreSQL's own text. `keep_unrepresentable`: relations whose
     unrepresentable values become NULL, with their text in `ChangeBatch.unrepresentable`, instead of an error. `failed` is
@@ -131,10 +136,11 @@ def decode_entries(
     type cannot hold: table, column and position are named), and what `schemas` raises.
     """
     decoder = _Decoder(schemas, relations, columns, as_text, keep_unrepresentable, failed)
-    transaction: Transaction | None = None
+    transaction = begun
     expected: int | None = None
     previous: int | None = None
-    missing = False
+    # What comes before the run is missing here: where a transaction starts, that one has ended.
+    missing = begun is not None
     run: list[Piece] = []
     size = 0
     for entry in entries:
@@ -166,6 +172,16 @@ def decode_entries(
         size += len(payload)
     if run:
         yield from decoder.decode(frame(run, transaction), run)
+
+
+def last_begun(entry: "LogEntry") -> Transaction:
+    """The last transaction that begins in this entry. Raises `CorruptError`, `MalformedMessageError` if there is none."""
+    header = _checked(entry, None)
+    for message in reversed(split_messages(read_payload(entry.data, header))):
+        if message[0] == BEGIN:
+            found = parse_begin(message)
+            return Transaction(found.final_lsn, found.commit_time, found.xid)
+    raise malformed(f"no transaction begins in the entry at offset {entry.offset}")
 
 
 def _checked(entry: "LogEntry", previous_crc: int | None) -> EntryHeader:

@@ -8,6 +8,8 @@ transactions are the table, whatever was written meanwhile, with or without a pr
 This module also knows what there is to read: tables, columns, keys, and parts of tables.
 """
 
+import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from spark_consumers.snapshot.key_ranges import Sample, percent
+from spark_consumers.snapshot.key_ranges import Sample, ordinal_of, percent
 from walsender_bridge.errors import (
     DeadlineError,
     PublicationError,
@@ -52,6 +54,10 @@ _TRANSACTION_TIMEOUT = 170000
 _NO_TRANSACTION_TIMEOUT = "-c transaction_timeout=0"
 #: Servers say so before 17, and since.
 _STALE_SNAPSHOT = ("22023", "42704")
+#: How long the server may take for a sample: that of a large relation has millions of rows, in blocks all over its disk.
+SAMPLE_SECONDS = 600.0
+#: Seconds between two looks at transactions that are about to end.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 #: The first version with scans of ctid ranges.
 _TID_RANGE_SCAN = 140000
 #: The first version that can publish generated columns.
@@ -151,15 +157,22 @@ def awaited_transaction(dsn: str, pid: int) -> AwaitedTransaction | None:
     except psycopg.Error:
         # The walsender's own connection shows what is wrong with the server.
         return None
-    if row is None:
-        return None
-    gid, database, holder, seconds = row
+    return None if row is None else _awaited(*row)
+
+
+def _awaited(
+    gid: str | None, database: str | None, holder: int | None, seconds: int | None
+) -> AwaitedTransaction:
     age = "" if seconds is None else f", which is {seconds} s old"
     if gid is not None:
         name = sql.Literal(gid).as_string()
         return AwaitedTransaction(
             f"the prepared transaction {name} of database {database}{age}",
             f"in that database: COMMIT PREPARED {name}, or ROLLBACK PREPARED {name}",
+        )
+    if holder is None:
+        return AwaitedTransaction(
+            "a transaction that this role may not see", "GRANT pg_read_all_stats to it"
         )
     return AwaitedTransaction(
         f"the transaction of the server process {holder}{age}",
@@ -190,7 +203,7 @@ def failure(
 
 
 @contextmanager
-def reading(dsn: str, snapshot: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+def reading(dsn: str, snapshot: str) -> Iterator[BoundedConnection]:
     """A connection inside a transaction that sees `snapshot`. Raises `SnapshotError` and connection errors."""
     where = describe(dsn)
     try:
@@ -201,12 +214,29 @@ def reading(dsn: str, snapshot: str) -> Iterator[psycopg.Connection[tuple[Any, .
         raise failure(error.sqlstate, str(error), where, snapshot) from None
 
 
+def exported_by(slot: str) -> str:
+    """The query that has a row while this slot's session exports its snapshot."""
+    query = sql.SQL(load("snapshot/is_exported")).format(slot=sql.Literal(slot))
+    return query.as_string().strip().rstrip(";")
+
+
+@contextmanager
+def _asking(dsn: str) -> Iterator[BoundedConnection]:
+    """A connection outside of any snapshot. Raises connection errors."""
+    try:
+        with BoundedConnection.open(dsn) as connection:
+            yield connection
+    except psycopg.Error as error:
+        raise failure(error.sqlstate, str(error), describe(dsn)) from None
+
+
 class ExportedSnapshot(Closing):
     """Export a snapshot of the DSN's database; it can be read until `close` (or the `with` ends).
 
     `lsn`: a transaction is in it exactly if its commit record starts below (`Begin.final_lsn < lsn`), on the
     timeline `timeline` of the cluster `system_id`.
     `snapshot`: its name for `SET TRANSACTION SNAPSHOT`. It holds back vacuum and WAL while it is open.
+    `slot`: its temporary slot, which is there for as long as it is exported.
     `dsn`: of the server that exports it, for the sessions that read it. Raises the errors of connections, and
     `DeadlineError` when transactions that run do not end within `timeout` seconds. Every few seconds until then, `waiting` is
     called with the transaction that the server waits for, and can end the wait by raising `UnavailableError`.
@@ -222,6 +252,7 @@ class ExportedSnapshot(Closing):
         # Of several hosts one: a snapshot is of the server that exports it.
         self.dsn = one_server(dsn)
         self._connection = ReplicationConnection.connect(self.dsn)
+        self.slot = f"tuskline_snapshot_{secrets.token_hex(8)}"
         try:
             # Its transaction is idle for as long as others read, whatever timeouts the role or database has.
             self._connection.command(load("snapshot/lasts"), timeout=ANSWER_SECONDS)
@@ -232,10 +263,40 @@ class ExportedSnapshot(Closing):
             # Before the snapshot, which the connection's next command would end.
             identity = self._connection.identify()
             self.system_id, self.timeline = identity.system_id, identity.timeline
+            began = time.monotonic()
             self.lsn, self.snapshot = self._export(timeout, waiting)
+            self._await_ends(None if timeout is None else began + timeout, waiting)
         except BaseException:
             self._connection.close()
             raise
+
+    def _await_ends(
+        self, deadline: float | None, waiting: Callable[[AwaitedTransaction | None], None]
+    ) -> None:
+        """Wait until the server knows of all transactions in the snapshot that they committed.
+
+        The snapshot is made of the WAL, to which a commit is written first. Who reads a row of such a transaction before that
+        takes it for aborted, and marks the row so, for everybody and for ever.
+        """
+        with reading(self.dsn, self.snapshot) as connection:
+            (ours,) = connection.execute(load("snapshot/transactions")).fetchone() or ("",)
+        pause = _FIRST_PAUSE
+        while True:
+            with _asking(self.dsn) as connection:
+                row = connection.execute(load("snapshot/unended"), {"snapshot": ours}).fetchone()
+            if row is None:
+                return
+            awaited = _awaited(*row)
+            # Nearly all of them end at once.
+            waiting(awaited if pause == _LONGEST_PAUSE else None)
+            if deadline is not None and time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"the snapshot waits for the end of {awaited.text}",
+                    where=describe(self.dsn),
+                    repair=awaited.repair,
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _export(
         self, timeout: float | None, waiting: Callable[[AwaitedTransaction | None], None]
@@ -251,7 +312,7 @@ class ExportedSnapshot(Closing):
 
         try:
             return self._connection.create_temporary_slot_with_snapshot(
-                timeout=timeout, check=check
+                self.slot, timeout=timeout, check=check
             )
         except DeadlineError as error:
             if awaited is None:
@@ -357,24 +418,38 @@ def relations_of(
     return [RelationBlocks(*row) for row in found]
 
 
-def samples(
+def have_index(
     connection: psycopg.Connection[tuple[Any, ...]],
+    relations: Sequence[RelationBlocks],
+    column: str,
+) -> bool:
+    """Whether an index of each of these relations finds a range of this column's values."""
+    names = {"relations": [each.oid for each in relations], "column": column}
+    return not connection.execute(load("snapshot/without_index"), names).fetchall()
+
+
+def samples(
+    connection: BoundedConnection,
     relations: Sequence[RelationBlocks],
     column: str,
     *,
     piece: int,
+    is_uuid: bool = False,
 ) -> list[Sample]:
-    """A sample of each of these relations by this column, an integer, for pieces of so many bytes."""
+    """A sample of each of these relations by this column, of integers or UUIDs, for pieces of so many bytes."""
     found = []
+    # Before 18 there is no min(uuid). Its text has the same order, by bytes.
+    value = '{}::text COLLATE "C"' if is_uuid else "{}::int8"
     for schema, name, oid, _, blocks, block_size in relations:
         size = blocks * block_size
         query = sql.SQL(load("snapshot/sample")).format(
-            column=sql.Identifier(column),
+            value=sql.SQL(value).format(sql.Identifier(column)),
             relation=sql.Identifier(schema, name),
             percent=sql.Literal(percent(blocks, size, piece)),
         )
-        rows = connection.execute(query).fetchall()
-        keys = np.array([key for (key,) in rows], np.int64)
+        with connection.patient(SAMPLE_SECONDS):
+            rows = connection.execute(query).fetchall()
+        keys = np.array([ordinal_of(key) if is_uuid else key for (key,) in rows], np.int64)
         found.append(Sample((schema, name), oid, size, keys))
     return found
 

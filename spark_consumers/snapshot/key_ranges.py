@@ -1,4 +1,7 @@
-"""How a large table is divided by ranges of an integer column, so that it can be read from several snapshots. Pure.
+"""How a large table is divided by ranges of a column, so that it can be read from several snapshots. Pure.
+
+The column has integers, or UUIDs, of which the first eight bytes count here: as a number whose order is that of PostgreSQL
+(`ordinal_of`). All that begin with the same eight bytes are in one range.
 
 A *sample* has of some blocks of a relation, in their order, the least key in each. It says how many bytes lie between two
 keys, and whether rows of neighbouring keys are in neighbouring blocks: if not, each range would read most of the
@@ -11,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +31,33 @@ _CORRELATION: Final = 0.9
 _LAST: Final = 1.5
 
 Int64s = npt.NDArray[np.int64]
+#: What lies between the first eight bytes of a UUID, which have no sign, and an `int8`.
+_SIGN: Final = 2**63
+
+
+def ordinal_of(uuid: str) -> int:
+    """The number of a UUID, in PostgreSQL's text: its first eight bytes, less 2**63."""
+    return int(uuid.replace("-", "")[:16], 16) - _SIGN
+
+
+def least_uuid(ordinal: int) -> str:
+    """The least UUID of this number."""
+    return str(UUID(int=(ordinal + _SIGN) << 64))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Rows of one relation whose `column` is at least `begin` and less than `end` (None: without a limit)."""
+    """Rows of one relation whose `column` is at least `begin` and less than `end` (None: without a limit).
+
+    `is_uuid`: these are numbers of UUIDs.
+    """
 
     relation: tuple[str, str]
     oid: int
     column: str
     begin: int | None
     end: int | None
+    is_uuid: bool = False
 
     @property
     def settings(self) -> str:
@@ -50,10 +70,11 @@ class KeyRange:
         found = []
         for operator, value in ((">=", self.begin), ("<", self.end)):
             if value is not None:
+                bound = sql.SQL("{}::uuid" if self.is_uuid else "{}").format(
+                    sql.Literal(least_uuid(value) if self.is_uuid else value)
+                )
                 found.append(
-                    sql.SQL("{} " + operator + " {}").format(
-                        sql.Identifier(self.column), sql.Literal(value)
-                    )
+                    sql.SQL("{} " + operator + " {}").format(sql.Identifier(self.column), bound)
                 )
         return found
 
@@ -86,6 +107,22 @@ def is_clustered(samples: Sequence[Sample], piece: int) -> bool:
     )
 
 
+def most_of_one_key(samples: Sequence[Sample]) -> float:
+    """About how many bytes the rows of one key have, at most: no range divides them."""
+    keys, weights = _weighed(samples)
+    if not len(keys):
+        return 0.0
+    _, numbers = np.unique(keys, return_inverse=True)
+    return float(np.bincount(numbers, weights).max())
+
+
+def _weighed(samples: Sequence[Sample]) -> tuple[Int64s, npt.NDArray[np.float64]]:
+    """The keys of all samples, and how many bytes each of them stands for."""
+    keys = np.concatenate([sample.keys for sample in samples])
+    weights = np.concatenate([np.full(len(s.keys), s.size / max(len(s.keys), 1)) for s in samples])
+    return keys, weights
+
+
 def _rank_correlation(keys: Int64s) -> float:
     """Of the keys and their places, between -1 and 1; 0 for too few keys."""
     if len(keys) < 3:
@@ -96,8 +133,7 @@ def _rank_correlation(keys: Int64s) -> float:
 
 def chunk_end(samples: Sequence[Sample], begin: int | None, size: int) -> int | None:
     """Where the chunk of about `size` bytes ends that begins at `begin`; None: it has all that is left."""
-    keys = np.concatenate([sample.keys for sample in samples])
-    weights = np.concatenate([np.full(len(s.keys), s.size / max(len(s.keys), 1)) for s in samples])
+    keys, weights = _weighed(samples)
     left = keys >= begin if begin is not None else np.ones(len(keys), np.bool_)
     order = np.argsort(keys[left], kind="stable")
     keys, before = keys[left][order], np.cumsum(weights[left][order])
@@ -110,7 +146,13 @@ def chunk_end(samples: Sequence[Sample], begin: int | None, size: int) -> int | 
 
 
 def pieces(
-    samples: Sequence[Sample], column: str, begin: int | None, end: int | None, size: int
+    samples: Sequence[Sample],
+    column: str,
+    begin: int | None,
+    end: int | None,
+    size: int,
+    *,
+    is_uuid: bool = False,
 ) -> Iterator[KeyRange]:
     """The chunk from `begin` to `end` in ranges of about `size` bytes, of each relation."""
     for sample in samples:
@@ -122,4 +164,4 @@ def pieces(
             if (begin is None or cut > begin) and (end is None or cut < end)
         ]
         for first, last in pairwise([begin, *within, end]):
-            yield KeyRange(sample.relation, sample.oid, column, first, last)
+            yield KeyRange(sample.relation, sample.oid, column, first, last, is_uuid)

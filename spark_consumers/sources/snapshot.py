@@ -39,6 +39,7 @@ from spark_consumers.snapshot.exported import (
     BlockRange,
     PublishedTable,
     ReadColumn,
+    exported_by,
     failure,
     one_table,
     parts,
@@ -103,12 +104,15 @@ class _Piece(InputPartition):
 class SnapshotSource(DataSource):
     """The data source. Raises `UsageError`, `SnapshotError`, and the errors of connections.
 
-    `parts`: of Tuskline's own copies, what is to be read, instead of the whole table.
+    Of Tuskline's own copies: `parts`: what is to be read, instead of the whole table; `slot`: of the snapshot (`ExportedSnapshot`).
     """
 
-    def __init__(self, options: dict[str, str], parts: Sequence[Part] | None = None) -> None:
+    def __init__(
+        self, options: dict[str, str], parts: Sequence[Part] | None = None, slot: str = ""
+    ) -> None:
         super().__init__(options)
         self.parts = parts
+        self.slot = slot
         given = Options(NAME, options, OPTIONS)
         self.dsn = given.required("dsn")
         self.snapshot = given.required("snapshot")
@@ -161,6 +165,7 @@ class _SnapshotReader(DataSourceReader):
         self._apart = apart
         self._dsn = source.dsn
         self._snapshot = source.snapshot
+        self._slot = source.slot
         self._table = source.name_of_table
         with reading(source.dsn, source.snapshot) as connection:
             table = _table(connection, source)
@@ -223,6 +228,16 @@ class _SnapshotReader(DataSourceReader):
         with connection.cursor() as cursor:
             # One script: each begins by ending the transaction.
             cursor.executescript(self._locking(part))
+            if not self._slot:
+                return
+            # The name of a snapshot comes again after a restart of the server, and on another one behind the same address.
+            cursor.execute(exported_by(self._slot))
+            if not cursor.fetchall():
+                raise SnapshotError(
+                    f"snapshot {self._snapshot!r} is no longer exported by the session that the copy began with",
+                    where=describe(self._dsn),
+                    repair="no action is needed: the copy is made again",
+                )
 
     def _check(self, connection: "Connection", part: Part) -> None:
         with connection.cursor() as cursor:

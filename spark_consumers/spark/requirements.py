@@ -6,6 +6,7 @@ A session that lacks it is refused with an error that names the setting or the j
 import re
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from spark_consumers.spark import jars
 from spark_consumers.spark.defaults import DELTA, ICEBERG
@@ -17,6 +18,9 @@ _CLASSES = {
 }
 #: Which file system Hadoop has for local files, and the one that compares checksums.
 _FILES, _CHECKED = "spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem"
+
+#: The JVMs that have it: what is on a class path stays there, and to ask takes as long as to open a table.
+_with_iceberg: "WeakSet[Any]" = WeakSet()
 
 
 def unmet(settings: Mapping[str, str]) -> NotSupportedError | None:
@@ -59,6 +63,8 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 def check_iceberg(jvm: Any) -> None:
     """Raise `NotSupportedError` unless the JVM has Iceberg for its own version of Spark."""
+    if jvm in _with_iceberg:
+        return
     place = _place(jvm, _CLASSES[ICEBERG])
     if place is None:
         kept = ",".join(str(jar) for jar in jars.kept())
@@ -70,6 +76,7 @@ def check_iceberg(jvm: Any) -> None:
     spark = str(jvm.org.apache.spark.package.SPARK_VERSION())
     if (error := other_runtime(place, spark)) is not None:
         raise error
+    _with_iceberg.add(jvm)
 
 
 def other_runtime(place: str, spark: str) -> NotSupportedError | None:

@@ -30,3 +30,11 @@ def expected(now: int, *, is_dynamic: bool, most: str | None, cores: int, cpus: 
         return now
     limit = int(most) if most is not None and most.isdecimal() else _UNLIMITED
     return max(now, min(limit * max(1, cores // cpus), _UNLIMITED))
+
+
+def in_partitions(count: int, at_once: int, each: int) -> int:
+    """In how many of Spark's tasks `count` tasks of ours are run, which are mostly smaller: as many as run `at_once`.
+
+    More if one had more than `each`: a task that fails is run again as a whole, and an executor that comes later takes whole tasks.
+    """
+    return min(count, max(at_once, -(-count // each)))

@@ -102,7 +102,7 @@ def test_a_partition_with_rows_that_no_look_has_seen_has_the_table_copied_again(
         reason = told.get(NAME) or noticed.outdated(tables[NAME], latest.shapes["public.t"], latest)
         assert word in str(reason) if word else reason is None, (seen, looked)
     # A copy that was made after all this lacks nothing.
-    assert not any(unexpected(missing(batch, MAX_LSN)[0], {}) for batch in found)
+    assert not any(unexpected(missing(batch, MAX_LSN, (), (), ())[0], {}) for batch in found)
 
 
 def followed(table: TableVersion, seen: Publication) -> TableVersion:

@@ -1,23 +1,37 @@
 """What the parts of a copy are read from, when their names change under them. Needs no Spark session."""
 
+import contextlib
 import re
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
 from spark_consumers.lake.copy import bootstrap
+from spark_consumers.lake.copy.chunk import next_chunk
 from spark_consumers.lake.tables.sources import Source
-from spark_consumers.snapshot.exported import AwaitedTransaction, ExportedSnapshot, reading
+from spark_consumers.snapshot import exported
+from spark_consumers.snapshot.exported import (
+    AwaitedTransaction,
+    ExportedSnapshot,
+    one_table,
+    reading,
+    relations_of,
+)
 from spark_consumers.sources.snapshot import SnapshotSource
-from tests.support.servers import Database, each_major
+from tests.support.servers import Database, MakeServer, each_major
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import DeadlineError, SnapshotError, TusklineError
 from walsender_bridge.postgres.client import replication_connection
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.runtime.sql import load
 
 SETUP = (
     "CREATE TABLE root (id int, a text, b text) PARTITION BY LIST (id)",
@@ -207,3 +221,146 @@ def test_the_transaction_that_a_snapshot_waits_for_is_named(
         with ExportedSnapshot(database.dsn, timeout=30.0, waiting=note) as snapshot:
             assert snapshot.lsn > 0
     assert re.fullmatch(r"the transaction of the server process \d+, which is \d+ s old", told[0])
+
+
+def test_a_snapshot_waits_until_the_server_knows_of_its_commits(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit is in the WAL, of which the snapshot is made, before its transaction has ended: here it waits for a standby."""
+    monkeypatch.setattr(replication_connection, "_ALIVE_SECONDS", 0.1)
+    server = make_server()
+    server.start()
+    dsn = server.dsn()
+    with contextlib.ExitStack() as stack:
+        old, middle, late, looking = (
+            stack.enter_context(psycopg.connect(dsn, autocommit=True)) for _ in range(4)
+        )
+        looking.execute("CREATE TABLE t (id int)")
+        looking.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        looking.execute("SELECT pg_reload_conf()")
+        wait_for(
+            lambda: _one(late, "SHOW synchronous_standby_names") == "nobody", 10, "the setting"
+        )
+        late.execute("SET synchronous_commit = on")
+        old.execute("BEGIN; SELECT txid_current()")
+        names = {each.info.backend_pid: name for each, name in ((old, "old"), (middle, "middle"), (late, "late"))}  # fmt: skip
+        commit = threading.Thread(target=late.execute, args=("INSERT INTO t VALUES (1)",))
+        told: list[str] = []
+
+        def note(awaited: AwaitedTransaction | None) -> None:
+            pid = re.search(r"server process (\d+)", awaited.text) if awaited else None
+            if pid is None or (name := names[int(pid[1])]) in told:
+                return
+            told.append(name)
+            if name == "old":
+                # It runs when the server begins to record which transactions commit, and is waited for, too.
+                middle.execute("BEGIN; SELECT txid_current()")
+                old.execute("ROLLBACK")
+            elif name == "middle":
+                commit.start()
+                waits = (
+                    f"SELECT wait_event FROM pg_stat_activity WHERE pid = {late.info.backend_pid}"
+                )
+                wait_for(lambda: _one(looking, waits) == "SyncRep", 10, "the commit is written")
+                middle.execute("ROLLBACK")
+            else:
+                looking.execute(f"SELECT pg_cancel_backend({late.info.backend_pid})")
+
+        with ExportedSnapshot(dsn, timeout=60.0, waiting=note) as snapshot:
+            commit.join()
+            with reading(dsn, snapshot.snapshot) as connection:
+                assert _one(connection, "SELECT count(*) FROM public.t") == 1
+        assert told == ["old", "middle", "late"]
+
+
+def _one(connection: psycopg.Connection[Any], query: str) -> Any:
+    rows = connection.execute(query.encode()).fetchall()
+    return rows[0][0]
+
+
+def test_a_snapshot_of_the_same_name_is_not_read_for_another(make_server: MakeServer) -> None:
+    """After a restart the server gives the same names again, and another copy may have exported one."""
+    server = make_server()
+    server.start()
+
+    def execute(*statements: str) -> None:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    execute(*SETUP)
+    server.restart()
+    with ExportedSnapshot(server.dsn()) as first:
+        options = {"dsn": first.dsn, "snapshot": first.snapshot, "table": "public.plain"}
+        readers = []
+        for slot in (first.slot, ""):
+            source = SnapshotSource(options, slot=slot)
+            readers.append(source.reader_apart(source.schema()))
+        assert read(readers[0]) == [ROW]
+        execute("DELETE FROM plain")
+        server.kill()
+    for _ in range(20):
+        server.start()
+        with ExportedSnapshot(server.dsn()) as second:
+            if second.snapshot != first.snapshot:
+                server.kill()
+                continue
+            with pytest.raises(SnapshotError, match="no longer exported"):
+                read(readers[0])
+            assert read(readers[1]) == []
+            return
+    pytest.fail("another name each time")
+
+
+@each_major
+def test_a_table_whose_chunks_no_index_finds_is_read_as_a_whole(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id bigint, tenant int, note text, PRIMARY KEY (tenant, id))",
+        "INSERT INTO t SELECT g, g / 1000, repeat('x', 100) FROM generate_series(1, 3000) g",
+    )
+    for index, is_chunked in (
+        ("ANALYZE", False),
+        ("CREATE INDEX ON t (id) WHERE id > 5", False),
+        ("CREATE INDEX ON t USING brin (id)", False),
+        ("CREATE INDEX ON t (id, tenant)", True),
+    ):
+        database.execute(index)
+        with (
+            ExportedSnapshot(database.dsn) as snapshot,
+            reading(snapshot.dsn, snapshot.snapshot) as connection,
+        ):
+            table = one_table(connection, "public.t", None)
+            assert table.key == ("id", "tenant")
+            found = next_chunk(connection, table, None, size=10 * 8192, piece=5 * 8192)
+            assert (found is not None) == is_chunked, index
+            # Nothing would divide what one tenant has.
+            by_tenant = replace(table, key=("tenant", "id"))
+            for blocks in (10, 25):
+                found = next_chunk(connection, by_tenant, None, size=blocks * 8192, piece=5 * 8192)
+                assert (found is not None) == (blocks == 25)
+
+
+def test_the_sample_of_a_large_table_may_take_its_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedConnection, "limit", 2.0)
+    database.execute(
+        "CREATE FUNCTION slow(int) RETURNS int LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3); RETURN $1; END'",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT generate_series(1, 100)",
+    )
+    with (
+        ExportedSnapshot(database.dsn) as snapshot,
+        reading(snapshot.dsn, snapshot.snapshot) as connection,
+    ):
+        relations = relations_of(connection, one_table(connection, "public.t", None))
+        monkeypatch.setattr(exported, "load", _slowly)
+        (sample,) = exported.samples(connection, relations, "id", piece=8192)
+        assert sample.keys.tolist() == [1]
+        with pytest.raises(DeadlineError):
+            connection.execute("SELECT pg_sleep(30)")
+
+
+def _slowly(name: str) -> str:
+    """The query, on a server that takes longer for it than for others."""
+    return load(name).replace("min({column})", "public.slow(min({column}))")

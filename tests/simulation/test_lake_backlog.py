@@ -1,17 +1,18 @@
-"""A copy that was asked for is shown in few epochs, and in one that does not grow, however much the log is ahead.
+"""A copy that was asked for is shown in few epochs, and in one that does not grow, however far the log is ahead.
 
 The planner's own decisions (`choose`, `Pace`) over a log in memory, which grows while epochs are written: by as many
 bytes as they hold, or more, so that the lake never catches up with it.
 """
 
 import random
+from functools import partial
 from math import log2
 from unittest import mock
 
 import pytest
 
 from spark_consumers.lake.epoch import plan
-from spark_consumers.lake.epoch.plan import Pace, choose
+from spark_consumers.lake.epoch.plan import Pace, choose, first_version, thinned
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
 from walsender_bridge.change_log.client import CutPoint, StreamCut
 
@@ -48,7 +49,22 @@ class GrowingLog:
             for s, c in last.items()
         }
 
-    def after(self, head: Manifest, limit: int | None) -> dict[str, list[CutPoint]]:
+    def up_to(self, version: int, head: Manifest) -> dict[str, list[CutPoint]]:
+        """All commits that are not in the lake, up to a version, as `log_view.all_commits` has them."""
+        return {
+            stream: thinned(
+                c
+                for c in commits
+                if c.end_offset > head.streams[stream].offset and c.version <= version
+            )
+            for stream, commits in self.commits.items()
+        }
+
+    def at(self, stream: str, version: int) -> CutPoint | None:
+        """The last commit up to a version."""
+        return next((c for c in reversed(self.commits[stream]) if c.version <= version), None)
+
+    def after(self, head: Manifest, limit: int) -> dict[str, list[CutPoint]]:
         """What an epoch may hold, as `log_view.new_commits` has it."""
         found = {}
         for stream, commits in self.commits.items():
@@ -60,7 +76,7 @@ class GrowingLog:
                 continue
             before = [c.bytes_total for c in commits if c.end_offset <= position.offset]
             begin = before[-1] if before else 0
-            within = [c for c in new if limit is None or c.bytes_total - begin <= limit]
+            within = [c for c in new if c.bytes_total - begin <= limit]
             found[stream] = within or new[:1]
         return found
 
@@ -82,7 +98,7 @@ def copied(head: Manifest, log: GrowingLog) -> Manifest:
 
 
 def epochs_until_shown(seed: int, state: str) -> tuple[int, float]:
-    """How many epochs the copy took, and how many the logarithm of the backlog allows."""
+    """How many epochs the copy took, and how many are allowed: by the logarithm of the backlog, up to the largest epochs."""
     log = GrowingLog(seed)
     head = begun(log, state)
     size = log.random.randint(100, 2000)
@@ -92,7 +108,7 @@ def epochs_until_shown(seed: int, state: str) -> tuple[int, float]:
     log.grow(backlog)
     head = copied(head, log)
     # Each stream is planned by its own size, and a transaction may be larger than what is left.
-    allowed = log2(max(2 * backlog / size, 2)) + 4
+    allowed = log2(max(2 * backlog / size, 2)) + 4 + backlog / (16 * size)
     count = 0
     while NAME in head.copies and count <= 4 * allowed:
         chosen = choose(head, log.version, log.cuts(), log.after(head, pace.limit))
@@ -135,7 +151,15 @@ def attempts_for_a_held_table(seed: int) -> list[int]:
     ends = []
     for _ in range(3):
         log.grow(log.random.randint(1, 3000))
-        chosen = choose(head, log.version, log.cuts(), log.after(head, None))
+        lsns = plan.needed(head, log.cuts())
+        ends_at = [
+            first_version(partial(log.at, stream), head.epoch, log.version, lsn)
+            for stream, lsn in lsns.items()
+        ]
+        version = max(ends_at, default=log.version)
+        listed = log.up_to(version, head)
+        chosen = choose(head, version, log.cuts(), listed, is_complete=True)
+        assert chosen.version == version
         assert chosen.tables[NAME].state == "live"
         assert NAME not in chosen.copies
         ends.append(chosen.version)
@@ -149,5 +173,5 @@ def test_an_epoch_that_is_tried_again_does_not_grow(seed: int) -> None:
 
 
 def test_without_an_end_it_grows(seed: int) -> None:
-    with mock.patch.object(plan, "_enough", return_value=[]):
+    with mock.patch.object(plan, "needed", return_value={}):
         assert len(set(attempts_for_a_held_table(seed))) == 3

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyspark
@@ -15,6 +16,7 @@ from spark_consumers import Source, read
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.status import read_status
 from tests.support import probe
 from tests.support.child import run_tuskline
 from tests.support.lake_check import assert_equal, assert_no_orphans
@@ -197,6 +199,99 @@ def test_an_executor_killed_in_mid_write_costs_a_retry_alone(tmp_path, database,
                 assert_whole_epochs(spark, stack.lake, before)
                 assert_jobs_are_named(job_descriptions(f"127.0.0.1:{page}"))
             assert_no_orphans(spark, stack.lake)
+
+
+def executors_of(folder):
+    """The pids of the executors that run now and have their files there."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_text()
+                if EXECUTOR in command and str(folder) in command:
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_executors_that_come_and_go_change_no_row(tmp_path, database, spark):
+    """Dynamic allocation: a copy that is planned while one executor is there is made by two, and one dies in its middle."""
+    database.execute(
+        *TABLES,
+        "CREATE TABLE large (id int PRIMARY KEY, note text)",
+        "ALTER TABLE large ALTER note SET STORAGE PLAIN",
+        "INSERT INTO large SELECT g, repeat(md5(g::text), 30) FROM generate_series(1, 24000) g",
+    )
+    place, report = tmp_path / "cluster", tmp_path / "probe.jsonl"
+    place.mkdir()
+    for name in ("go", "slow"):
+        Path(f"{report}.{name}").touch()
+    env = {
+        **environment(Path(probe.__path__[0])),
+        "SPARK_CONF_DIR": str(place),
+        "TUSKLINE_TEST_PROBE": str(report),
+    }
+
+    def parts():
+        """How many parts of the copy each executor has begun."""
+        text = report.read_text().rpartition("\n")[0] if report.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines()]
+        return Counter(executor_of(line) for line in lines if "part" in line)
+
+    with standalone(place, env) as cluster:
+        (place / "spark-defaults.conf").write_text(
+            f"spark.master {cluster.master}\n"
+            "spark.driver.bindAddress 127.0.0.1\n"
+            "spark.driver.host 127.0.0.1\n"
+            "spark.driver.memory 600m\n"
+            "spark.executor.cores 1\n"
+            "spark.executor.memory 512m\n"
+            f"spark.executor.defaultJavaOptions {SHORT} -XX:-UsePerfData -Djava.io.tmpdir={place}\n"
+            "spark.dynamicAllocation.enabled true\n"
+            "spark.dynamicAllocation.shuffleTracking.enabled true\n"
+            "spark.dynamicAllocation.initialExecutors 1\n"
+            "spark.dynamicAllocation.maxExecutors 2\n"
+            "spark.dynamicAllocation.executorIdleTimeout 4s\n"
+            "spark.log.level ERROR\n"
+        )
+        # Of that follows how large a part of a table is, about 1 MB; and each takes two seconds.
+        small = "copy_rate = 2000000.0\n"
+        with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.3, lake=small) as stack:
+            stack.start("log-server", "bridge")
+            stack.start("lake", env=env)
+
+            def head():
+                return open_chain(stack.lake).head()
+
+            def copying():
+                found = read_status(open_chain(stack.lake)).copying.get("shop.public.large")
+                return found is not None and found.pieces_done > 1 and found
+
+            begun = wait_for(copying, 400, "parts of the large table")
+            # Known before any other executor has come.
+            assert begun.pieces >= 10
+            wait_for(lambda: len(parts()) == 2, 100, "parts by two executors")
+            names = sorted([*NAMES, "shop.public.large"])
+            assert "shop.public.large" not in head().readable
+            first, second = parts()
+            os.kill(first, signal.SIGKILL)
+            wait_for(lambda: parts().keys() - {first, second}, 100, "parts by a third one")
+            wait_for(lambda: (h := head()) and sorted(h.readable) == names, 400, "all tables")
+            before = head().epoch
+            # Without work they go, and come again for the next epoch; the first that comes dies in its middle.
+            wait_for(lambda: executors_of(place) == [], 200, "no executor")
+            database.execute(CHANGES, "UPDATE large SET note = repeat('y', 500) WHERE id % 2 = 0")
+            (another, *_) = wait_for(lambda: executors_of(place), 200, "an executor")
+            os.kill(another, signal.SIGKILL)
+            source = Source("shop", database.dsn, "tuskline_shop")
+            flush(stack.lake, stack.log_address, [source], timeout=300)
+            snap = read(spark, stack.lake)
+            assert snap.tables == names
+            assert_equal(database.dsn, snap)
+            assert_whole_epochs(spark, stack.lake, before)
+            assert stack.stop("lake") == 0
+        assert_no_orphans(spark, stack.lake)
 
 
 @pytest.mark.long

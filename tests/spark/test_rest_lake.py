@@ -1,14 +1,19 @@
 """A lake whose tables are in an Iceberg REST catalog, from PostgreSQL to what engines read."""
 
 import copy
+import random
+import threading
+import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from spark_consumers import read
 from spark_consumers.lake import reader
-from spark_consumers.lake.catalog import rest_statements
+from spark_consumers.lake.catalog import open_catalog, rest_statements
 from spark_consumers.lake.catalog.open_catalog import recorded
 from spark_consumers.lake.catalog.rest_statements import preamble
 from spark_consumers.lake.catalog.statements import DUCKDB, PYICEBERG
@@ -24,7 +29,7 @@ from tests.support.pin_requests import Pins
 from tests.support.rest_catalog import RestServer
 from tests.support.waiting import wait_for
 from walsender_bridge.cli.epochs import cut_tables
-from walsender_bridge.errors import FencedError, LakeError, UnavailableError
+from walsender_bridge.errors import FencedError, LakeError, TusklineError, UnavailableError
 from walsender_bridge.runtime import fail_point
 
 NAMESPACE = ("lakes", "one")
@@ -267,6 +272,72 @@ def test_epochs_are_whole_and_made_once_whatever_becomes_of_answers(
         pins.expire()
     assert_no_orphans(spark, pipeline.lake)
     server.assert_no_stray_manifest()
+    assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
+
+
+#: Fifteen times as fast as a catalog that takes 5 to 20 s for an answer, of 30 that it is given.
+ALLOWED, FASTEST, SLOWEST = 2.0, 5 / 15, 20 / 15
+
+
+def reached(pipeline, version):
+    return pipeline.head().epoch >= version
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_catalog_that_is_slow_makes_epochs_slow_and_nothing_twice(
+    pipeline, database, server, spark, monkeypatch, seed
+):
+    no_leases(monkeypatch)
+    made = open_catalog.options
+    monkeypatch.setattr(
+        open_catalog, "options", lambda place: replace(made(place), answer=ALLOWED, slow=FASTEST)
+    )
+    drawn = random.Random(seed)
+
+    def delay(method):
+        # Some changes are made, and their answers come when nobody waits for them any more.
+        is_late = method == "POST" and drawn.random() < 0.2
+        return ALLOWED + 0.5 if is_late else drawn.uniform(FASTEST, SLOWEST)
+
+    pipeline.house.close()
+    said: list[TusklineError | None] = []
+    pipeline.house = pipeline.lakehouse(failing=said.append)
+    monkeypatch.setattr(server, "delay", delay)
+    stop = threading.Event()
+    running = threading.Thread(target=pipeline.house.run, args=(stop,))
+    running.start()
+    try:
+        for number in range(3):
+            database.execute(
+                "BEGIN; UPDATE docs SET n = n + 1; UPDATE pairs SET at = now();"
+                f"INSERT INTO bag VALUES ({number}, 0, 'slow', NULL); COMMIT"
+            )
+            version, before = pipeline.barrier(), len(server.requests)
+            # Whatever is waited for is waited for so long at most: each request, and what is between them.
+            wait_for(partial(reached, pipeline, version), 240, "an epoch")
+            asked = server.requests[before:]
+            assert len(asked) < 60, asked
+            began, before = time.monotonic(), len(server.requests)
+            snapshot = read(spark, pipeline.lake)
+            assert snapshot.epoch >= version
+            assert snapshot["bag"].where("t = 'slow'").count() == number + 1
+            asked = server.requests[before:]
+            assert time.monotonic() - began < len(asked) * ALLOWED + 60
+    finally:
+        stop.set()
+        running.join(240)
+        server.delay = lambda _: 0.0
+    assert not running.is_alive()
+    # The driver's state says what it waits for, and that no round has failed for it.
+    told = [error.what for error in said if error is not None]
+    assert any(what.startswith("the catalog answers slowly: ") for what in told), told
+    pipeline.house = pipeline.lakehouse()
+    check(pipeline, database, server)
+    for table in ("docs", "pairs", "bag"):
+        metadata = server.tables[(*NAMESPACE, STREAM, "public", table)]
+        written = [s["summary"]["tuskline.version"] for s in metadata["snapshots"]]
+        assert len(written) == len(set(written))
     assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
 
 

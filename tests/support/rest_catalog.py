@@ -48,6 +48,7 @@ class RestServer:
 
     `faults`: what happens to the next changes, one each: `500 after`, `503 after` and `dropped after` the work was done, `500 before`
     it, `twice` (a proxy repeats it), `delayed` (it is carried out when `arrive` is called, and has no answer).
+    `delay`: seconds that a request takes, by its method; it is carried out, and then the answer waits.
     """
 
     def __init__(self, *, v3: bool = True, multi_table: bool = True, branches: bool = True) -> None:
@@ -80,6 +81,7 @@ class RestServer:
         self.separator = "%1F"
         #: The settings that FileIO gets with each table in a bucket in which this server writes; None: it writes in none.
         self.keys: dict[str, str] | None = None
+        self.delay: Callable[[str], float] = lambda _method: 0.0
         self.lock = threading.RLock()
         self._late: list[tuple[str, str, Any]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -324,6 +326,7 @@ class RestServer:
                 if fault == "twice":
                     server.answer(method, path, body)
                 answer = server.answer(method, path, body, query)
+                time.sleep(server.delay(method))
                 if fault == "dropped after":
                     self.close_connection = True
                     return

@@ -1,20 +1,38 @@
 """A copy in chunks, each from a later snapshot: what it lacks makes it the table, or it is copied again, and that seldom."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
+from uuid import UUID
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.fold.keyed import fold
+from spark_consumers.lake.copy.chunk import continued
 from spark_consumers.lake.manifest.table_version import TableVersion
-from spark_consumers.lake.tables.chunks import missing
+from spark_consumers.lake.tables.chunks import _numbers, missing
 from spark_consumers.lake.tables.origin import Joins, joins
-from spark_consumers.snapshot.key_ranges import Sample, chunk_end, is_clustered, percent, pieces
+from spark_consumers.lake.tables.shape import Shape
+from spark_consumers.snapshot.key_ranges import (
+    KeyRange,
+    Sample,
+    chunk_end,
+    is_clustered,
+    least_uuid,
+    most_of_one_key,
+    ordinal_of,
+    percent,
+    pieces,
+)
 from tests.unit.test_fold import KEY, Batch, D, I, T, U, apply, histories
+from tests.unit.test_shape import NEW as NEW_PART
+from tests.unit.test_shape import TREE
+from walsender_bridge.change_log.entry import NAMED_OTHERWISE
 from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
 
 RELATION = Relation(
@@ -29,12 +47,14 @@ RELATION = Relation(
     ),
 )
 
+COLUMNS = ("id", "a", "b", "c")
 
-def changes(events, lsns):
+
+def changes(events, lsns, relation=RELATION):
     made = Batch(events)
     numbers = np.arange(len(events))
     return ChangeBatch(
-        relation=RELATION,
+        relation=relation,
         schema_hash=b"",
         ops=made.ops,
         commit_lsn=np.array(lsns, np.uint64),
@@ -95,7 +115,9 @@ def test_what_a_copy_in_chunks_lacks_makes_it_the_table(drawn, cut):
     lacks, reasons = [], set()
     for part in (slice(None, cut), slice(cut, None)):
         if events[part]:
-            found, reason = missing(changes(events[part], lsns[part]), start, chunks, ("id",))
+            found, reason = missing(
+                changes(events[part], lsns[part]), start, chunks, ("id",), COLUMNS
+            )
             lacks += [found] if len(found) else []
             reasons |= {reason} - {None}
     event(f"copied again: {reasons}")
@@ -126,11 +148,79 @@ def test_most_copies_are_not_made_again():
         ],
         [150] * 5,
     )
-    found, reason = missing(batch, 200, chunks, ("id",))
+    found, reason = missing(batch, 200, chunks, ("id",), COLUMNS)
     assert reason is None
     assert Counter(found.ops.tolist()) == {D: 2, I: 1, U: 1}
     batch = changes([(U, (24, "x", None, 2.0), {2}, (84, None, None, None), "K")], [150])
-    assert "TOAST" in (missing(batch, 200, chunks, ("id",))[1] or "")
+    assert "TOAST" in (missing(batch, 200, chunks, ("id",), COLUMNS)[1] or "")
+
+
+def relation(names, key, identity="d"):
+    kinds = {column.name: column.type_oid for column in RELATION.columns}
+    return replace(
+        RELATION,
+        replica_identity=identity,
+        columns=tuple(Column(n, kinds.get(n, 20), -1, is_key=n in key) for n in names),
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        relation(COLUMNS, {"a"}, "i"),
+        relation(COLUMNS, COLUMNS, "f"),
+        relation(("b", "a", "id", "c"), {"id"}),
+        relation(("other", "a", "b", "c"), set()),
+    ],
+    ids=["another identity", "no key", "names that moved", "another table"],
+)
+def test_an_update_of_a_key_that_does_not_tell_the_old_one_is_noticed(other):
+    chunks = ((50, 100), (None, 200))
+    # The row was in the first chunk, and is in the second: the copy has it twice, and lacks nothing by the new key.
+    moved = [(U, (70, "x", "y", 2.0), (), None, "")]
+    assert "another key" in (
+        missing(changes(moved, [150], other), 200, chunks, ("id",), COLUMNS)[1] or ""
+    )
+    for lsn in (90, 200):
+        found, reason = missing(changes(moved, [lsn], other), 200, chunks, ("id",), COLUMNS)
+        assert reason is None
+        assert len(found) == (lsn >= 200)
+    # A partition with another identity is described as its table, and named apart.
+    batch = changes(moved, [150])
+    batch.partitions = [(0, 0, NAMED_OTHERWISE)]
+    assert "partitions" in (missing(batch, 200, chunks, ("id",), COLUMNS)[1] or "")
+    batch.partitions = [(0, 0, 77), (5, 0, NAMED_OTHERWISE)]
+    assert missing(batch, 200, chunks, ("id",), COLUMNS)[1] is None
+    # A column that came at the end is none of these.
+    later = missing(changes(moved, [150]), 200, chunks, ("id",), (*COLUMNS, "later"))
+    assert later[1] is None
+
+
+def test_each_chunk_has_the_shape_of_its_snapshot():
+    first = TableVersion(
+        *("p", "iceberg", 1, "", ("id",), (), 90, 1, 0, 10, "copied"),
+        timeline=1,
+        shape=TREE.dump(),
+        chunks=((5, 90),),
+    )
+    with_new = replace(TREE, parts=(*TREE.parts, replace(NEW_PART, born_here=True)))
+    later = continued(first, replace(first, start_lsn=200), with_new, ())
+    assert isinstance(later, TableVersion)
+    # What a chunk has of a partition that goes before anybody has looked at the catalog.
+    assert "public.n was dropped" in str(continued(later, first, TREE, ()))
+    assert isinstance(continued(first, first, TREE, ()), TableVersion)
+    attached = replace(TREE, parts=(*TREE.parts, NEW_PART))
+    assert "attached with rows" in str(continued(first, first, attached, ()))
+    known = continued(first, replace(first, start_lsn=200), attached, {NEW_PART.oid})
+    assert isinstance(known, TableVersion)
+    assert Shape.load(known.shape).parts[-1].empty_at == 200
+    for other in (
+        replace(first, timeline=2),
+        replace(first, system_id=7),
+        replace(first, relation_id=7),
+    ):
+        assert isinstance(continued(first, other, TREE, ()), str)
+    assert "its key" in str(continued(first, replace(first, key=("a",)), TREE, ()))
 
 
 def test_a_copy_is_not_shown_before_its_last_chunk():
@@ -143,6 +233,48 @@ def test_a_copy_is_not_shown_before_its_last_chunk():
         partial = TableVersion.from_json({**copy.to_json(), "chunks": [list(c) for c in chunks]})
         assert partial.chunks == chunks
         assert joins(partial, 1, 100) is expected
+
+
+UUIDS = Relation(
+    7,
+    "public",
+    "t",
+    "d",
+    (Column("id", 2950, -1, is_key=True), *RELATION.columns[1:]),
+)
+
+
+def of_uuids(batch):
+    """The same changes of a table whose keys are UUIDs in the same order."""
+
+    def key(number):
+        return None if number is None else least_uuid(number << 40)
+
+    def columns(old):
+        return [pa.array([key(n) for n in old[0].to_pylist()], pa.string()), *old[1:]]
+
+    old = batch.old_columns
+    return replace(
+        batch,
+        relation=UUIDS,
+        columns=columns(batch.columns),
+        old_columns=None if old is None else columns(old),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(copies())
+def test_a_copy_in_chunks_of_uuids_lacks_what_one_of_integers_lacks(drawn):
+    events, lsns, chunks, *_ = drawn
+    if not events:
+        return
+    batch, start = changes(events, lsns), chunks[-1][1]
+    found, reason = missing(batch, start, chunks, ("id",), COLUMNS)
+    ranges = tuple((None if end is None else end << 40, lsn) for end, lsn in chunks)
+    of_uuid, same_reason = missing(of_uuids(batch), start, ranges, ("id",), COLUMNS)
+    assert same_reason == reason
+    assert of_uuid.offset.tolist() == found.offset.tolist()
+    assert of_uuid.ops.tolist() == found.ops.tolist()
 
 
 # -- how a table is divided -------------------------------------------------------------------------
@@ -211,3 +343,30 @@ def test_only_a_table_in_the_order_of_its_key_is_read_in_chunks(order, seed):
 def test_a_sample_is_of_few_blocks():
     assert percent(10, 80_000, 64 << 20) == 100.0
     assert 10_000 < percent(128 << 20, 1 << 40, 64 << 20) / 100 * (128 << 20) <= 50_000
+
+
+@given(st.lists(st.uuids(), min_size=1))
+def test_uuids_are_divided_in_the_order_of_postgresql(uuids):
+    """PostgreSQL compares their bytes. All with the same first eight are in one range."""
+    texts = [str(each) for each in sorted(uuids, key=lambda each: each.bytes)]
+    numbers = [ordinal_of(text) for text in texts]
+    assert numbers == sorted(numbers)
+    assert _numbers(pa.array([*texts, None], pa.string()))[:-1].tolist() == numbers
+    for text, number in zip(texts, numbers, strict=True):
+        least = least_uuid(number)
+        assert ordinal_of(least) == number
+        assert UUID(least).bytes <= UUID(text).bytes
+        assert -(2**63) <= number < 2**63
+
+
+def test_a_range_of_uuids_is_asked_for_as_such():
+    one = KeyRange(("public", "t"), 7, "id", ordinal_of("0190" + "0" * 28), None, is_uuid=True)
+    (bound,) = one.bounds
+    assert bound.as_string() == "\"id\" >= '01900000-0000-0000-0000-000000000000'::uuid"
+
+
+def test_a_key_with_many_rows_is_weighed():
+    samples = [sample([1, 1, 1, 2], 4000), sample([2, 3], 1000, 2), sample([], 0, 3)]
+    assert most_of_one_key(samples) == 3000
+    assert most_of_one_key(samples[1:]) == 500
+    assert most_of_one_key(samples[2:]) == 0

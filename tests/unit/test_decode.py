@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.decode.entries import ChangeBatch, decode_entries, last_begun
 from tests.support import pgoutput_messages as pm
 from tests.support import plain_decoder
 from tests.support.change_entries import (
@@ -24,6 +25,7 @@ from tests.support.change_entries import (
     update,
 )
 from tests.support.plain_decoder import Change, PlainDecoder
+from walsender_bridge.change_log.client import LogEntry, read_header
 from walsender_bridge.errors import (
     CorruptError,
     MalformedMessageError,
@@ -100,6 +102,43 @@ def test_relations_can_be_left_out_even_when_the_log_leaves_out_their_entries(lo
     for name in {"public.t1", *plain}:
         wanted = by_relation(as_changes(decoded(log, relations={name})))
         assert wanted == ({name: plain[name]} if name in plain else {})
+
+
+def is_begun(entry: LogEntry) -> bool:
+    """Whether a transaction begins in the entry that goes on behind it."""
+    header = read_header(entry.data)
+    return bool(header.max_xid) and not header.ends_transaction
+
+
+@settings(max_examples=100)
+@given(logs(), st.data())
+def test_a_run_may_start_inside_a_transaction(log: Entries, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(log.entries)))
+    before, behind = log.entries[:at], log.entries[at:]
+    begun = [last_begun(entry) for entry in before if is_begun(entry)]
+    known = begun[-1] if begun else None
+    for name, wanted in by_relation(as_changes(decoded(log))).items():
+        oid = int(name.removeprefix("public.t"))
+        # As the log leaves out entries.
+        sent = [
+            entry
+            for entry in behind
+            if is_begun(entry) or oid in {r.relation_id for r in read_header(entry.data).relations}
+        ]
+        first = [*decode_entries(before, log.schemas, relations={name})]
+        for entries in (behind, sent):
+            then = [*decode_entries(entries, log.schemas, relations={name}, begun=known)]
+            assert as_changes([*first, *then]) == wanted
+
+
+def test_an_entry_in_which_no_transaction_begins_is_none_that_a_run_starts_behind() -> None:
+    rows = [insert(ORDERS, [i, "x"]) for i in range(4)]
+    log = cut(list(transactions([rows], xid=77)), [ORDERS], [2, 4])
+    assert last_begun(log.entries[0]).xid == 77
+    with pytest.raises(
+        MalformedMessageError, match="no transaction begins in the entry at offset 2"
+    ):
+        last_begun(log.entries[1])
 
 
 def test_a_transaction_goes_on_over_entries_and_batches() -> None:

@@ -1,6 +1,7 @@
 """`[lake.catalog]`: which catalog a lake's tables are in, what it has to be able to do, and how engines get to it."""
 
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -102,6 +103,17 @@ def test_the_doctor_says_what_a_catalog_lacks(tmp_path):
         error = next(iter(of_catalog(asked)))
         assert (error.severity, error.cause) == (Severity.ERROR, Cause.CONFIG)
         assert "no deletion vectors: shop.public.a" in error.what
+
+
+def test_the_doctor_says_that_a_catalog_is_slow(tmp_path, monkeypatch):
+    made = open_catalog.options
+    monkeypatch.setattr(open_catalog, "options", lambda place: replace(made(place), slow=0.1))
+    with RestServer().running() as server:
+        assert list(of_catalog(of_server(tmp_path, server))) == []
+        server.delay = lambda _: 0.15
+        (found,) = of_catalog(of_server(tmp_path, server))
+        assert found.severity is Severity.WARNING
+        assert found.what.startswith("the catalog answers slowly: ")
 
 
 def test_the_doctor_refuses_a_catalog_without_branches_or_answers(tmp_path):

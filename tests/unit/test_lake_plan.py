@@ -83,7 +83,7 @@ def test_ranges_end_at_commits_and_leave_nothing_out(monkeypatch):
     commits = {"a": [commit(v, v + 5) for v in range(2, 16)]}
     chosen = plan.choose(head(**{"a.public.t": table()}), 15, {"a": CUTS["a"]}, commits)
     tables = {"a.public.t": packed("a.public.t")}
-    tasks = plan.tasks(chosen, tables, {"a": ("x", "y")}, {}, "", "")
+    tasks = plan.tasks(chosen, tables, {"a": ("x", "y")}, {}, {}, "", "")
     edges = [(t.start, t.end) for t in tasks]
     assert edges[0][0] == 5
     assert edges[-1][1] == 20
@@ -102,7 +102,7 @@ def test_a_fresh_copy_reads_what_the_lake_has_already_and_the_rest_once():
     chosen = plan.choose(start, 7, {"a": CUTS["a"]}, commits)
     tables = {name: packed(name) for name in chosen.tables}
     late = {"a.public.new": [commit(1, 5)]}
-    tasks = plan.tasks(chosen, tables, {"a": ("grpc://a",)}, late, "", "")
+    tasks = plan.tasks(chosen, tables, {"a": ("grpc://a",)}, late, {}, "", "")
     assert [(t.start, t.end, sorted(x.name for x in t.tables)) for t in tasks] == [
         (2, 5, ["a.public.new"]),
         (5, 20, ["a.public.new", "a.public.t"]),

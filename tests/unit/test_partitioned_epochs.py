@@ -73,10 +73,10 @@ def staged_of(target: Target, scratch: str, model, changes) -> Staged:
         pa.array([at for _, at in added.values()], pa.int64()).cast(pa.timestamp("us")),
     ]
     files = write_arranged(f"{target.prefix}.parquet", columns, COLUMNS, target.arrangement)
-    deletes = None
+    deletes: tuple[FileInfo, ...] = ()
     if gone:
         keys = pa.table({"k": pa.array(gone, pa.int32())})
-        deletes = FileInfo(write_partial(f"{scratch}/deletes.arrow", keys), len(gone), 0)
+        deletes = (FileInfo(write_partial(f"{scratch}/deletes.arrow", keys), len(gone), 0),)
     return Staged(target.name, 0, 0, rows=files, deletes=deletes)
 
 

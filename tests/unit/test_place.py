@@ -17,6 +17,7 @@ from spark_consumers.lake.catalog.table_catalog import Outcome, TableCommit
 from spark_consumers.lake.format import checksums, leaks
 from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import (
+    Stage,
     new_file,
     orphans,
     read_data,
@@ -44,6 +45,7 @@ from spark_consumers.lake.store.place import (
     ObjectPlace,
     below,
     carried,
+    files_in,
     location_of,
     place,
     remove_tree,
@@ -215,6 +217,18 @@ def test_what_writers_have_left_is_found(root):
     assert names(found) == [f"{7:020d}-t1-a1-x.parquet"]
     assert names(folders(root)) == ["orders%t1-0a"]
     assert not list(orphans(root / "tables" / "none", {7: ""}, 2))
+
+
+def test_files_are_listed_from_a_name_on(root):
+    data = root / "tables" / "shop" / "public" / "orders%t1-0a" / "data"
+    for link in (9, 10, 11):
+        put(data / f"{link:020d}-t1-a1-x.parquet")
+    put(root / "tables" / "shop" / "public" / "orders%t1-0b" / "data" / "z.parquet")
+    there = [file for file in files_in(data) if checksums.file_of(file) is None]
+    since = [file for file in files_in(data, Stage.names_from(10)) if file in there]
+    assert names(since) == [f"{link:020d}-t1-a1-x.parquet" for link in (10, 11)]
+    assert len(there) == 3
+    assert files_in(root / "tables" / "none", "a") == []
 
 
 def test_metadata_is_created_by_one_writer_and_found_by_the_hint(root):

@@ -49,15 +49,17 @@ class Epochs:
             made = write_data(where, columns, self.schema)
             assert made is not None
             rows = (made,)
-        deletes = removals = patches = None
+        deletes: tuple[FileInfo, ...] = ()
+        removals: tuple[FileInfo, ...] = ()
+        patches = None
         if counts:
             gone: dict[str, Any] = {"c0": pa.array([k for k, _ in counts], pa.int32())}
             gone |= {"c1": pa.array([v for _, v in counts]), "n": pa.array(counts.values())}
-            removals = write_table(f"{scratch}/removals.parquet", pa.table(gone))
+            removals = (write_table(f"{scratch}/removals.parquet", pa.table(gone)),)
         elif remove:
             keys = pa.table({"k": pa.array(remove, pa.int32())})
             path = write_partial(f"{scratch}/deletes.arrow", keys)
-            deletes = FileInfo(path, len(remove), 0)
+            deletes = (FileInfo(path, len(remove), 0),)
         if patch:
             # From the row of one key to another key, the value unsent.
             fields: dict[str, Any] = {"s0": pa.array(patch.keys(), pa.int32())}

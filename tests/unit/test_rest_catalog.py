@@ -2,10 +2,11 @@
 
 import time
 from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 
-from spark_consumers.lake.catalog import read_back
+from spark_consumers.lake.catalog import read_back, rest_http
 from spark_consumers.lake.catalog.rest_catalog import RestCatalog
 from spark_consumers.lake.catalog.rest_http import RestOptions
 from spark_consumers.lake.catalog.rest_names import own_name
@@ -30,6 +31,7 @@ from tests.support.lake.table_commits import (
     write,
 )
 from tests.support.rest_catalog import CLIENT, SECRET, VENDED, RestServer
+from tests.support.waiting import wait_for
 from walsender_bridge.errors import (
     AuthenticationError,
     ConfigError,
@@ -423,3 +425,68 @@ def test_an_answer_that_never_ends_is_given_up(server):
     with pytest.raises(UnavailableError, match="does not answer"):
         catalog.load(ORDERS)
     assert time.monotonic() - began < 2
+
+
+def test_a_slow_answer_is_told_for_a_minute_and_logged_once(server, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(rest_http.log, "warning", lambda *what, **more: warnings.append(more))
+    catalog = RestCatalog.opened(server.options(slow=0.2), ("shop",))
+    assert catalog.slow() is None
+    server.delay = lambda _: 0.3
+    catalog.create(ORDERS, SCHEMA, {})
+    catalog.load(ORDERS)
+    found = catalog.slow()
+    assert found is not None
+    path = f"/namespaces/shop%1Fpublic/tables/{quote(own_name(ORDERS), safe='')}"
+    assert found.what == f"the catalog answers slowly: GET /catalog/v1/lakes{path} took 0 s"
+    assert found.where == server.uri
+    (warned,) = warnings
+    assert 0.3 <= warned["seconds"] < 5
+    monkeypatch.setattr(rest_http, "_TOLD", 0.0)
+    assert catalog.slow() is None
+
+
+def late_answers(monkeypatch, server, *kinds):
+    """Each request is carried out, and then its answer waits; those of these methods are too late the first time."""
+    late = [*kinds]
+
+    def delay(method):
+        if method in late:
+            late.remove(method)
+            return 0.9
+        return 0.05
+
+    monkeypatch.setattr(server, "delay", delay)
+
+
+def test_what_is_answered_too_late_is_made_once(server, monkeypatch):
+    catalog = opened(server, answer=0.6)
+    late_answers(monkeypatch, server, "POST")
+    assert catalog.create(ORDERS, SCHEMA, {}) is Outcome.WON
+    assert catalog.create(LINES, SCHEMA, {}) is Outcome.WON
+    for kinds in (["POST"], ["POST", "GET"]):
+        commit, snapshot = write(ORDERS, catalog.load(ORDERS))
+        late_answers(monkeypatch, server, *kinds)
+        assert catalog.commit(commit) is Outcome.WON
+        assert snapshots(catalog.load(ORDERS)).count(snapshot) == 1
+    commits, made = both(catalog)
+    late_answers(monkeypatch, server, "POST", "GET")
+    assert catalog.commit_all(commits) is Outcome.WON
+    assert mains(catalog) == made
+    assert [len(snapshots(catalog.load(table))) for table in (ORDERS, LINES)] == [3, 1]
+
+
+def test_no_request_is_waited_for_without_a_limit(server):
+    catalog = opened(server, answer=0.3, outcome=0.5)
+    catalog.create(ORDERS, SCHEMA, {})
+    commit, _ = write(ORDERS, catalog.load(ORDERS))
+    server.delay = lambda _: 1.0
+    began = time.monotonic()
+    assert catalog.commit(commit) is Outcome.UNKNOWN
+    with pytest.raises(UnavailableError, match="the catalog does not answer"):
+        catalog.load(ORDERS)
+    # The outcome is looked for, with pauses in between, and one more request is under way at its end.
+    assert time.monotonic() - began < 0.5 + 4 * 0.3 + 2
+    # The requests that were given up are carried out all the same.
+    server.delay = lambda _: 0.0
+    wait_for(lambda: len(snapshots(catalog.load(ORDERS))) == 1, 5, "the commit")

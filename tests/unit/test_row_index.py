@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from spark_consumers.fold.row_codes import row_codes
+from spark_consumers.lake.format.data_files import write_table
 from spark_consumers.lake.format.puffin import write_vectors
-from spark_consumers.lake.index import lookup, merge, plan, run_format
+from spark_consumers.lake.index import build, lookup, merge, plan, run_format
+from spark_consumers.lake.index.build import Identity, add_files
 from spark_consumers.lake.index.digests import Digests, key_digests, row_digests
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.lookup import find
@@ -343,3 +345,45 @@ def test_runs_of_a_copy_become_one(tmp_path):
         names = [liveness.files[f].name for f in found.files.tolist()]
         assert names == [f"data/{k // 1000}.parquet" for k in found.wanted.tolist()]
         assert (found.positions == found.wanted % 1000).all()
+
+
+# -- more rows than are sorted at once --------------------------------------------------------------
+
+
+def indexed(folder: Path, key: pa.Schema) -> tuple[Run, ...]:
+    """The index after three epochs: some data files each, and the first file goes with the last."""
+    runs: tuple[Run, ...] = ()
+    for number in range(3):
+        files = []
+        for file in range(5):
+            ids = pa.table({"id": [number * 1000 + file * 100 + i for i in range(40)]}, schema=key)
+            files.append(write_table(f"{folder}/data/{number}-{file}.parquet", ids))
+        gone = ["data/0-0.parquet"] if number == 2 else []
+        identity = Identity.of(("id",), key)
+        runs = add_files(str(folder), runs, f"index/{number}.run", identity, files, (), gone)
+    return runs
+
+
+def test_more_rows_than_are_sorted_at_once_are_found_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = pa.schema([("id", pa.int64())])
+    places = []
+    for name, most in (("whole", 1000), ("parts", 90)):
+        monkeypatch.setattr(build, "_SORTED_ROWS", most)
+        runs = indexed(tmp_path / name, key)
+        ids = pa.array(range(3000), pa.int64())
+        with open_runs(str(tmp_path / name), [run.name for run in runs]) as readers:
+            liveness = Liveness(str(tmp_path / name), [run.tables for run in readers])
+            wanted = key_digests([ids], [pa.int64()])
+            found = find(readers, liveness, wanted, np.ones(len(ids), np.int64))
+            files = [liveness.files[n].name for n in found.files.tolist()]
+        places.append(set(zip(found.wanted.tolist(), files, found.positions.tolist(), strict=True)))
+        # What was sorted in parts is gone.
+        there = {
+            p.name for p in (tmp_path / name / "index").iterdir() if not p.name.startswith(".")
+        }
+        assert {f"index/{file}" for file in there} >= {run.name for run in runs}
+        assert len(there) <= 3
+    assert places[0] == places[1]
+    assert len(places[0]) == 3 * 200 - 40

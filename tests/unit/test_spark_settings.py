@@ -7,7 +7,7 @@ import pytest
 
 from spark_consumers.spark import defaults, executors, job_group, requirements
 from spark_consumers.spark.given import given, properties, with_jars
-from spark_consumers.spark.slots import expected
+from spark_consumers.spark.slots import expected, in_partitions
 from walsender_bridge.cli import doctor
 from walsender_bridge.config.sections import LakeSection
 from walsender_bridge.doctor.finding import Severity
@@ -283,3 +283,18 @@ def test_the_doctor_names_the_one_setting_that_is_wrong(tmp_path, monkeypatch):
     ((what, repair),) = errors()
     assert f"the Spark setting {key} is org.apache.hadoop.fs.RawLocalFileSystem" in what
     assert repair == f"remove the setting {key}"
+
+
+@pytest.mark.parametrize(
+    ("count", "at_once", "each", "partitions"),
+    [
+        (1, 8, 16, 1),
+        (8, 8, 16, 8),
+        (100, 8, 16, 8),
+        # More than run at once, lest an executor that goes takes too much along, and one that comes finds nothing to do.
+        (129, 8, 16, 9),
+        (2400, 2, 16, 150),
+    ],
+)
+def test_many_tasks_are_as_many_of_sparks_as_run_at_once_or_more(count, at_once, each, partitions):
+    assert in_partitions(count, at_once, each) == partitions

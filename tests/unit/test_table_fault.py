@@ -15,6 +15,7 @@ from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables import fault as table_fault
+from spark_consumers.lake.tables.doubt import each_table
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.schema_match import Layout
 from tests.support.change_entries import Entries, Table, cut, insert, transactions
@@ -186,7 +187,7 @@ def test_faults_come_back_from_the_executors_as_what_they_were(tmp_path: Path) -
     )
 
 
-def test_on_the_driver_a_tables_bug_is_its_fault_and_what_spark_says_is_not() -> None:
+def test_on_the_driver_a_tables_bug_is_its_fault_and_what_its_gateway_says_is_not() -> None:
     def write(_: str, value: str) -> str:
         if value == "bug":
             raise KeyError("c")
@@ -194,15 +195,18 @@ def test_on_the_driver_a_tables_bug_is_its_fault_and_what_spark_says_is_not() ->
             raise Py4JError("java.io.IOException: No space left on device")
         return value
 
-    run = table_fault.guarded(write)
+    def run(**values: str) -> list[Any]:
+        asked = [(f"s.p.{name}", value) for name, value in values.items()]
+        return table_fault.results(each_table(asked, write, lambda *_: 9), tables)
+
     version = TableVersion("t", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "live")
     tables = dict.fromkeys(("s.p.a", "s.p.b"), version)
-    assert table_fault.results([run("s.p.a", "fine")], tables) == ["fine"]
+    assert run(a="fine") == ["fine"]
     with pytest.raises(TableFaultsError) as raised:
-        table_fault.results([run("s.p.a", "fine"), run("s.p.b", "bug")], tables)
+        run(a="fine", b="bug")
     assert [fault.table for fault in raised.value.faults] == ["s.p.b"]
     with pytest.raises(Py4JError):
-        run("s.p.b", "spark")
+        run(a="fine", b="spark")
 
 
 def test_a_table_to_which_nothing_can_be_committed_stops_alone() -> None:

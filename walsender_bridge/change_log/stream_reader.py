@@ -140,12 +140,14 @@ class StreamReader(Closing):
     ) -> Iterator[LogEntry]:
         """See `ReplicaClient.read`. Each entry is returned once, however many replicas fail."""
         return in_batches(
-            lambda offset: self._batch(offset, to_offset, relations), from_offset, to_offset
+            lambda offset: self.read_batch(offset, to_offset, relations), from_offset, to_offset
         )
 
-    def _batch(
-        self, from_offset: int, to_offset: int, relations: Sequence[str] | None
+    def read_batch(
+        self, from_offset: int, to_offset: int, relations: Sequence[str] | None = None
     ) -> EntryBatch:
+        """See `ReplicaClient.read_batch`: what is read of the log at once, `protocol.READ_BATCH_BYTES` or one entry."""
+
         def batch(replica: ReplicaClient, seconds: float) -> EntryBatch:
             found = replica.read_batch(
                 self.stream, from_offset, to_offset, relations, within=seconds

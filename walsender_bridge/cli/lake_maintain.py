@@ -100,7 +100,9 @@ def _once(settings: "Config", timeout: float, output: Output) -> None:
     try:
         while maintainer.run_once(stop) and not stop.is_set():
             pass
-        seen = maintainer.summary
+        named = maintainer.to_clean()
+        maintainer.wait_for_cleaning(stop)
+        seen, left = maintainer.summary, maintainer.to_clean()
     finally:
         timer.cancel()
         maintainer.close()
@@ -111,14 +113,17 @@ def _once(settings: "Config", timeout: float, output: Output) -> None:
         "files_before": seen.files_before,
         "files_after": seen.files_after,
         "rewritten_bytes": seen.rewritten_bytes,
+        "cleaned": len(named) - len(left),
         "standing_by": seen.is_standing_by,
     }
     output.record(record)
     for refusal in seen.refusals:
         output.note(f"{refusal.table}: offer refused: {refusal.reason}")
-    if seen.waiting:
+    pending = [f"decided on {seen.waiting} offers"] if seen.waiting else []
+    pending += [f"looked at {len(left)} tables that have something to expire"] if left else []
+    if pending:
         raise DeadlineError(
-            f"the driver has not decided on {seen.waiting} offers; they stay pending",
+            f"the driver has not {', nor '.join(pending)}; the requests stay pending",
             where=lake_section(settings).uri,
             repair="check that `tuskline lake run` is running",
         )

@@ -28,6 +28,14 @@ def of_catalog(settings: "Config") -> Iterator[Finding]:
     assert wanted is not None
     try:
         found = open_catalog.probed(lake_chain(lake), wanted)
+        if (slow := found.slow()) is not None:
+            yield Finding(
+                _CHECK,
+                lake.catalog.uri,
+                slow.what,
+                Severity.WARNING,
+                repair="check the catalog's load: an epoch is some requests for each table that it changes",
+            )
         yield from _of_versions(lake, v3=found.supports_v3)
         if not found.supports_multi_table:
             yield Finding(

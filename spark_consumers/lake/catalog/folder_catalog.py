@@ -8,20 +8,23 @@ writer has committed in between.
 Each table is committed by itself: an epoch is made of several by the chain of manifests.
 """
 
-import json
 import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from spark_consumers.lake.catalog.requirements import unmet
 from spark_consumers.lake.catalog.table_catalog import LoadedTable, Outcome, TableCommit, TableId
 from spark_consumers.lake.catalog.updates import applied, created
+from spark_consumers.lake.catalog.written_metadata import WrittenMetadata
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_files import (
     link,
     make_folders,
+    metadata_file,
     newest_metadata,
     version_of,
 )
@@ -42,6 +45,7 @@ class FolderCatalog:
         self._root = root
         #: What each thread has loaded last, as a commit mostly follows: the file, and the metadata in it.
         self._last = threading.local()
+        self._written = WrittenMetadata()
 
     def folder(self, table: TableId) -> Place:
         """The table's folder."""
@@ -51,7 +55,7 @@ class FolderCatalog:
         """The table by its newest metadata; None if there is none. Raises `CorruptError`."""
         folder = self.folder(table)
         while (file := newest_metadata(folder)) is not None:
-            metadata = _read(file)
+            metadata = self._written.of(folder, file) or _read(file)
             if metadata is not None:
                 self._last.read = file, metadata
                 return LoadedTable(str(file), metadata)
@@ -69,16 +73,19 @@ class FolderCatalog:
 
     def commit(self, commit: TableCommit) -> Outcome:
         """Make the updates, if nothing was committed since `commit.base` and all requirements hold. Never UNKNOWN."""
-        base = place(commit.base)
+        base, folder = place(commit.base), self.folder(commit.table)
         file, metadata = getattr(self._last, "read", (None, None))
         self._last.read = None, None
         if file != base:
-            metadata = _read(base)
+            metadata = self._written.of(folder, base) or _read(base)
         if metadata is None or unmet(metadata, commit.requirements) is not None:
             return Outcome.LOST
         made = applied(metadata, commit.updates, _now(), str(base))
-        folder = self.folder(commit.table)
-        return _outcome(link(str(folder), version_of(base) + 1, _dump(folder, made)))
+        number = version_of(base) + 1
+        is_ours = link(str(folder), number, _dump(folder, made))
+        if is_ours:
+            self._written.keep(folder, metadata_file(folder / "metadata", number), made)
+        return _outcome(is_ours)
 
     def commit_all(self, commits: Sequence[TableCommit]) -> Outcome:
         """One table is a commit; raises `NotSupportedError` for several."""
@@ -113,7 +120,7 @@ def _dump(folder: Place, metadata: Mapping[str, Any]) -> str:
     """The content of the metadata file: in a bucket unique to this commit, since whose it is tells who has won (`store.create`)."""
     if isinstance(folder, ObjectPlace):
         return sealed(metadata)
-    return json.dumps(metadata, separators=(",", ":"))
+    return to_json(metadata).decode()
 
 
 def _outcome(is_ours: bool) -> Outcome:

@@ -21,6 +21,7 @@ from spark_consumers.lake.format.iceberg_files import is_newest
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.store.place import Place
+from spark_consumers.spark.java_errors import is_of_data
 from walsender_bridge.errors import CorruptError, UnavailableError
 from walsender_bridge.runtime import logs
 
@@ -40,6 +41,8 @@ class OtherEngines:
         self._term = head.term
         #: What plain readers see of each table folder: the takeover has shown what there was.
         self._shown = {table.path: table.snapshot_id for table in head.versions}
+        #: By path: the snapshot that could not be shown for a reason of the table, and when that is tried again.
+        self._refused: dict[str, tuple[int, float]] = {}
         #: A bucket has no links, and no file that is changed in place.
         self._names = (
             TableNames(
@@ -52,18 +55,29 @@ class OtherEngines:
 
     def show(self, manifest: Manifest) -> None:
         """Let them see what was published: all that they do not see yet, also of earlier epochs. Raises `FencedError`."""
+        now = time.monotonic()
 
         def show(name: str, table: TableVersion) -> None:
             try:
                 self._format.show(str(self._root / table.path), self._term, table.snapshot_id)
-            except CorruptError as error:
-                # It is held as soon as it is to be written again.
-                log.warning("table is damaged", table=name, error=str(error))
+            except Exception as error:
+                if not isinstance(error, CorruptError) and not is_of_data(error):
+                    raise
+                # It is suspended as soon as it is to be written again.
+                log.warning("table not shown to other engines", table=name, error=str(error)[:500])
+                self._refused[table.path] = table.snapshot_id, now + _CHECK_SECONDS
             else:
                 self._shown[table.path] = table.snapshot_id
+                self._refused.pop(table.path, None)
+
+        def waits(table: TableVersion) -> bool:
+            snapshot, until = self._refused.get(table.path, (0, now))
+            return snapshot == table.snapshot_id and now < until
 
         readable = manifest.readable.items()
-        unseen = [(n, t) for n, t in readable if self._shown.get(t.path) != t.snapshot_id]
+        unseen = [
+            (n, t) for n, t in readable if self._shown.get(t.path) != t.snapshot_id and not waits(t)
+        ]
         if unseen:
             each(unseen, show)
         if self._names is not None:

@@ -125,6 +125,10 @@ class RestCatalog:
         client.configure()
         return cls(client, prefix=prefix, root=root)
 
+    def slow(self) -> UnavailableError | None:
+        """See `RestClient.slow`."""
+        return self._client.slow()
+
     def location(self, table: TableId) -> str:
         """Where the table has its files, as a URI; empty: where the server chooses."""
         if not self._root:

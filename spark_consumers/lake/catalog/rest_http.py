@@ -28,10 +28,12 @@ from walsender_bridge.errors import (
     UnavailableError,
     UsageError,
 )
-from walsender_bridge.runtime import secret_file
+from walsender_bridge.runtime import logs, secret_file
 
 #: Seconds for a connection, and for an answer.
 _CONNECT, _ANSWER = 5.0, 30.0
+#: Seconds from which on an answer is slow, and for which it is told after that.
+_SLOW, _TOLD = 5.0, 60.0
 #: Seconds before its end at which a token is replaced, and its life if the server does not state it.
 _MARGIN, _LIFE = 30.0, 300.0
 #: Bytes of an answer, at most: the metadata of a table with tens of thousands of snapshots.
@@ -40,6 +42,8 @@ _MOST = 256 << 20
 _SEPARATOR = "%1F"
 _OK, _UNAUTHORIZED, _FORBIDDEN, _EXPIRED = 200, 401, 403, 419
 
+log = logs.logger()
+
 
 @dataclass(frozen=True, slots=True)
 class RestOptions:
@@ -47,7 +51,7 @@ class RestOptions:
 
     `uri`: up to `/v1`. `oauth2_uri`: where tokens come from, if not from the catalog. `token_file`: a file with a bearer
     token, which is read again when the token is refused. `allow_http`: the URLs may be http, and the token readable on the
-    way. `answer`: seconds for an answer.
+    way. `answer`: seconds for an answer. `slow`: seconds from which on an answer is told of (`RestClient.slow`).
     """
 
     uri: str
@@ -58,6 +62,7 @@ class RestOptions:
     ca: Path | None = None
     allow_http: bool = False
     answer: float = _ANSWER
+    slow: float = _SLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,9 @@ class RestClient:
         self._lock = threading.Lock()
         self._token = ""
         self._ends = 0.0
+        #: The last slow answer: what was asked, how long it took in seconds, and when it had come.
+        self._slowest: tuple[str, float, float] | None = None
+        self._told_at = float("-inf")
 
     def configure(self) -> Mapping[str, Any]:
         """Ask for the server's configuration, whose prefix and separator of namespaces all later requests have."""
@@ -165,6 +173,17 @@ class RestClient:
         """A path below the server's prefix."""
         return f"/v1{self._prefix}/{name}"
 
+    def slow(self) -> UnavailableError | None:
+        """That the catalog answers slowly, if it did within the last minute."""
+        if self._slowest is None or time.monotonic() - self._slowest[2] > _TOLD:
+            return None
+        asked, seconds, _ = self._slowest
+        return UnavailableError(
+            f"the catalog answers slowly: {asked} took {seconds:.0f} s",
+            where=self.where,
+            repair="no action is needed for the lake, which waits for it; check the catalog's load",
+        )
+
     def silent(self, error: Exception) -> UnavailableError:
         """The error of a catalog that does not answer."""
         return UnavailableError(
@@ -195,6 +214,29 @@ class RestClient:
         return self._exchange(method, url, content, headers)
 
     def _exchange(
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> Reply:
+        began = time.monotonic()
+        try:
+            return self._answer(method, url, content, headers)
+        finally:
+            now = time.monotonic()
+            if now - began >= self._options.slow:
+                self._note(f"{method} {urlsplit(url).path}", now - began, now)
+
+    def _note(self, asked: str, seconds: float, now: float) -> None:
+        """Remember a slow answer, and log it: once a minute."""
+        self._slowest = asked, seconds, now
+        if now - self._told_at >= _TOLD:
+            self._told_at = now
+            log.warning(
+                "the catalog answers slowly",
+                catalog=self.where,
+                request=asked,
+                seconds=round(seconds, 1),
+            )
+
+    def _answer(
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
     ) -> Reply:
         until = time.monotonic() + self._options.answer

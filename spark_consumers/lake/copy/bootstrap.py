@@ -34,7 +34,7 @@ from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_ty
 from spark_consumers.lake.copy.chunk import (
     SNAPSHOT_SECONDS,
     NextChunk,
-    differs,
+    continued,
     next_chunk,
 )
 from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
@@ -75,6 +75,7 @@ from walsender_bridge import errors
 from walsender_bridge.change_log.client import StreamCut
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import (
+    CorruptError,
     NotSupportedError,
     TusklineError,
     UnavailableError,
@@ -127,6 +128,9 @@ class _Table:
     request: CopyRequest
     snapshot: ExportedSnapshot
     published: PublishedTable
+    shape: Shape
+    #: As in `Publication`.
+    empty: frozenset[int]
 
     @property
     def name(self) -> str:
@@ -196,7 +200,8 @@ class TableCopier:
             published = {table.full_name: table for table in snapshot.tables(source.publication)}
             for each in progress.values():
                 each.waits_for = ""
-            found = _shapes(source, snapshot)
+            known = {oid for each in partials.values() for oid in Shape.load(each.shape).relations}
+            found = _shapes(source, snapshot, known)
             later = read_publication(replace(source, dsn=snapshot.dsn))
             is_old = False
             while left and not is_old:
@@ -209,10 +214,12 @@ class TableCopier:
                 made: Copied
                 try:
                     shape = checked(found.shapes[relation], later.shapes.get(relation), name)
-                    table = _Table(request, snapshot, published[relation])
-                    made = self._copy(table, shape, partials.get(name), progress[name])
+                    table = _Table(request, snapshot, published[relation], shape, found.empty)
+                    made = self._copy(table, partials.get(name), progress[name])
                 except Exception as error:
                     made = error if isinstance(error, TusklineError) else _copy_error(name, error)
+                    if isinstance(made, CorruptError) and name in partials:
+                        made = StartOver(f"what there was of it is damaged: {made}")
                 deliver(name, made)
                 if isinstance(made, TableVersion) and made.is_partial:
                     partials[name] = made
@@ -249,13 +256,17 @@ class TableCopier:
         self._format.drop(str(self._root / path))
 
     def _copy(
-        self, table: _Table, shape: Shape, partial: TableVersion | None, progress: CopyProgress
+        self, table: _Table, partial: TableVersion | None, progress: CopyProgress
     ) -> TableVersion | StartOver:
         """The table, or a chunk more of it than `partial` has."""
-        with reading(table.snapshot.dsn, table.snapshot.snapshot) as connection:
-            begun = self._begun(table, shape, _layout(connection, table.published))
-            if partial is not None and (reason := differs(partial, begun)) is not None:
-                return StartOver(reason)
+        snapshot = table.snapshot
+        with reading(snapshot.dsn, snapshot.snapshot) as connection:
+            begun = self._begun(table, _layout(connection, table.published))
+            if partial is not None:
+                again = continued(partial, begun, table.shape, table.empty)
+                if isinstance(again, str):
+                    return StartOver(again)
+                partial = again
             if progress.is_unwanted:
                 raise UnavailableError("the copy was stopped", where=table.name)
             chunk = next_chunk(
@@ -278,7 +289,7 @@ class TableCopier:
             self.remove(begun.path)
             raise
 
-    def _begun(self, table: _Table, shape: Shape, layout: tuple[Column, ...]) -> TableVersion:
+    def _begun(self, table: _Table, layout: tuple[Column, ...]) -> TableVersion:
         """What a copy of the table from this snapshot has as long as nothing was read."""
         request, snapshot, published = table.request, table.snapshot, table.published
         key = usable_key(published)
@@ -297,7 +308,7 @@ class TableCopier:
             layout=layout,
             system_id=snapshot.system_id,
             timeline=snapshot.timeline,
-            shape=shape.dump(),
+            shape=table.shape.dump(),
             copy_on_write=copies_on_write(self._deletes, table.name),
         )
 
@@ -337,7 +348,7 @@ class TableCopier:
             return after
         there = self._format.scan(folder, made)
         _remove_others(place(folder) / "data", term, {PurePath(file.path).name for file in there})
-        indexed = self._indexed(name, folder, term, before.key, there)
+        indexed = self._indexed(name, folder, f"copy-t{term}-{made}", before.key, there)
         log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
         return replace(after, runs=tuple((run.name, run.weight) for run in indexed.runs))
 
@@ -358,6 +369,7 @@ class TableCopier:
                 "partitionBytes": str(part_bytes(request.rate)),
             },
             chunk.ranges if chunk is not None else None,
+            snapshot.slot,
         )
         apart = quarantines(self._on_unrepresentable_value, name)
         prefix = f"{folder}/data/copy-t{request.term}"
@@ -382,9 +394,9 @@ class TableCopier:
             raise NotSupportedError(error.what, where=name, repair=error.repair) from None
 
     def _indexed(
-        self, name: str, folder: str, term: int, key: tuple[str, ...], files: Sequence[ScanFile]
+        self, name: str, folder: str, prefix: str, key: tuple[str, ...], files: Sequence[ScanFile]
     ) -> index.Whole:
-        """The row index of the copy."""
+        """The row index of the copy, in files that begin with `prefix`: an earlier attempt at the last chunk may have left others."""
         context = self._spark.sparkContext
         text = description("copy", self._root.name, [name], "build row index")
 
@@ -396,25 +408,25 @@ class TableCopier:
             return found
 
         schema = self._format.schemas(folder)[1]
-        scratch = f"{folder}/index/.copy-t{term}-part"
+        scratch = f"{folder}/index/.{prefix}-part"
         whole = index.build(
             run,
             folder,
             index.Identity.of(key, schema),
             key,
             files,
-            name=f"copy-t{term}-index",
+            name=f"{prefix}-index",
             scratch=scratch,
         )
-        for part in (place(folder) / "index").glob(f".copy-t{term}-part.*"):
+        for part in (place(folder) / "index").glob(f".{prefix}-part.*"):
             checksums.remove(part)
         return whole
 
 
-def _shapes(source: Source, snapshot: ExportedSnapshot) -> Publication:
-    """The publication's tables, as the snapshot has them."""
+def _shapes(source: Source, snapshot: ExportedSnapshot, known: Collection[int]) -> Publication:
+    """The publication's tables, as the snapshot has them. `known`: the relations of copies that are continued."""
     with reading(snapshot.dsn, snapshot.snapshot) as connection:
-        return shapes(connection, source.publication)
+        return shapes(connection, source.publication, known)
 
 
 def checked(shape: Shape, later: Shape | None, where: str) -> Shape:
@@ -499,6 +511,8 @@ def _copy_error(name: str, error: Exception) -> TusklineError:
     if (own := re.match(rf"{errors.__name__}\.(\w+): (.+)", line)) is None:
         return UnavailableError(line, where=name)
     kind, what = own.groups()
+    if kind == CorruptError.__name__:
+        return CorruptError(what, where=name)
     if kind != UnsupportedValueError.__name__:
         return UnavailableError(what, where=name)
     return UnsupportedValueError(

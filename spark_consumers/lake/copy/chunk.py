@@ -6,19 +6,30 @@ new one. A chunk is a range of the first column of the key (`tables.chunks` says
 copy that was interrupted does not read again. A table is read as a whole from one snapshot
 
 - if it is not much larger than a chunk;
-- if it has no key, or one that begins with another type than an integer: its changes cannot be told apart by chunks;
+- if it has no key, or one that begins with another type than an integer or `uuid`: its changes cannot be told apart by chunks;
+- if no index begins with that column: each range would read the whole table. (The key's first column is the one that the table
+  has first, and not the index: `PRIMARY KEY (tenant, id)`.)
+- if one key has more rows than a chunk (`PRIMARY KEY (tenant, id)`), which one task would read all by itself;
 - if its rows are not in the order of the key by and large: ranges of the key would be scattered over all of its blocks.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Final
 
-import psycopg
-
+from spark_consumers.decode.types import UUID
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables.chunks import CHUNKED_BY
-from spark_consumers.snapshot.exported import PublishedTable, relations_of, samples
-from spark_consumers.snapshot.key_ranges import KeyRange, chunk_end, is_clustered, pieces
+from spark_consumers.lake.tables.shape import Shape, changed, followed
+from spark_consumers.snapshot.exported import PublishedTable, have_index, relations_of, samples
+from spark_consumers.snapshot.key_ranges import (
+    KeyRange,
+    chunk_end,
+    is_clustered,
+    most_of_one_key,
+    pieces,
+)
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 
 #: After which no other table, and no other chunk, is read from a snapshot.
 SNAPSHOT_SECONDS: Final = 600.0
@@ -33,7 +44,7 @@ class NextChunk:
 
 
 def next_chunk(
-    connection: psycopg.Connection[tuple[Any, ...]],
+    connection: BoundedConnection,
     table: PublishedTable,
     partial: TableVersion | None,
     *,
@@ -49,18 +60,39 @@ def next_chunk(
     if column is None or kinds[column] not in CHUNKED_BY:
         return None
     relations = relations_of(connection, table)
-    if partial is None and sum(blocks * each for *_, blocks, each in relations) <= size:
+    if partial is None and (
+        sum(blocks * each for *_, blocks, each in relations) <= size
+        or not have_index(connection, relations, column)
+    ):
         return None
-    found = samples(connection, relations, column, piece=piece)
+    is_uuid = kinds[column] == UUID
+    found = samples(connection, relations, column, piece=piece, is_uuid=is_uuid)
     begin = partial.chunks[-1][0] if partial is not None else None
     end = chunk_end(found, begin, size)
-    if partial is None and (end is None or not is_clustered(found, piece)):
+    if partial is None and (
+        end is None or not is_clustered(found, piece) or most_of_one_key(found) > size
+    ):
         return None
-    return NextChunk(end, tuple(pieces(found, column, begin, end, piece)))
+    return NextChunk(end, tuple(pieces(found, column, begin, end, piece, is_uuid=is_uuid)))
 
 
-def differs(partial: TableVersion, now: TableVersion) -> str | None:
-    """Why a copy cannot continue what there is of one, but has to begin again; None if it can. `now`: one that begins now."""
+def continued(
+    partial: TableVersion, now: TableVersion, shape: Shape, empty: Collection[int]
+) -> TableVersion | str:
+    """What there is of a copy as it continues from another snapshot; or why it has to begin again instead.
+
+    `now`: a copy that begins with that snapshot, in which the table has this `shape`. `empty`: see `Publication`. Each chunk is
+    compared with the one before, and has the shape of its own snapshot: of a partition that has come since the first chunk, and
+    goes before the catalog is looked at again, rows may be in this one.
+    """
+    before = Shape.load(partial.shape)
+    reason = _differs(partial, now) or changed(before, shape, empty)
+    if reason is not None:
+        return reason
+    return replace(partial, shape=followed(before, shape, now.start_lsn).dump())
+
+
+def _differs(partial: TableVersion, now: TableVersion) -> str | None:
     if (partial.system_id, partial.timeline) != (now.system_id, now.timeline):
         return "the source has failed over, or is another server, since its copy began"
     if partial.relation_id != now.relation_id:

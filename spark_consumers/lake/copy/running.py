@@ -46,6 +46,8 @@ class Copies:
         self._done: SimpleQueue[tuple[str, Result]] = SimpleQueue()
         self._progress: dict[str, CopyProgress] = {}
         self._unwanted: set[str] = set()
+        #: By name: the folder of a copy that ended to be wanted with its first chunk, so that no link has named it.
+        self._unnamed: dict[str, str] = {}
 
     def start(self, request: CopyRequest) -> None:
         """Copy these tables, none of which is being copied."""
@@ -82,11 +84,15 @@ class Copies:
             if _is_partial(result):
                 if name not in self._unwanted:
                     yield name, result
+                elif isinstance(result, TableVersion) and len(result.chunks) == 1:
+                    self._unnamed[name] = result.path
                 continue
             del self._progress[name]
             if name in self._unwanted:
                 self._unwanted.discard(name)
                 self.discard(result)
+                if (path := self._unnamed.pop(name, None)) is not None:
+                    self._copier.remove(path)
                 result = None
             yield name, result
 

@@ -20,13 +20,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, text_columns
-from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.epoch.arranged import arranged, by_position
 from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
-from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
+from spark_consumers.lake.epoch.log_view import aliases, edges, next_epoch
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
-from spark_consumers.lake.epoch.plan import EpochPlan, Pace, choose, tasks
+from spark_consumers.lake.epoch.plan import EpochPlan, Pace, tasks
 from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
 from spark_consumers.lake.epoch.removal import (
     Removed,
@@ -39,7 +38,9 @@ from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     RangeTask,
     Staged,
+    composing_of,
     in_order,
+    joined,
     total_changes,
 )
 from spark_consumers.lake.epoch.target import Target, names_in
@@ -53,11 +54,12 @@ from spark_consumers.lake.policy import copies_on_write, to_copy_on_write
 from spark_consumers.lake.store.place import Place, carried, remove_tree
 from spark_consumers.lake.tables import fault as table_fault
 from spark_consumers.lake.tables import noticed
+from spark_consumers.lake.tables.doubt import each_table, passing
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch, of_partition_field
 from spark_consumers.spark.job_group import described, description
-from spark_consumers.spark.slots import slots
+from spark_consumers.spark.slots import in_partitions, slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.pgoutput import Column
@@ -70,6 +72,8 @@ from walsender_bridge.runtime.steady_clock import SteadyClock
 _COMPACT_FILES = 8
 #: How many times as many there may be while a maintainer makes them one (`spark_consumers.lake.compaction`).
 _WHILE_MAINTAINED = 8
+#: Tasks of ours that one of Spark's has, at most, where there are more than run at once: so many are lost with an executor.
+_EACH = 16
 #: How often the index of a table is built before the table's trouble is taken for damage of its files.
 _BUILDS = 2
 
@@ -157,7 +161,7 @@ class EpochWriter:
         """Write and publish the epoch after `head`; its manifest.
 
         `layouts`: for tables (by path) that got columns on the way, which and from where on. `polled`: the streams whose
-        sources were polled since `status` was read. `everything`: up to the newest version, whatever that costs.
+        sources were polled since `status` was read. `everything`: as far as it takes to show all held tables, whatever that costs.
         Raises `ShapeChangedError` for tables whose changes have another shape, `TableFaultsError` for tables whose changes
         cannot be applied, `FencedError` when a newer writer has taken over; with any error the lake is unchanged, and the
         round can be repeated.
@@ -166,7 +170,7 @@ class EpochWriter:
         self._wrote_one.clear()
         stage = self.next_stage(head)
         timings = Timings()
-        plan, late = self._plan(head, status, everything=everything)
+        plan, late = next_epoch(head, status, self._pace.limit, everything=everything)
         scratch = self._chain.staging / str(stage)
         try:
             plan = self._extended(plan, layouts)
@@ -214,14 +218,6 @@ class EpochWriter:
     def _path(self, table: TableVersion) -> str:
         return str(self._chain.root / table.path)
 
-    def _plan(
-        self, head: Manifest, status: LogStatus, *, everything: bool
-    ) -> tuple[EpochPlan, dict[str, Sequence[CutPoint]]]:
-        """What the epoch holds, and what each table that it first shows still lacks of the log."""
-        commits = new_commits(head, status, None if everything else self._pace.limit)
-        plan = choose(head, status.version, status.streams, commits)
-        return plan, late_commits(head, status, plan)
-
     def _pack(
         self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]], status: LogStatus
     ) -> dict[str, PackedTable]:
@@ -259,7 +255,8 @@ class EpochWriter:
     ) -> list[RangeTask]:
         addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
         scratch = self._chain.staging / str(stage)
-        return tasks(plan, packed, addresses, late, str(scratch), str(stage))
+        inside = edges(status, plan, late)
+        return tasks(plan, packed, addresses, late, inside, str(scratch), str(stage))
 
     def _stage(
         self,
@@ -305,15 +302,11 @@ class EpochWriter:
         ]
         if mismatches:
             raise ShapeChangedError(mismatches, plan.tables)
-        partial = [name for name, parts in found.items() if parts[0].partial is not None]
+        partial = {n: in_order(ps) for n, ps in found.items() if ps[0].partial is not None}
         composing = [
-            ComposeTask(
-                targets[name],
-                tuple(p.partial for p in in_order(found[name]) if p.partial is not None),
-                str(scratch),
-                total_changes(found[name]),
-            )
-            for name in partial
+            task
+            for name, parts in partial.items()
+            for task in composing_of(targets[name], parts, str(scratch))
         ]
         converted = to_copy_on_write(self._deletes, plan.tables)
         composing += [
@@ -323,11 +316,12 @@ class EpochWriter:
             if table.quarantine_files and table.state == LIVE and name not in found
             if table.retry_quarantined or name in converted
         ]
+        found |= {name: [] for name in partial}
         for one in stage(composing):
-            found[one.table] = [one]
+            found[one.table].append(one)
         if faults:
             raise TableFaultsError(faults, plan.tables)
-        staged = {name: part for name, (part,) in found.items()}
+        staged = {name: joined(parts) for name, parts in found.items()}
         staged |= {name: Staged(name, 0, 0) for name in converted - staged.keys()}
         return replace(plan, tables=tables), staged, removed
 
@@ -336,26 +330,30 @@ class EpochWriter:
 
         Raises `ShapeChangedError` for a table that cannot have one of them.
         """
-        tables = dict(plan.tables)
-        for name, table in plan.tables.items():
-            if table.path not in layouts or table.state != LIVE:
-                continue
+
+        def extend(name: str, table: TableVersion) -> TableVersion | SchemaMismatch:
             newest = layouts[table.path][-1].columns
             added = tuple(Column(*column, is_key=False) for column in newest[len(table.layout) :])
             taken = self._format.partition_fields(self._path(table))
             if reason := of_partition_field([c.name for c in added], taken):
-                mismatch = SchemaMismatch(name, 0, 0, (), frozenset(), reason)
-                raise ShapeChangedError([mismatch], plan.tables)
+                return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
             self._format.extend(self._path(table), self._term, arrow_schema(added))
             kept_as_text = (*table.text_columns, *text_columns(added))
             columns = arrow_schema(Column(*column, is_key=False) for column in newest)
-            tables[name] = replace(
+            return replace(
                 table,
                 layout=newest,
                 text_columns=kept_as_text,
                 schema_hash=schema_hash(columns, table.key),
             )
-        return replace(plan, tables=tables)
+
+        due = [(n, t) for n, t in plan.tables.items() if t.path in layouts and t.state == LIVE]
+        made = dict(zip((n for n, _ in due), self._each_of(plan, due, extend), strict=True))
+        mismatches = [one for one in made.values() if isinstance(one, SchemaMismatch)]
+        if mismatches:
+            raise ShapeChangedError(mismatches, plan.tables)
+        extended = {n: one for n, one in made.items() if isinstance(one, TableVersion)}
+        return replace(plan, tables={**plan.tables, **extended})
 
     def _target(self, name: str, table: TableVersion) -> Target:
         """As a task needs it, but for the stage."""
@@ -404,13 +402,12 @@ class EpochWriter:
         if not work:
             return []
         context = self._spark.sparkContext
-        # A Spark task costs more than most of these tasks: as many as run concurrently are enough.
-        slices = min(len(work), slots(context))
+        partitions = in_partitions(len(work), slots(context), _EACH)
         epoch = f"epoch {plan.version}"
         text = description(epoch, self._chain.root.name, tables, what)
         with described(context, f"tuskline {epoch}", text):
             done = (
-                context.parallelize(work, slices)
+                context.parallelize(work, partitions)
                 .map(carried(table_fault.as_values(function)))
                 .collect()
             )
@@ -605,7 +602,12 @@ class EpochWriter:
         function: Callable[[str, _In], _Out],
     ) -> list[_Out]:
         """As `each`; raises `TableFaultsError` for tables of the plan."""
-        return table_fault.results(each(work, table_fault.guarded(function)), plan.tables)
+
+        def others(but: Collection[str], most: int) -> int:
+            live = (n for n, t in plan.tables.items() if t.state == LIVE and n not in but)
+            return passing(self._format, (self._path(plan.tables[n]) for n in live), most)
+
+        return table_fault.results(each_table(work, function, others), plan.tables)
 
     def _log_epoch(self, manifest: Manifest, timings: Timings, seconds: float) -> None:
         log.info(

@@ -31,7 +31,7 @@ from spark_consumers.lake.format.position_deletes import write_positions
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import FileInfo, RowIds, Vector
 from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table, in_groups
-from spark_consumers.lake.index.digests import Int64s
+from spark_consumers.lake.index.digests import Int64s, together
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.lookup import Found, find
 from spark_consumers.lake.index.run_format import (
@@ -128,7 +128,11 @@ def run_stage(
     stage = task.stage
     if isinstance(stage, ComposeTask):
         assert task.index is not None
-        return [_with_removed(run_compose(stage), stage.target, task.index, stage.scratch)]
+        staged = run_compose(stage)
+        if stage.part is not None:
+            # What all parts of the table remove is looked for at once.
+            return [(staged, None)]
+        return [_with_removed(staged, stage.target, task.index, stage.scratch)]
     tables = TaskTables(stage.tables, stage.stage)
     return [
         (one, None)
@@ -233,25 +237,26 @@ def indexed(
 def _found(task: RemovalTask, liveness: Liveness, runs: Sequence[RunReader]) -> Found:
     """The rows that are removed: of each key its row, or of each kind of row as many as are to go."""
     target, staged = task.target, task.staged
-    if staged.deletes is not None:
-        table = read_partial(staged.deletes.path)
-        columns = [one(table, name) for name in target.key]
-        counts = np.ones(len(table), np.int64)
-    elif staged.removals is not None:
-        table = read_data(staged.removals.path)
-        names = range(len(target.columns))
-        columns = [one(table, f"c{i}") for i in names]
-        counts = np.asarray(table.column("n").combine_chunks()).astype(np.int64)
-    else:
+    identity = Identity.of(target.key, target.file_schema)
+    digests, counts = [], []
+    for file in staged.deletes:
+        table = read_partial(file.path)
+        digests.append(identity.digests([one(table, name) for name in target.key]))
+        counts.append(np.ones(len(table), np.int64))
+    for file in staged.removals:
+        table = read_data(file.path)
+        digests.append(identity.digests([one(table, f"c{i}") for i in range(len(target.columns))]))
+        counts.append(np.asarray(table.column("n").combine_chunks()).astype(np.int64))
+    if not digests:
         return Found(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint32))
-    digests = Identity.of(target.key, target.file_schema).digests(columns)
-    found = find(runs, liveness, digests, counts)
-    there = np.bincount(found.wanted, minlength=len(counts))
-    short = np.flatnonzero(there != counts)
-    if staged.deletes is not None:
-        check_found(target, len(found), len(counts))
-    elif len(short):
-        check_found(target, int(there[short[0]]), int(counts[short[0]]))
+    wanted = np.concatenate(counts)
+    found = find(runs, liveness, together(digests), wanted)
+    if staged.deletes:
+        check_found(target, len(found), len(wanted))
+        return found
+    there = np.bincount(found.wanted, minlength=len(wanted))
+    if len(short := np.flatnonzero(there != wanted)):
+        check_found(target, int(there[short[0]]), int(wanted[short[0]]))
     return found
 
 
@@ -260,7 +265,7 @@ def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> list[Patche
     target, staged = task.target, task.staged
     assert staged.patches is not None
     patches = read_data(staged.patches.path, [f"s{i}" for i in range(len(target.key))])
-    deletes = [] if staged.deletes is None else [read_partial(staged.deletes.path)]
+    deletes = [read_partial(file.path) for file in staged.deletes]
     types = [target.file_schema.field(name).type for name in target.key]
     keys = [
         pa.concat_arrays([pa.array([], t), *(one(d, name) for d in deletes)])

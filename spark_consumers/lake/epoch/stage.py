@@ -2,7 +2,9 @@
 
 A table whose changes are all in one range gets its data files at once. Where an epoch is large enough to be
 read in several ranges, each range leaves a partial fold for every table, and a second task composes a
-table's partials in order and writes its files. Either way a table gets one file of rows and one of keys.
+table's partials in order and writes its files. A very large epoch has several such tasks for a table: its partials are divided by
+the digests of its keys, and each task composes one part of each. So what a task holds is bounded, and a table gets a file of
+rows and one of keys for each part.
 
 Runs without Spark: a task is a function of its arguments, and what it returns is small.
 """
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.decode.frames import Transaction
 from spark_consumers.fold.keyed import Fold, compose, fold
 from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_multiset
 from spark_consumers.fold.serial import fold_from_table, fold_to_table
@@ -27,9 +30,11 @@ from spark_consumers.lake.format.data_files import (
     read_partial,
     write_data,
     write_partial,
+    write_partials,
     write_table,
 )
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
+from spark_consumers.lake.index.build import Identity
 from spark_consumers.lake.tables.chunks import missing
 from spark_consumers.lake.tables.fault import TableFault, fault_of
 from spark_consumers.lake.tables.schema_match import (
@@ -53,7 +58,8 @@ class RangeTask:
     """Read [start, end) of a stream for some tables; `number` orders the ranges of an epoch.
 
     `addresses`: of the replicas to read from, in the order to try. The tables in `whole` get their files, whose names begin
-    with `stage`; the others leave partials in `scratch`.
+    with `stage`; the others leave partials in `scratch`. `begun`: see `decode_entries`; None: the range starts where a commit ends. `parts`: in how many parts partials are
+    written, where they can be divided.
     """
 
     stream: str
@@ -65,24 +71,30 @@ class RangeTask:
     stage: str
     tables: tuple[PackedTable, ...]
     whole: frozenset[str]
+    begun: Transaction | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True)
 class ComposeTask:
-    """Compose one table's partials, in order, and write its files. Without partials, only its quarantined rows."""
+    """Compose one table's partials, in order, and write its files. Without partials, only its quarantined rows.
+
+    `part`: only that part of each of them, whose files the target's prefix is of.
+    """
 
     target: Target
     partials: tuple[str, ...]
     scratch: str
     changes: int
+    part: int | None = None
 
 
 @dataclass(frozen=True)
 class Staged:
     """What is written of one table.
 
-    `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows` (one for each partition), `deletes`
-    (keys), and what only the table itself can complete: `patches` (rows with columns that were never
+    `partial`: a fold, if other ranges have changes of this table too, in so many `parts`. Otherwise files: `rows` (one for each
+    partition), `deletes` (keys), and what only the table itself can complete: `patches` (rows with columns that were never
     sent; `rows` is then one file, and no data file yet) and `removals` (rows of a multiset, with how many of each are removed). `added`: by
     how many rows the table grows (if `truncated`, from none). `changes`: how many were folded. `quarantined`: the
     quarantined rows. `partitions`: those that have changes, and are not among the target's, or had them too early.
@@ -93,13 +105,14 @@ class Staged:
     changes: int
     partial: str | None = None
     rows: tuple[FileInfo, ...] = ()
-    deletes: FileInfo | None = None
+    deletes: tuple[FileInfo, ...] = ()
     patches: FileInfo | None = None
-    removals: FileInfo | None = None
+    removals: tuple[FileInfo, ...] = ()
     truncated: bool = False
     added: int = 0
     quarantined: QuarantineFile | None = None
     partitions: frozenset[int] = frozenset()
+    parts: int = 1
 
     @property
     def changes_table(self) -> bool:
@@ -188,7 +201,12 @@ def run_range(task: RangeTask, tables: TaskTables) -> list[Staged | SchemaMismat
         entries = reader.read(task.start, task.end, relations=sorted(wanted))
         keeping = tables.keeping_unrepresentable()
         batches = decode_entries(
-            entries, schema, relations=wanted, keep_unrepresentable=keeping, failed=failed
+            entries,
+            schema,
+            relations=wanted,
+            keep_unrepresentable=keeping,
+            failed=failed,
+            begun=task.begun,
         )
         for batch in batches:
             for target in tables.of(batch.relation.full_name):
@@ -226,7 +244,7 @@ def _take(
     """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
         return
-    new, reason = missing(batch, target.start_lsn, target.chunks, target.key)
+    new, reason = missing(batch, target.start_lsn, target.chunks, target.key, target.columns.names)
     if not len(new):
         return
     if batch.relation.full_name != target.relation:
@@ -256,9 +274,61 @@ def _stage(task: RangeTask, table: _Pending) -> Staged:
         staged = write_fold(table.target, folded, task.scratch, task.number, table.changes)
     else:
         path = f"{task.scratch}/{task.number}-{table.target.scratch_name}.arrow"
-        write_partial(path, fold_to_table(folded))
-        staged = Staged(name, task.number, table.changes, partial=path)
+        parts = task.parts if _is_divisible(table.target, folded) else 1
+        write_partials(path, _divided(table.target, folded, parts))
+        staged = Staged(name, task.number, table.changes, partial=path, parts=parts)
     return replace(staged, partitions=frozenset(table.partitions))
+
+
+def _is_divisible(target: Target, folded: Fold | MultisetFold) -> bool:
+    """Whether keys are all that connects the fold's rows: a patch takes values from the row of another key."""
+    if target.quarantines or target.quarantine_files or len(folded.columns) > len(target.columns):
+        return False
+    return isinstance(folded, MultisetFold) or folded.unset is None
+
+
+def _divided(target: Target, folded: Fold | MultisetFold, parts: int) -> list[pa.Table]:
+    """The fold in so many parts; equal keys (or rows, without a key) are in the part of the same number in every fold."""
+    table = fold_to_table(folded)
+    if parts == 1:
+        return [table]
+    by = folded.columns if isinstance(folded, MultisetFold) else folded.keys
+    number = Identity.of(target.key, target.file_schema).digests(by).high % np.uint64(parts)
+    order = np.argsort(number, kind="stable")
+    rows = np.split(order, np.searchsorted(number[order], np.arange(1, parts)))
+    return [table.take(pa.array(some)) for some in rows]
+
+
+def composing_of(target: Target, staged: Sequence[Staged], scratch: str) -> list[ComposeTask]:
+    """The tasks that compose a table's partials, which are in order: one for each part, if all are divided."""
+    partials = tuple(one.partial for one in staged if one.partial is not None)
+    changes, parts = total_changes(staged), min(one.parts for one in staged)
+    if parts == 1:
+        return [ComposeTask(target, partials, scratch, changes)]
+    return [
+        ComposeTask(
+            replace(target, prefix=f"{target.prefix}-part{part}"),
+            partials,
+            f"{scratch}/part{part}",
+            0 if part else changes,
+            part,
+        )
+        for part in range(parts)
+    ]
+
+
+def joined(parts: Sequence[Staged]) -> Staged:
+    """What is staged of a table, from its parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[0],
+        changes=total_changes(parts),
+        rows=tuple(file for part in parts for file in part.rows),
+        deletes=tuple(file for part in parts for file in part.deletes),
+        removals=tuple(file for part in parts for file in part.removals),
+        added=sum(part.added for part in parts),
+    )
 
 
 def run_compose(task: ComposeTask) -> Staged:
@@ -266,7 +336,7 @@ def run_compose(task: ComposeTask) -> Staged:
     whole: Fold | MultisetFold | None = None
     with _of(task.target):
         for path in task.partials:
-            part = fold_from_table(read_partial(path))
+            part = fold_from_table(read_partial(path, task.part))
             whole = part if whole is None else composed(whole, part)
     return write_fold(task.target, whole, task.scratch, 0, task.changes)
 
@@ -293,13 +363,14 @@ def write_fold(
         rows = folded.rows()
         hidden = [pa.nulls(len(rows[0]), f.type) for f in target.file_schema if f.name == ROW_ID]
         gone, counts = folded.removals()
-        removals = None
+        removals: tuple[FileInfo, ...] = ()
         if len(counts):
             fields = {f"c{i}": column for i, column in enumerate(gone)}
-            removals = write_table(
+            file = write_table(
                 f"{scratch}/{target.scratch_name}-removals.parquet",
                 pa.table({**fields, "n": pa.array(counts), "i": np.arange(len(counts))}),
             )
+            removals = (file,)
         return Staged(
             target.name,
             number,
@@ -349,16 +420,16 @@ def _write_rows(
     return () if file is None else (file,)
 
 
-def _write_deletes(target: Target, folded: Fold, scratch: str) -> FileInfo | None:
+def _write_deletes(target: Target, folded: Fold, scratch: str) -> tuple[FileInfo, ...]:
     keys = pa.schema([target.file_schema.field(name) for name in target.key])
     columns = [
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(folded.deletes()[: len(keys)], keys, strict=True)
     ]
     if not len(columns[0]):
-        return None
+        return ()
     path = f"{scratch}/{target.scratch_name}-deletes.arrow"
-    return FileInfo(write_partial(path, pa.table(columns, schema=keys)), len(columns[0]), 0)
+    return (FileInfo(write_partial(path, pa.table(columns, schema=keys)), len(columns[0]), 0),)
 
 
 def _write_patches(target: Target, folded: Fold, scratch: str) -> FileInfo | None:

@@ -19,11 +19,11 @@ import filecmp
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -59,6 +59,11 @@ class Stage:
 
     def __str__(self) -> str:
         return f"{self.link:020d}-t{self.term}-a{self.attempt}"
+
+    @staticmethod
+    def names_from(link: int) -> str:
+        """What no name of an attempt at this link, or at a later one, is before."""
+        return f"{link:020d}"
 
     @classmethod
     def of(cls, name: str) -> "Stage | None":
@@ -242,21 +247,36 @@ def sync(path: Path) -> int:
 
 def write_partial(path: str, table: pa.Table) -> str:
     """Write what another task of the same round reads; not synced, since a round starts over after a crash."""
+    return write_partials(path, [table])
+
+
+def write_partials(path: str, parts: Sequence[pa.Table]) -> str:
+    """Write tables with one schema into one file, of which a task may read one alone."""
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with (
         whole_file(path, durable=False) as sink,
-        pa.ipc.new_file(sink, table.schema, options=options) as out,
+        pa.ipc.new_file(sink, parts[0].schema, options=options) as out,
     ):
-        out.write_table(table)
+        for table in parts:
+            arrays = [column.combine_chunks() for column in table.columns]
+            out.write_batch(pa.record_batch(arrays, schema=table.schema))
     return path
 
 
-def read_partial(path: str) -> pa.Table:
-    """What `write_partial` wrote."""
-    if is_object(path):
-        return pa.ipc.open_file(pa.BufferReader(place(path).read_bytes())).read_all()
-    with pa.memory_map(path) as source:
-        return pa.ipc.open_file(source).read_all()
+def read_partial(path: str, part: int | None = None) -> pa.Table:
+    """What `write_partial` wrote, or one part of what `write_partials` wrote (None: all of them)."""
+    with _bytes_of(path, whole=part is None) as source:
+        file = pa.ipc.open_file(source)
+        if part is None:
+            return file.read_all()
+        return pa.Table.from_batches([file.get_batch(part)], file.schema)
+
+
+def _bytes_of(path: str, *, whole: bool) -> Any:
+    """A file that another task wrote; `whole`: all of it is read."""
+    if not is_object(path):
+        return pa.memory_map(path)
+    return pa.BufferReader(place(path).read_bytes()) if whole else place(path).open()
 
 
 def orphans(folder: Place, stages: Mapping[int, str], term: int) -> Iterator[Place]:
@@ -265,7 +285,7 @@ def orphans(folder: Place, stages: Mapping[int, str], term: int) -> Iterator[Pla
     `stages`: for some links the stage that the link's manifest names for this table. Files for other links
     are left alone, and so are those of a higher term: where links were lost, a newer writer makes links of these numbers again.
     """
-    for file in files_in(folder / "data"):
+    for file in files_in(folder / "data", Stage.names_from(min(stages, default=0))):
         stage = Stage.of(file.name.removeprefix("."))
         if stage is None or stage.link not in stages or stage.term > term:
             continue
@@ -301,7 +321,7 @@ def remove_attempt(lake: Place, tables: Collection[TableVersion], stage: Stage) 
     Those of other attempts at its link stay: one of them may have made its write, which the next one continues from.
     """
     for table in tables:
-        for file in files_in(lake / table.path / "data"):
+        for file in files_in(lake / table.path / "data", Stage.names_from(stage.link)):
             is_own = Stage.of(file.name.removeprefix(".")) == stage
             if is_own and checksums.file_of(file) is None:
                 log.info("file of a refused write removed", file=file.name, table=table.path)

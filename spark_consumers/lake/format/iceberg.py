@@ -89,7 +89,13 @@ from spark_consumers.lake.layout.arrangement import NO_PARTITION, Arrangement
 from spark_consumers.lake.layout.evolution import arrangement, changes
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.store.place import Place, place, remove_tree
-from walsender_bridge.errors import CorruptError, FencedError, LakeError, UnavailableError
+from spark_consumers.spark.session import is_alive
+from walsender_bridge.errors import (
+    CorruptError,
+    FencedError,
+    NotSupportedError,
+    UnavailableError,
+)
 from walsender_bridge.postgres.table_layout import TableLayout
 from walsender_bridge.runtime import logs
 
@@ -179,6 +185,16 @@ class IcebergFormat:
         files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(table.schema())))
         return columns, files
 
+    def opens(self, path: str) -> bool:
+        """Whether the library opens the table anew, in a session that lives."""
+        self.forget(path)
+        try:
+            self.schemas(path)
+        except Exception as error:
+            log.warning("table not opened", path=path, error=str(error)[:500])
+            return False
+        return is_alive(self._spark)
+
     @of_table
     def version(self, path: str) -> int:
         """The version of the format that it has."""
@@ -222,7 +238,7 @@ class IcebergFormat:
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give the table the columns that it lacks, at its end; snapshots that are there keep their schema.
 
-        Raises `FencedError`, and `LakeError` if it has one of them with another type.
+        Raises `FencedError`, and `NotSupportedError` if it has one of them with another type.
         """
 
         def change(table: Any) -> Any:
@@ -233,7 +249,11 @@ class IcebergFormat:
             missing = [field for field in columns if field.name not in files.names]
             for field in columns:
                 if field not in missing and files.field(field.name).type != file_type(field.type):
-                    raise LakeError(f"has a column {field.name!r} of another type", where=path)
+                    raise NotSupportedError(
+                        f"the table has a column {field.name!r} of another type",
+                        where=path,
+                        repair="let no other program alter the lake's tables, and copy it again: tuskline table resync",
+                    )
             if not missing:
                 return None
             known = decoded(table.properties().get(_COLUMNS))
@@ -297,7 +317,7 @@ class IcebergFormat:
 
     @of_table
     def write(self, path: str, term: int, write: TableWrite) -> Written:
-        """Commit the write to this term's branch. The same write again is a no-op.
+        """Commit the write to this term's branch. The same write of an epoch again is a no-op.
 
         Raises `FencedError` when the term's branch is gone.
         """
@@ -336,9 +356,10 @@ class IcebergFormat:
     def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
         """Whether this snapshot already is that write: the same table, base, end version and link.
 
-        Once another link has taken that number, the files of an attempt at it are orphaned.
+        Once another link has taken that number, the files of an attempt at it are orphaned. A copy's chunk is of no range of
+        the log: what another attempt at it has read are the rows of an earlier snapshot.
         """
-        if write.conversion:
+        if write.conversion or not write.stage:
             return False
         summary = snapshot.summary()
         done, wanted = Stage.of(summary.get("tuskline.stage") or ""), Stage.of(write.stage)

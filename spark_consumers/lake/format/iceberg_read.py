@@ -7,8 +7,10 @@ they are read (`checksums`).
 What is read here is read in Python, so that a session without a JVM of its own (Spark Connect) reads in the same way.
 """
 
+import errno
 import gzip
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +39,11 @@ _LOST = (
     "Metadata file for version",
     "JsonParseException",
     "Not an Avro data file",
+)
+#: What the machine says where Java finds no other class than that of a lost file: every file is "not found" then.
+_OF_THE_MACHINE = tuple(
+    f"({os.strerror(number)})"
+    for number in (errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE)
 )
 
 
@@ -119,7 +126,9 @@ def blamed(path: str) -> Iterator[None]:
             file = checksums.file_of(sums)
             if file is not None and file.exists():
                 checksums.check(file)
-        if any(word in str(error) for word in _LOST):
+        text = str(error)
+        is_lost = any(word in text for word in _LOST)
+        if is_lost and not any(said in text for said in _OF_THE_MACHINE):
             raise CorruptError(
                 f"the table cannot be opened: {_line(error)}",
                 where=path,

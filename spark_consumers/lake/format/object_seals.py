@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from pydantic_core import to_json
+
 from spark_consumers.lake.format import avro
 from spark_consumers.lake.format.checksums import REPAIR, read_whole
 from spark_consumers.lake.store.place import Place, is_object, place
@@ -38,7 +40,7 @@ def sealed(metadata: Mapping[str, Any]) -> str:
     """The content of a metadata file, which no other commit has."""
     commit = f"{uuid.uuid4().hex}-{_ZEROS.decode()}"
     properties = {**metadata.get("properties", {}), _COMMIT: commit}
-    text = json.dumps({**metadata, "properties": properties}, separators=(",", ":"))
+    text = to_json({**metadata, "properties": properties}).decode()
     return text.replace(commit, f"{commit[:-8]}{zlib.crc32(text.encode()):08x}")
 
 

@@ -4,7 +4,7 @@ The pipeline writes data files on the executors; a format makes them part of a t
 table is a set of files: rows to add, and deletion vectors that say which rows of earlier files are removed.
 
 The manifest relies on three guarantees: a write is atomic, it is refused once a writer of a higher term has taken the
-table over (`FencedError`), and repeating it changes nothing.
+table over (`FencedError`), and repeating that of an epoch changes nothing.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -101,8 +101,9 @@ class TableWrite:
     Otherwise `vectors` say which rows of their data files are removed from now on, in place of the vectors `replaced`, and
     the data files `removed` go as a whole; so do `converted`, the files of keys of an earlier version. Then `rows` are
     added. `count`: how many rows the table has then (None: not known). `version` is the end of the range of the log that
-    this is, `stage` the name that the files carry. `conversion`: the same rows in another form, never taken over from an
-    earlier attempt, whose files are removed when another attempt is published.
+    this is, `stage` the name that the files carry (empty: rows of a copy, which are of no range). `conversion`: the same rows
+    in another form, whose files are removed when another attempt is published. Neither of these two is taken over from an
+    earlier attempt.
     """
 
     version: int
@@ -143,6 +144,9 @@ class TableFormat(Protocol):
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
         """Its columns (of an earlier version's table without a key, `ROW_ID` is the last), and its data files' schema."""
 
+    def opens(self, path: str) -> bool:
+        """Whether it can be opened anew: what all tables depend on works then."""
+
     def version(self, path: str) -> int:
         """The version of the format that it has."""
 
@@ -159,7 +163,7 @@ class TableFormat(Protocol):
         """The names of the partition fields that it has or once had, but for columns': no column can be added under one of these."""
 
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
-        """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""
+        """Give it those of `columns` that it lacks. Raises `FencedError`, `NotSupportedError` for another type."""
 
     def take_over(
         self, path: str, snapshot: int, term: int, epoch: int, *, later: bool = False
@@ -170,7 +174,7 @@ class TableFormat(Protocol):
         """
 
     def write(self, path: str, term: int, write: TableWrite) -> Written:
-        """Make the write, unless it is made already. Readers of the plain table do not see it yet."""
+        """Make the write, unless it is an epoch's that is made already. Readers of the plain table do not see it yet."""
 
     def show(self, path: str, term: int, snapshot: int) -> None:
         """Let readers of the plain table see `snapshot`."""

@@ -1,6 +1,6 @@
 """The index of data files: of an epoch's new ones, of a copy's, and of all files of a table whose index is built again."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from spark_consumers.lake.format.position_deletes import read_removed, write_pos
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, Vector, name_of
 from spark_consumers.lake.index.digests import Digests, Int64s, key_digests, row_digests
-from spark_consumers.lake.index.merge import append, in_order, merge_all, records_of
+from spark_consumers.lake.index.merge import append, append_parts, in_order, merge_all, records_of
 from spark_consumers.lake.index.run_format import (
     RECORD,
     DataFile,
@@ -30,6 +30,8 @@ from walsender_bridge.errors import CorruptError
 
 #: Bytes of data files that one task reads.
 _TASK_BYTES = 64 << 20
+#: Rows of new data files whose records are sorted in memory; more are sorted in parts, which are merged on disk.
+_SORTED_ROWS = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,33 @@ def add_files(
 
     Raises `IndexDamagedError`, `CorruptError`.
     """
+    changed, away = tuple(vectors), frozenset(gone)
+    parts = (_records(identity, some) for some in _by_rows(files))
+    if sum(file.rows for file in files) > _SORTED_ROWS:
+        return append_parts(folder, runs, name, parts, Tables((), changed, away))
+    records, own = next(parts, (np.zeros(0, RECORD), ()))
+    return append(folder, runs, name, records, Tables(own, changed, away))
+
+
+def _records(identity: Identity, files: Sequence[FileInfo]) -> tuple[Records, tuple[DataFile, ...]]:
+    """The records of all rows of these data files, and the files by their numbers."""
     parts = [records_of(identity.of_file(f.path), number) for number, f in enumerate(files)]
     for file, records in zip(files, parts, strict=True):
         _check_rows(file.path, file.rows, len(records))
-    tables = Tables(
-        tuple(DataFile(name_of(f.path), f.rows, f.size, f.partition) for f in files),
-        tuple(vectors),
-        frozenset(gone),
-    )
-    records = np.concatenate([np.zeros(0, RECORD), *parts])
-    return append(folder, runs, name, records, tables)
+    named = tuple(DataFile(name_of(f.path), f.rows, f.size, f.partition) for f in files)
+    return np.concatenate([np.zeros(0, RECORD), *parts]), named
+
+
+def _by_rows(files: Sequence[FileInfo]) -> Iterator[list[FileInfo]]:
+    """The files in groups of at most `_SORTED_ROWS` rows, or of one file."""
+    some: list[FileInfo] = []
+    for file in files:
+        if some and sum(f.rows for f in some) + file.rows > _SORTED_ROWS:
+            yield some
+            some = []
+        some.append(file)
+    if some:
+        yield some
 
 
 def _check_rows(path: str, wanted: int, found: int) -> None:

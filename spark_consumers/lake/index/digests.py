@@ -50,6 +50,11 @@ class Digests:
         return order
 
 
+def together(parts: Sequence[Digests]) -> Digests:
+    """The digests of all of them, one behind the other."""
+    return Digests(np.concatenate([p.high for p in parts]), np.concatenate([p.low for p in parts]))
+
+
 def key_digests(columns: Sequence[pa.Array], types: Sequence[pa.DataType]) -> Digests:
     """The digests of keys, given as their columns, which are compared as these types."""
     cast = _cast(columns, types)

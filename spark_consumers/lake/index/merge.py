@@ -1,9 +1,11 @@
 """Runs from the rows of data files, and one run from several: sorted, without what is dead, in bounded memory."""
 
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from spark_consumers.lake.format import checksums
 from spark_consumers.lake.index.digests import Digests
 from spark_consumers.lake.index.liveness import Liveness, kept
 from spark_consumers.lake.index.plan import merged
@@ -18,6 +20,7 @@ from spark_consumers.lake.index.run_format import (
     open_runs,
     write_run,
 )
+from spark_consumers.lake.store.place import place
 
 #: Blocks that are merged together, of all runs: about a million records.
 _AT_ONCE = 1500
@@ -53,6 +56,39 @@ def append(
         older = {f.name for reader in readers[:old] for f in reader.tables.files}
         source = _Source(readers[old:], records, tables)
         return (*runs[:old], _write_merged(folder, name, source, older, [*readers[:old]]))
+
+
+def append_parts(
+    folder: str,
+    runs: Sequence[Run],
+    name: str,
+    parts: Iterable[tuple[Records, tuple[DataFile, ...]]],
+    tables: Tables,
+) -> tuple[Run, ...]:
+    """As `append`, for more records than are held at once: they come in parts, each of the data files beside it.
+
+    `tables`: what is known besides of the table's files. Each part is sorted in a run of its own beside `name` until all are merged.
+    """
+    own = [*_sorted_parts(folder, name, parts)]
+    try:
+        weight = sum(run.weight for run in own) + len(tables.vectors) + len(tables.gone)
+        old = len(runs) - merged([run.weight for run in runs], weight)
+        with open_runs(folder, [run.name for run in (*runs, *own)]) as readers:
+            older = {f.name for reader in readers[:old] for f in reader.tables.files}
+            source = _Source(readers[old:], np.zeros(0, RECORD), tables)
+            return (*runs[:old], _write_merged(folder, name, source, older, readers[:old]))
+    finally:
+        for run in own:
+            checksums.remove(place(folder) / run.name)
+
+
+def _sorted_parts(
+    folder: str, name: str, parts: Iterable[tuple[Records, tuple[DataFile, ...]]]
+) -> Iterator[Run]:
+    # Another attempt of the task has parts of its own, which it removes.
+    stem = f"{name.removesuffix('.run')}-{uuid.uuid4().hex}"
+    for number, (records, files) in enumerate(parts):
+        yield write_run(folder, f"{stem}.{number}.run", [in_order(records)], Tables(files))
 
 
 def merge_all(folder: str, names: Sequence[str], name: str, vectors: Tables) -> Run:

@@ -190,11 +190,25 @@ class Maintainer:
         if time.monotonic() - self._looked_at < self._limits.interval:
             return
         self._looked_at = time.monotonic()
-        if self._cleaning is not None and requests.is_waiting(self._chain, self._cleaning):
+        if self._cleaning is None:
+            # An earlier maintainer's: requests must not pile up while no driver runs.
+            self._cleaning = requests.first_of(self._chain, requests.CLEAN)
+        if self.to_clean():
             return
         if paths := self._look.unclean(head):
             log.info("to be cleaned", tables=paths)
             self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
+
+    def to_clean(self) -> tuple[str, ...]:
+        """The paths of the tables that were named to the driver, and that it has not looked at yet."""
+        if self._cleaning is not None and not requests.is_waiting(self._chain, self._cleaning):
+            self._cleaning = None
+        return self._cleaning.tables if self._cleaning is not None else ()
+
+    def wait_for_cleaning(self, stop: threading.Event) -> None:
+        """Wait until the driver has looked at what was named to it, or until `stop`."""
+        while self.to_clean() and not stop.wait(max(_POLL, self._chain.store.pause)):
+            pass
 
     # -- what is due ------------------------------------------------------------------------------------
 

@@ -549,6 +549,8 @@ class DriverWait:
     #: By name: the beat, and for how long it has not changed.
     _seen: dict[str, tuple[bytes, float]] = field(default_factory=dict)
     _looked_at: float | None = None
+    #: Those that were silent at the last look for as long as they are waited for: their signs say nothing until they change.
+    silent: frozenset[str] = frozenset()
 
     def waits_for(self, term: int, signs: Mapping[str, Sign], now: float) -> str | None:
         """The driver that has the lake or is about to; None: a takeover may be tried.
@@ -557,13 +559,20 @@ class DriverWait:
         """
         passed = min(now - self._looked_at, _LOOK) if self._looked_at is not None else 0.0
         self._looked_at = now
-        found, seen = None, {}
+        found, seen, silent = None, {}, set()
         for name, sign in signs.items():
             beat, silence = self._seen.get(name, (None, 0.0))
             silence = silence + passed if beat == sign.beat else 0.0
             seen[name] = sign.beat, silence
             lease = self.unlocked_lease if sign.is_unlocked else self.lease
-            if not sign.is_dead and 0 < sign.term >= term and silence < lease:
+            if silence >= lease:
+                silent.add(name)
+            elif not sign.is_dead and 0 < sign.term >= term:
                 found = name
-        self._seen = seen
+        self._seen, self.silent = seen, frozenset(silent)
         return found
+
+
+def overtaken_signs(term: int, signs: Mapping[str, Sign]) -> list[str]:
+    """The drivers whose claims are void, now that a link of `term` is published. Terms below it can publish nothing any more."""
+    return [name for name, sign in signs.items() if 0 < sign.term < term]

@@ -214,6 +214,16 @@ class ObjectStore:
         ]
         return objects, [each.rpartition("/")[2] for each in found["common_prefixes"]]
 
+    def listed_since(self, folder: str, name: str) -> list[tuple[str, int, int]]:
+        """The objects in the folder with a greater name than this one, as `listed` gives them. It has no folders."""
+        with self._asking(folder, of_bucket=True):
+            batches = list(obstore.list(self._repeating, f"{folder}/", offset=f"{folder}/{name}"))
+        return [
+            (each["path"].rpartition("/")[2], each["size"], _nanoseconds(each["last_modified"]))
+            for batch in batches
+            for each in batch
+        ]
+
     def has_any(self, folder: str) -> bool:
         """Whether any object is below it."""
         with self._asking(folder, of_bucket=True):

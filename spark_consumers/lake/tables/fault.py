@@ -2,7 +2,7 @@
 
 That is a value that the lake cannot hold, damage, a change that no server sends, or a bug of ours that this table's
 changes bring out. What another table would meet as well (the disk, memory, the log, another writer) is not a
-table's fault: the round fails by that as a whole, and is tried again.
+table's fault: the round fails by that as a whole, and is tried again. What Iceberg's library raises may be either (`doubt`).
 """
 
 import traceback
@@ -22,7 +22,7 @@ from walsender_bridge.errors import (
 )
 
 _OF_A_TABLE = (CorruptError, MalformedMessageError, NotSupportedError, UnsupportedValueError)
-#: Of the machine, not of what was computed. So is what Spark and its JVM say: they have a disk and memory, too.
+#: Of the machine, not of what was computed. What Spark and its JVM say is not known to be of a table: they have a disk and memory, too.
 _OF_THE_MACHINE = (OSError, MemoryError)
 _OF_SPARK = ("py4j", "pyspark")
 
@@ -108,23 +108,8 @@ def as_values(function: Callable[[_Task], _Result]) -> Callable[[_Task], tuple[s
     return run
 
 
-def guarded(function: Callable[[str, _Task], _Result]) -> Callable[[str, _Task], tuple[str, Any]]:
-    """`function` of a table's name and a value, in this process: a fault of the table is what it returns."""
-
-    def run(name: str, value: _Task) -> tuple[str, Any]:
-        try:
-            return "done", function(name, value)
-        except Exception as error:
-            fault = fault_of(name, error)
-            if fault is None:
-                raise
-            return "fault", (fault.table, fault.error.to_wire())
-
-    return run
-
-
 def results(returned: Sequence[tuple[str, Any]], tables: Mapping[str, TableVersion]) -> list[Any]:
-    """The results that `as_values` returned on the executors, or `guarded` here.
+    """The results that `as_values` returned on the executors, or `doubt.each_table` here.
 
     Raises the errors that were raised there, faults of tables as `TableFaultsError`.
     """

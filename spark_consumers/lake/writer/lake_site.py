@@ -12,7 +12,8 @@ from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.pinned_links import PinnedLinks, pinned, term_of
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
 from spark_consumers.lake.store.place import Place, below, remove_tree
-from walsender_bridge.errors import CorruptError, FencedError
+from spark_consumers.lake.tables.doubt import each_table, passing
+from walsender_bridge.errors import CorruptError, FencedError, TusklineError, from_wire
 from walsender_bridge.runtime import logs
 
 log = logs.logger()
@@ -53,14 +54,22 @@ class LakeSite:
                 return self.remove(left)
         raise AssertionError(f"{effect} is of a table")
 
-    def _take_table(self, table: takeover.TakeTable) -> CorruptError | None:
-        path, later = self._path(table.path), table.later
-        try:
+    def _take_table(self, table: takeover.TakeTable) -> TusklineError | None:
+        def take(_: str, table: takeover.TakeTable) -> None:
+            path, later = self._path(table.path), table.later
             self._format.take_over(path, table.snapshot, table.term, table.epoch, later=later)
-        except CorruptError as error:
-            log.warning("table is damaged", path=table.path, error=str(error))
-            return error
-        return None
+
+        def others(but: Collection[str], most: int) -> int:
+            head = self._chain.head()
+            paths = [each.path for each in head.written if each.path not in but] if head else []
+            return passing(self._format, map(self._path, paths), most)
+
+        ((kind, found),) = each_table([(table.path, table)], take, others)
+        if kind == "done":
+            return None
+        error = from_wire(found[1])
+        log.warning("table cannot be taken over", path=table.path, error=str(error))
+        return error
 
     def _path(self, path: str) -> str:
         return str(self._chain.root / path)

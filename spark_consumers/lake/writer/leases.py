@@ -3,7 +3,7 @@
 The log trims what is past its retention and below every lease. A lease ends some time after it was last
 renewed, so that a lake that is gone does not hold the log for ever. It is renewed for as long as the writer
 runs, whether an epoch is published or not: a lake that one table holds back for weeks must find the log as
-it left it.
+it left it. A writer that takes over renews the leases of copies that are under way, too.
 """
 
 from dataclasses import dataclass
@@ -38,6 +38,10 @@ class Leases:
         """From now on the log keeps for `name` what is behind `version`."""
         self._held[name] = _HeldLease(version)
         self.renew(log, now)
+
+    def holds(self, name: str) -> bool:
+        """Whether this writer keeps up the lease of `name`."""
+        return name in self._held
 
     def drop(self, log: LogClient, name: str) -> None:
         """`name` needs nothing any more; also one that another writer held."""

@@ -25,7 +25,14 @@ from spark_consumers.lake.manifest.pin import PINNED, PINNING, RELEASING, Pin, t
 from spark_consumers.lake.manifest.pinned_links import PinnedLinks, at_epoch, unneeded
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.requests import Request
-from walsender_bridge.errors import CorruptError, LakeError, TrimmedError, TusklineError
+from spark_consumers.spark.java_errors import is_of_data, message_of
+from walsender_bridge.errors import (
+    CorruptError,
+    LakeError,
+    NotSupportedError,
+    TrimmedError,
+    TusklineError,
+)
 from walsender_bridge.runtime import fail_point, logs
 
 log = logs.logger()
@@ -224,9 +231,15 @@ class Pins:
         def tag(path: str, tags: Mapping[str, int]) -> None:
             try:
                 self._tables.pin(str(self._chain.root / path), term, tags, take=take)
-            except (CorruptError, LakeError) as error:
-                log.warning("tags of pins not written", path=path, error=str(error))
-                errors[path] = error
+            except Exception as error:
+                if is_of_data(error):
+                    refusal = f"Iceberg's library refuses the table: {message_of(error)}"
+                    errors[path] = NotSupportedError(refusal, where=path)
+                elif isinstance(error, CorruptError | LakeError):
+                    errors[path] = error
+                else:
+                    raise
+                log.warning("tags of pins not written", path=path, error=str(errors[path]))
             fail_point.hit("pin-tagged-one")
 
         each(list(tables.items()), tag)

@@ -167,8 +167,9 @@ class Lakehouse:
         self._lake = ""
         self._format: IcebergFormat | None = None
         self._rest = rest
-        #: Where a catalog of others has the tables.
+        #: Where a catalog of others has the tables; and that it is slow, if it is.
         self._whole: WholeEpochs | None = None
+        self._slow: Callable[[], TusklineError | None] = lambda: None
         self._policy = Policy(
             failing_table,
             copy_rate,
@@ -197,7 +198,7 @@ class Lakehouse:
                         continue
                     self.run_once()
                     pause = _FIRST_PAUSE
-                    self._failures.went_well(self._poller.overdue())
+                    self._failures.went_well(self._poller.overdue() or self._slow())
                     stop.wait(max(_TICK, self._chain.store.pause))
                 except LakeError as error:
                     self._failures.ended(error)
@@ -393,11 +394,16 @@ class Lakehouse:
             self._expire(writer)
 
     def _clean(self, writer: _Writer, asked: Sequence[Request]) -> None:
-        """Look at the tables that a maintainer names, also while there is nothing to publish."""
+        """Look at the tables that a maintainer names, also while there is nothing to publish.
+
+        The request goes when that is done: a writer that dies before leaves it to the next one.
+        """
         if asked and writer.kept.is_due(self._retention):
             writer.kept.mark({path for request in asked for path in request.tables})
             self._expire(writer)
-            writer.tables.forget(asked)
+            fail_point.hit("clean-expired")
+            done = [each for each in asked if writer.kept.has_looked_at(each.tables)]
+            writer.tables.forget(done)
 
     def _expire(self, writer: _Writer) -> None:
         maintained = writer.compactions.is_maintained()
@@ -463,6 +469,7 @@ class Lakehouse:
             answer = site.do(effect)
             if isinstance(effect, takeover.Publish) and answer is None:
                 self._takeover = effect.link
+                self._presence.forget_overtaken(effect.link.term)
                 self._lease(effect.link)
             return answer
 
@@ -498,7 +505,10 @@ class Lakehouse:
             return LakeSite(self._chain, self._format)
         if not catalog.supports_v3:
             self._deletes = without_vectors(self._deletes, self._rest.uri if self._rest else "")
-        self._whole = WholeEpochs(catalog, self._lake, self._format.empty_snapshot)
+        self._whole, self._slow = (
+            WholeEpochs(catalog, self._lake, self._format.empty_snapshot),
+            catalog.slow,
+        )
         return LakeSite(self._chain, self._format, self._whole.term)
 
     def _take_catalog(self) -> None:

@@ -5,17 +5,27 @@ driver is known to be dead counts for nothing; one whose counter does not change
 nothing says so, or that is suspended (`takeover.DriverWait` decides). A free lock is a proof of death among processes that
 see one another's locks (`LakeStore.lock_domain`, which is in the record); on many file systems those of another machine are
 invisible. Safety does not depend on this: the term fences a writer.
+
+A driver's sign may be removed while it lives, other than a reader's lease: it makes the sign again with its next beat. So what
+`DriverWait` does not wait for is removed before each takeover, and the claims of lower terms after it. Otherwise, in a
+bucket, the signs of drivers that die again and again before their housekeeping knows the dead ones would pile up, each of them
+one more request of every look.
 """
 
 import contextlib
 import json
 import os
 import threading
+import time
 import uuid
+from collections.abc import Callable, Collection
+from itertools import islice
 
-from spark_consumers.lake.manifest.takeover import Sign
+from spark_consumers.lake.manifest.takeover import UNLOCKED_LEASE, Sign, overtaken_signs
 from spark_consumers.lake.store.lake_store import STATE, FoundRecord, HeldRecord, LakeStore
+from spark_consumers.lake.store.living import AT_ONCE, Living
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime import logs
 
 #: The folder of the heartbeats.
 DRIVERS = f"{STATE}/drivers"
@@ -23,6 +33,10 @@ DRIVERS = f"{STATE}/drivers"
 _BEAT = 1.0
 #: A record's size from the start: a full disk does not end a sign of life.
 _SIZE = 256
+#: Signs that are removed at a time, at most: a takeover waits meanwhile.
+_MOST = 100
+
+log = logs.logger()
 
 
 class Presence:
@@ -90,6 +104,27 @@ class Presence:
             if sign.is_dead:
                 self._store.remove(f"{DRIVERS}/{name}")
         return signs
+
+    def forget(self, names: Collection[str]) -> None:
+        """Remove the signs of drivers that are not waited for; the rest, if there are many, with the next takeover."""
+        with contextlib.suppress(OSError, TusklineError):
+            for name in islice(sorted(names), _MOST):
+                self._store.remove(f"{DRIVERS}/{name}")
+                log.info("sign of life removed", driver=name)
+
+    def forget_overtaken(self, term: int) -> None:
+        """Remove the signs of drivers that a published link of `term` has overtaken; see `forget`."""
+        with contextlib.suppress(OSError, TusklineError):
+            self.forget(overtaken_signs(term, self.others()))
+
+
+def living(store: LakeStore, clock: Callable[[], float] = time.monotonic) -> Living:
+    """The signs as housekeeping sees them: a free lock is a proof of death, or, of another machine, not before a few beats are missed."""
+
+    def believed_after(record: FoundRecord) -> float:
+        return AT_ONCE if sign_in(record, store.lock_domain).is_dead else UNLOCKED_LEASE
+
+    return Living(store, DRIVERS, clock, believed_after=believed_after)
 
 
 def sign_in(record: FoundRecord, lock_domain: str) -> Sign:

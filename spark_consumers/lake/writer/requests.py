@@ -11,6 +11,7 @@ the chain has both (`Manifest.answered`). Only then is the file removed. So
 `carry_out` decides, without disk or clock.
 """
 
+import contextlib
 import threading
 import time
 import uuid
@@ -50,7 +51,7 @@ ADOPT = "adopt"
 PIN, UNPIN = "pin", "unpin"
 #: Of a maintainer (`compactions`): data files in place of others. It is answered in the record of the offer, not in the chain.
 COMPACT = "compact"
-#: Of a maintainer: tables (by their paths) that have something to expire. It has no answer.
+#: Of a maintainer: tables (by their paths) that have something to expire. Its answer is that it goes, once they were looked at.
 CLEAN = "clean"
 #: Not answered in the chain.
 OF_MAINTAINERS = frozenset({COMPACT, CLEAN})
@@ -141,6 +142,21 @@ def waiting(chain: Chain) -> Iterator[Request]:
             # One that cannot be read must not hold up the others, or the epochs.
             store.put_aside(_file(name), _aside(name))
             log.warning("not a request", file=store.where(_aside(name)), error=str(error))
+
+
+def first_of(chain: Chain, kind: str) -> Request | None:
+    """The oldest request of that kind that waits, for a process that carries out none."""
+    for file in sorted(chain.store.names(_ROOM)):
+        name = file.removesuffix(".json")
+        if name == file:
+            continue
+        with contextlib.suppress(
+            CorruptError, UsageError, OSError, ValueError, KeyError, TypeError
+        ):
+            request = _request(load(chain.store, _file(name)), name)
+            if request.kind == kind:
+                return request
+    return None
 
 
 def removable(chain: Chain) -> bool:

@@ -18,9 +18,10 @@ from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.reader_leases import Readers
 from spark_consumers.lake.store.living import Living
 from spark_consumers.lake.store.place import place
+from spark_consumers.lake.writer import presence
 from spark_consumers.lake.writer.lake_site import LakeSite
 from spark_consumers.lake.writer.pins import Pins
-from spark_consumers.lake.writer.presence import DRIVERS
+from spark_consumers.spark.java_errors import is_of_data
 from walsender_bridge.errors import CorruptError, FencedError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
@@ -59,6 +60,8 @@ class Retention:
     _cleaned_at: float = float("-inf")
     #: Paths of tables that may have something to remove, since they were written or a link that used them is gone.
     _due: set[str] = field(default_factory=set)
+    #: Those that were named to us (`mark`) and have not had their turn since.
+    _named: set[str] = field(default_factory=set)
     #: Of all tables, those that it is longest ago for come first.
     _turns: dict[str, None] = field(default_factory=dict)
     #: Tables that are still to be swept (`leaks`), and what the one that is under way may have left.
@@ -72,7 +75,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         self._readers = Readers(self.chain.store)
-        self._drivers = Living(self.chain.store, DRIVERS, believed_after=lambda _: 0.0)
+        self._drivers = presence.living(self.chain.store)
         self._pins = Pins(self.chain, self.tables)
 
     @classmethod
@@ -104,6 +107,11 @@ class Retention:
     def mark(self, paths: Collection[str]) -> None:
         """These tables may have something to remove, as somebody else has found."""
         self._due |= set(paths)
+        self._named |= set(paths)
+
+    def has_looked_at(self, paths: Collection[str]) -> bool:
+        """Whether all of these tables that are there have had their turn since they were named, whatever came of it."""
+        return self._named.isdisjoint(paths)
 
     def expire(self, head: Manifest, seconds: float, *, others: bool = True) -> None:
         """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours.
@@ -145,15 +153,13 @@ class Retention:
         # What others have removed, and what was tagged for a link that was lost.
         self._pins.repair(head, cleaned)
         for name, uses in known.items():
-            path = self.chain.root / name
             if name in there:
                 if name in cleaned:
-                    files += self.tables.expire(str(path), head.term, set(uses))
-                    # Not before: an error ends this look, and the tables behind it are due at the next.
-                    self._due.discard(name)
+                    files += self._expire_table(name, head.term, uses)
             elif not uses and self.site.remove_table(name):
                 # Copied again since, and no epoch that is kept is of the old copy.
                 del self._last_use[name]
+        self._named = (self._named & there) - set(cleaned)
         files += self.site.sweep_of_links(head, cleaned)
         files += self._sweep(head, current) + self.chain.store.sweep_drafts()
         self._pins.expire(head, held)
@@ -161,6 +167,20 @@ class Retention:
         self._drivers.records()
         if removed or files:
             log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)
+
+    def _expire_table(self, name: str, term: int, kept: Collection[int]) -> int:
+        """Drop the snapshots of a table but these; how many files went. One that cannot be cleaned stays due. Raises `FencedError`."""
+        try:
+            files = self.tables.expire(str(self.chain.root / name), term, set(kept))
+        except Exception as error:
+            if not is_of_data(error):
+                raise
+            # What ails it is said where it is written.
+            log.warning("snapshots of a table do not expire", path=name, error=str(error)[:500])
+            return 0
+        # Not before: an error ends this look, and the tables behind it are due at the next.
+        self._due.discard(name)
+        return files
 
     def _pinned(self, head: Manifest) -> dict[str, set[int]] | None:
         """The snapshots that pins keep, by the table's path; None if that is not known."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain
@@ -16,10 +17,13 @@ log = logs.logger()
 
 
 class Standby:
-    """What one driver knows of the others."""
+    """What one driver knows of the others. `clock` counts seconds."""
 
-    def __init__(self, chain: Chain, presence: Presence) -> None:
+    def __init__(
+        self, chain: Chain, presence: Presence, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._chain = chain
+        self._clock = clock
         self._presence = presence
         self._wait = takeover.DriverWait()
         self._looked_at = float("-inf")
@@ -30,7 +34,7 @@ class Standby:
 
     def stands_by(self) -> bool:
         """Whether another driver is at work, or about to be."""
-        now = time.monotonic()
+        now = self._clock()
         head = self._chain.head()
         term = head.term if head is not None else 0
         found = self._wait.waits_for(term, self._presence.others(), now)
@@ -38,6 +42,8 @@ class Standby:
             log.info("standing by: another driver is active", driver=found, term=term)
         self.waits_for = found
         self.decided = None if found is not None else term
+        if found is None:
+            self._presence.forget(self._wait.silent)
         return found is not None
 
     def confirm(self) -> None:
@@ -55,7 +61,7 @@ class Standby:
         A writer that was suspended would find that out with its next link. Until there is something to publish, it would
         renew leases and write the status of a lake that is another driver's.
         """
-        now = time.monotonic()
+        now = self._clock()
         if now - self._looked_at < _LOOK:
             return
         self._looked_at = now

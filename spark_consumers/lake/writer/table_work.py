@@ -14,6 +14,7 @@ from spark_consumers.lake.copy.bootstrap import CopyRequest, StartOver
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
 from spark_consumers.lake.epoch import quarantined_rows, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import ShapeChangedError
+from spark_consumers.lake.epoch.log_view import version_before
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
 from spark_consumers.lake.policy import Policy
@@ -85,8 +86,8 @@ class TableWork:
         #: When what came of a copy, or of partitions in the log, came (monotonic seconds): a look that began before says
         #: nothing of it.
         self._arrived_at: dict[str, float] = {}
-        #: What came of copies and is in no link yet; requests that a link may have answered.
-        self._arrived: dict[str, Result] = {}
+        #: What came of copies and is in no link yet, in its order; requests that a link may have answered.
+        self._arrived: dict[str, list[Result]] = {}
         self._asked: list[requests.Request] = []
         #: By name: the folders of copies of which some chunks are still to come.
         self._partials: dict[str, str] = {}
@@ -131,14 +132,7 @@ class TableWork:
                 later.add(request.pin)
             else:
                 changed = self._carry_out(changed, request, status, client, apart)
-        for name, result in self._copies.finished():
-            if isinstance(result, TableVersion):
-                self._arrived[name] = rolled_back.marked(result, status, stream_of(name))
-            else:
-                self._arrived[name] = result
-            self._arrived_at[name] = time.monotonic()
-        for name, result in self._arrived.items():
-            changed = self._take(changed, name, result)
+        changed = self._with_arrived(changed, status)
         changed, _ = self._compare(changed, publications)
         changed, outrun = states.without_outrun(changed, status.streams)
         for name, copy in outrun.items():
@@ -211,7 +205,8 @@ class TableWork:
             if request.id in head.answered:
                 requests.forget(self._chain, request)
         self._asked = [request for request in self._asked if request.id not in head.answered]
-        if any(isinstance(result, TableVersion) for result in self._arrived.values()):
+        arrived = [result for results in self._arrived.values() for result in results]
+        if any(isinstance(result, TableVersion) for result in arrived):
             fail_point.hit("copy-kept")
         self._arrived = {}
         partials = {name: copy.path for name, copy in head.copies.items() if copy.is_partial}
@@ -231,6 +226,7 @@ class TableWork:
     def start_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
         """Have copied what is published and not in the lake, or is to be copied again."""
         now = time.monotonic()
+        self._keep_log_for_copies(head, status, client)
         for stream, names in self._published.items():
             if stream not in head.streams or stream not in status.streams:
                 continue
@@ -264,7 +260,8 @@ class TableWork:
             if stream_of(name) in streams:
                 self._copies.drop(name)
         for name in [name for name in self._arrived if stream_of(name) in streams]:
-            self._copies.discard(self._arrived.pop(name))
+            for result in self._arrived.pop(name):
+                self._copies.discard(result)
 
     def close(self) -> None:
         """End the copies that run."""
@@ -356,9 +353,24 @@ class TableWork:
             client.register_consumer(self._pause_consumer(name), version, self._policy.keep_paused)
             self._paused.add(name)
 
+    def _keep_log_for_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
+        """Go on with the leases of copies that an earlier writer has begun: it died, or has lost the lake.
+
+        Each at the version that the oldest copy needs, as that writer had it: the lake's own epoch may be far ahead of it.
+        """
+        needed: dict[str, int] = {}
+        for name, copy in head.copies.items():
+            stream = stream_of(name)
+            needed[stream] = min(copy.offset, needed.get(stream, copy.offset))
+        for stream, offset in needed.items():
+            consumer = self._copy_consumer(stream)
+            if stream in status.streams and not self._leases.holds(consumer):
+                version = version_before(status.streams[stream], offset, status.version)
+                self._leases.hold(client, consumer, version, time.monotonic())
+
     def _needs_log(self, head: Manifest, stream: str) -> bool:
         """Whether a table of the stream is being copied, or copied and not yet shown."""
-        waiting = any(stream_of(name) == stream for name in {**head.copies, **self._arrived})
+        waiting = any(stream_of(name) == stream for name in [*head.copies, *self._arrived])
         return waiting or self._copies.of_stream(stream)
 
     def _copy_consumer(self, stream: str) -> str:
@@ -456,6 +468,20 @@ class TableWork:
     def _pause_consumer(self, name: str) -> str:
         return f"lake-{self._lake}-paused-{name}"
 
+    def _with_arrived(self, head: Manifest, status: LogStatus) -> Manifest:
+        """The head with all that has come of copies, one after the other: a chunk counts, even if the next one has failed by now."""
+        for name, result in self._copies.finished():
+            arrived = self._arrived.setdefault(name, [])
+            if isinstance(result, TableVersion):
+                arrived.append(rolled_back.marked(result, status, stream_of(name)))
+            else:
+                arrived.append(result)
+            self._arrived_at[name] = time.monotonic()
+        for name, results in self._arrived.items():
+            for result in results:
+                head = self._take(head, name, result)
+        return head
+
     def _take(self, head: Manifest, name: str, result: Result) -> Manifest:
         """The head with what came of a copy."""
         not_copied = {n: reason for n, reason in head.not_copied.items() if n != name}
@@ -483,6 +509,11 @@ class TableWork:
             # Paused since the copy began; or this is in the chain already.
             if result.path not in {version.path for version in head.versions}:
                 self._copies.discard(result)
+            return head
+        before = head.copies.get(name)
+        if len(result.chunks) > 1 and (before is None or before.path != result.path):
+            # A chunk more of a copy that was given up meanwhile.
+            self._copies.drop(name)
             return head
         return replace(head, copies={**head.copies, name: result}, not_copied=not_copied)
 

@@ -11,6 +11,7 @@ seconds of running.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -113,6 +114,8 @@ class Supervised:
                     self._step(driver, now)
         replaced = settled + PEACE + REPLACED
         self._settled(since=replaced)
+        if len(self.records) > len(self.drivers) + 1:
+            raise ViolationError(f"signs of dead drivers pile up: {sorted(self.records)}")
         if not any(settled + PEACE < when <= replaced for when, _ in self.takeovers):
             raise ViolationError(f"a dead driver is not replaced: {self.takeovers[-2:]}")
 
@@ -191,6 +194,11 @@ class Supervised:
                 )
         return found
 
+    def _forget(self, names: Iterable[str]) -> None:
+        """As `Presence.forget`. One that lives makes its sign again with its next beat."""
+        for name in names:
+            self.records.pop(name, None)
+
     # -- a driver's step ----------------------------------------------------------------------------
 
     def _step(self, driver: _Driver, now: float) -> None:
@@ -222,6 +230,7 @@ class Supervised:
         # It may be stopped in the middle of the look.
         seen = now - (self.random.uniform(0.0, 2.0) if now < TROUBLE else 0.0)
         if driver.standby.waits_for(term, self._signs(driver, now), seen) is None:
+            self._forget(driver.standby.silent)
             driver.decided = now + self.random.uniform(0.0, _CHECKS), term
 
     def _thinks_better(self, driver: _Driver, now: float) -> bool:
@@ -266,6 +275,8 @@ class Supervised:
             answer = self.store.do(effect)
             if isinstance(effect, takeover.Publish) and answer is None:
                 self._taken(driver, before, effect.link.term, now)
+                signs = self._signs(driver, now)
+                self._forget(takeover.overtaken_signs(effect.link.term, signs))
             driver.under_way = steps, steps.send(answer)
         except StopIteration as end:
             driver.head, driver.under_way = end.value.head, None

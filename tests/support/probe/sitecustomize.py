@@ -4,6 +4,9 @@ Each batch that `decode_entries` yields appends a line of JSON to the file TUSKL
 and its ancestors' commands. The decoder then waits until there is a file of that name with `.go` behind it, so that
 a test can kill in the middle, however late the other executor comes.
 
+Once there is a file of that name with `.slow` behind it, each part of a copy appends a line in which `part` is true, and takes
+two seconds longer: so long that Spark asks for another executor meanwhile.
+
 Once there is a file of that name with `.half` behind it, each data file is written in half first: that appends a line in which
 `half` is the file's name, and waits for the file with `.whole` behind it.
 """
@@ -35,7 +38,7 @@ def _ancestors() -> list[tuple[int, str]]:
     return found
 
 
-def _report(**more: str) -> None:
+def _report(**more: str | bool) -> None:
     line = json.dumps({"pid": os.getpid(), "ancestors": _ancestors(), **more}) + "\n"
     target = os.open(os.environ["TUSKLINE_TEST_PROBE"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(target, line.encode())
@@ -76,6 +79,15 @@ def _watch_files(module: Any) -> None:
         write(table, file, **options)
 
     module.pq = SimpleNamespace(**{**vars(module.pq), "write_table": halting})
+    writer = module.parquet_writer
+
+    def slow(*arguments: Any) -> Any:
+        if Path(os.environ["TUSKLINE_TEST_PROBE"] + ".slow").exists():
+            _report(part=True)
+            time.sleep(2)
+        return writer(*arguments)
+
+    module.parquet_writer = slow
 
 
 _WATCHED: dict[str, Callable[[Any], None]] = {_DECODER: _watch_decoder, _FILES: _watch_files}

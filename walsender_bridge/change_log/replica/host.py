@@ -41,6 +41,7 @@ from walsender_bridge.change_log.replica.core import (
     ReplicaState,
     sealed_error,
 )
+from walsender_bridge.change_log.replica.cuts import cut_point, planned
 from walsender_bridge.change_log.replica.disk import (
     Durable,
     Effect,
@@ -80,12 +81,6 @@ FOREVER = 2**62
 _BUSY: Final = "check for a full disk and for exhausted file descriptors"
 
 _log = logs.logger()
-
-
-def cut_point(row: IndexRow) -> CutPoint:
-    """Convert a commit to a cut."""
-    at = row.position
-    return CutPoint(row.context.version, at.end_offset, at.bytes_total, at.end_lsn, at.commit_time)
 
 
 def _check_holds(status: ReplicaStatus, end: int) -> None:
@@ -606,18 +601,10 @@ class HostedReplica:
         """See `ReplicaClient.plan`."""
         if after >= self._readable(after).committed_end:
             return []
-        cuts: list[CutPoint] = []
-        most = min(max_versions or MAX_PLAN, MAX_PLAN)
-        base: int | None = None
         with self._reading(after):
-            for row in self._store.commits_behind(after):
-                total = row.position.bytes_total
-                base = total - row.size if base is None else base
-                too_big = max_bytes is not None and cuts and total - base > max_bytes
-                if row.context.version > up_to_version or len(cuts) == most or too_big:
-                    break
-                cuts.append(cut_point(row))
-        return cuts
+            return planned(
+                self._store.commits_behind(after), up_to_version, max_bytes, max_versions
+            )
 
     def version_at(self, commit_time: int) -> CutPoint | None:
         """The first commit whose last transaction was committed at that time or later."""

@@ -6,6 +6,8 @@ So the limit is enforced here, by the client's clock.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -38,6 +40,15 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
     def open(cls, dsn: str) -> Self:
         """Connect in autocommit, within the DSN's `connect_timeout` (10 s). Raises psycopg's errors, `ConfigError`."""
         return cls.connect(pinned_conninfo(dsn), autocommit=True)
+
+    @contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """In the block each call may take so long: the query is known to take its time."""
+        before, self.limit = self.limit, seconds
+        try:
+            yield
+        finally:
+            self.limit = before
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **options: Any) -> _T:
         """Drive one of psycopg's generators until it ends or the limit is reached."""

@@ -9,7 +9,6 @@ everything that libpq holds (a socket may never turn readable again for bytes th
 read), `send` queues, `flush` pushes what the socket takes. Errors say which server, never a password.
 """
 
-import secrets
 import select
 import threading
 import time
@@ -196,7 +195,7 @@ class ReplicationConnection(Closing):
         return parse_lsn(rows[0][1] or "")
 
     def create_temporary_slot_with_snapshot(
-        self, *, timeout: float | None = None, check: Callable[[], object] | None = None
+        self, slot: str, *, timeout: float | None = None, check: Callable[[], object] | None = None
     ) -> tuple[Lsn, str]:
         """Export a snapshot: (consistent point, name for `SET TRANSACTION SNAPSHOT`).
 
@@ -204,7 +203,6 @@ class ReplicationConnection(Closing):
         point. It lives until the next command on this connection, its temporary slot (which holds back
         WAL) until `close`. `check`, `timeout` and what is raised: as of `create_slot`.
         """
-        slot = f"tuskline_snapshot_{secrets.token_hex(8)}"
         text = replication.create_logical_slot(slot, temporary=True, export_snapshot=True)
         rows = self._canceled_at_the_end(text, timeout, check)
         return parse_lsn(rows[0][1] or ""), rows[0][2] or ""

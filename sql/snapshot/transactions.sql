@@ -1,0 +1,2 @@
+-- Which transactions this snapshot sees.
+SELECT txid_current_snapshot()::text;
