@@ -234,9 +234,9 @@ class _SnapshotReader(DataSourceReader):
             cursor.execute(exported_by(self._slot))
             if not cursor.fetchall():
                 raise SnapshotError(
-                    f"snapshot {self._snapshot!r} is no longer exported by the session that the copy began with",
+                    f"snapshot {self._snapshot!r} is no longer exported by the session with which the copy began",
                     where=describe(self._dsn),
-                    repair="no action is needed: the copy is made again",
+                    repair="no action is needed: the copy begins again",
                 )
 
     def _check(self, connection: "Connection", part: Part) -> None:

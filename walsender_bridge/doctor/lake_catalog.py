@@ -34,7 +34,7 @@ def of_catalog(settings: "Config") -> Iterator[Finding]:
                 lake.catalog.uri,
                 slow.what,
                 Severity.WARNING,
-                repair="check the catalog's load: an epoch is some requests for each table that it changes",
+                repair="check the catalog's load: an epoch makes several requests for each table that it changes",
             )
         yield from _of_versions(lake, v3=found.supports_v3)
         if not found.supports_multi_table:

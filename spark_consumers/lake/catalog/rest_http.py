@@ -181,7 +181,7 @@ class RestClient:
         return UnavailableError(
             f"the catalog answers slowly: {asked} took {seconds:.0f} s",
             where=self.where,
-            repair="no action is needed for the lake, which waits for it; check the catalog's load",
+            repair="check the catalog's load; the lake waits for it, and needs no action",
         )
 
     def silent(self, error: Exception) -> UnavailableError:

@@ -96,7 +96,7 @@ def _refused(table: str, error: Exception) -> TableFault:
         NotSupportedError(
             f"Iceberg's library refuses the table: {java_errors.message_of(error)}",
             where=table,
-            repair=f"undo what the message names, and tuskline table resume {table}; or copy the table again: "
+            repair=f"undo the change that the message names, then tuskline table resume {table}; or copy the table again: "
             f"tuskline table resync {table}",
         ),
     )
