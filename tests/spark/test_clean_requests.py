@@ -177,6 +177,7 @@ def test_a_request_to_clean_outlives_drivers_and_maintainers(tmp_path, database)
             stack.signal("lake", signal.SIGCONT)
             found = asking.result()
         assert found.returncode == 0, found.stderr
-        assert json.loads(found.stdout)["cleaned"] == 1
+        # The driver may have been stopped in the middle of its housekeeping of the other table.
+        assert json.loads(found.stdout)["cleaned"] >= 1
         assert snapshot not in table.snapshots()
         assert stack.stop("lake") == 0

@@ -51,18 +51,20 @@ def each_table(
     work: Sequence[tuple[str, _In]],
     function: Callable[[str, _In], _Out],
     others: Callable[[Collection[str], int], int],
+    known: Callable[[str, Exception], TableFault | None] = fault_of,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[tuple[str, Any]]:
     """`function` of each table's name and a value, several at a time: for each, `done` and what it returned, or its `fault`.
 
-    `others`: how many tables but these pass now, up to a number. What is no table's fault is raised.
+    `others`: how many tables but these pass now, up to a number. `known`: the faults that need no evidence. What is no table's
+    fault is raised.
     """
 
     def attempt(name: str, value: _In) -> tuple[str, Any]:
         try:
             return "done", function(name, value)
         except Exception as error:
-            if (fault := fault_of(name, error)) is not None:
+            if (fault := known(name, error)) is not None:
                 return "fault", (fault.table, fault.error.to_wire())
             if not java_errors.is_of_data(error):
                 raise

@@ -13,6 +13,7 @@ from spark_consumers.lake.manifest.pinned_links import PinnedLinks, pinned, term
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
 from spark_consumers.lake.store.place import Place, below, remove_tree
 from spark_consumers.lake.tables.doubt import each_table, passing
+from spark_consumers.lake.tables.fault import TableFault
 from walsender_bridge.errors import CorruptError, FencedError, TusklineError, from_wire
 from walsender_bridge.runtime import logs
 
@@ -64,7 +65,7 @@ class LakeSite:
             paths = [each.path for each in head.written if each.path not in but] if head else []
             return passing(self._format, map(self._path, paths), most)
 
-        ((kind, found),) = each_table([(table.path, table)], take, others)
+        ((kind, found),) = each_table([(table.path, table)], take, others, _damage)
         if kind == "done":
             return None
         error = from_wire(found[1])
@@ -191,3 +192,8 @@ class LakeSite:
         for left in garbage:
             self.remove(left)
         return len(garbage)
+
+
+def _damage(path: str, error: Exception) -> TableFault | None:
+    """At a takeover, what a catalog does not support is of all tables: the catalog was changed."""
+    return TableFault(path, error) if isinstance(error, CorruptError) else None
