@@ -17,6 +17,7 @@ from spark_consumers.lake.writer.leases import Leases
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
+from tests.support.servers import MAJORS_IN_TURN
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
@@ -99,6 +100,7 @@ def pipeline_of(spark, folder, database, tables=TABLES):
     return Pipeline(spark, folder, database, tables=("public.events", "public.small"))
 
 
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
 @pytest.mark.parametrize(
     ("between", "tables"),
     [
@@ -441,7 +443,7 @@ def test_21_a_killed_driver_reads_no_finished_chunk_again(spark, tmp_path, datab
         stack.start("log-server", "bridge")
         writer.start()
         try:
-            for fail_point in ("chunk-copied", "copy-kept", "copy-kept"):
+            for fail_point in ("chunk-copied", "copy-kept", "chunk-copied", "copy-kept"):
                 stack.start("lake", env={"TUSKLINE_FAIL_POINT": fail_point})
                 assert stack.wait("lake", 200) == -signal.SIGKILL
             kept = head(stack).copies[NAME]
