@@ -289,6 +289,6 @@ def row_ids(pipeline, name):
     return {key: tuple(kept) for key, *kept in rows}
 
 
-def _all_of(found, _):
+def _all_of(found, _, **__):
     """One group of all files, whatever is gained."""
     return [Group(tuple(found))]

@@ -138,8 +138,15 @@ def test_21_a_table_copied_in_chunks_is_the_table(spark, tmp_path, database, bet
 
 
 def test_21_a_driver_that_takes_over_a_copy_in_chunks_renews_its_lease(
-    spark, tmp_path, database, between
+    spark, tmp_path, database, between, monkeypatch
 ):
+    goes_on = threading.Event()
+    really = bootstrap.TableCopier._with_next
+
+    def with_next(copier, *given):
+        assert goes_on.wait(200)
+        return really(copier, *given)
+
     with pipeline_of(spark, tmp_path, database) as pipeline:
         house = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
 
@@ -157,6 +164,8 @@ def test_21_a_driver_that_takes_over_a_copy_in_chunks_renews_its_lease(
         pipeline.barrier()
         later = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
         later._leases = Leases(seconds=2.0)
+        # The copy is not complete before its lease was renewed several times.
+        monkeypatch.setattr(bootstrap.TableCopier, "_with_next", with_next)
         seen = set()
 
         def renewed():
@@ -168,7 +177,10 @@ def test_21_a_driver_that_takes_over_a_copy_in_chunks_renews_its_lease(
                 seen.add(lease.until)
             return len(seen) > 2
 
-        wait_for(renewed, 100, "the lease is renewed")
+        try:
+            wait_for(renewed, 100, "the lease is renewed")
+        finally:
+            goes_on.set()
         assert pipeline.head().copies[NAME].path == copy.path
 
         def shown():
