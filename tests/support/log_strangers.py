@@ -13,6 +13,17 @@ class StrangerWorld(World):
 
     EVENTS = (*World.EVENTS, ("forge", 1.5))
 
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        #: The terms that strangers have opened: `reopen` opens them on further machines.
+        self.forged: set[int] = set()
+
+    def may_end_apart(self, machine: Machine) -> bool:
+        """Also if a stranger has opened it with the term of the seal, after the seal."""
+        assert machine.core is not None
+        is_forged = machine.core.current.term in self.forged
+        return is_forged or super().may_end_apart(machine)
+
     def forge(self) -> None:
         """Open a writer with a higher term, as far as the machine lets it."""
         machine = self.machines[self.choose.choice([*self.machines])]
@@ -24,6 +35,7 @@ class StrangerWorld(World):
         if not self.attempt(lambda: machine.do(lambda core: core.open_writer(term))):
             return
         self.happened["forged"] += 1
+        self.forged.add(term)
         machine.session += 1
         make = EntryMaker(self.choose.getrandbits(32))
         assert machine.core is not None
@@ -43,6 +55,7 @@ class CertifiedWorld(StrangerWorld):
                 assert machine.core is not None
                 term = machine.core.current.term
                 machine.do(partial(Replica.open_writer, term=term))
+                self.forged.add(term)
                 machine.session += 1
                 self.faults += 1
                 self.happened["forged"] += 1
