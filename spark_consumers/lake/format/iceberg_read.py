@@ -8,8 +8,6 @@ What is read here is read in Python, so that a session without a JVM of its own 
 """
 
 import errno
-import gzip
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_files import newest_metadata
-from spark_consumers.lake.format.object_seals import check_metadata
+from spark_consumers.lake.format.object_seals import metadata_in
 from spark_consumers.lake.store.place import ObjectPlace, Place, place
 from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.jars import ICEBERG
@@ -85,13 +83,9 @@ def check_snapshot(table: Place, snapshot: int) -> bool:
         )
     checksums.check(file)
     try:
-        content = file.read_bytes()
-        text = gzip.decompress(content) if ".gz." in file.name else content
-        if isinstance(file, ObjectPlace):
-            check_metadata(text, str(file))
-        record = json.loads(text)
+        record = metadata_in(file, file.read_bytes())
         _ = record["snapshots"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, KeyError, TypeError) as error:
         raise CorruptError(
             f"the table's metadata cannot be read: {error}",
             where=str(file),

@@ -130,10 +130,7 @@ def waiting(chain: Chain) -> Iterator[Request]:
     if not removable(chain):
         return
     store = chain.store
-    for file in sorted(store.names(_ROOM)):
-        name = file.removesuffix(".json")
-        if name == file or not file[0].isdecimal():
-            continue
+    for name in _names(chain):
         try:
             yield _request(load(store, _file(name)), name)
         except FileNotFoundError:
@@ -146,10 +143,7 @@ def waiting(chain: Chain) -> Iterator[Request]:
 
 def first_of(chain: Chain, kind: str) -> Request | None:
     """The oldest request of that kind that waits, for a process that carries out none."""
-    for file in sorted(chain.store.names(_ROOM)):
-        name = file.removesuffix(".json")
-        if name == file:
-            continue
+    for name in _names(chain):
         with contextlib.suppress(
             CorruptError, UsageError, OSError, ValueError, KeyError, TypeError
         ):
@@ -157,6 +151,15 @@ def first_of(chain: Chain, kind: str) -> Request | None:
             if request.kind == kind:
                 return request
     return None
+
+
+def _names(chain: Chain) -> list[str]:
+    """The names of the requests that wait, the oldest first."""
+    return [
+        file.removesuffix(".json")
+        for file in sorted(chain.store.names(_ROOM))
+        if file.endswith(".json") and file[0].isdecimal()
+    ]
 
 
 def removable(chain: Chain) -> bool:
