@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -26,32 +27,42 @@ class _Handler(BoundedHandler):
         """Nothing."""
 
 
+class _Server(BoundedServer):
+    """Knows its own threads: this process may have other servers, with connections that stay."""
+
+    def __init__(self, *args: Any, **limits: Any) -> None:
+        self._started: list[threading.Thread] = []
+        super().__init__(*args, **limits)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._started.append(threading.current_thread())
+        super().process_request_thread(request, client_address)
+
+    def threads(self) -> int:
+        return sum(thread.is_alive() for thread in self._started)
+
+
 @contextmanager
 def serving(
     handler: type[BoundedHandler] = _Handler, host: str = "127.0.0.1", **limits: float
-) -> Iterator[BoundedServer]:
-    with BoundedServer((host, 0), handler, **limits) as server:  # type: ignore[arg-type]
+) -> Iterator[_Server]:
+    with _Server((host, 0), handler, **limits) as server:
         try:
             with served(server):
                 yield server
         finally:
-            # The next test counts its own.
-            wait_for(lambda: threads() == 0, 20, "the connections' threads end")
+            wait_for(lambda: server.threads() == 0, 20, "the connections' threads end")
 
 
 def connect(server: BoundedServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
 
 
-def threads() -> int:
-    return sum("process_request" in thread.name for thread in threading.enumerate())
-
-
 def test_a_connection_that_drips_bytes_ends_at_its_deadline():
     with serving(seconds=0.3) as server, connect(server) as client:
         client.sendall(b"GET / HT")
         assert client.recv(1) == b"", "the server still waits for the rest"
-        wait_for(lambda: threads() == 0, 10, "its thread ends")
+        wait_for(lambda: server.threads() == 0, 10, "its thread ends")
 
 
 def answered(server: BoundedServer) -> bool:
@@ -71,7 +82,7 @@ def test_clients_that_are_slow_to_ask_keep_nobody_out():
         for _ in range(5):
             assert answered(server)
         # One that has given its place back is there for another moment.
-        wait_for(lambda: threads() <= 3, 5, "no more threads than connections")
+        wait_for(lambda: server.threads() <= 3, 5, "no more threads than connections")
         # The oldest have made room.
         with suppress(ConnectionResetError):
             assert slow[0].recv(1) == b""
@@ -89,9 +100,9 @@ def test_one_that_has_asked_is_answered_whoever_comes():
         asked = [held.enter_context(connect(server)) for _ in range(2)]
         for each in asked:
             each.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        wait_for(lambda: threads() == 2 and not server.waiting, 10, "both have asked")
+        wait_for(lambda: server.threads() == 2 and not server.waiting, 10, "both have asked")
         assert not answered(server)
-        assert threads() == 2
+        assert server.threads() == 2
         go_on.set()
         for each in asked:
             assert b"200" in each.recv(100)
