@@ -213,16 +213,8 @@ def test_31_a_rebuild_is_repeated_with_a_log_server_that_missed_the_first_attemp
     go_on(here, attempt(here, 1))
 
 
-def test_31_what_an_attempt_alone_has_fenced_returns_behind_another_one(
-    machines: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was given up, and knew the newest version."""
-    here = machines()
-    here.write_on(2)
-    lose_repository(here)
-    first = min(range(3), key=lambda each: here.server(each).log_server_id)
-    for _ in range(50):
-        commit_on(here, first, 0)
+def fence_first(here: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that ends once one log server knows its fence: the one with the least id."""
     really = Rebuilder._fence
     fenced: list[str] = []
 
@@ -238,8 +230,42 @@ def test_31_what_an_attempt_alone_has_fenced_returns_behind_another_one(
         patch.setattr(Rebuilder, "_fence", fence)
         with pytest.raises(UnavailableError, match="the command ends"):
             attempt(here)
+
+
+def least_id(here: Machines) -> int:
+    return min(range(3), key=lambda each: here.server(each).log_server_id)
+
+
+def test_31_what_an_attempt_alone_has_fenced_returns_behind_another_one(
+    machines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given up, and knew the newest version."""
+    here = machines()
+    here.write_on(2)
+    lose_repository(here)
+    first = least_id(here)
+    for _ in range(50):
+        commit_on(here, first, 0)
+    fence_first(here, monkeypatch)
     here.stop(first)
     go_on(here, attempt(here, first))
+
+
+def test_31_what_attempts_alone_have_fenced_takes_part_in_a_later_one(
+    machines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows higher global offsets than those that went on without it, whose newest version it would refuse."""
+    here = machines()
+    here.write_on(2)
+    lose_repository(here)
+    first = least_id(here)
+    fence_first(here, monkeypatch)
+    fence_first(here, monkeypatch)
+    here.stop(first)
+    attempt(here, first)
+    here.start(first)
+    tell(here.listens[(first + 1) % 3], STREAM, WalPosition(1, 1 << 40), system_id=5)
+    go_on(here, attempt(here))
 
 
 def damage_newest(here: Machines, number: int, *, gone: bool = False) -> Durable:

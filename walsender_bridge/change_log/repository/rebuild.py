@@ -261,12 +261,15 @@ def _is_old(offer: Offer, newest: int) -> bool:
 
 
 def _has_all(offer: Offer, present: Sequence[Offer]) -> bool:
-    """Whether the replica ends with the last commit of those that know the fence, so that it lacks nothing but that."""
+    """Whether the replica ends with the last commit of those that know the fence, so that it lacks nothing but that.
+
+    It has to be able to learn what they know (7).
+    """
     end = max((each.committed_end for each in present), default=0)
-    lasts = [each.last for each in present if each.committed_end == end]
-    return offer.committed_end == end and (
-        end == 1 or (offer.last is not None and offer.last in lasts)
-    )
+    newest = [each for each in present if each.committed_end == end]
+    if offer.committed_end != end or _global_end(offer) > max(map(_global_end, newest), default=0):
+        return False
+    return end == 1 or (offer.last is not None and offer.last in [each.last for each in newest])
 
 
 def _check_servers(servers: Sequence[AskedLogServer], policy: ReplicationPolicy) -> None:
