@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+import uuid
 
 import pytest
 
 from spark_consumers import ExportedSnapshot
 from tests.support.capture_stack import STREAM
 from tests.support.connect_job import rows
+from tests.support.lake_pipeline import TABLES, Pipeline
+from tests.support.s3 import BUCKET, options_at
 from tests.support.spark_jvm import in_pysparks_home
 from tests.support.spark_server import CLIENT, connect_server, environment, needs_connect
 
@@ -98,3 +101,59 @@ def test_a_server_without_iceberg_is_named_with_what_it_needs(tmp_path, pipeline
         "RESULT this Spark session has no Iceberg start Spark, or the Spark Connect"
     )
     assert "spark.jars.packages=org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0" in told
+
+
+_BUCKET = """
+import json, sys
+import obstore, pyspark
+from pyspark.sql import SparkSession
+from tests.support.connect_job import rows
+from tests.support.s3 import options_at
+from tuskline import errors, read
+
+server, lake, port = sys.argv[1:]
+spark = SparkSession.builder.remote(server).getOrCreate()
+assert pyspark.SparkContext._jvm is None
+snap = read(spark, lake, store=options_at(int(port)))
+views = snap.register_views("now")
+found = {
+    "epoch": snap.epoch,
+    "tables": {name: rows(frame) for name, frame in snap.items()},
+    "counts": {view: spark.table(view).count() for view in views},
+    "again": rows(read(spark, lake, epoch=snap.epoch, store=options_at(int(port)))["docs"]),
+}
+print("RESULT", json.dumps(found, default=str))
+"""
+
+
+@pytest.mark.long
+def test_a_lake_in_a_bucket_is_read_over_spark_connect(tmp_path, spark, database, s3_port, s3_keys):
+    """Without a setting at the server: what it needs of the bucket comes with the session, but for jars and keys."""
+    database.execute(*TABLES)
+    lake, place = f"s3://{BUCKET}/{uuid.uuid4().hex}/lake", tmp_path / "connect"
+    place.mkdir()
+    with Pipeline(spark, tmp_path, database, lake=lake, store=options_at(s3_port)) as pipeline:
+        pipeline.wait_for_tables("docs", "pairs", "bag")
+        database.execute("UPDATE docs SET title = 'new' WHERE id = 3", "DELETE FROM bag")
+        snap = pipeline.flush()
+        expected = {name: rows(frame) for name, frame in snap.items()}
+        with connect_server(place) as server:
+            done = subprocess.run(
+                [sys.executable, "-c", _BUCKET, server, lake, str(s3_port)],
+                env=environment(CLIENT),
+                cwd=place,
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
+            )
+    assert done.returncode == 0, done.stderr[-4000:] + (place / "connect.log").read_text()[-4000:]
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    found = json.loads(told.removeprefix("RESULT "))
+    assert found["epoch"] == snap.epoch
+    assert found["tables"] == expected
+    assert found["again"] == expected[f"{STREAM}.public.docs"]
+    assert found["counts"] == {
+        f"now_public_{name}": len(expected[f"{STREAM}.public.{name}"])
+        for name in ("bag", "docs", "pairs")
+    }
