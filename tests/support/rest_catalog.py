@@ -233,7 +233,9 @@ class RestServer:
         if method == "DELETE":
             del self.tables[name], self.files[name]
             return 204, {}
-        return self._commit([body])
+        # Iceberg's own client leaves out what the path has.
+        identifier = {"namespace": list(name[:-1]), "name": name[-1]}
+        return self._commit([{"identifier": identifier, **body}])
 
     def _commit(self, changes: Any) -> tuple[int, dict[str, Any]]:
         made: dict[tuple[str, ...], Any] = {}
