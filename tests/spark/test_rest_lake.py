@@ -346,15 +346,17 @@ def test_commits_of_other_programs_are_neither_lost_nor_seen_beside_half_an_epoc
     # What changes no row of theirs or ours stays, whoever has made it.
     by_others.sql(f"ALTER TABLE {docs} SET TBLPROPERTIES ('reviewed' = 'by others')")
     by_others.sql(f"ALTER TABLE {docs} CREATE TAG theirs")
+    by_others.sql(f"ALTER TABLE {docs} ADD COLUMN theirs string")
     changed(pipeline, database)
     before = check(pipeline, database, server)
     metadata = server.tables[(*NAMESPACE, STREAM, "public", "docs")]
     assert metadata["properties"]["reviewed"] == "by others"
     assert "theirs" in metadata["refs"]
+    assert "theirs" in [field["name"] for field in metadata["schemas"][-1]["fields"]]
 
     def insert():
         by_others.sql(f"REFRESH TABLE {docs}")
-        by_others.sql(f"INSERT INTO {docs} VALUES (777, 'theirs', 'b', 1, 1)")
+        by_others.sql(f"INSERT INTO {docs} VALUES (777, 'theirs', 'b', 1, 1, 'x')")
 
     def is_refused(shown):
         """Nothing of the next epoch is in any table, theirs is; `read` has it, and the driver names the table."""
