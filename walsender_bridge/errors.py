@@ -241,6 +241,10 @@ class NotSupportedError(TusklineError):
     cause = Cause.NOT_SUPPORTED
 
 
+class UnsupportedByCatalogError(NotSupportedError):
+    """The catalog of a lake does not support an operation, whichever table that is for."""
+
+
 class InvalidReplicaError(TusklineError):
     """A replica that may not report or commit until it has synchronized."""
 

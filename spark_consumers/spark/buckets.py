@@ -133,11 +133,15 @@ def use(spark: Any, location: object, endpoint: str | None, region: str | None) 
 def check(jvm: Any) -> None:
     """Raise `NotSupportedError` unless the JVM has the jars for S3."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    if all(loader.getResource(f"{name.replace('.', '/')}.class") is not None for name in CLASSES):
-        return
+    if any(loader.getResource(f"{name.replace('.', '/')}.class") is None for name in CLASSES):
+        raise without_jars()
+
+
+def without_jars() -> NotSupportedError:
+    """The error of a JVM that lacks the jars."""
     from spark_consumers.spark import jars
 
-    raise NotSupportedError(
+    return NotSupportedError(
         "Spark's JVM was started without the jars for S3",
         repair=f"start it with them: spark-submit --packages {','.join(jars.S3.coordinates)}"
         f" --exclude-packages {','.join(jars.S3.excluded)}, or the session of spark_consumers",

@@ -355,6 +355,30 @@ def test_the_lease_is_renewed_while_nothing_is_published(pipeline):
     assert pipeline.head() == before
 
 
+def test_the_lease_of_a_copy_that_fails_ends_though_nothing_is_published(pipeline, database):
+    repository = pipeline.log.repository
+    assert repository is not None
+    epoch = pipeline.head().epoch
+    database.execute("CREATE TABLE odd (id int[] PRIMARY KEY)")
+    database.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE odd")
+    seen = set()
+
+    def failed():
+        pipeline.house.run_once()
+        seen.update(repository._state.consumers)
+        return f"{STREAM}.public.odd" in pipeline.head().not_copied
+
+    wait_for(failed, 60, "the copy fails")
+    assert any("-copy-" in name for name in seen)
+
+    def released():
+        pipeline.house.run_once()
+        return not any("-copy-" in name for name in repository._state.consumers)
+
+    wait_for(released, 20, "the log is not kept for it any more")
+    assert pipeline.head().epoch == epoch
+
+
 def test_what_could_not_be_shown_is_shown_later_though_nothing_changes(
     pipeline, database, monkeypatch
 ):

@@ -13,12 +13,14 @@ import pytest
 
 from spark_consumers import read
 from spark_consumers.lake import reader
-from spark_consumers.lake.catalog import open_catalog, rest_statements
+from spark_consumers.lake.catalog import open_catalog, rest_statements, whole_epochs
 from spark_consumers.lake.catalog.open_catalog import recorded
 from spark_consumers.lake.catalog.rest_statements import preamble
 from spark_consumers.lake.catalog.statements import DUCKDB, PYICEBERG
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.manifest.table_version import LIVE
 from spark_consumers.lake.verify import verify
+from spark_consumers.lake.writer import requests
 from spark_consumers.spark.lake_catalog import LakeCatalog
 from spark_consumers.spark.session import session
 from tests.support.capture_stack import PUBLICATION, STREAM
@@ -29,7 +31,13 @@ from tests.support.pin_requests import Pins
 from tests.support.rest_catalog import RestServer
 from tests.support.waiting import wait_for
 from walsender_bridge.cli.epochs import cut_tables
-from walsender_bridge.errors import FencedError, LakeError, TusklineError, UnavailableError
+from walsender_bridge.errors import (
+    FencedError,
+    LakeError,
+    TusklineError,
+    UnavailableError,
+    UnsupportedByCatalogError,
+)
 from walsender_bridge.runtime import fail_point
 
 NAMESPACE = ("lakes", "one")
@@ -273,6 +281,133 @@ def test_epochs_are_whole_and_made_once_whatever_becomes_of_answers(
     assert_no_orphans(spark, pipeline.lake)
     server.assert_no_stray_manifest()
     assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
+
+
+def test_an_operation_that_the_catalog_lacks_suspends_no_table(pipeline, database, server):
+    """Neither one that follows, nor one that is to be copied: the catalog is named, and all goes on when it has it."""
+    for status in ("501 before", "406 before"):
+        server.faults.append(status)
+        with pytest.raises(UnsupportedByCatalogError, match="the catalog does not support"):
+            changed(pipeline, database)
+        server.faults.clear()
+        assert {table.state for table in pipeline.head().tables.values()} == {LIVE}
+        check(pipeline, database, server)
+    said: list[TusklineError | None] = []
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse(failing=said.append)
+    pipeline.house.run_once()
+    server.creates = False
+    database.execute("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
+    database.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late")
+    stop = threading.Event()
+    running = threading.Thread(target=pipeline.house.run, args=(stop,))
+    running.start()
+    try:
+        wait_for(
+            lambda: any(e and "does not support" in e.what for e in said),
+            60,
+            "the catalog is named",
+        )
+        assert f"{STREAM}.public.late" not in pipeline.head().not_copied
+        server.creates = True
+        wait_for(lambda: f"{STREAM}.public.late" in pipeline.head().copies, 60, "the copy")
+    finally:
+        server.creates = True
+        stop.set()
+        running.join(60)
+    assert not running.is_alive()
+    pipeline.house = pipeline.lakehouse()
+    pipeline.wait_for_tables("late")
+    check(pipeline, database, server)
+
+
+def mains(server):
+    """The snapshot that plain readers see of each table, by its name."""
+    with server.lock:
+        return {
+            name[-1]: metadata["refs"]["main"]["snapshot-id"]
+            for name, metadata in server.tables.items()
+            if name[:-1] == (*NAMESPACE, STREAM, "public")
+        }
+
+
+def rows_of_main(server, table):
+    """The ids that another engine reads."""
+    found = catalog_of(server).load_table((*NAMESPACE, STREAM, "public", table)).scan()
+    return sorted(found.to_arrow()["id"].to_pylist())
+
+
+def test_commits_of_other_programs_are_neither_lost_nor_seen_beside_half_an_epoch(
+    pipeline, database, server, monkeypatch
+):
+    by_others = session(lake=pipeline.lake, catalog="theirs")
+    docs = ".".join(("theirs", *NAMESPACE, STREAM, "public", "docs"))
+    check(pipeline, database, server)
+    # What changes no row of theirs or ours stays, whoever has made it.
+    by_others.sql(f"ALTER TABLE {docs} SET TBLPROPERTIES ('reviewed' = 'by others')")
+    by_others.sql(f"ALTER TABLE {docs} CREATE TAG theirs")
+    by_others.sql(f"ALTER TABLE {docs} ADD COLUMN theirs string")
+    changed(pipeline, database)
+    before = check(pipeline, database, server)
+    metadata = server.tables[(*NAMESPACE, STREAM, "public", "docs")]
+    assert metadata["properties"]["reviewed"] == "by others"
+    assert "theirs" in metadata["refs"]
+    assert "theirs" in [field["name"] for field in metadata["schemas"][-1]["fields"]]
+
+    def insert():
+        by_others.sql(f"REFRESH TABLE {docs}")
+        by_others.sql(f"INSERT INTO {docs} VALUES (777, 'theirs', 'b', 1, 1, 'x')")
+
+    def is_refused(shown):
+        """Nothing of the next epoch is in any table, theirs is; `read` has it, and the driver names the table."""
+        snapshot = pipeline.flush()
+        assert_equal(database.dsn, snapshot)
+        for _ in range(3):
+            pipeline.house.run_once()
+        assert mains(server) == shown()
+        assert 777 in rows_of_main(server, "docs")
+        trouble = pipeline.house._trouble()
+        assert trouble is not None
+        assert trouble.where == f"{STREAM}.public.docs"
+        assert "another program has committed" in trouble.what
+
+    # Before the epoch is written; what they did is undone as the hint says.
+    insert()
+    theirs = mains(server)
+    database.execute("UPDATE docs SET n = n + 1", "UPDATE pairs SET at = now()")
+    is_refused(lambda: theirs)
+    ours = before.manifest.tables[f"{STREAM}.public.docs"].snapshot_id
+    by_others.sql(
+        f"CALL theirs.system.rollback_to_snapshot('{docs.removeprefix('theirs.')}', {ours})"
+    )
+    monkeypatch.setattr(whole_epochs, "_AFTER_FAILURE", 0.0)
+    pipeline.house._whole._show_at = 0.0
+    check(pipeline, database, server)
+    assert pipeline.house._trouble() is None
+    # Between the moment at which the epoch is prepared and its commit.
+    once = [insert]
+
+    def hit(place):
+        if place == "before-shown" and once:
+            once.pop()()
+            found.append(mains(server))
+
+    found = []
+    with monkeypatch.context() as patched:
+        patched.setattr(fail_point, "hit", hit)
+        database.execute("UPDATE docs SET n = n + 1", "UPDATE pairs SET at = now()")
+        is_refused(lambda: found[0])
+    # The table is copied again instead.
+    path = pipeline.head().tables[f"{STREAM}.public.docs"].path
+    requests.ask(open_chain(pipeline.lake), requests.RESYNC, [f"{STREAM}.public.docs"])
+
+    def copied():
+        pipeline.house.run_once(force=True)
+        return pipeline.head().tables[f"{STREAM}.public.docs"].path != path
+
+    wait_for(copied, 120, "another copy of docs")
+    check(pipeline, database, server)
+    assert pipeline.house._trouble() is None
 
 
 #: Fifteen times as fast as a catalog that takes 5 to 20 s for an answer, of 30 that it is given.

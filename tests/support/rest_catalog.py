@@ -47,7 +47,7 @@ class RestServer:
     """The server's state.
 
     `faults`: what happens to the next changes, one each: `500 after`, `503 after` and `dropped after` the work was done, `500 before`
-    it, `twice` (a proxy repeats it), `delayed` (it is carried out when `arrive` is called, and has no answer).
+    it, `501 before`, `406 before` and `405 before` as from a server that lacks the operation, `twice` (a proxy repeats it), `delayed` (it is carried out when `arrive` is called, and has no answer).
     `delay`: seconds that a request takes, by its method; it is carried out, and then the answer waits.
     """
 
@@ -65,6 +65,8 @@ class RestServer:
         self.tokens: set[str] = set()
         #: Called with method and path before each request is carried out.
         self.seen: Callable[[str, str], None] = lambda _method, _path: None
+        #: Whether it has the request that creates a table.
+        self.creates = True
         #: Whether it closes connections without an answer.
         self.down = False
         #: Whether requests need a token.
@@ -166,6 +168,8 @@ class RestServer:
 
     def _create(self, space: tuple[str, ...], body: Any) -> tuple[int, dict[str, Any]]:
         name = (*space, body["name"])
+        if not self.creates:
+            return 406, _error("tables are not created")
         if space not in self.namespaces:
             return 404, _error("no such namespace")
         if name in self.tables:
@@ -229,7 +233,9 @@ class RestServer:
         if method == "DELETE":
             del self.tables[name], self.files[name]
             return 204, {}
-        return self._commit([body])
+        # Iceberg's own client leaves out what the path has.
+        identifier = {"namespace": list(name[:-1]), "name": name[-1]}
+        return self._commit([{"identifier": identifier, **body}])
 
     def _commit(self, changes: Any) -> tuple[int, dict[str, Any]]:
         made: dict[tuple[str, ...], Any] = {}
@@ -320,8 +326,10 @@ class RestServer:
                 fault = server.faults.popleft() if method == "POST" and server.faults else ""
                 if fault == "delayed":
                     server._late.append((method, path, body))
-                if fault in {"delayed", "500 before"}:
-                    self._say(500, _error("out of order"))
+                if fault == "delayed":
+                    fault = "500 before"
+                if fault.endswith(" before"):
+                    self._say(int(fault.removesuffix(" before")), _error("out of order"))
                     return
                 if fault == "twice":
                     server.answer(method, path, body)

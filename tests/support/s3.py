@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -151,6 +151,9 @@ _REFUSALS: Final = {
 }
 
 
+Signed = Callable[[str, str, dict[str, str], bytes], tuple[dict[str, str], bytes]]
+
+
 class FaultProxy:
     """Passes requests on to the server at `port`; what `faults` says happens to the next PUTs, one each, in order.
 
@@ -166,6 +169,10 @@ class FaultProxy:
     def __init__(self, port: int, hang: float = 3.0) -> None:
         self.faults: list[str] = []
         self.choose: Callable[[str, str], str] = lambda _kind, _path: ""
+        #: Whether the keys that a request's headers show are valid; otherwise it is refused as `expired`.
+        self.accepts: Callable[[Mapping[str, str]], bool] = lambda _headers: True
+        #: Headers and content that are passed on, of method, path, headers and content.
+        self.signed: Signed = lambda _method, _path, headers, body: (headers, body)
         self.requests: Counter[str] = Counter()
         #: Called with method and path before each request is passed on.
         self.seen: Callable[[str, str], None] = lambda _method, _path: None
@@ -206,6 +213,8 @@ class FaultProxy:
             self.requests[kind] += 1
             fault = self.faults.pop(0) if request.command == "PUT" and self.faults else ""
             fault = fault or self.choose(kind, request.path)
+        if not self.accepts(headers):
+            fault = "expired"
         asked = request.command, request.path, headers, body
         if fault == "late":
             self._late.append(asked)
@@ -243,6 +252,7 @@ class FaultProxy:
     def _pass_on(
         self, command: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
+        headers, body = self.signed(command, path, headers, body)
         connection = http.client.HTTPConnection("127.0.0.1", self._to, timeout=30)
         try:
             connection.putrequest(command, path, skip_host=True, skip_accept_encoding=True)

@@ -91,8 +91,10 @@ def wait_for_port(port: int, started: subprocess.Popen[bytes], log: Path) -> Non
 
 
 @contextlib.contextmanager
-def connect_server(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """A Spark Connect server with two cores and this environment, in a folder of its own; its address."""
+def connect_server(
+    folder: Path, env: Mapping[str, str] | None = None, jars: Sequence[Path] = ()
+) -> Iterator[str]:
+    """A Spark Connect server with two cores, this environment and more jars, in a folder of its own; its address."""
     port = free_port()
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -109,6 +111,7 @@ def connect_server(folder: Path, env: Mapping[str, str] | None = None) -> Iterat
         f"{env.get('SPARK_HOME', _PACKAGE)}/bin/spark-submit",
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *("--master", "local[2]", "--driver-memory", "1g", "--name", "connect"),
+        *(("--jars", ",".join(map(str, jars))) if jars else ()),
         *(part for key, value in settings.items() for part in ("--conf", f"{key}={value}")),
     ]
     log = folder / "connect.log"

@@ -4,7 +4,7 @@ import pytest
 
 from spark_consumers.lake.catalog.rest_catalog import RestCatalog
 from spark_consumers.lake.catalog.rest_http import NoReplyError
-from spark_consumers.lake.catalog.table_catalog import Outcome
+from spark_consumers.lake.catalog.table_catalog import Outcome, TableCommit
 from tests.support.lake.controlled import (
     CONTROL,
     TABLES,
@@ -15,9 +15,9 @@ from tests.support.lake.controlled import (
     new_snapshot,
     race_of_takeovers,
 )
-from tests.support.lake.table_commits import ORDERS, snapshots
+from tests.support.lake.table_commits import ORDERS, snapshots, write
 from tests.support.rest_catalog import RestServer
-from walsender_bridge.errors import FencedError
+from walsender_bridge.errors import FencedError, LakeError
 
 
 @pytest.fixture
@@ -139,3 +139,37 @@ def test_the_control_table_does_not_grow_with_its_epochs(catalog):
     assert writer.control.snapshot in found
     assert writer.control.has("a", 30)
     assert not writer.control.has("a", 1)
+
+
+def test_commits_of_other_programs_to_the_control_table_fence_nobody_and_are_no_takeover(catalog):
+    old = Writer(catalog, "a")
+    whole, _ = old.prepared()
+    assert old.publish(whole) is Outcome.WON
+    newer = Writer(catalog, "b")
+    theirs, _ = write(CONTROL, catalog.load(CONTROL))
+    assert catalog.commit(theirs) is Outcome.WON
+    assert (control_of(catalog).term, control_of(catalog).writer) == (2, "b")
+    with pytest.raises(FencedError):
+        control_of(catalog).taken_over(2, "c", new_snapshot(control_of(catalog)))
+    # As a driver does before each epoch.
+    newer.control = control_of(catalog)
+    whole, made = newer.prepared()
+    assert newer.publish(whole) is Outcome.WON
+    assert mains(catalog) == made
+    # What was there when the epoch was prepared is required: nothing of theirs is lost between the two.
+    stale, _ = newer.prepared()
+    theirs, _ = write(CONTROL, catalog.load(CONTROL))
+    assert catalog.commit(theirs) is Outcome.WON
+    assert newer.publish(stale) is Outcome.LOST
+
+
+def test_a_control_table_without_a_snapshot_of_a_driver_is_named(catalog):
+    theirs, number = write(CONTROL, catalog.load(CONTROL))
+    assert catalog.commit(theirs) is Outcome.WON
+    there = catalog.load(CONTROL)
+    others = [s["snapshot-id"] for s in there.metadata["snapshots"] if s["snapshot-id"] != number]
+    gone = {"action": "remove-snapshots", "snapshot-ids": others}
+    if others:
+        assert catalog.commit(TableCommit(CONTROL, [], [gone])) is Outcome.WON
+    with pytest.raises(LakeError, match="which driver writes the lake"):
+        control_of(catalog)

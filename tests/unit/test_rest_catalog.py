@@ -19,6 +19,7 @@ from spark_consumers.lake.catalog.table_catalog import (
     set_ref,
 )
 from spark_consumers.lake.store.create import Answer
+from spark_consumers.lake.tables.fault import fault_of
 from spark_consumers.spark.lake_catalog import CREDENTIAL, TOKEN
 from tests.support.lake.table_commits import (
     LINES,
@@ -38,6 +39,7 @@ from walsender_bridge.errors import (
     LakeError,
     NotSupportedError,
     UnavailableError,
+    UnsupportedByCatalogError,
     UsageError,
 )
 
@@ -226,6 +228,20 @@ def test_a_commit_that_the_server_does_not_understand_is_an_error(catalog, serve
     )
     with pytest.raises(LakeError, match="400"):
         catalog.commit(replace(commit, requirements=[unknown]))
+
+
+@pytest.mark.parametrize("status", [405, 406, 501])
+def test_an_operation_that_the_server_lacks_is_the_catalogs_fault(catalog, server, status):
+    commit, _ = write(ORDERS, catalog.load(ORDERS))
+    assert catalog.trouble() is None
+    server.faults.append(f"{status} before")
+    with pytest.raises(UnsupportedByCatalogError, match=str(status)) as found:
+        catalog.commit(commit)
+    assert found.value.where == server.uri
+    assert fault_of(str(ORDERS), found.value) is None
+    assert catalog.trouble() is found.value
+    # It may learn it.
+    assert catalog.commit(commit) is Outcome.WON
 
 
 def test_of_writers_that_meet_one_has_the_commit(catalog):
@@ -431,11 +447,11 @@ def test_a_slow_answer_is_told_for_a_minute_and_logged_once(server, monkeypatch)
     warnings = []
     monkeypatch.setattr(rest_http.log, "warning", lambda *what, **more: warnings.append(more))
     catalog = RestCatalog.opened(server.options(slow=0.2), ("shop",))
-    assert catalog.slow() is None
+    assert catalog.trouble() is None
     server.delay = lambda _: 0.3
     catalog.create(ORDERS, SCHEMA, {})
     catalog.load(ORDERS)
-    found = catalog.slow()
+    found = catalog.trouble()
     assert found is not None
     path = f"/namespaces/shop%1Fpublic/tables/{quote(own_name(ORDERS), safe='')}"
     assert found.what == f"the catalog answers slowly: GET /catalog/v1/lakes{path} took 0 s"
@@ -443,7 +459,7 @@ def test_a_slow_answer_is_told_for_a_minute_and_logged_once(server, monkeypatch)
     (warned,) = warnings
     assert 0.3 <= warned["seconds"] < 5
     monkeypatch.setattr(rest_http, "_TOLD", 0.0)
-    assert catalog.slow() is None
+    assert catalog.trouble() is None
 
 
 def late_answers(monkeypatch, server, *kinds):

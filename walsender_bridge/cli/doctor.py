@@ -246,7 +246,9 @@ def of_log(settings: "Config") -> Iterator[Finding]:
     damage = log_problems.damaged(status)
     if damage is not None:
         yield failed("log", damage.where, damage)
-    yield from files.degraded(log_problems.replicas(settings))
+    described = log_problems.described(settings)
+    yield from files.degraded(log_problems.as_configured(settings, described.streams))
+    yield from files.leases(described.consumers)
     yield from doctor_parts.of_lake(settings, status.log_id)
 
 

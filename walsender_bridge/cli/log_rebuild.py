@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from walsender_bridge.config import Config
 
 #: The longest lease that a consumer can have had.
-_HOLD = "7d"
+_HOLD = "10d"
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +45,7 @@ def log_rebuild(
     hold: Annotated[
         str,
         typer.Option(
-            help="Trim nothing for this long, such as 7d or 12h, so that consumers can renew their leases; 0: trim at once."
+            help="Trim nothing for this long, such as 10d or 12h, so that consumers can renew their leases; 0: trim at once."
         ),
     ] = _HOLD,
     dry_run: Annotated[

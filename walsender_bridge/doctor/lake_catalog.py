@@ -28,7 +28,7 @@ def of_catalog(settings: "Config") -> Iterator[Finding]:
     assert wanted is not None
     try:
         found = open_catalog.probed(lake_chain(lake), wanted)
-        if (slow := found.slow()) is not None:
+        if (slow := found.trouble()) is not None:
             yield Finding(
                 _CHECK,
                 lake.catalog.uri,

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from walsender_bridge.doctor.server import failed
 from walsender_bridge.errors import CorruptError, TusklineError
 
 if TYPE_CHECKING:
+    from walsender_bridge.change_log.repository_messages import ConsumerDescription
     from walsender_bridge.observability.replica_view import StreamReplicas
 
 
@@ -42,6 +44,15 @@ def degraded(streams: "Iterable[StreamReplicas]") -> Iterator[Finding]:
             what, _, repair = sentence.removeprefix("log: ").partition("; ")
             where = f"stream {stream.stream}"
             yield Finding("replicas", where, what, Severity.WARNING, repair=repair)
+
+
+def leases(consumers: "Iterable[ConsumerDescription]") -> Iterator[Finding]:
+    """The leases of lakes that end soon, as `status` names them."""
+    from walsender_bridge.observability import lake_leases
+
+    for sentence in lake_leases.ending(consumers, time.time()):
+        what, _, repair = sentence.removeprefix("log: ").partition("; ")
+        yield Finding("leases", "log", what, Severity.WARNING, repair=repair)
 
 
 def _error(path: Path) -> CorruptError | None:

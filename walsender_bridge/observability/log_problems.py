@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from walsender_bridge.change_log.client import LogStatus, StreamCut
-    from walsender_bridge.change_log.repository_messages import StreamDescription
+    from walsender_bridge.change_log.repository_messages import DescribeAnswer, StreamDescription
     from walsender_bridge.config import Config
     from walsender_bridge.observability.replica_view import StreamReplicas
 
@@ -40,12 +40,12 @@ def log_status(settings: "Config") -> "LogStatus":
         return log.status()
 
 
-def replicas(settings: "Config") -> "tuple[StreamReplicas, ...]":
-    """The replicas of each stream, as the repository has them. Raises `UnavailableError`."""
+def described(settings: "Config") -> "DescribeAnswer":
+    """The whole state of the log, as the repository has it. Raises `UnavailableError`."""
     from walsender_bridge.change_log.operator_client import OperatorLog
 
     with OperatorLog(settings.log_address, timeout=_ANSWER) as log:
-        return as_configured(settings, log.describe().streams)
+        return log.describe()
 
 
 def as_configured(

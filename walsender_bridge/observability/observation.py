@@ -25,6 +25,7 @@ from walsender_bridge.observability import (
     etcd_view,
     former_sources,
     gate_view,
+    lake_leases,
     lake_status,
     log_problems,
     log_server_folders,
@@ -203,6 +204,8 @@ class Observation:
     asks_log: bool = True
     #: The replicas of the log's streams.
     replicas: "tuple[StreamReplicas, ...]" = ()
+    #: The leases of lakes that end soon, as sentences.
+    leases: tuple[str, ...] = ()
     #: None: no part of this machine uses etcd.
     etcd: EtcdView | None = None
     #: None: the bridge of this machine, if any, is not one of several.
@@ -220,6 +223,7 @@ class Observation:
     def degraded(self) -> list[str]:
         """What works and is less safe than configured, as sentences with their repairs; no reason to count as dead."""
         found = [each for stream in self.replicas for each in stream.degraded()]
+        found += self.leases
         return found + self._etcd(fatal=False) + self._certificate(over=False)
 
     def _etcd(self, *, fatal: bool) -> list[str]:
@@ -317,9 +321,13 @@ class Observer(Closing):
         errors = dict[str, TusklineError]()
         status: LogStatus | None = None
         replicas: tuple[StreamReplicas, ...] = ()
+        leases: Iterator[str] = iter(())
         try:
             status = log_problems.log_status(settings) if settings.asks_log else None
-            replicas = log_problems.replicas(settings) if status is not None else ()
+            if status is not None:
+                described = log_problems.described(settings)
+                replicas = log_problems.as_configured(settings, described.streams)
+                leases = lake_leases.ending(described.consumers, time.time())
             damage = log_problems.damaged(status) if status is not None else None
             if damage is not None:
                 errors["log"] = damage
@@ -369,6 +377,7 @@ class Observer(Closing):
             lake_configured="lake" in settings.parts,
             asks_log=settings.asks_log,
             replicas=replicas,
+            leases=tuple(leases),
             etcd=etcd_view.observe(self._settings),
             bridge=bridge,
             maintenance=maintenance,

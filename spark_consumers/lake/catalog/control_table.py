@@ -24,7 +24,7 @@ from spark_consumers.lake.catalog.table_catalog import (
     assert_uuid,
     set_ref,
 )
-from walsender_bridge.errors import FencedError
+from walsender_bridge.errors import FencedError, LakeError
 
 #: Snapshots that the table keeps: what became of a commit whose answer was lost is looked for among them.
 _KEPT = 20
@@ -45,7 +45,7 @@ class NewSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A control table at its newest snapshot, whose term, writer and epoch these are; 0, empty and 0 in a new one."""
+    """A control table at its newest snapshot of a writer, whose term, writer and epoch these are; 0, empty and 0 in a new one."""
 
     table: TableId
     metadata: Mapping[str, Any]
@@ -56,11 +56,22 @@ class Control:
 
     @classmethod
     def of(cls, table: TableId, metadata: Mapping[str, Any]) -> Self:
-        """The control table that has this metadata."""
+        """The control table that has this metadata.
+
+        Another program may have committed to it, or have set `main` back: the newest snapshot of a writer counts, and the next commit
+        requires `main` as it is. Raises `LakeError` if all of them are gone.
+        """
         ref = metadata.get("refs", {}).get("main")
         if ref is None:
             return cls(table, metadata, None, 0, "", 0)
-        summary = _summaries(metadata)[ref["snapshot-id"]]
+        own = [each for each in metadata["snapshots"] if _TERM in each["summary"]]
+        if not own:
+            raise LakeError(
+                "another program has removed the snapshots that tell which driver writes the lake",
+                where=str(table),
+                repair="drop this table in the catalog while no driver runs; the next driver creates it again",
+            )
+        summary = max(own, key=lambda each: each["sequence-number"])["summary"]
         found = int(summary[_TERM]), summary[_WRITER], int(summary[_EPOCH])
         return cls(table, metadata, ref["snapshot-id"], *found)
 

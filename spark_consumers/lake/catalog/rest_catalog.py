@@ -37,7 +37,9 @@ from walsender_bridge.errors import (
     CorruptError,
     LakeError,
     NotSupportedError,
+    TusklineError,
     UnavailableError,
+    UnsupportedByCatalogError,
 )
 
 #: Seconds for which the outcome of a commit is looked for, and that of one that some servers always fail at.
@@ -125,9 +127,9 @@ class RestCatalog:
         client.configure()
         return cls(client, prefix=prefix, root=root)
 
-    def slow(self) -> UnavailableError | None:
-        """See `RestClient.slow`."""
-        return self._client.slow()
+    def trouble(self) -> TusklineError | None:
+        """See `RestClient.trouble`."""
+        return self._client.trouble()
 
     def location(self, table: TableId) -> str:
         """Where the table has its files, as a URI; empty: where the server chooses."""
@@ -150,7 +152,7 @@ class RestCatalog:
         """See `TableCatalog`. Namespaces are created with their first table."""
         version = int(properties.get(VERSION_PROPERTY, 3 if self.supports_v3 else 2))
         if version >= 3 and not self.supports_v3:
-            raise NotSupportedError(
+            raise UnsupportedByCatalogError(
                 f"the catalog does not support version {version} of Iceberg's format, and thus no deletion vectors",
                 where=self._client.where,
                 repair='set "copy-on-write" in [lake.deletes], or use another catalog',
@@ -205,7 +207,7 @@ class RestCatalog:
     def commit_all(self, commits: Sequence[TableCommit]) -> Outcome:
         """See `TableCatalog`."""
         if not self.supports_multi_table:
-            raise NotSupportedError(
+            raise UnsupportedByCatalogError(
                 f"the catalog commits one table at a time, not {len(commits)}",
                 where=self._client.where,
                 repair="use a catalog that serves transactions/commit",
@@ -298,12 +300,14 @@ class RestCatalog:
                 self.supports_multi_table = self._makes_commits_whole(table)
         finally:
             self._delete(table)
+        # What it lacks is known from here on, and is done without.
+        self._client.forget_trouble()
 
     def _creates_v3(self, table: TableId) -> bool:
         """Create an empty table; whether it has version 3. Other servers refuse it, fail, or give the table version 2."""
         column = {"id": 1, "name": "probe", "type": "int", "required": False}
         schema = {"type": "struct", "schema-id": 0, "fields": [column]}
-        with suppress(LakeError):
+        with suppress(LakeError, UnsupportedByCatalogError):
             self._create(table, schema, {}, 3, _PROBE)
         there = self._seen(table)
         if there is None:
@@ -355,7 +359,7 @@ class RestCatalog:
             set_ref(_BRANCH, number, "branch"),
         ]
         required = [assert_uuid(metadata["table-uuid"])]
-        with suppress(LakeError):
+        with suppress(LakeError, UnsupportedByCatalogError):
             self.commit(TableCommit(table, required, updates))
         there = self.load(table)
         return there is not None and _BRANCH in there.metadata.get("refs", {})
@@ -375,7 +379,7 @@ class RestCatalog:
             self._change(TableCommit(table, required, [_set_property(name)])) for name in names
         ]
         path, is_ok = self._client.path("transactions/commit"), False
-        with suppress(NoReplyError, LakeError):
+        with suppress(NoReplyError, LakeError, UnsupportedByCatalogError):
             is_ok = self._client.send("POST", path, {"table-changes": changes}).is_ok
         there = self._seen(table)
         properties = there.metadata.get("properties", {}) if there is not None else {}

@@ -25,7 +25,9 @@ from walsender_bridge.errors import (
     ConfigError,
     LakeError,
     PrivilegeError,
+    TusklineError,
     UnavailableError,
+    UnsupportedByCatalogError,
     UsageError,
 )
 from walsender_bridge.runtime import logs, secret_file
@@ -41,6 +43,8 @@ _MOST = 256 << 20
 #: The separator of a namespace's parts in a URL, encoded, unless the server's configuration has another (Iceberg REST specification).
 _SEPARATOR = "%1F"
 _OK, _UNAUTHORIZED, _FORBIDDEN, _EXPIRED = 200, 401, 403, 419
+#: What a server says of an operation that it does not have: HTTP's method not allowed and not implemented, and the specification's own.
+_UNSUPPORTED = {405, 406, 501}
 
 log = logs.logger()
 
@@ -112,6 +116,8 @@ class RestClient:
         #: The last slow answer: what was asked, how long it took in seconds, and when it had come.
         self._slowest: tuple[str, float, float] | None = None
         self._told_at = float("-inf")
+        #: The last operation that the server said it does not have, and when.
+        self._unsupported: tuple[UnsupportedByCatalogError, float] | None = None
 
     def configure(self) -> Mapping[str, Any]:
         """Ask for the server's configuration, whose prefix and separator of namespaces all later requests have."""
@@ -173,8 +179,10 @@ class RestClient:
         """A path below the server's prefix."""
         return f"/v1{self._prefix}/{name}"
 
-    def slow(self) -> UnavailableError | None:
-        """That the catalog answers slowly, if it did within the last minute."""
+    def trouble(self) -> TusklineError | None:
+        """What was wrong with the catalog within the last minute, though it answered: it lacks an operation, or is slow."""
+        if self._unsupported is not None and time.monotonic() - self._unsupported[1] <= _TOLD:
+            return self._unsupported[0]
         if self._slowest is None or time.monotonic() - self._slowest[2] > _TOLD:
             return None
         asked, seconds, _ = self._slowest
@@ -184,6 +192,10 @@ class RestClient:
             repair="check the catalog's load; the lake waits for it, and needs no action",
         )
 
+    def forget_trouble(self) -> None:
+        """Forget which operations the server did not have so far."""
+        self._unsupported = None
+
     def silent(self, error: Exception) -> UnavailableError:
         """The error of a catalog that does not answer."""
         return UnavailableError(
@@ -192,8 +204,16 @@ class RestClient:
             repair="check its address, and that it is running",
         )
 
-    def refused(self, reply: Reply) -> LakeError:
+    def refused(self, reply: Reply) -> LakeError | UnsupportedByCatalogError:
         """The error of a request that the catalog did not carry out."""
+        if reply.status in _UNSUPPORTED:
+            unsupported = UnsupportedByCatalogError(
+                f"the catalog does not support the request: {reply.reason}",
+                where=self.where,
+                repair="check the catalog's version and settings; the request is retried automatically",
+            )
+            self._unsupported = unsupported, time.monotonic()
+            return unsupported
         return LakeError(
             f"the catalog refuses the request: {reply.reason}",
             where=self.where,
@@ -262,7 +282,9 @@ class RestClient:
         except ValueError:
             body = None
         reply = Reply(response.status, body if isinstance(body, Mapping) else {})
-        if response.status >= 500 or response.status == 429:
+        if (
+            response.status >= 500 and response.status not in _UNSUPPORTED
+        ) or response.status == 429:
             raise NoReplyError(f"status {reply.reason}")
         if not isinstance(body, Mapping):
             raise NoReplyError(f"status {response.status}, and no JSON object")

@@ -3,6 +3,9 @@
 The commit has a snapshot of the control table (`control_table`), and requires the one that this writer has added last. So a
 writer that was taken over shows nothing, in no table. Where a catalog commits one table at a time, the control table's part goes
 first: a writer that was taken over still shows nothing, but others may see an epoch in part for a moment.
+
+Where another program has committed to `main` of a table, moving it would undo that commit without a word. So nothing is shown, in no
+table, until an operator has decided what becomes of it; `read` does not read `main`, and gets every epoch meanwhile.
 """
 
 import time
@@ -48,10 +51,23 @@ _SCHEMA: Final = {
     "fields": [{"id": 1, "name": "epoch", "type": "long", "required": False}],
 }
 
-#: Seconds between two looks at the names of all tables, and until the next one after a failure.
+#: Seconds between two looks at the names of all tables, and until the next one after a failure or a refusal.
 _NAMES_SECONDS, _AFTER_FAILURE = 60.0, 5.0
 
 log = logs.logger()
+
+
+class _ForeignCommitError(Exception):
+    """`main` of this table is at a snapshot that another program has committed."""
+
+    def __init__(self, table: str, snapshot: int) -> None:
+        super().__init__(table)
+        self.refusal = LakeError(
+            f"another program has committed snapshot {snapshot} to the table's main branch, so no epoch is shown to other engines",
+            where=table,
+            repair="roll the table back to the snapshot before it (CALL system.rollback_to_snapshot in Spark), or copy it again: "
+            f"tuskline table resync {table}; and let only Tuskline write to the lake's tables",
+        )
 
 
 class WholeEpochs:
@@ -76,6 +92,12 @@ class WholeEpochs:
         self._named: set[str] = set()
         self._look_at = float("-inf")
         self._taken: set[str] = set()
+        self._refusal: LakeError | None = None
+        self._show_at = float("-inf")
+
+    def trouble(self) -> TusklineError | None:
+        """Why no epoch is shown though all is published, or what is wrong with the catalog; None: nothing is."""
+        return self._refusal or self._catalog.trouble()
 
     def term(self) -> int:
         """The term of the newest takeover; 0 without any. Raises `LakeError` if the namespace is another lake's."""
@@ -104,7 +126,21 @@ class WholeEpochs:
         raise _contended()
 
     def show(self, manifest: Manifest) -> None:
-        """Let plain readers see what was published, all tables at once. Raises `FencedError`, `UnavailableError`."""
+        """Let plain readers see what was published, all tables at once, unless others have committed to one (`trouble`).
+
+        Raises `FencedError`, `UnavailableError`.
+        """
+        if self._refusal is not None and time.monotonic() < self._show_at:
+            return
+        before, self._refusal = self._refusal, None
+        try:
+            self._show(manifest)
+        except _ForeignCommitError as foreign:
+            self._refusal, self._show_at = foreign.refusal, time.monotonic() + _AFTER_FAILURE
+        if self._refusal is not None and (before is None or before.what != self._refusal.what):
+            log.error("no epoch is shown to other engines", reason=str(self._refusal))
+
+    def _show(self, manifest: Manifest) -> None:
         for _ in range(ATTEMPTS):
             readable = manifest.readable
             unseen = {n: t for n, t in readable.items() if self._shown.get(t.path) != t.snapshot_id}
@@ -144,7 +180,7 @@ class WholeEpochs:
             self._named.add(path)
 
     def _moved(self, name: str, table: TableVersion) -> TableCommit | None:
-        """The commit that shows the table's snapshot; None if it is shown, or cannot be."""
+        """The commit that shows the table's snapshot; None if it is shown, or cannot be. Raises `_ForeignCommitError`."""
         id_ = TableId.at(table.path)
         there = self._catalog.load(id_)
         refs = refs_of_record(there.metadata) if there is not None else {}
@@ -159,6 +195,8 @@ class WholeEpochs:
         held = {name: ref.snapshot for name, ref in refs.items() if name in own}
         if held.get("main") == table.snapshot_id:
             return None
+        if "main" in refs and refs["main"].version is None:
+            raise _ForeignCommitError(name, refs["main"].snapshot)
         required = [
             assert_uuid(there.metadata["table-uuid"]),
             assert_ref("main", held.pop("main", None)),

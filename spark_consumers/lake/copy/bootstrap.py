@@ -79,6 +79,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TusklineError,
     UnavailableError,
+    UnsupportedByCatalogError,
     UnsupportedValueError,
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
@@ -216,6 +217,9 @@ class TableCopier:
                     shape = checked(found.shapes[relation], later.shapes.get(relation), name)
                     table = _Table(request, snapshot, published[relation], shape, found.empty)
                     made = self._copy(table, partials.get(name), progress[name])
+                except UnsupportedByCatalogError:
+                    # The next table would meet it as well.
+                    raise
                 except Exception as error:
                     made = error if isinstance(error, TusklineError) else _copy_error(name, error)
                     if isinstance(made, CorruptError) and name in partials:
@@ -390,6 +394,8 @@ class TableCopier:
         """Give the new table its layout. Raises `NotSupportedError`, with the table's name, for one that it cannot have."""
         try:
             return self._format.arrange(folder, term, layout_of(self._rules, name))
+        except UnsupportedByCatalogError:
+            raise
         except NotSupportedError as error:
             raise NotSupportedError(error.what, where=name, repair=error.repair) from None
 

@@ -21,10 +21,13 @@ from walsender_bridge.errors import (
     DeadlineError,
     TusklineError,
     UnavailableError,
+    UnsupportedByCatalogError,
 )
 
 #: Snapshots that are read at the same time: a small table need not wait for a large one.
 _AT_ONCE = 2
+#: Errors that are no table's: the copy is tried again by itself.
+_OF_OTHERS = UnavailableError | ConnectionFailedError | DeadlineError | UnsupportedByCatalogError
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,9 @@ class Copies:
             failure = (
                 error if isinstance(error, TusklineError) else UnavailableError(str(error)[:500])
             )
-            passing = isinstance(failure, UnavailableError | ConnectionFailedError | DeadlineError)
+            of_others = isinstance(failure, _OF_OTHERS)
             for name in sorted(left):
-                deliver(name, NotBegun(failure) if passing else failure)
+                deliver(name, NotBegun(failure) if of_others else failure)
 
     def finished(self) -> Iterator[tuple[str, Result]]:
         """The results of copies since the last call (`Copied`). A copy that could not begin is `NotBegun`."""

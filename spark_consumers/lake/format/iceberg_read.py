@@ -9,6 +9,7 @@ What is read here is read in Python, so that a session without a JVM of its own 
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_files import newest_metadata
 from spark_consumers.lake.format.object_seals import metadata_in
 from spark_consumers.lake.store.place import ObjectPlace, Place, place
+from spark_consumers.spark import buckets
 from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.jars import ICEBERG
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
@@ -37,6 +39,14 @@ _LOST = (
     "Metadata file for version",
     "JsonParseException",
     "Not an Avro data file",
+)
+#: How a JVM says that it lacks a class of the client of S3. Over Spark Connect, it is not known before.
+_NO_S3 = re.compile(
+    r"(ClassNotFoundException|NoClassDefFoundError): (Class )?(org[./]apache[./]hadoop[./]fs[./]s3a|software[./]amazon)"
+)
+#: How that client says that it has no keys, or none that are accepted.
+_NO_KEYS = re.compile(
+    r"Unable to load credentials|NoAwsCredentialsException|AccessDeniedException: s3|InvalidToken|ExpiredToken"
 )
 #: What the machine says where Java finds no other class than that of a lost file: every file is "not found" then.
 _OF_THE_MACHINE = tuple(
@@ -114,7 +124,7 @@ def blamed(path: str) -> Iterator[None]:
     try:
         yield
     except SPARK_ERRORS as error:
-        if _NO_ICEBERG in str(error):
+        if _NO_ICEBERG in str(error) or _NO_S3.search(str(error)) or _NO_KEYS.search(str(error)):
             raise
         for sums in _sums(place(path)):
             file = checksums.file_of(sums)
@@ -143,6 +153,15 @@ def named(path: str) -> Iterator[None]:
                 "this Spark session has no Iceberg",
                 where=path,
                 repair=f"start Spark, or the Spark Connect server, with spark.jars.packages={ICEBERG}",
+            ) from error
+        if _NO_S3.search(str(error)):
+            raise buckets.without_jars() from error
+        if _NO_KEYS.search(str(error)):
+            raise LakeError(
+                f"the object store refuses access to Spark's JVM: {_line(error)}",
+                where=path,
+                repair="set valid keys in the environment of Spark's driver, or of the Spark Connect server, and start it again; or give "
+                "its machine a role, whose keys are renewed",
             ) from error
         raise LakeError(
             f"the table cannot be opened: {_line(error)}",

@@ -54,11 +54,15 @@ _KEYS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may list the bucket and get, put and delete"
     " its objects"
 )
-_RENEW = "the keys in the environment have expired: set new ones, and start the process again"
+_RENEW = (
+    "the keys in the environment have expired: set new ones, and start the process again; those of a role (of the machine, of a container"
+    " or by AWS_WEB_IDENTITY_TOKEN_FILE) are renewed by themselves"
+)
 #: What helps, by what S3 calls the reason of a refusal.
 _REPAIRS = {
     "ExpiredToken": _RENEW,
     "TokenRefreshRequired": _RENEW,
+    "InvalidToken": _KEYS,
     "RequestTimeTooSkewed": "set the clock of this machine: it differs by minutes from the store's",
 }
 _STATUS = re.compile(r"status code: (\d+)")

@@ -1,7 +1,7 @@
 """A fault of one table: its changes cannot be applied to it, and everything else can continue without it.
 
 That is a value that the lake cannot hold, damage, a change that no server sends, or a bug of ours that this table's
-changes bring out. What another table would meet as well (the disk, memory, the log, another writer) is not a
+changes bring out. What another table would meet as well (the disk, memory, the log, the catalog, another writer) is not a
 table's fault: the round fails by that as a whole, and is tried again. What Iceberg's library raises may be either (`doubt`).
 """
 
@@ -17,6 +17,7 @@ from walsender_bridge.errors import (
     MalformedMessageError,
     NotSupportedError,
     TusklineError,
+    UnsupportedByCatalogError,
     UnsupportedValueError,
     from_wire,
 )
@@ -71,6 +72,8 @@ def fault_of(table: str, error: Exception) -> TableFault | None:
             f"tuskline table resume {table}); or change the value at the source, and tuskline table resync {table}"
         )
         return TableFault(table, UnsupportedValueError(error.what, where=error.where, repair=ways))
+    if isinstance(error, UnsupportedByCatalogError):
+        return None
     if isinstance(error, TusklineError):
         return TableFault(table, error) if isinstance(error, _OF_A_TABLE) else None
     package = type(error).__module__.partition(".")[0]

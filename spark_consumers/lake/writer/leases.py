@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from walsender_bridge.change_log.client import LogClient
 
-#: Seconds for which the log keeps what this lake needs, after the lake was last heard of.
-LEASE = 7 * 86_400.0
+#: Seconds for which the log keeps what this lake needs, after the lake was last heard of: more than a week, and no more than
+#: the log grants.
+LEASE = 10 * 86_400.0
 #: Seconds after which a lease is renewed at the latest.
 RENEWAL = 3600.0
 

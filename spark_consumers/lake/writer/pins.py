@@ -32,6 +32,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TrimmedError,
     TusklineError,
+    UnsupportedByCatalogError,
 )
 from walsender_bridge.runtime import fail_point, logs
 
@@ -235,7 +236,7 @@ class Pins:
                 if is_of_data(error):
                     refusal = f"Iceberg's library refuses the table: {message_of(error)}"
                     errors[path] = NotSupportedError(refusal, where=path)
-                elif isinstance(error, CorruptError | LakeError):
+                elif isinstance(error, CorruptError | LakeError | UnsupportedByCatalogError):
                     errors[path] = error
                 else:
                     raise

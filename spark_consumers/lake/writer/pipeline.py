@@ -167,9 +167,9 @@ class Lakehouse:
         self._lake = ""
         self._format: IcebergFormat | None = None
         self._rest = rest
-        #: Where a catalog of others has the tables; and that it is slow, if it is.
+        #: Where a catalog of others has the tables; and what is wrong with it, if anything is.
         self._whole: WholeEpochs | None = None
-        self._slow: Callable[[], TusklineError | None] = lambda: None
+        self._trouble: Callable[[], TusklineError | None] = lambda: None
         self._policy = Policy(
             failing_table,
             copy_rate,
@@ -198,7 +198,7 @@ class Lakehouse:
                         continue
                     self.run_once()
                     pause = _FIRST_PAUSE
-                    self._failures.went_well(self._poller.overdue() or self._slow())
+                    self._failures.went_well(self._poller.overdue() or self._trouble())
                     stop.wait(max(_TICK, self._chain.store.pause))
                 except LakeError as error:
                     self._failures.ended(error)
@@ -505,10 +505,8 @@ class Lakehouse:
             return LakeSite(self._chain, self._format)
         if not catalog.supports_v3:
             self._deletes = without_vectors(self._deletes, self._rest.uri if self._rest else "")
-        self._whole, self._slow = (
-            WholeEpochs(catalog, self._lake, self._format.empty_snapshot),
-            catalog.slow,
-        )
+        self._whole = WholeEpochs(catalog, self._lake, self._format.empty_snapshot)
+        self._trouble = self._whole.trouble
         return LakeSite(self._chain, self._format, self._whole.term)
 
     def _take_catalog(self) -> None:

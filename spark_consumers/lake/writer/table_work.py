@@ -227,6 +227,7 @@ class TableWork:
         """Have copied what is published and not in the lake, or is to be copied again."""
         now = time.monotonic()
         self._keep_log_for_copies(head, status, client)
+        self._release_copies(head, client)
         for stream, names in self._published.items():
             if stream not in head.streams or stream not in status.streams:
                 continue
@@ -346,6 +347,16 @@ class TableWork:
             if not needed:
                 client.drop_consumer(self._pause_consumer(name))
                 self._paused.discard(name)
+
+    def _release_copies(self, head: Manifest, client: LogClient) -> None:
+        """End this writer's leases of copies that have ended without an epoch, which would be renewed until there is one.
+
+        A copy ends so that fails, or whose table is not wanted any more.
+        """
+        for stream in self._sources:
+            consumer = self._copy_consumer(stream)
+            if self._leases.holds(consumer) and not self._needs_log(head, stream):
+                self._leases.drop(client, consumer)
 
     def keep_log(self, names: Iterable[str], version: int, client: LogClient) -> None:
         """Keep what tables lack that stop at this version: they may be resumed for as long as paused ones."""

@@ -58,8 +58,10 @@ from walsender_bridge.change_log.repository.past_commits import PastCommit
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import json_model
 
-#: The longest lease, in seconds: a week.
-LONGEST_LEASE: Final = 7 * 86_400.0
+#: The longest lease, in seconds: a lake that was stopped for a week finds all that it needs, with days to spare.
+LONGEST_LEASE: Final = 10 * 86_400.0
+#: The longest lease of the versions that recorded no time.
+_LONGEST_WITHOUT_TIME: Final = 7 * 86_400.0
 #: Seconds after which the time is recorded, whatever else happens.
 TIME_KEPT_EVERY: Final = 3600.0
 
@@ -527,10 +529,10 @@ class Repository:
     def since(self) -> float:
         """The time from which the next steady clock continues; 0: any, since none was recorded and nothing depends on it.
 
-        Earlier versions granted leases without recording a time: no lease was longer than the longest one.
+        Earlier versions granted leases without recording a time: none was longer than a week.
         """
         ends = [each.until for each in self.consumers.values()]
-        return self.clock or max(0.0, max(ends, default=0.0) - LONGEST_LEASE)
+        return self.clock or max(0.0, max(ends, default=0.0) - _LONGEST_WITHOUT_TIME)
 
     def next_term(
         self, name: str, shown: Iterable[ReplicaReport], synchronized: Iterable[int] = ()

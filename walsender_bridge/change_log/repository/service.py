@@ -548,7 +548,11 @@ class RepositoryServer:
             # JSON can contain half a character, which no output could encode.
             raise MalformedMessageError("a consumer's name is not valid text")
         if not 0 < lease <= LONGEST_LEASE:
-            raise UsageError(f"a lease of {lease} s is not between 0 and {LONGEST_LEASE:.0f}")
+            raise UsageError(
+                f"a lease of {lease} s is not between 0 and {LONGEST_LEASE:.0f}",
+                where=name,
+                repair="ask for a shorter lease; to keep entries for longer, set [log] retention",
+            )
         with self._changed:
             if version is not None and version > self._state.version:
                 raise UsageError(

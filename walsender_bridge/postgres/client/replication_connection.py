@@ -35,6 +35,7 @@ from walsender_bridge.postgres.protocol.refusals import (
     left_out,
     one_line,
     server_error,
+    without_settings,
 )
 from walsender_bridge.postgres.protocol.replication import Row, ServerTimelines, SystemIdentity
 from walsender_bridge.postgres.protocol.row_limit import unsendable_row
@@ -51,6 +52,8 @@ PINNED_OPTIONS = (
     "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C -c search_path=pg_catalog,pg_temp "
     "-c quote_all_identifiers=off -c array_nulls=on -c standard_conforming_strings=on"
 )
+#: Those of them that a server reports when a session begins, as it writes them.
+_REPORTED = {"TimeZone": "UTC", "DateStyle": "ISO, YMD", "IntervalStyle": "postgres"}
 #: Seconds for the TCP connection and the server's first answer, unless set in the DSN.
 CONNECT_TIMEOUT = 10
 #: Milliseconds without a TCP acknowledgement after which a connection is considered broken.
@@ -123,6 +126,12 @@ class ReplicationConnection(Closing):
             text = pgconn.get_error_message()
             pgconn.finish()
             raise connection_error(text, where)
+        # The text of each value depends on them, and some poolers drop them without a word.
+        found = {name: pgconn.parameter_status(name.encode()) for name in _REPORTED}
+        shown = {name: value.decode() if value else None for name, value in found.items()}
+        if (error := without_settings(shown, _REPORTED, where)) is not None:
+            pgconn.finish()
+            raise error
         pgconn.nonblocking = 1
         return cls(pgconn, where)
 

@@ -1,5 +1,8 @@
 """Maps a server's errors to Tuskline's: of a connection by libpq's text, of a command by its SQLSTATE. Pure."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from walsender_bridge.errors import (
     AuthenticationError,
     ConfigError,
@@ -13,6 +16,10 @@ from walsender_bridge.errors import (
     UnavailableError,
 )
 
+POOLER: Final = (
+    "specify the server's own host and port in the DSN, not those of a connection pooler: sessions need a replication connection, "
+    "and settings and snapshots that are theirs alone"
+)
 #: Fragments of libpq's text for a failed connection, for which it provides no SQLSTATE; the message of a server with
 #: another lc_messages becomes a `ConnectionFailedError`.
 _CONNECTION_TEXTS: tuple[tuple[tuple[str, ...], type[TusklineError], str], ...] = (
@@ -42,6 +49,8 @@ _CONNECTION_TEXTS: tuple[tuple[tuple[str, ...], type[TusklineError], str], ...] 
         "raise max_wal_senders and restart the server",
     ),
     (("permission denied for database",), PrivilegeError, "GRANT CONNECT ON DATABASE ... TO ..."),
+    # As PgBouncer says it; PostgreSQL knows each parameter that is sent.
+    (("unsupported startup parameter",), ConfigError, POOLER),
 )
 
 
@@ -63,6 +72,20 @@ def connection_error(text: str, where: str) -> TusklineError:
         where=where,
         repair="check that the server is running, and that host and port are correct",
     )
+
+
+def without_settings(
+    found: Mapping[str, str | None], wanted: Mapping[str, str], where: str
+) -> ConfigError | None:
+    """The error of a session whose settings are not those that it was started with; None: what the server reports of them is right."""
+    for name, value in wanted.items():
+        if (there := found.get(name)) not in {None, value}:
+            return ConfigError(
+                f"the session has {name} = {there}, although it was started with {value}: what answers ignores startup parameters",
+                where=where,
+                repair=POOLER,
+            )
+    return None
 
 
 def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
