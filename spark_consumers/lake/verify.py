@@ -6,6 +6,7 @@ removed.
 """
 
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,13 +29,15 @@ _INDEX_REPAIR = (
     "no action is needed: the lake's driver builds the table's row index again when it needs it"
 )
 _PIN_REPAIR = "restore it from a backup, or release the pin: tuskline epochs unpin"
+#: Seconds that a file gets its checksums within: an executor or the driver makes them in the next step.
+_BEING_WRITTEN = 60.0
 #: Which file (relative to the lake), how many of how many.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
 class VerifyResult:
-    """What was read. `unsealed`: files without checksums, which an older version wrote."""
+    """What was read. `unsealed`: files without checksums, which an older version wrote, or which a power failure took."""
 
     links: int = 0
     files: int = 0
@@ -71,9 +74,12 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
         found.errors += _lost_runs(chain, root, newest)
     found.errors += _wrong_hints(root)
     files = sorted(_files(root))
+    unsealed = []
     for done, file in enumerate(files):
         progress(below(file, root), done, len(files))
-        _verify_file(file, found)
+        if not _verify_file(file, found):
+            unsealed.append(file)
+    found.unsealed = sum(map(_is_unsealed, unsealed))
     if newest is not None:
         found.errors += list(
             _miscounted(chain, catalog, newest, [error.where for error in found.errors])
@@ -105,24 +111,35 @@ def _files(root: Place) -> Iterator[Place]:
             yield file
 
 
-def _verify_file(file: Place, found: VerifyResult) -> None:
+def _verify_file(file: Place, found: VerifyResult) -> bool:
+    """Verify it; whether it could be compared, or is none any more."""
     try:
         sealed = checksums.check(file)
         if is_object(file):
             read_through(file)
         found.files += 1
         found.bytes += file.stat().st_size
-        found.unsealed += not (sealed or is_object(file))
+        return sealed or is_object(file)
     except CorruptError as error:
         if file.exists() or checksums.sums_of(file).exists():
             repair = _INDEX_REPAIR if file.parent.name == "index" else error.repair
             found.errors.append(CorruptError(error.what, where=error.where, repair=repair))
     except FileNotFoundError:
-        return
+        return True
     except OSError as error:
         found.errors.append(
             CorruptError(f"the file cannot be read: {error.strerror}", where=str(file))
         )
+    return True
+
+
+def _is_unsealed(file: Place) -> bool:
+    """Whether a file that had no checksums still has none, and is not just being written: it gets them once it has its name."""
+    try:
+        age = time.time() - file.stat().st_mtime_ns / 1e9
+    except FileNotFoundError:
+        return False
+    return not 0 <= age < _BEING_WRITTEN and not checksums.sums_of(file).exists()
 
 
 def _wrong_hints(root: Place) -> Iterator[TusklineError]:

@@ -167,6 +167,48 @@ def test_plain_readers_see_what_is_shown(table):
     assert table.main() == [1, 2]
 
 
+def test_a_table_is_not_read_again_after_own_commits(table, monkeypatch):
+    table.format.show(table.path, 1, table.write(1, None, add=[1]))
+    tables = table.format._tables
+
+    def not_again(path):
+        raise AssertionError(f"{path} was read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "_load", not_again)
+        last = 1
+        for version in (2, 3):
+            base = tables.current(table.path).currentSnapshot().snapshotId()
+            last = table.write(version, base, add=[version], delete=[version - 1])
+            table.format.show(table.path, 1, last)
+        known = tables.current(table.path).operations().current()
+    assert table.main() == table.ids(last) == [3]
+    # What is known is what is there.
+    there = table.newer()._tables.current(table.path).operations().current()
+    assert str(known.metadataFileLocation()) == str(there.metadataFileLocation())
+    parser = table.spark._jvm.org.apache.iceberg.TableMetadataParser
+    found, expected = (json.loads(parser.toJson(each)) for each in (known, there))
+    # The library writes no metadata file, and its clock is another one.
+    for member in ("last-updated-ms", "metadata-log", "snapshot-log"):
+        del found[member], expected[member]
+    assert found == expected
+
+
+@pytest.mark.parametrize("change", ["damaged", "restored"])
+def test_a_committed_file_that_is_another_by_now_is_read(table, change):
+    first = table.write(1, None, add=[1])
+    table.format.show(table.path, 1, first)
+    file = table.format.metadata_file(table.path, first)
+    content = file.read_bytes()
+    file.write_bytes(content[:-9] + b"x" + content[-8:] if change == "damaged" else content)
+    if change == "damaged":
+        with pytest.raises(CorruptError, match=file.name):
+            table.write(2, first, add=[2])
+        return
+    Path(table.path, "data", "others").touch()
+    assert table.ids(table.write(2, first, add=[2])) == [1, 2]
+
+
 def test_13_a_writer_of_an_older_term_is_refused(table):
     first = table.write(1, None, add=[1])
     stale = table.write(2, first, add=[2])
@@ -279,8 +321,7 @@ def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
     table.format.take_over(table.path, second, 2, 2)
 
     def refs():
-        table.format._tables.at(table.path).refresh()
-        return set(refs_of(table.format._tables.at(table.path).operations().current()))
+        return set(refs_of(table.format._tables.current(table.path).operations().current()))
 
     # The branch of the term before is ours; epochs have no tags.
     assert refs() == users | branches | {"main", "tuskline_t2"}
@@ -314,8 +355,7 @@ def test_references_of_users_are_never_moved_whatever_names_they_have(table):
     fourth = table.write(4, second, add=[4], term=2)
 
     def refs():
-        table.format._tables.at(table.path).refresh()
-        return refs_of(table.format._tables.at(table.path).operations().current())
+        return refs_of(table.format._tables.current(table.path).operations().current())
 
     assert {name: refs()[name].snapshot for name in tags | branches} == dict.fromkeys(
         tags | branches, first
@@ -340,8 +380,7 @@ def test_the_tags_that_earlier_versions_made_for_epochs_go_with_the_next_expiry(
     assert table.format.users_refs(table.path) == []
     # Although their snapshots stay.
     table.format.expire(table.path, 1, {first, second})
-    table.format._tables.at(table.path).refresh()
-    found = set(refs_of(table.format._tables.at(table.path).operations().current()))
+    found = set(refs_of(table.format._tables.current(table.path).operations().current()))
     # The branch of a first writer is made with its first snapshot.
     assert found == {"tuskline_t1"}
     assert [table.ids(each) for each in (first, second)] == [[1], [1, 2]]

@@ -2,7 +2,9 @@
 
 import math
 import random
+import re
 import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 
 from spark_consumers.lake import folder
+from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
+from spark_consumers.lake.catalog.table_catalog import Outcome, TableCommit, TableId, set_ref
 from spark_consumers.lake.compaction import maintainers
 from spark_consumers.lake.compaction.decide import Accepted, Refused, decide, with_merged
 from spark_consumers.lake.compaction.maintainers import Maintainers, MaintainerSign
@@ -19,7 +23,7 @@ from spark_consumers.lake.compaction.offer import OFFERS, NewFile, Offer, OfferN
 from spark_consumers.lake.compaction.plan import FileState, Group, choose, groups
 from spark_consumers.lake.index.liveness import Liveness
 from spark_consumers.lake.index.run_format import DataFile, Tables
-from spark_consumers.lake.maintenance import maintainer
+from spark_consumers.lake.maintenance import look, maintainer
 from spark_consumers.lake.maintenance.look import is_unclean
 from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
 from spark_consumers.lake.maintenance.state import (
@@ -35,10 +39,13 @@ from spark_consumers.lake.manifest.sealed_json import dump
 from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
 from spark_consumers.lake.writer import requests
 from spark_consumers.spark.lake_catalog import RECORD, LakeCatalog
+from tests.support.child import run_tuskline, start_tuskline
+from tests.support.lake.table_commits import SCHEMA, added
 from tests.support.rest_catalog import RestServer
+from tests.support.waiting import wait_for
 from walsender_bridge.cli import lake_maintain
 from walsender_bridge.config import load_config
-from walsender_bridge.errors import ConfigError, DeadlineError
+from walsender_bridge.errors import Cause, ConfigError, DeadlineError
 from walsender_bridge.observability import maintenance_view
 from walsender_bridge.runtime.output import Output
 
@@ -479,7 +486,7 @@ def test_every_key_of_the_section_reaches_the_maintainer(tmp_path: Path) -> None
 def test_once_ends_with_a_timeout_while_no_driver_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def waits(self: Maintainer, stop: Any) -> bool:
+    def waits(self: Maintainer, stop: Any, *, clean: bool) -> bool:
         self.summary = Summary(waiting=2)
         assert stop.wait(30)
         return False
@@ -487,3 +494,71 @@ def test_once_ends_with_a_timeout_while_no_driver_decides(
     monkeypatch.setattr(Maintainer, "run_once", waits)
     with pytest.raises(DeadlineError, match="2 offers"):
         lake_maintain._once(settings(tmp_path), 0.05, Output(as_json=True))
+
+
+def test_once_names_all_tables_that_have_something_to_expire(
+    tmp_path: Path, chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More links and tables than a running maintainer reads at a time.
+    monkeypatch.setattr(look, "_LINKS", 3)
+    catalog, tables = FolderCatalog(chain.root), {}
+    for number in range(25):
+        table = TableId(("s", "p"), f"t{number}%t1-0a")
+        assert catalog.create(table, SCHEMA, {}) is Outcome.WON
+        for _ in range(2):
+            there = catalog.load(table)
+            assert there is not None
+            add, snapshot = added(there, "main")
+            update = set_ref("main", snapshot, "branch")
+            commit = TableCommit(table, (), (add, update), there.location)
+            assert catalog.commit(commit) is Outcome.WON
+        path = f"tables/s/p/{table.name}"
+        tables[f"s.p.t{number}"] = TableVersion(
+            path, "iceberg", snapshot, "", ("id",), (), 0, 0, 0, number
+        )
+    head = Manifest("lake", 1, 1, 0, 1, 0.0, tables=tables)
+    chain.publish(head, None)
+    for _ in range(9):
+        following = head.next(0.0)
+        chain.publish(following, head)
+        head = following
+    made = settings(tmp_path)
+    with pytest.raises(DeadlineError, match="looked at 25 tables"):
+        lake_maintain._once(made, 2.0, Output(as_json=True))
+    # The next one waits for these first.
+    with pytest.raises(DeadlineError, match="looked at 25 tables"):
+        lake_maintain._once(made, 0.5, Output(as_json=True))
+    assert len(chain.store.names("_tuskline/requests")) == 1
+
+
+def test_a_running_maintainer_looks_at_all_tables_when_it_is_asked(
+    tmp_path: Path, chain: Chain
+) -> None:
+    chain.publish(Manifest("lake", 1, 1, 0, 1, 0.0), None)
+    settings(tmp_path, "[lake.maintenance]\ninterval = 3600")
+    config = str(tmp_path / "tuskline.toml")
+
+    def looked_at() -> float:
+        seen = read_summary(chain)
+        return seen.looked_at if seen is not None else 0.0
+
+    running = start_tuskline(("lake", "maintain", "-c", config), log=tmp_path / "log")
+    try:
+        wait_for(looked_at, 60, "the first look")
+        refused = run_tuskline(("lake", "maintain", "--once", "-c", config))
+        assert refused.returncode == Cause.RUNNING
+        (command,) = re.findall(r"kill -USR1 \d+", refused.stderr)
+        assert "every 3600 s" in refused.stderr
+        before = looked_at()
+        subprocess.run(command.split(), check=True, timeout=10)
+        wait_for(lambda: looked_at() > before, 30, "another look")
+    finally:
+        running.terminate()
+        assert running.wait(60) == 0
+
+
+def test_tables_count_as_settled_in_a_look_that_was_asked_for() -> None:
+    settling = Settling(60.0, lambda: 100.0)
+    assert not settling.is_settled("t", "a", 1)
+    settling.is_over = True
+    assert settling.is_settled("t", "a", 1)

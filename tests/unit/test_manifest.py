@@ -221,6 +221,22 @@ def test_epochs_are_found(chain):
             chain.at_epoch(missing)
 
 
+def test_links_are_read_newest_first_and_only_those_that_are_asked_for(chain, monkeypatch):
+    grow(chain, [10, 20, 20, 40, 50])
+    newest = chain.newest_first()
+    with monkeypatch.context() as patched:
+        # Of a hundred thousand, a list alone takes a while.
+        patched.setattr(chain, "numbers", None)
+        assert [next(newest).link for _ in range(3)] == [5, 4, 3]
+    assert [m.link for m in newest] == [2, 1]
+    assert [m.link for m in chain.newest_first(30)] == [3, 2, 1]
+    assert [m.link for m in chain.newest_first(20)] == [3, 2, 1]
+    assert [m.link for m in chain.newest_first(5)] == []
+    chain.store.remove(f"_tuskline/epochs/{3:020}.json")  # lost
+    chain.store.remove(f"_tuskline/epochs/{1:020}.json")
+    assert [m.link for m in chain.newest_first()] == [5, 4, 2]
+
+
 def test_the_age_of_a_link_is_not_by_the_wall_clock(chain):
     head = None
     # The wall clock was a month ahead at the third, and in 1970 at the fourth.

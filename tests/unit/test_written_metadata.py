@@ -1,15 +1,18 @@
 """The metadata that a commit has written is not parsed again, unless the file is another one by then."""
 
+import gzip
 import json
 import os
 
+import pydantic_core
 import pytest
 
-from spark_consumers.lake.catalog import folder_catalog
+from spark_consumers.lake.catalog import folder_catalog, written_metadata
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.table_catalog import Outcome, TableCommit
 from spark_consumers.lake.catalog.written_metadata import WrittenMetadata
 from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.iceberg_files import version_of
 from tests.support.lake.table_commits import ORDERS, SCHEMA
 from walsender_bridge.errors import CorruptError
 
@@ -41,6 +44,51 @@ def test_what_was_committed_is_not_read_again(catalog, monkeypatch):
         with open(there.location) as file:
             assert there.metadata == json.load(file)
         assert there.metadata["properties"]["number"] == value
+
+
+def test_no_commit_depends_on_how_many_files_a_table_has(catalog, monkeypatch):
+    commit(catalog, "1")
+
+    def no_listing(folder):
+        raise AssertionError(f"{folder} was listed")
+
+    monkeypatch.setattr(folder_catalog, "newest_metadata", no_listing)
+    assert commit(catalog, "2").metadata["properties"]["number"] == "2"
+
+
+def test_a_snapshot_is_written_out_once(catalog, monkeypatch):
+    def snapshot(number):
+        numbers = {"snapshot-id": number, "sequence-number": number, "timestamp-ms": number}
+        rows = {"first-row-id": number, "added-rows": 1, "schema-id": 0}
+        made = {**numbers, **rows, "summary": {"operation": "append"}, "manifest-list": "é"}
+        return {"action": "add-snapshot", "snapshot": made}
+
+    def add(number):
+        there = catalog.load(ORDERS)
+        made = TableCommit(ORDERS, (), (snapshot(number),), there.location)
+        assert catalog.commit(made) is Outcome.WON
+        return catalog.load(ORDERS)
+
+    written = []
+
+    def to_json(value):
+        written.append(value.get("snapshot-id"))
+        return pydantic_core.to_json(value)
+
+    monkeypatch.setattr(written_metadata, "to_json", to_json)
+    for number in (1, 2, 3):
+        there = add(number)
+        with open(there.location) as file:
+            assert there.metadata == json.load(file)
+    assert [each for each in written if each is not None] == [1, 2, 3]
+
+
+def test_a_compressed_file_that_follows_is_read(catalog, tmp_path):
+    file = tmp_path.joinpath(commit(catalog, "1").location)
+    metadata = {**json.loads(file.read_bytes()), "properties": {"number": "2"}}
+    other = file.with_name(f"v{version_of(file) + 1}.gz.metadata.json")
+    other.write_bytes(gzip.compress(json.dumps(metadata).encode()))
+    assert catalog.load(ORDERS).metadata["properties"]["number"] == "2"
 
 
 def test_a_commit_of_another_process_is_read(catalog, tmp_path):

@@ -1,6 +1,8 @@
 """`tuskline epochs`: the published epochs, where each cuts the streams, and pins, which keep some of them."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -45,30 +47,63 @@ def register(app: typer.Typer) -> None:
 def list_epochs(
     config: ConfigPath = DEFAULT_CONFIG,
     limit: Annotated[int, typer.Option(help="Number of epochs to list.", min=1)] = 20,
+    before: Annotated[
+        int | None,
+        typer.Option(metavar="EPOCH", help="List epochs older than this one.", min=1),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List all retained epochs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest epochs, and the older ones that are pinned."""
+    """List the newest epochs, and the older ones that are pinned. The newest is last."""
     from spark_consumers.lake.manifest.pinned_links import pinned
 
     chain = lake_chain(lake_section(load_config(config)))
-    links = chain.newest(limit)
-    if links:
-        newest = {manifest.link for manifest in links}
-        older = [link for link in pinned(chain.store, links[0]) if link.link not in newest]
-        links += sorted(older, key=lambda manifest: -manifest.link)
-    rows: list[dict[str, Any]] = [
-        {
-            "epoch": manifest.epoch,
-            "link": manifest.link,
-            "term": manifest.term,
-            "published_at": iso_time(manifest.published_at),
-            "tables": len(manifest.tables),
-            "pins": names if as_json else ", ".join(names) or None,
-        }
-        for manifest in links
-        for names in [list(_pins(links[0], manifest.epoch))]
-    ]
-    Output(as_json=as_json).rows("epochs", rows)
+    head = chain.head()
+    links = chain.newest_first(None if before is None else before - 1)
+    found = list(islice(published(links), None if everything else limit + 1))
+    # One more than wanted tells whether there are more.
+    is_cut = not everything and len(found) > limit
+    found = found[:limit] if is_cut else found
+    if head is not None and before is None:
+        there = {each.last.epoch for each in found}
+        older = [Published(link, link) for link in pinned(chain.store, head)]
+        found += [each for each in older if each.last.epoch not in there]
+    found.sort(key=lambda each: each.last.epoch)
+    rows = [_row(each, head or each.last, as_json=as_json) for each in found]
+    output = Output(as_json=as_json)
+    output.rows("epochs", rows)
+    if is_cut and not as_json:
+        oldest = min(each.last.epoch for each in found[-limit:])
+        output.note(f"older epochs: --before {oldest}, or --all")
+
+
+class Published(NamedTuple):
+    """An epoch: its first link, which published it, and its last one, which counts."""
+
+    first: "Manifest"
+    last: "Manifest"
+
+
+def published(links: "Iterator[Manifest]") -> Iterator[Published]:
+    """The epochs of these links; newest first, as the links are. Of the oldest epoch, some may have expired."""
+    for _, group in groupby(links, key=lambda link: link.epoch):
+        of_one = list(group)
+        yield Published(of_one[-1], of_one[0])
+
+
+def _row(epoch: Published, head: "Manifest", *, as_json: bool) -> dict[str, Any]:
+    """The epoch in a list; its `changes` are not known if the link that published it has expired."""
+    first, last = epoch
+    names = list(_pins(head, last.epoch))
+    return {
+        "epoch": last.epoch,
+        "link": last.link,
+        "term": last.term,
+        "published_at": iso_time(first.published_at),
+        "changes": first.changes if first.previous_epoch < first.epoch else None,
+        "tables": len(last.tables),
+        "pins": names if as_json else ", ".join(names) or None,
+    }
 
 
 @epochs_app.command("show")

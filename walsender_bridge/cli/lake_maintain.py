@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from walsender_bridge.cli.options import (
     load_config,
     need_here,
 )
-from walsender_bridge.errors import DeadlineError
+from walsender_bridge.errors import DeadlineError, RunningError
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.private_folder import private_folder
@@ -50,7 +51,7 @@ def lake_maintain(
 ) -> None:
     """Rewrite small data files, and those with many removed rows.
 
-    It runs beside `lake run`, without Spark, until SIGTERM or SIGINT.
+    It runs beside `lake run`, without Spark, until SIGTERM or SIGINT. SIGUSR1 has it look at all tables at once.
     """
     from walsender_bridge.cli.parts import alone
 
@@ -59,7 +60,7 @@ def lake_maintain(
         settings = load_config(config)
         lake_section(settings)
         need_here(settings, "lake")
-        with alone("maintain", [settings.run_dir]):
+        with _unless_maintained(settings), alone("maintain", [settings.run_dir]):
             _once(settings, timeout, Output(as_json=as_json))
         return
     from walsender_bridge.runtime.supervisor import exit_with_parent
@@ -76,8 +77,30 @@ def lake_maintain(
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     with contextlib.suppress(OSError):
         os.nice(_NICE)
+    maintainer = _maintainer(settings)
+    signal.signal(signal.SIGUSR1, lambda *_: maintainer.look_now())
     with alone("maintain", [settings.run_dir]):
-        _maintainer(settings).run(stop)
+        maintainer.run(stop)
+
+
+@contextlib.contextmanager
+def _unless_maintained(settings: "Config") -> Iterator[None]:
+    """Raises `RunningError` with a hint of its own while a maintainer of this configuration runs."""
+    from walsender_bridge.runtime import pid_file
+
+    try:
+        yield
+    except RunningError as error:
+        pid = pid_file.owner(settings.run_dir, "maintain")
+        if pid is None:
+            raise
+        interval = lake_section(settings).maintenance.interval
+        raise RunningError(
+            error.what,
+            where=error.where,
+            repair=f"no action is needed: it does the same work every {interval:g} s, and `tuskline status` shows its progress;"
+            f" kill -USR1 {pid} has it look at all tables now",
+        ) from None
 
 
 def _maintainer(settings: "Config", *, settled: float | None = None) -> "Maintainer":
@@ -100,8 +123,9 @@ def _once(settings: "Config", timeout: float, output: Output) -> None:
     # Whoever asks for it once wants it done for the tables as they are.
     maintainer = _maintainer(settings, settled=0)
     try:
-        while maintainer.run_once(stop) and not stop.is_set():
+        while maintainer.run_once(stop, clean=False) and not stop.is_set():
             pass
+        maintainer.clean_all(stop)
         named = maintainer.to_clean()
         maintainer.wait_for_cleaning(stop)
         seen, left = maintainer.summary, maintainer.to_clean()

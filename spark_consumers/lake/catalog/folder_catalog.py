@@ -14,12 +14,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic_core import to_json
-
 from spark_consumers.lake.catalog.requirements import unmet
 from spark_consumers.lake.catalog.table_catalog import LoadedTable, Outcome, TableCommit, TableId
 from spark_consumers.lake.catalog.updates import applied, created
-from spark_consumers.lake.catalog.written_metadata import WrittenMetadata
+from spark_consumers.lake.catalog.written_metadata import WrittenMetadata, encoded, light
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_files import (
     link,
@@ -54,6 +52,9 @@ class FolderCatalog:
     def load(self, table: TableId) -> LoadedTable | None:
         """The table by its newest metadata; None if there is none. Raises `CorruptError`."""
         folder = self.folder(table)
+        if (known := self._written.newest(folder)) is not None:
+            self._last.read = known
+            return LoadedTable(str(known[0]), known[1])
         while (file := newest_metadata(folder)) is not None:
             metadata = self._written.of(folder, file) or _read(file)
             if metadata is not None:
@@ -80,7 +81,7 @@ class FolderCatalog:
             metadata = self._written.of(folder, base) or _read(base)
         if metadata is None or unmet(metadata, commit.requirements) is not None:
             return Outcome.LOST
-        made = applied(metadata, commit.updates, _now(), str(base))
+        made = _light(folder, applied(metadata, commit.updates, _now(), str(base)))
         number = version_of(base) + 1
         is_ours = link(str(folder), number, _dump(folder, made))
         if is_ours:
@@ -116,11 +117,16 @@ def _read(file: Place) -> dict[str, Any] | None:
     return metadata_in(file, content)
 
 
-def _dump(folder: Place, metadata: Mapping[str, Any]) -> str:
+def _light(folder: Place, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metadata as it is kept for the next commit; in a bucket nothing is."""
+    return metadata if isinstance(folder, ObjectPlace) else light(metadata)
+
+
+def _dump(folder: Place, metadata: Mapping[str, Any]) -> bytes:
     """The content of the metadata file: in a bucket unique to this commit, since whose it is tells who has won (`store.create`)."""
     if isinstance(folder, ObjectPlace):
-        return sealed(metadata)
-    return to_json(metadata).decode()
+        return sealed(metadata).encode()
+    return encoded(metadata)
 
 
 def _outcome(is_ours: bool) -> Outcome:

@@ -515,7 +515,10 @@ class IcebergFormat:
                     return self._there(path, term)
                 case takeover.LinkTable(base, commit):
                     shown = str(following(place(base.location)))
-                    return _is_won(self._catalog.commit(commit), path)
+                    is_won = _is_won(self._catalog.commit(commit), path)
+                    if is_won:
+                        self._tables.shown(path, place(base.location), snapshot)
+                    return is_won
             raise AssertionError(f"{effect} is of another commit")
 
         takeover.carry_out(takeover.commit(change, path), do)
@@ -700,7 +703,10 @@ class IcebergFormat:
                 commit = commit_of(
                     self._iceberg, TableId.at(path), table, metadata, branch_of(term)
                 )
-                return _is_won(self._catalog.commit(self._tables.summed(commit)), path)
+                is_won = _is_won(self._catalog.commit(self._tables.summed(commit)), path)
+                if is_won:
+                    self._tables.committed(path, newest(table), metadata)
+                return is_won
             case takeover.ReadNamed(files):
                 return needed(self._spark, self._tables.current(path), files)
             case takeover.RemovePrepared(file):

@@ -5,7 +5,8 @@ import gzip
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_refs import PINS, Ref, with_pins
@@ -21,6 +22,23 @@ _HINT = "version-hint.text"
 log = logs.logger()
 
 
+class FileIdentity(NamedTuple):
+    """What tells a file from another one of its name, and from itself with another content."""
+
+    inode: int
+    modified_ns: int
+    size: int
+
+    @classmethod
+    def of(cls, file: Place) -> "FileIdentity | None":
+        """That of a file on a disk; None if it is not there."""
+        try:
+            there = Path(str(file)).stat()
+        except FileNotFoundError:
+            return None
+        return cls(there.st_ino, there.st_mtime_ns, there.st_size)
+
+
 def make_folders(table: Place) -> None:
     """Make the folders of a new table, durably, and those that it is in: lake, `tables`, stream, schema. A bucket needs none."""
     if isinstance(table, ObjectPlace):
@@ -31,7 +49,7 @@ def make_folders(table: Place) -> None:
         sync_folder(each)
 
 
-def link(path: str, number: int, content: str) -> bool:
+def link(path: str, number: int, content: bytes) -> bool:
     """Make `content` the metadata of version `number`, exclusively; False if that is not the next one.
 
     Once it has its name, it is the table's: what is done behind that helps readers and saves space, and does not fail the
@@ -39,7 +57,7 @@ def link(path: str, number: int, content: str) -> bool:
     """
     folder = place(path) / "metadata"
     file = metadata_file(folder, number)
-    if not create(file, content.encode()):
+    if not create(file, content):
         return False
     if number > 1 and not metadata_file(folder, number - 1).exists():
         # We slept until the version before was removed, and perhaps this number too: the table has gone
@@ -131,8 +149,10 @@ def version_of(metadata: Place) -> int:
 
 
 def is_newest(metadata: Place) -> bool:
-    """Whether this is the newest metadata file of its table."""
-    return metadata.exists() and not following(metadata).exists()
+    """Whether this is the newest metadata file of its table. Without a listing: a table may have ten thousand files."""
+    after = following(metadata)
+    compressed = after.with_name(f"v{version_of(after)}.gz.metadata.json")
+    return metadata.exists() and not after.exists() and not compressed.exists()
 
 
 def following(metadata: Place) -> Place:

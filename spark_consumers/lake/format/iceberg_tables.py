@@ -23,6 +23,9 @@ from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.checked import Checked
 from spark_consumers.lake.format.iceberg_commit import newest
 from spark_consumers.lake.format.iceberg_files import (
+    FileIdentity,
+    following,
+    is_newest,
     newest_metadata,
     refs_of_record,
     snapshots_in,
@@ -78,6 +81,12 @@ class LoadedTables(Protocol):
 
     def forget(self, path: str) -> None:
         """Have the next access reload the table."""
+
+    def committed(self, path: str, base: Place, metadata: Any) -> None:
+        """`metadata`, as Iceberg's library has it, was just committed after the metadata file `base`: it need not be read."""
+
+    def shown(self, path: str, base: Place, snapshot: int) -> None:
+        """As `committed`, of a commit that moved `main` alone."""
 
     def check(self, path: str, table: Any, snapshot: int) -> None:
         """Verify the manifests of a snapshot, whose bytes go into new ones."""
@@ -143,35 +152,73 @@ class FolderTables(_Checking):
         super().__init__()
         jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
         self._tables = jvm.org.apache.iceberg.hadoop.HadoopTables(hadoop_settings(spark))
+        self._iceberg = jvm.org.apache.iceberg
         self._loaded: dict[str, Any] = {}
         #: By path: the metadata that was verified after it was loaded.
         self._metadata: dict[str, Place] = {}
+        #: By path: what the library reaches the table's files by. Those of a table that was not read make no others.
+        self._operations: dict[str, Any] = {}
+        #: By path: the metadata file that this writer has committed, which the loaded table was not read from.
+        self._committed: dict[str, FileIdentity] = {}
 
     def at(self, path: str, snapshot: int | None = None) -> Any:
         """The table as it was last loaded, or reloaded if `snapshot` is not in it."""
         if path not in self._loaded:
-            self._loaded[path] = self._tables.load(path)
+            self._load(path)
         table = self._loaded[path]
         if snapshot is not None and table.snapshot(snapshot) is None:
-            table.refresh()
+            return self.current(path)
         self._check_metadata(path, table)
         return table
 
     def current(self, path: str) -> Any:
         """The table as it is now."""
         table = self.at(path)
-        if newest(table).exists():
+        file = newest(table)
+        if path in self._committed:
+            if not is_newest(file) or FileIdentity.of(file) != self._committed[path]:
+                self._load(path)
+        elif file.exists():
             # Cheap if no other writer has committed: it checks whether there is a next metadata file.
             table.refresh()
         else:
             # We slept until what we know was removed.
-            table = self._loaded[path] = self._tables.load(path)
+            self._load(path)
+        table = self._loaded[path]
         self._check_metadata(path, table)
         return table
 
+    def _load(self, path: str) -> None:
+        self._loaded[path] = self._tables.load(path)
+        self._operations[path] = self._loaded[path].operations()
+        self._committed.pop(path, None)
+        self._metadata.pop(path, None)
+
+    def committed(self, path: str, base: Place, metadata: Any) -> None:
+        """See `LoadedTables`. To parse metadata takes as long as all else that grows with the number of its snapshots."""
+        file = following(base)
+        identity = None if is_object(file) else FileIdentity.of(file)
+        if identity is None:
+            # What is in a bucket has members that the library does not know of.
+            return
+        made = self._iceberg.TableMetadata.buildFrom(metadata).discardChanges()
+        known = made.withMetadataLocation(str(file)).build()
+        operations = self._operations[path].temp(known)
+        self._loaded[path] = self._iceberg.BaseTable(operations, path)
+        self._committed[path], self._metadata[path] = identity, file
+
+    def shown(self, path: str, base: Place, snapshot: int) -> None:
+        """See `LoadedTables`."""
+        table = self._loaded.get(path)
+        if table is None or newest(table) != base:
+            return
+        known = self._iceberg.TableMetadata.buildFrom(table.operations().current())
+        main = self._iceberg.SnapshotRef.branchBuilder(snapshot).build()
+        self.committed(path, base, known.setRef("main", main).build())
+
     def transaction(self, table: Any) -> Any:
         """See `LoadedTables`."""
-        return table.newTransaction()
+        return _transaction(self._iceberg, table)
 
     def snapshots(self, path: str) -> list[int]:
         """See `LoadedTables`. From the file: each of them would be a call of the JVM."""
@@ -181,6 +228,8 @@ class FolderTables(_Checking):
         """See `LoadedTables`."""
         self._loaded.pop(path, None)
         self._metadata.pop(path, None)
+        self._committed.pop(path, None)
+        self._operations.pop(path, None)
         self._checked.forget(place(path))
 
     def shows(self, path: str, snapshot: int, term: int) -> Place | None:
@@ -263,11 +312,14 @@ class CatalogTables(_Checking):
         return table
 
     def transaction(self, table: Any) -> Any:
-        """See `LoadedTables`. The library's own would load the table again by itself."""
-        operations = table.operations()
-        return self._iceberg.Transactions.replaceTableTransaction(
-            table.name(), operations, operations.current()
-        )
+        """See `LoadedTables`."""
+        return _transaction(self._iceberg, table)
+
+    def committed(self, path: str, base: Place, metadata: Any) -> None:
+        """See `LoadedTables`: the catalog says what it made of it."""
+
+    def shown(self, path: str, base: Place, snapshot: int) -> None:
+        """See `LoadedTables`: as above."""
 
     def snapshots(self, path: str) -> list[int]:
         """See `LoadedTables`."""
@@ -283,6 +335,14 @@ class CatalogTables(_Checking):
 
     def _made(self, path: str, there: LoadedTable) -> Any:
         return self._iceberg.BaseTable(self._operations(there), path)
+
+
+def _transaction(iceberg: Any, table: Any) -> Any:
+    """A transaction on a table as it is loaded. The library's own would load it again."""
+    operations = table.operations()
+    return iceberg.Transactions.replaceTableTransaction(
+        table.name(), operations, operations.current()
+    )
 
 
 def empty_snapshot(spark: SparkSession, there: LoadedTable) -> NewSnapshot:

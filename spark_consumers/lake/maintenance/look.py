@@ -5,8 +5,9 @@ snapshot, or the tag of a pin. So somebody has to go through all tables now and 
 writer those that are worth its own look; nothing depends on what it finds.
 """
 
+import threading
 from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
@@ -35,14 +36,23 @@ class Look:
         """The paths of tables that the writer should look at, of those whose turn it is. Raises `CorruptError`."""
         if not self._follow():
             return []
-        there = [table.path for table in head.versions]
-        self._turns = dict.fromkeys([*(t for t in self._turns if t in set(there)), *there])
+        there = {table.path: None for table in head.versions}
+        self._turns = dict.fromkeys([*(t for t in self._turns if t in there), *there])
         turn = list(islice(self._turns, _TABLES))
         for path in turn:
             del self._turns[path]
             self._turns[path] = None
         pins = list(self._pinned(head))
         return [path for path in turn if self._is_unclean(path, pins)]
+
+    def all_unclean(self, head: Manifest, stop: threading.Event) -> list[str]:
+        """Those of all tables, or of as many as there was time for before `stop`. Raises `CorruptError`."""
+        while not self._follow():
+            if stop.is_set():
+                return []
+        pins = list(self._pinned(head))
+        there = takewhile(lambda _: not stop.is_set(), (table.path for table in head.versions))
+        return [path for path in there if self._is_unclean(path, pins)]
 
     def _follow(self) -> bool:
         """Read the links that came; whether all are read."""

@@ -44,6 +44,8 @@ from walsender_bridge.runtime import fail_point, logs
 
 #: Seconds between two looks at an offer that the writer has not decided on.
 _POLL = 0.2
+#: Seconds between two looks at whether the next look is asked for.
+_ASKED = 0.5
 #: Rows of a run of the row index below which epochs merge it soon enough.
 _LEAST_RUN = 1_000_000
 #: Pauses after failures, in seconds.
@@ -91,6 +93,7 @@ class Maintainer:
         self._settling = Settling(limits.settled)
         self._looked_at = float("-inf")
         self._cleaning: requests.Request | None = None
+        self._asked = threading.Event()
         self._number = 0
         self.summary = Summary(began_at=time.time())
 
@@ -109,10 +112,15 @@ class Maintainer:
         try:
             while not stop.is_set():
                 try:
+                    if self._asked.is_set():
+                        self._asked.clear()
+                        self._settling.is_over = True
+                        self._looked_at = float("-inf")
                     worked = self.run_once(stop)
                     pause = _FIRST_PAUSE
                     if not worked:
-                        stop.wait(self._limits.interval)
+                        self._settling.is_over = False
+                        self._wait(stop)
                 except Exception as error:
                     log.warning(
                         "maintenance failed",
@@ -125,19 +133,34 @@ class Maintainer:
         finally:
             self.close()
 
+    def look_now(self) -> None:
+        """Have `run` look at the lake at once, at all tables as if they were settled. A signal handler may call it."""
+        self._asked.set()
+
+    def _wait(self, stop: threading.Event) -> None:
+        """Wait for the next look, which may be asked for."""
+        until = time.monotonic() + self._limits.interval
+        while not self._asked.is_set() and (left := until - time.monotonic()) > 0:
+            if stop.wait(min(left, _ASKED)):
+                return
+
     def begin(self) -> None:
         """Show that this maintainer lives: from then on epochs leave rewriting to it."""
         self._sign_on()
 
-    def run_once(self, stop: threading.Event) -> bool:
-        """Make one plan and carry it out; whether the writer has accepted something, so that there may be more to do."""
+    def run_once(self, stop: threading.Event, *, clean: bool = True) -> bool:
+        """Make one plan and carry it out; whether the writer has accepted something, so that there may be more to do.
+
+        `clean`: look at some tables for what may expire, too, if it is time.
+        """
         if not self._chain.exists() or (head := self._chain.head()) is None:
             return False
         self._sign_on()
         if self._stands_by():
             self._say(is_standing_by=True, error="")
             return False
-        self._clean(head)
+        if clean:
+            self._clean(head)
         due = self._due(head)
         chosen = choose(due, self._limits.plan_bytes, self._room()) if due else {}
         left = sum(g.bytes for name in due for g in due[name]) - sum(
@@ -199,6 +222,18 @@ class Maintainer:
             return
         if paths := self._look.unclean(head):
             log.info("to be cleaned", tables=paths)
+            self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
+
+    def clean_all(self, stop: threading.Event) -> None:
+        """Name all tables to the writer that have something to expire, once it has looked at those that were named before."""
+        head = self._chain.head() if self._chain.exists() else None
+        if head is None or self.summary.is_standing_by:
+            return
+        self._cleaning = self._cleaning or requests.first_of(self._chain, requests.CLEAN)
+        self.wait_for_cleaning(stop)
+        if stop.is_set():
+            return
+        if paths := self._look.all_unclean(head, stop):
             self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
 
     def to_clean(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ Most links have only what differs from a full one (`delta`), which retention kee
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -339,6 +339,23 @@ class Chain:
         """That link; None if it is not there. Raises `CorruptError`."""
         return self._read(link)
 
+    def newest_first(self, epoch: int | None = None) -> Iterator[Manifest]:
+        """The links of this epoch and of all before (default: of all epochs), newest first.
+
+        Only those that are asked for are read, and none is listed before the oldest: there may be very many. Raises
+        `CorruptError`.
+        """
+        found = self.head() if epoch is None else self._last_through(epoch, self.numbers())
+        while found is not None:
+            yield found
+            number, found = found.link, None
+            while number > 1 and found is None:
+                number -= 1
+                found = self._read(number)
+                if found is None:
+                    # It is lost, or it and all that were older are removed.
+                    number = 1 + max((each for each in self.numbers() if each < number), default=0)
+
     def newest(self, limit: int) -> list[Manifest]:
         """The newest `limit` links, newest first."""
         found = (self._read(number) for number in reversed(self.numbers()[-limit:]))
@@ -349,18 +366,7 @@ class Chain:
 
         Raises `TrimmedError` for one that is past its retention, `LakeError` for one that never was.
         """
-        numbers = self.numbers()
-        # Epochs never fall along the chain, so the last link at or below the epoch is found by halves.
-        low, high = 0, len(numbers)
-        best: Manifest | None = None
-        while low < high:
-            middle = (low + high) // 2
-            manifest = self._read(numbers[middle])
-            if manifest is None or manifest.epoch <= epoch:
-                best = manifest or best
-                low = middle + 1
-            else:
-                high = middle
+        best = self._last_through(epoch, self.numbers())
         if best is not None and best.epoch == epoch:
             return best
         oldest = next(self.links(), None)
@@ -376,6 +382,20 @@ class Chain:
             where=self.store.location,
             repair="list them with `tuskline epochs list`",
         )
+
+    def _last_through(self, epoch: int, numbers: Sequence[int]) -> Manifest | None:
+        """The last link of this epoch or an earlier one. Epochs never fall along the chain, so it is found by halves."""
+        low, high = 0, len(numbers)
+        best: Manifest | None = None
+        while low < high:
+            middle = (low + high) // 2
+            manifest = self._read(numbers[middle])
+            if manifest is None or manifest.epoch <= epoch:
+                best = manifest or best
+                low = middle + 1
+            else:
+                high = middle
+        return best
 
     def as_of(self, moment: float) -> Manifest:
         """The link that was the newest at `moment`, in seconds since the Unix epoch.
