@@ -3,11 +3,15 @@
 import threading
 from collections import Counter
 
+import pytest
+
 from spark_consumers import read
+from spark_consumers.lake.compaction import rewrite
 from spark_consumers.lake.compaction.offer import OFFERS
 from spark_consumers.lake.compaction.plan import Group
 from spark_consumers.lake.compaction.rewrite import liveness_of, states
 from spark_consumers.lake.format import checksums
+from spark_consumers.lake.index import build
 from spark_consumers.lake.maintenance import maintainer as maintainer_module
 from spark_consumers.lake.maintenance.maintainer import Limits, Maintainer
 from spark_consumers.lake.manifest import reader_leases
@@ -21,6 +25,7 @@ from tests.support.iceberg_check import assert_valid
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import maintaining
 from tests.support.waiting import wait_for
+from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
 
@@ -162,6 +167,48 @@ def test_a_table_that_has_settled_has_no_vectors_after_maintenance(pipeline, dat
     assert [file.removed for file in files(pipeline, DOCS) if file.removed] == []
     assert_equal(database.dsn, read(pipeline.spark, pipeline.lake))
     assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
+
+
+def test_offers_of_more_rows_than_are_sorted_at_once_follow_each_other(
+    pipeline, database, monkeypatch
+):
+    monkeypatch.setattr(build, "_SORTED_ROWS", 10)
+    for begin in (0, 6):
+        churn(database, pipeline, begin, 6)
+        with maintaining(pipeline, settled=0) as made:
+            settled(pipeline, made, 3)
+        assert made.summary.refusals == ()
+        assert [len(files(pipeline, name)) for name in ALL] == [1, 1, 1]
+    assert_equal(database.dsn, read(pipeline.spark, pipeline.lake))
+    assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
+
+
+def test_files_that_only_the_row_index_has_are_not_replaced(pipeline, database, monkeypatch):
+    churn(database, pipeline, 0, 6)
+    with monkeypatch.context() as patch, maintaining(pipeline, settled=0) as made:
+        # As if the run of an offer did not say which files it replaces.
+        patch.setattr(rewrite, "add_files", lambda *given: build.add_files(*given[:6]))
+        settled(pipeline, made, 3)
+    assert all(len(files(pipeline, name)) > 5 for name in ALL)
+    before, rows = pipeline.head(), rows_of(read(pipeline.spark, pipeline.lake))
+    maker = Maintainer(pipeline.lake, Limits(settled=0))
+    with pytest.raises(CorruptError, match="in the table's row index, but not in its snapshot"):
+        maker.run_once(threading.Event())
+    maker.close()
+    with monkeypatch.context() as patch:
+        # A maintainer that does not compare them.
+        patch.setattr(rewrite, "strays", lambda *_: [])
+        patch.setattr(rewrite, "_data_files", lambda *_: dict.fromkeys(all_files(pipeline), None))
+        outcomes = offered(pipeline, monkeypatch, lambda: None)
+    assert all("snapshot and its row index differ" in o["reason"] for o in outcomes.values())
+    assert not any(each["accepted"] for each in outcomes.values())
+    after = pipeline.head().tables
+    assert [after[n].snapshot_id for n in ALL] == [before.tables[n].snapshot_id for n in ALL]
+    assert rows_of(read(pipeline.spark, pipeline.lake)) == rows
+
+
+def all_files(pipeline):
+    return [file.name for name in ALL for file in files(pipeline, name)]
 
 
 def test_an_offer_that_is_not_right_any_more_is_refused_and_leaves_no_file(

@@ -310,15 +310,15 @@ def test_a_merged_run_takes_the_place_of_those_that_are_there_side_by_side() -> 
         )
 
     offer = Offer("t1-0a-1", "s.p.t", "p", 1, ("id",), run="m", weight=9, merges=("b", "c"))
-    assert decide(offer, table("a", "b", "c", "d"), 1, {}) == Accepted({})
+    assert decide(offer, table("a", "b", "c", "d"), 1, {}, set) == Accepted({})
     assert with_merged([("a", 5), ("b", 5), ("c", 5), ("d", 5)], offer) == (
         ("a", 5),
         ("m", 9),
         ("d", 5),
     )
     for runs in (("a", "b", "d"), ("b", "a", "c"), ("b",), ()):
-        assert isinstance(decide(offer, table(*runs), 1, {}), Refused)
-    assert isinstance(decide(offer, table("b", "c"), 2, {}), Refused)
+        assert isinstance(decide(offer, table(*runs), 1, {}, set), Refused)
+    assert isinstance(decide(offer, table("b", "c"), 2, {}, set), Refused)
 
 
 # -- what is shown and remembered -------------------------------------------------------------------

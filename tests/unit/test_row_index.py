@@ -387,3 +387,24 @@ def test_more_rows_than_are_sorted_at_once_are_found_as_others(
         assert len(there) <= 3
     assert places[0] == places[1]
     assert len(places[0]) == 3 * 200 - 40
+
+
+@pytest.mark.parametrize("most", [1000, 90], ids=["whole", "in parts"])
+def test_a_run_of_its_own_says_what_other_runs_lose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    key = pa.schema([("id", pa.int64())])
+    runs = indexed(tmp_path, key)
+    monkeypatch.setattr(build, "_SORTED_ROWS", most)
+    ids = pa.table({"id": list(range(5000, 5100))}, schema=key)
+    made = write_table(f"{tmp_path}/data/compacted.parquet", ids)
+    lost = ["data/1-0.parquet", "data/1-3.parquet"]
+    removed = write_vectors(str(tmp_path), "1-removed", {"data/1-1.parquet": BitMap64([3, 7])})
+    identity = Identity.of(("id",), key)
+    # As an offer's run is written: beside the table's, which go on meanwhile.
+    own = add_files(str(tmp_path), (), "index/own.run", identity, [made], removed, lost)
+    with open_runs(str(tmp_path), [run.name for run in (*runs, *own)]) as readers:
+        liveness = Liveness(str(tmp_path), [run.tables for run in readers])
+    assert {file.name for file in liveness.current()}.isdisjoint(lost)
+    assert len(liveness.current()) == 15 - 1 - 2 + 1
+    assert sorted(liveness.removed("data/1-1.parquet")) == [3, 7]

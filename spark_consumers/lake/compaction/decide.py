@@ -12,9 +12,12 @@ acceptance right:
 - Living rows kept their order, so a position p of an old file is `start + p - (how many were removed below p)` in the new one.
 
 New columns change nothing: rows of both old and new files have NULL there.
+
+All of this is said by the row index, and the table's snapshot is what readers see. So where the two differ in the old files, nothing
+is decided by the index alone: the offer is not made, and not accepted (`strays`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,11 +68,13 @@ def decide(
     table: TableVersion | None,
     term: int,
     current: Mapping[str, CurrentFile],
+    there: Callable[[], Collection[str]],
     *,
     copies_on_write: bool = False,
 ) -> Accepted | Refused:
-    """What a writer of this term does with an offer, for `table` as its newest link has it, with these data files.
+    """What a writer of this term does with an offer, for `table` as its newest link has it.
 
+    `current`: its data files by its row index; `there`: the names of those of its snapshot, for a table that is there.
     `copies_on_write`: whether no data file of the table may have removed rows.
     """
     if offer.term != term:
@@ -87,6 +92,8 @@ def decide(
         if _place(names, offer.merges) is None:
             return Refused("its row index was merged meanwhile")
         return Accepted({})
+    if strayed := strays((file.name for file in offer.old), current, there()):
+        return Refused(f"the table's snapshot and its row index differ in {strayed[0]}")
     try:
         removed = carried(offer, current)
     except ValueError as error:
@@ -97,6 +104,11 @@ def decide(
     if 2 * gone > rows or any(len(removed[n]) == offer.files[n].rows for n in removed):
         return Refused(f"{gone} of its {rows} rows were removed or moved meanwhile")
     return Accepted(removed)
+
+
+def strays(names: Iterable[str], current: Collection[str], there: Collection[str]) -> list[str]:
+    """Those of these data files that only the table's row index has, or only its snapshot."""
+    return [name for name in names if (name in current) != (name in there)]
 
 
 def with_merged(runs: Sequence[tuple[str, int]], offer: Offer) -> tuple[tuple[str, int], ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_consumers.lake.catalog.table_catalog import TableCatalog, TableId
-from spark_consumers.lake.compaction.decide import CurrentFile, mapped
+from spark_consumers.lake.compaction.decide import CurrentFile, mapped, strays
 from spark_consumers.lake.compaction.offer import (
     PREFIX,
     NewFile,
@@ -27,7 +27,7 @@ from spark_consumers.lake.epoch.target import Target, names_in
 from spark_consumers.lake.format.data_files import write_partial
 from spark_consumers.lake.format.iceberg_layout import layouts_in
 from spark_consumers.lake.format.iceberg_schema import arrow_schema
-from spark_consumers.lake.format.snapshot_files import row_ids
+from spark_consumers.lake.format.snapshot_files import data_files
 from spark_consumers.lake.format.table_format import FileInfo, RowIds, name_of
 from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table
 from spark_consumers.lake.index.liveness import Liveness
@@ -36,7 +36,7 @@ from spark_consumers.lake.index.run_format import open_runs
 from spark_consumers.lake.layout.evolution import arrangement
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.store.place import Place, place
-from walsender_bridge.errors import LakeError
+from walsender_bridge.errors import CorruptError, LakeError
 from walsender_bridge.runtime import fail_point
 
 
@@ -91,16 +91,23 @@ def prepare(
             repair="no action is needed: the next plan is made for the new layout",
         )
     target = _target(folder, loaded.metadata, name, table, offer)
-    ids = _row_ids(loaded.metadata, table)
+    ids = _data_files(loaded.metadata, table)
     liveness = liveness_of(folder, table)
     known = {file.name: file for file in liveness.current()}
+    if strayed := strays((file.name for file in planned), known, ids):
+        raise CorruptError(
+            "a data file is in the table's row index, but not in its snapshot",
+            where=f"{folder}/{strayed[0]}",
+            repair=f"copy the table again: tuskline table resync {name}",
+        )
+    has_ids = any(known is not None for known in ids.values())
     old: list[OldFile] = []
     made: list[FileInfo] = []
     with tempfile.TemporaryDirectory(prefix="tuskline-maintain-") as scratch:
         for number, group in enumerate(groups):
             removed = {file.name: liveness.removed(file.name) for file in group.files}
             path = write_partial(f"{scratch}/{number}.arrow", bitmaps_table(removed))
-            kept = tuple(ids.get(file.name) for file in group.files) if ids else ()
+            kept = tuple(ids[file.name] for file in group.files) if has_ids else ()
             rewrite = Rewrite(tuple(known[file.name] for file in group.files), path, kept)
             (written,) = run_complete(CompleteTask(target, number, rewrite=rewrite)).rows
             made.append(written)
@@ -175,11 +182,11 @@ def compactable(metadata: Mapping[str, Any], files: Sequence[FileState]) -> list
     return [] if there.sort else [f for f in files if there.is_current(f.partition)]
 
 
-def _row_ids(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str, RowIds]:
-    """The row ids of the table's data files; none in a version of the format that has none. Raises `LakeError`."""
+def _data_files(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str, RowIds | None]:
+    """The names of the data files of the table's snapshot, with their row ids, if the format has some. Raises `LakeError`."""
     for snapshot in metadata.get("snapshots", ()):
         if snapshot["snapshot-id"] == table.snapshot_id:
-            return row_ids(place(snapshot["manifest-list"]))
+            return data_files(place(snapshot["manifest-list"]))
     raise LakeError("the table's snapshot no longer exists", where=table.path)
 
 

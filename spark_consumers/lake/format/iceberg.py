@@ -74,7 +74,12 @@ from spark_consumers.lake.format.iceberg_schema import (
 )
 from spark_consumers.lake.format.iceberg_tables import empty_snapshot, loaded_tables, of_table
 from spark_consumers.lake.format.position_deletes import is_of_positions
-from spark_consumers.lake.format.snapshot_files import equality_deletes, files_of, row_ids
+from spark_consumers.lake.format.snapshot_files import (
+    data_files,
+    equality_deletes,
+    files_of,
+    row_ids,
+)
 from spark_consumers.lake.format.table_format import (
     ROW_ID,
     FileInfo,
@@ -666,6 +671,14 @@ class IcebergFormat:
         files = files_of(place(str(table.snapshot(snapshot).manifestListLocation())))
         partitions = Partitions(self._iceberg, table).names(snapshot)
         return [placed(file, partitions.get(file.path, NO_PARTITION)) for file in files]
+
+    @of_table
+    def data_files(self, path: str, snapshot: int) -> frozenset[str]:
+        """The names of the data files of a snapshot."""
+        table = self._tables.at(path, snapshot)
+        self._tables.check(path, table, snapshot)
+        found = data_files(place(str(table.snapshot(snapshot).manifestListLocation())))
+        return frozenset(found)
 
     @of_table
     def row_ids(self, path: str, snapshot: int) -> dict[str, RowIds]:

@@ -64,7 +64,12 @@ def equality_deletes(manifest_list: Place) -> list[str]:
 
 
 def row_ids(manifest_list: Place) -> dict[str, RowIds]:
-    """The row ids of the snapshot's data files that have some, by the files' names (Iceberg specification, First Row ID Inheritance)."""
+    """The row ids of the snapshot's data files that have some, by the files' names."""
+    return {name: ids for name, ids in data_files(manifest_list).items() if ids is not None}
+
+
+def data_files(manifest_list: Place) -> dict[str, RowIds | None]:
+    """The names of the snapshot's data files, with their row ids, if they have some (Iceberg specification, First Row ID Inheritance)."""
     found = {}
     for manifest in avro.rows(manifest_list):
         next_id = manifest.get("first_row_id")
@@ -78,9 +83,8 @@ def row_ids(manifest_list: Place) -> dict[str, RowIds]:
             sequence = entry.get("sequence_number")
             if sequence is None:
                 sequence = manifest["sequence_number"]
-            if first is not None:
-                name = name_of(str(place(file["file_path"])))
-                found[name] = RowIds(first, sequence)
+            name = name_of(str(place(file["file_path"])))
+            found[name] = None if first is None else RowIds(first, sequence)
     return found
 
 

@@ -203,6 +203,9 @@ class TableFormat(Protocol):
     def scan(self, path: str, snapshot: int) -> list[ScanFile]:
         """The data files of a snapshot."""
 
+    def data_files(self, path: str, snapshot: int) -> Collection[str]:
+        """The names of the data files of a snapshot."""
+
     def row_ids(self, path: str, snapshot: int) -> Mapping[str, RowIds]:
         """The row ids of the data files of a snapshot, by their names; none where the format has none."""
 

@@ -74,9 +74,12 @@ def append_parts(
         weight = sum(run.weight for run in own) + len(tables.vectors) + len(tables.gone)
         old = len(runs) - merged([run.weight for run in runs], weight)
         with open_runs(folder, [run.name for run in (*runs, *own)]) as readers:
-            older = {f.name for reader in readers[:old] for f in reader.tables.files}
             source = _Source(readers[old:], np.zeros(0, RECORD), tables)
-            return (*runs[:old], _write_merged(folder, name, source, older, readers[:old]))
+            # What is said of files of other runs stays said, also of runs that are not among these.
+            said = {*tables.gone, *(vector.file for vector in tables.vectors)}
+            older = {f.name for reader in readers[:old] for f in reader.tables.files} | said
+            here = {f.name for reader in readers[old:] for f in reader.tables.files}
+            return (*runs[:old], _write_merged(folder, name, source, older - here, readers[:old]))
     finally:
         for run in own:
             checksums.remove(place(folder) / run.name)

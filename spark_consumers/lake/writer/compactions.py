@@ -183,7 +183,12 @@ class Compactions:
         no_vectors = copies_on_write(self._deletes, offer.table) or (
             table is not None and table.copy_on_write
         )
-        verdict = decide(offer, table, head.term, current(known), copies_on_write=no_vectors)
+
+        def there() -> Collection[str]:
+            assert table is not None
+            return self._format.data_files(folder, table.snapshot_id)
+
+        verdict = decide(offer, table, head.term, current(known), there, copies_on_write=no_vectors)
         if isinstance(verdict, Refused):
             return Decided(request, offer, reason=verdict.reason)
         assert table is not None
