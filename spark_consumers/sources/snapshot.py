@@ -10,10 +10,9 @@ and stream agree.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -35,6 +34,7 @@ from spark_consumers.decode.types import (
 )
 from spark_consumers.decode.unrepresentable import UnrepresentableValueError
 from spark_consumers.snapshot import same_relation
+from spark_consumers.snapshot.driver_copy import DriverCopy
 from spark_consumers.snapshot.exported import (
     BlockRange,
     PublishedTable,
@@ -43,10 +43,10 @@ from spark_consumers.snapshot.exported import (
     failure,
     one_table,
     parts,
-    reader_conninfo,
     reading,
 )
 from spark_consumers.snapshot.key_ranges import KeyRange
+from spark_consumers.snapshot.plain_copy import PlainCopy
 from spark_consumers.snapshot.same_relation import RelationAnswer, RelationStep
 from spark_consumers.snapshot.watchdog import Watchdog, open_sockets
 from spark_consumers.sources.options import Options
@@ -54,17 +54,11 @@ from walsender_bridge.errors import SnapshotError, UnsupportedValueError
 from walsender_bridge.postgres.client.replication_connection import describe
 from walsender_bridge.runtime.sql import load
 
-if TYPE_CHECKING:
-    from adbc_driver_manager.dbapi import Connection
-
 NAME = "tuskline-snapshot"
 OPTIONS = ("dsn", "snapshot", "table", "publication", "partitions", "partitionBytes", "columns")
 #: Bytes of a table for one task.
 PARTITION_BYTES = 64 * 2**20
-#: Bytes of a record batch.
-_BATCH_BYTES = 8 * 2**20
-
-#: Types whose binary form ADBC turns into the Arrow type that `types` gives them, exactly.
+#: Types whose binary form becomes the Arrow type that `types` gives them, exactly: ours (`decode.copy_rows`), and in ADBC.
 _BINARY = frozenset(
     {
         types.BOOL,
@@ -91,6 +85,7 @@ _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 
 
 Part = BlockRange | KeyRange
+Session = PlainCopy | DriverCopy
 
 
 @dataclass
@@ -187,31 +182,30 @@ class _SnapshotReader(DataSourceReader):
 
     def _read(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
         from adbc_driver_manager import Error
-        from adbc_driver_postgresql import dbapi
 
         where, before = describe(self._dsn), open_sockets()
         watchdog: Watchdog | None = None
         try:
             with (
-                closing(dbapi.connect(reader_conninfo(self._dsn), autocommit=False)) as connection,
+                _session(self._dsn) as session,
                 Watchdog(self._dsn, before) as watchdog,
             ):
                 for step in same_relation.ORDER:
                     match step:
                         case RelationStep.LOCK:
-                            self._lock(connection, piece.part)
+                            self._lock(session, piece.part)
                         case RelationStep.ASK:
-                            self._check(connection, piece.part)
+                            self._check(session, piece.part)
                         case RelationStep.READ:
-                            for batch in self._batches(connection, piece):
+                            for batch in self._batches(session, piece):
                                 watchdog.moved()
                                 yield batch
-        except Error as error:
+        except (Error, psycopg.Error) as error:
             cause = watchdog.error() if watchdog else None
             text = _without_query(str(error), self._queries(piece))
             raise cause or failure(error.sqlstate, text, where, self._snapshot) from None
         except (pa.ArrowException, OSError) as error:
-            # An error in the middle of a COPY comes this way: the server's, or the connection's.
+            # The connection's error, or in the middle of the driver's COPY the server's.
             cause = watchdog.error() if watchdog else None
             raise cause or failure(None, str(error), where) from None
 
@@ -224,39 +218,26 @@ class _SnapshotReader(DataSourceReader):
         begin = sql.SQL(load("snapshot/begin")).format(snapshot=sql.Literal(self._snapshot))
         return begin.as_string() + part.settings + same_relation.lock(part.relation)
 
-    def _lock(self, connection: "Connection", part: Part) -> None:
-        with connection.cursor() as cursor:
-            # One script: each begins by ending the transaction.
-            cursor.executescript(self._locking(part))
-            if not self._slot:
-                return
-            # The name of a snapshot comes again after a restart of the server, and on another one behind the same address.
-            cursor.execute(exported_by(self._slot))
-            if not cursor.fetchall():
-                raise SnapshotError(
-                    f"snapshot {self._snapshot!r} is no longer exported by the session with which the copy began",
-                    where=describe(self._dsn),
-                    repair="no action is needed: the copy begins again",
-                )
+    def _lock(self, session: Session, part: Part) -> None:
+        session.run(self._locking(part))
+        # The name of a snapshot comes again after a restart of the server, and on another one behind the same address.
+        if self._slot and not session.rows(exported_by(self._slot)):
+            raise SnapshotError(
+                f"snapshot {self._snapshot!r} is no longer exported by the session with which the copy began",
+                where=describe(self._dsn),
+                repair="no action is needed: the copy begins again",
+            )
 
-    def _check(self, connection: "Connection", part: Part) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(same_relation.question(part.relation, part.oid))
-            (found,) = cursor.fetchall()
+    def _check(self, session: Session, part: Part) -> None:
+        (found,) = session.rows(same_relation.question(part.relation, part.oid))
         same_relation.check(part.relation, RelationAnswer(*found), describe(self._dsn))
 
-    def _batches(self, connection: "Connection", piece: _Piece) -> Iterator[pa.RecordBatch]:
-        from adbc_driver_postgresql import StatementOptions
-
+    def _batches(self, session: Session, piece: _Piece) -> Iterator[pa.RecordBatch]:
         row = 0
-        with connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(
-                **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
-            )
-            cursor.execute(piece.query)
-            for batch in cursor.fetch_record_batch():
-                yield self._converted(batch, piece.part, row)
-                row += batch.num_rows
+        oids = [read.column.type_oid for read in self._columns]
+        for batch in session.batches(piece.query, [o if o in self._binary else None for o in oids]):
+            yield self._converted(batch, piece.part, row)
+            row += batch.num_rows
 
     @property
     def _binary(self) -> frozenset[int]:
@@ -293,6 +274,10 @@ class _SnapshotReader(DataSourceReader):
         return pa.RecordBatch.from_arrays(
             arrays, schema=arrow_schema(c.column for c in self._columns)
         )
+
+
+def _session(dsn: str) -> Session:
+    return PlainCopy.connect(dsn) or DriverCopy(dsn)
 
 
 def _without_query(text: str, queries: Sequence[str]) -> str:
@@ -356,7 +341,7 @@ def _query(
 def converted(
     array: pa.Array, type_oid: int, typmod: int, binary: frozenset[int] = _BINARY
 ) -> pa.Array:
-    """A column as ADBC gives it, as the stream has it; `binary` types are no text.
+    """A column as a session gives it, as the stream has it; `binary` types are no text.
 
     Raises `UnrepresentableValueError`, and `SnapshotError` for a column that ADBC did not recognize.
     """
