@@ -16,7 +16,7 @@ from spark_consumers.lake.epoch.quarantined_rows import rows_of, skip
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     Staged,
-    _Pending,
+    PendingTable,
     composed,
     run_compose,
     write_fold,
@@ -114,7 +114,7 @@ class Lake:
         self.epoch += 1
         target = self.target()
         scratch = f"{self.folder}/scratch-{self.epoch}"
-        folds = [_Pending(target, batches=list(batches)).fold() for batches in ranges if batches]
+        folds = [PendingTable(target, batches=list(batches)).fold() for batches in ranges if batches]
         if not folds:
             return
         whole = folds[0]
