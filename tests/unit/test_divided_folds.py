@@ -13,9 +13,9 @@ from spark_consumers.fold.keyed import compose, fold
 from spark_consumers.fold.multiset import compose_multisets, fold_multiset
 from spark_consumers.lake.epoch.stage import (
     Staged,
+    composing_of,
     divided,
     is_divisible,
-    composing_of,
     joined,
     run_compose,
 )

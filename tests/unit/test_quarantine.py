@@ -114,7 +114,9 @@ class Lake:
         self.epoch += 1
         target = self.target()
         scratch = f"{self.folder}/scratch-{self.epoch}"
-        folds = [PendingTable(target, batches=list(batches)).fold() for batches in ranges if batches]
+        folds = [
+            PendingTable(target, batches=list(batches)).fold() for batches in ranges if batches
+        ]
         if not folds:
             return
         whole = folds[0]
