@@ -15,8 +15,8 @@ from spark_consumers.lake.epoch import quarantine
 from spark_consumers.lake.epoch.quarantined_rows import rows_of, skip
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
-    Staged,
     PendingTable,
+    Staged,
     composed,
     run_compose,
     write_fold,

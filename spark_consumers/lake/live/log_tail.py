@@ -126,9 +126,11 @@ def open_tail(
         remove_tree(_dropped.popleft()[0])
     lease = lease_on(log, consumer)
     with LogClient(log) as client:
+        _check_log(client.status(), log_id, log)
         key = lease.hold(client, head.epoch)
         try:
-            status = _checked(head, client.status(), log_id, log)
+            # What the lease keeps is what the log has now.
+            status = _checked(head, client.status(), log)
             plan = _plan(head, status)
             targets = _targets(root, plan, status)
             packed = {name: PackedTable.of(target, ((), 0)) for name, target in targets.items()}
@@ -152,14 +154,17 @@ def _drop(folder: Place) -> None:
     _dropped.append((folder, time.monotonic()))
 
 
-def _checked(head: Manifest, status: LogStatus, log_id: str, log: str) -> LogStatus:
-    """The log's status, of the lake's streams. Raises `LakeError` unless the log has the lake's history, and `TrimmedError`."""
+def _check_log(status: LogStatus, log_id: str, log: str) -> None:
     if status.log_id != log_id:
         raise LakeError(
             f"the lake is of log {log_id}, and log {status.log_id} answers",
             where=log,
             repair="specify the log that the lake is written from ([log] in its configuration)",
         )
+
+
+def _checked(head: Manifest, status: LogStatus, log: str) -> LogStatus:
+    """The log's status, of the lake's streams. Raises `LakeError` unless the log has the lake's history, and `TrimmedError`."""
     if status.version < head.epoch:
         raise LakeError(
             f"the log can be read up to version {status.version}, which is before epoch {head.epoch}",
