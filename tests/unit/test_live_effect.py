@@ -3,6 +3,8 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import reduce
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -65,11 +67,11 @@ def test_24_the_effect_on_a_table_with_a_key_is_that_of_its_changes(tmp_path, se
     for _ in range(20):
         before = {key: f"v{key}" for key in range(30)}
         after = dict(before)
-        whole = None
+        folds = []
         for _ in range(RANGES):
             events, unsent = unsent_history(drawn, after, 30)
-            one = fold([batch(events, "K", unsent)], [0])
-            whole = one if whole is None else compose(whole, one)
+            folds.append(fold([batch(events, "K", unsent)], [0]))
+        whole = reduce(compose, folds)
         patched += has_patches(whole)
         assert applied(before, effect(its, whole)) == after
     assert patched > 5
@@ -78,7 +80,8 @@ def test_24_the_effect_on_a_table_with_a_key_is_that_of_its_changes(tmp_path, se
 def test_30_the_effect_on_a_table_without_a_key_is_that_of_its_changes(tmp_path, seed):
     drawn, its = random.Random(seed), target(tmp_path, key=())
     before = Counter({(n % 5, "same"): 3 for n in range(5)})
-    after, events = before.copy(), []
+    after = before.copy()
+    events: list[Any] = []
     for _ in range(200):
         row = drawn.choice([*after.elements()])
         if drawn.random() < 0.5:
