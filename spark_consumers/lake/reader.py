@@ -13,12 +13,14 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.catalog.table_catalog import TableCatalog
+from spark_consumers.lake.live.log_tail import LogTail, open_tail
 from spark_consumers.lake.manifest.chain import (
     LIVE,
     Chain,
@@ -30,11 +32,12 @@ from spark_consumers.lake.manifest.chain import (
 from spark_consumers.lake.manifest.newest import is_lost, lost
 from spark_consumers.lake.manifest.pinned_links import at_epoch, at_pin, is_kept
 from spark_consumers.lake.manifest.reader_leases import lease_on
+from spark_consumers.lake.manifest.table_version import HELD
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import Place, options_of
 from spark_consumers.lake.tables.states import is_behind
 from spark_consumers.spark import buckets, requirements
-from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
+from walsender_bridge.errors import LakeError, TrimmedError, UsageError
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 if TYPE_CHECKING:
@@ -57,6 +60,8 @@ def read(
     as_of: float | None = None,
     live: bool = False,
     *,
+    log: str | None = None,
+    consumer: str = "live",
     pin: str | None = None,
     allow_stale: bool = False,
     store: StoreOptions = FROM_ENVIRONMENT,
@@ -66,25 +71,33 @@ def read(
     `as_of` is in seconds since the Unix epoch: the epoch that was the newest then. `pin` is the name of a pin
     (`tuskline epochs pin`), which alone keeps the epoch for this reader. A suspended table has the rows of an
     earlier epoch, and may lack parts of transactions that others show: it is not in the snapshot, unless `allow_stale`.
-    Tables that were paused on request, or have left their publication, are in it. `store`: how a bucket is reached. Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`, or a session that
-    cannot read a lake: `spark.requirements`).
+    Tables that were paused on request, or have left their publication, are in it. `store`: how a bucket is reached.
+
+    With `live` the snapshot is of the newest version of the change log at the address `log`: the newest epoch with what the log has
+    behind it (docs/live-reads.md). `consumer`: what the name of the reader's lease on the log begins with, which a reader's
+    certificate has to allow.
+
+    Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (a
+    session that cannot read a lake: `spark.requirements`); with `live`, the log's errors, too.
     """
-    if live:
-        raise NotSupportedError(
-            "live reads are not supported by this version",
-            repair="read the newest epoch: omit live",
-        )
     if sum(each is not None for each in (epoch, as_of, pin)) > 1:
         raise UsageError(
             "epoch, as_of and pin are mutually exclusive", repair="specify only one of them"
         )
+    if live and (log is None or (epoch, as_of, pin) != (None, None, None)):
+        raise UsageError(
+            "a live read is of the newest version of a change log",
+            repair='read(..., live=True, log="grpc://HOST:PORT"), without epoch, as_of and pin',
+        )
     chain = open_chain(lake, store)
     root = chain.root
-    identity: str = chain.identity()["lake"]
+    identity = chain.identity()
     requirements.check(spark)
     reached = options_of(root)
     buckets.use(spark, root, reached.endpoint, reached.region)
+    lake_id: str = identity["lake"]
     seen = _seen[str(spark.conf.get("spark.app.id"))]
+    tail = None
     lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():
         if epoch is not None:
@@ -93,16 +106,55 @@ def read(
             manifest = at_pin(chain, pin)
         elif as_of is not None:
             manifest = chain.as_of(as_of)
+        elif live and log is not None:
+            reader = None if lease is None else lease.reader
+            manifest, tail = _live(spark, chain, log, consumer, reader, seen.get(lake_id, 0))
         else:
-            manifest = _newest(chain, seen.get(identity, 0))
+            manifest = _newest(chain, seen.get(lake_id, 0))
         snapshot = Snapshot(
-            spark, root, manifest, allow_stale=allow_stale, catalog=for_reading(chain)
+            spark, root, manifest, allow_stale=allow_stale, catalog=for_reading(chain), tail=tail
         )
         # What a pin keeps needs no lease, which would keep all later epochs, too.
         if lease is not None and pin is None and chain.has(manifest.link):
             lease.keep(snapshot, manifest.link)
-    seen[identity] = max(seen.get(identity, 0), manifest.epoch)
+    seen[lake_id] = max(seen.get(lake_id, 0), manifest.epoch)
     return snapshot
+
+
+def _live(
+    spark: "SparkSession", chain: Chain, log: str, consumer: str, reader: str | None, least: int
+) -> tuple[Manifest, LogTail]:
+    """The newest epoch with the log's tail: as a manifest of the tail's version, which is `least` at least.
+
+    Tables that cannot be shown there are of the epoch.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        head = _newest(chain, 0)
+        log_id = head.log_id or str(chain.identity()["log_id"])
+        try:
+            tail = open_tail(spark, chain.root, head, log_id, log, consumer, reader)
+        except TrimmedError:
+            # The log keeps what is behind the newest epoch, which may be another one by now.
+            if _newest(chain, 0).epoch == head.epoch or time.monotonic() > deadline:
+                raise
+            continue
+        if tail.version < least:
+            if time.monotonic() > deadline:
+                raise LakeError(
+                    f"this session has read version {least}, and the log can be read up to {tail.version}",
+                    where=log,
+                    repair="check that this is the log that the lake is written from, not an older copy of it",
+                )
+            time.sleep(_POLL_SECONDS)
+            continue
+        tables = {
+            name: replace(table, state=HELD, as_of=head.epoch, reason=tail.left_out[name])
+            if name in tail.left_out
+            else table
+            for name, table in tail.tables.items()
+        }
+        return replace(head, epoch=tail.version, streams=tail.streams, tables=tables), tail
 
 
 def _newest(chain: Chain, least: int) -> Manifest:
@@ -135,7 +187,8 @@ def _newest(chain: Chain, least: int) -> Manifest:
                 f"this session has read epoch {least}, but the newest here is "
                 f"{found.epoch if found is not None else 'gone'}",
                 where=where,
-                repair="check that this is the same lake, not an older copy of it",
+                repair="after a live read, read live again, or wait for its epoch: tuskline flush; otherwise check that this is the"
+                " same lake, not an older copy of it",
             )
         time.sleep(_POLL_SECONDS)
 
@@ -154,8 +207,10 @@ class Snapshot(Mapping[str, "DataFrame"]):
         *,
         allow_stale: bool = False,
         catalog: TableCatalog | None = None,
+        tail: LogTail | None = None,
     ) -> None:
         self._catalog = catalog
+        self._tail = tail
         self._spark = spark
         self._root = root
         self.manifest = manifest
@@ -214,7 +269,8 @@ class Snapshot(Mapping[str, "DataFrame"]):
                 where=full,
                 repair="read a later epoch; an epoch is kept only for readers that can write to the lake's folder",
             ) from None
-        return frame if table.key else frame.drop(ROW_ID)
+        frame = frame if table.key else frame.drop(ROW_ID)
+        return frame if self._tail is None else self._tail.merged(full, frame)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tables)

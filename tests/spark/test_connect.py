@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from spark_consumers import ExportedSnapshot
+from spark_consumers import ExportedSnapshot, read
 from spark_consumers.spark import jars
 from tests.support.capture_stack import STREAM
 from tests.support.connect_job import rows
@@ -28,6 +28,11 @@ def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline,
     snap = pipeline.flush()
     # The client damages a table at its end.
     expected = {name: rows(frame) for name, frame in snap.items()}
+    database.execute("DELETE FROM pairs WHERE a = 1", "DELETE FROM bag WHERE t IS NULL")
+    pipeline.barrier()
+    newest = read(pipeline.spark, pipeline.lake, live=True, log=pipeline.log.address)
+    now = {name: rows(frame) for name, frame in newest.items()}
+    assert (len(now[f"{STREAM}.public.pairs"]), len(now[f"{STREAM}.public.bag"])) == (1, 4)
     place = tmp_path / "connect"
     place.mkdir()
     with ExportedSnapshot(database.dsn) as exported, connect_server(place) as server:
@@ -48,14 +53,17 @@ def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline,
     assert found["session"] == "pyspark.sql.connect.session"
     assert found["epoch"] == found["again"] == snap.epoch
     assert found["tables"] == expected
+    assert found["live"] == now
     assert found["named"] == expected[f"{STREAM}.public.docs"]
     assert found["views"] == {
         f"now_public_{name}": len(expected[f"{STREAM}.public.{name}"])
         for name in ("bag", "docs", "pairs")
     }
     changes = [
+        ("public.bag", "D", None),
         ("public.docs", "D", None),
         ("public.docs", "U", "new"),
+        ("public.pairs", "D", None),
         ("public.pairs", "U", "{7}"),
     ]
     assert [
@@ -63,7 +71,7 @@ def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline,
         for relation, op, after in found["changes"]
         if relation != "tuskline.flush"
     ] == changes
-    assert found["snapshot"] == expected[f"{STREAM}.public.pairs"]
+    assert found["snapshot"] == now[f"{STREAM}.public.pairs"]
     assert found["streamed"] == [["D", "None", "None"], ["U", "3", "new"]]
     assert found["written"] == "a session of Spark Connect cannot write a lake"
     assert found["lost"].startswith("CorruptError: "), found["lost"]

@@ -32,7 +32,6 @@ from walsender_bridge.errors import (
     CorruptError,
     FencedError,
     LakeError,
-    NotSupportedError,
     TrimmedError,
     UsageError,
 )
@@ -298,8 +297,6 @@ def test_readers_get_one_epoch_and_errors_with_names(pipeline, database):
     assert snapshot.positions[STREAM].lsn < later.positions[STREAM].lsn
     with pytest.raises(LakeError, match=r"similar names: .*docs"):
         later["public.dosc"]
-    with pytest.raises(NotSupportedError, match="live"):
-        read(pipeline.spark, pipeline.lake, live=True)
     with pytest.raises(UsageError):
         read(pipeline.spark, pipeline.lake, epoch=1, as_of=1.0)
     now = read(pipeline.spark, pipeline.lake, as_of=time.time())

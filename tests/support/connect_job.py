@@ -27,6 +27,7 @@ def main(server: str, lake: str, log: str, dsn: str, snapshot: str, folder: str)
         "epoch": snap.epoch,
         "again": again.epoch,
         "tables": {name: rows(frame) for name, frame in snap.items()},
+        "live": {n: rows(f) for n, f in read(spark, lake, live=True, log=log).items()},
         "named": rows(spark.table("tuskline.shop.public.docs")),
         "views": {view: spark.sql(f"SELECT * FROM `{view}`").count() for view in views},
     }
@@ -74,7 +75,7 @@ def _lost(spark: Any, lake: str, snap: Any) -> None:
     path = Path(lake, snap.manifest.readable[snap.resolve("pairs")].path, "metadata")
     newest = max(path.glob("v*.metadata.json"), key=lambda file: int(file.name[1:].split(".")[0]))
     newest.write_bytes(newest.read_bytes().replace(b"snapshot", b"snapshOt", 1))
-    read(spark, lake)["pairs"].count()
+    read(spark, lake, epoch=snap.epoch)["pairs"].count()
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from spark_consumers.fold.keyed import compose, fold
 from spark_consumers.fold.multiset import compose_multisets, fold_multiset
 from spark_consumers.lake.epoch.stage import (
     Staged,
-    _divided,
-    _is_divisible,
     composing_of,
+    divided,
+    is_divisible,
     joined,
     run_compose,
 )
@@ -79,7 +79,7 @@ def composed_in_parts(its, folds, scratch):
     """The folds as partials in parts, and what the tasks for the parts have staged."""
     staged = []
     for number, folded in enumerate(folds):
-        path = write_partials(f"{scratch}/{number}.arrow", _divided(its, folded, PARTS))
+        path = write_partials(f"{scratch}/{number}.arrow", divided(its, folded, PARTS))
         staged.append(Staged(its.name, number, 5, partial=path, parts=PARTS))
     return [run_compose(task) for task in composing_of(its, staged, scratch)]
 
@@ -104,7 +104,7 @@ def test_parts_of_a_table_with_a_key_are_composed_as_the_whole(tmp_path, seed, t
     for then in folds[1:]:
         whole = compose(whole, then)
     its = target(tmp_path)
-    assert all(_is_divisible(its, folded) for folded in folds)
+    assert all(is_divisible(its, folded) for folded in folds)
     parts = composed_in_parts(its, folds, str(tmp_path / "scratch"))
     found = joined(parts)
     assert len(parts) == PARTS
@@ -145,7 +145,7 @@ def test_a_fold_with_values_of_other_rows_is_not_divided(tmp_path):
     """An unsent value may be in the row of another key, which is in another part."""
     events = [(U, (1, None), None), (U, (2, "v"), None)]
     folded = fold([batch(events, "K", unsent=[0])], [0])
-    assert not _is_divisible(target(tmp_path), folded)
+    assert not is_divisible(target(tmp_path), folded)
 
 
 def test_what_is_staged_of_one_part_is_what_is_staged():

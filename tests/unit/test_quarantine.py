@@ -15,8 +15,8 @@ from spark_consumers.lake.epoch import quarantine
 from spark_consumers.lake.epoch.quarantined_rows import rows_of, skip
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
+    PendingTable,
     Staged,
-    _Pending,
     composed,
     run_compose,
     write_fold,
@@ -114,7 +114,9 @@ class Lake:
         self.epoch += 1
         target = self.target()
         scratch = f"{self.folder}/scratch-{self.epoch}"
-        folds = [_Pending(target, batches=list(batches)).fold() for batches in ranges if batches]
+        folds = [
+            PendingTable(target, batches=list(batches)).fold() for batches in ranges if batches
+        ]
         if not folds:
             return
         whole = folds[0]

@@ -121,7 +121,7 @@ class Staged:
 
 
 @dataclass
-class _Pending:
+class PendingTable:
     """One table's changes so far: folded and unfolded."""
 
     target: Target
@@ -132,6 +132,7 @@ class _Pending:
     partitions: set[int] = field(default_factory=set)
 
     def add(self, batch: ChangeBatch) -> None:
+        """Take more changes, which come after those that are there."""
         self.changes += len(batch)
         self.rows += len(batch)
         self.batches.append(batch)
@@ -143,7 +144,7 @@ class _Pending:
         """All changes so far, folded. Raises `CorruptError` with the table's name."""
         if self.batches:
             new: Fold | MultisetFold
-            with _of(self.target):
+            with of_table(self.target):
                 if quarantine.has_unrepresentable(self.batches):
                     new = quarantine.fold_wide(self.batches, self.target.key_positions)
                 elif self.target.key:
@@ -157,7 +158,7 @@ class _Pending:
 
 
 @contextmanager
-def _of(target: Target) -> Iterator[None]:
+def of_table(target: Target) -> Iterator[None]:
     """Changes that do not fold are a fault of this table, which a copy repairs."""
     try:
         yield
@@ -177,18 +178,49 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
     return compose(first, then)
 
 
+@dataclass
+class RangeFolds:
+    """What a range has of its tables: their changes, those that do not fit, and faults; each by the table's name."""
+
+    tables: dict[str, PendingTable] = field(default_factory=dict)
+    mismatches: dict[str, list[SchemaMismatch]] = field(default_factory=dict)
+    faults: dict[str, TableFault] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Iterator[PendingTable]:
+        """The tables of which all changes fit."""
+        return (
+            table
+            for name, table in self.tables.items()
+            if name not in self.mismatches and name not in self.faults
+        )
+
+    @property
+    def found(self) -> list[SchemaMismatch | TableFault]:
+        """Why the others cannot continue."""
+        return [*(m for found in self.mismatches.values() for m in found), *self.faults.values()]
+
+
 def run_range(task: RangeTask, tables: TaskTables) -> list[Staged | SchemaMismatch | TableFault]:
     """Read, fold and write. For a table with a change of another shape its mismatches are returned instead.
 
     For a table whose changes cannot be applied that fault is returned. `tables`: the task's. Raises the log's errors.
     """
-    pending: dict[str, _Pending] = {}
-    mismatches: dict[str, list[SchemaMismatch]] = {}
-    faults: dict[str, TableFault] = {}
+    read = read_range(task, tables)
+    staged = []
+    for table in read.whole:
+        with caught(table.target, read.faults):
+            staged.append(_stage(task, table))
+    return [*staged, *read.found]
+
+
+def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
+    """Read the changes of these tables. Raises the log's errors."""
+    read = RangeFolds()
 
     def failed(relation: str, error: Exception) -> None:
         found = [fault_of(target.name, error) for target in tables.of(relation)]
-        faults.update({fault.table: fault for fault in found if fault is not None})
+        read.faults.update({fault.table: fault for fault in found if fault is not None})
         if None in found:
             raise error
 
@@ -210,20 +242,15 @@ def run_range(task: RangeTask, tables: TaskTables) -> list[Staged | SchemaMismat
         )
         for batch in batches:
             for target in tables.of(batch.relation.full_name):
-                if target.name not in faults:
-                    with _caught(target, faults):
-                        _take(task.number, target, batch, pending, mismatches)
+                if target.name not in read.faults:
+                    with caught(target, read.faults):
+                        _take(task.number, target, batch, read)
             fail_point.hit("staging")
-    staged = []
-    for name, table in pending.items():
-        if name not in mismatches and name not in faults:
-            with _caught(table.target, faults):
-                staged.append(_stage(task, table))
-    return [*staged, *(m for found in mismatches.values() for m in found), *faults.values()]
+    return read
 
 
 @contextmanager
-def _caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
+def caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
     """Record a fault of this table alone, and continue with the others."""
     try:
         yield
@@ -234,14 +261,9 @@ def _caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
         faults[fault.table] = fault
 
 
-def _take(
-    number: int,
-    target: Target,
-    batch: ChangeBatch,
-    pending: dict[str, _Pending],
-    mismatches: dict[str, list[SchemaMismatch]],
-) -> None:
+def _take(number: int, target: Target, batch: ChangeBatch, read: RangeFolds) -> None:
     """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
+    pending, mismatches = read.tables, read.mismatches
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
         return
     new, reason = missing(batch, target.start_lsn, target.chunks, target.key, target.columns.names)
@@ -256,7 +278,7 @@ def _take(
             # Back to the earlier state after another one: that is a change, too.
             reason = ""
         else:
-            pending.setdefault(target.name, _Pending(target)).add(padded(new, target.columns))
+            pending.setdefault(target.name, PendingTable(target)).add(padded(new, target.columns))
             return
     known = mismatches.setdefault(target.name, [])
     columns = columns_of(batch.relation)
@@ -268,26 +290,26 @@ def _take(
         )
 
 
-def _stage(task: RangeTask, table: _Pending) -> Staged:
+def _stage(task: RangeTask, table: PendingTable) -> Staged:
     name, folded = table.target.name, table.fold()
     if name in task.whole:
         staged = write_fold(table.target, folded, task.scratch, task.number, table.changes)
     else:
         path = f"{task.scratch}/{task.number}-{table.target.scratch_name}.arrow"
-        parts = task.parts if _is_divisible(table.target, folded) else 1
-        write_partials(path, _divided(table.target, folded, parts))
+        parts = task.parts if is_divisible(table.target, folded) else 1
+        write_partials(path, divided(table.target, folded, parts))
         staged = Staged(name, task.number, table.changes, partial=path, parts=parts)
     return replace(staged, partitions=frozenset(table.partitions))
 
 
-def _is_divisible(target: Target, folded: Fold | MultisetFold) -> bool:
+def is_divisible(target: Target, folded: Fold | MultisetFold) -> bool:
     """Whether keys are all that connects the fold's rows: a patch takes values from the row of another key."""
     if target.quarantines or target.quarantine_files or len(folded.columns) > len(target.columns):
         return False
     return isinstance(folded, MultisetFold) or folded.unset is None
 
 
-def _divided(target: Target, folded: Fold | MultisetFold, parts: int) -> list[pa.Table]:
+def divided(target: Target, folded: Fold | MultisetFold, parts: int) -> list[pa.Table]:
     """The fold in so many parts; equal keys (or rows, without a key) are in the part of the same number in every fold."""
     table = fold_to_table(folded)
     if parts == 1:
@@ -334,11 +356,21 @@ def joined(parts: Sequence[Staged]) -> Staged:
 def run_compose(task: ComposeTask) -> Staged:
     """Compose a table's partials and write its files."""
     whole: Fold | MultisetFold | None = None
-    with _of(task.target):
+    with of_table(task.target):
         for path in task.partials:
             part = fold_from_table(read_partial(path, task.part))
             whole = part if whole is None else composed(whole, part)
     return write_fold(task.target, whole, task.scratch, 0, task.changes)
+
+
+def with_held(target: Target, folded: Fold | MultisetFold | None) -> Fold | MultisetFold:
+    """The fold behind the table's quarantined rows, if it has any. None: there are no changes."""
+    before = quarantine.held(target)
+    if before is not None:
+        with of_table(target):
+            folded = before if folded is None else composed(before, folded)
+    assert folded is not None
+    return folded
 
 
 def write_fold(
@@ -349,16 +381,12 @@ def write_fold(
     changes: int,
 ) -> Staged:
     """Write a table's files, those of its quarantined rows too."""
-    before = quarantine.held(target)
-    if before is not None:
-        with _of(target):
-            folded = before if folded is None else composed(before, folded)
-    assert folded is not None
+    folded = with_held(target, folded)
     columns = len(target.columns)
     quarantined: list[pa.Array] | None = None
     if isinstance(folded, MultisetFold):
         if len(folded.columns) > columns:
-            with _of(target):
+            with of_table(target):
                 folded, quarantined = quarantine.multiset_parts(folded, columns)
         rows = folded.rows()
         hidden = [pa.nulls(len(rows[0]), f.type) for f in target.file_schema if f.name == ROW_ID]
@@ -390,7 +418,7 @@ def write_fold(
         )
     whole, added = folded.rows(), folded.added
     if len(folded.columns) > columns:
-        with _of(target):
+        with of_table(target):
             found = quarantine.parts(folded, columns)
         whole, added, quarantined = found.rows, found.added, found.quarantined
     patches = _write_patches(target, folded, scratch)

@@ -120,6 +120,11 @@ class ReaderLease:
         with self._lock:
             self._refresh()
 
+    @property
+    def reader(self) -> str:
+        """The name of its record."""
+        return self._name
+
     def is_lost(self) -> bool:
         """Whether its record is not where housekeeping looks: the lake was replaced."""
         return self._record.is_lost()
@@ -161,8 +166,8 @@ class ReaderLease:
         return self._clock() - self._beaten_at < LAPSE
 
     def _hold(self) -> HeldRecord:
-        name = f"{READERS}/{uuid.uuid4().hex}"
-        return self._store.hold(name, self._content(), locked=True)
+        self._name = uuid.uuid4().hex
+        return self._store.hold(f"{READERS}/{self._name}", self._content(), locked=True)
 
     def _content(self) -> bytes:
         """The link, what makes each beat's content another one, and who sees the lock."""
@@ -191,6 +196,10 @@ class Readers:
         """The oldest link that a living reader holds; None if none is held. Records of dead readers are removed."""
         contents = [record.content[:_DIGITS] for record in self._living.records()]
         return min((int(c) if c.isdigit() else 0 for c in contents), default=None)
+
+    def names(self) -> set[str]:
+        """The names of the living readers' records."""
+        return {record.name for record in self._living.records()}
 
     def _believed_after(self, record: FoundRecord) -> float:
         """Seconds of silence after which a free lock is believed. A record that names nobody is of an earlier version."""

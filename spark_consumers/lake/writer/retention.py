@@ -13,7 +13,7 @@ from itertools import islice
 
 from spark_consumers.lake.format import leaks
 from spark_consumers.lake.format.table_format import TableFormat
-from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest import reader_files, takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
 from spark_consumers.lake.manifest.reader_leases import Readers
 from spark_consumers.lake.store.living import Living
@@ -163,6 +163,7 @@ class Retention:
         files += self.site.sweep_of_links(head, cleaned)
         files += self._sweep(head, current) + self.chain.store.sweep_drafts()
         self._pins.expire(head, held)
+        reader_files.remove_dead(self.chain.root, self._readers.names)
         # Dead drivers' signs of life go.
         self._drivers.records()
         if removed or files:

@@ -1,0 +1,1 @@
+"""Live reads: the newest epoch, and what the log has behind it, merged when they are read."""

@@ -1,0 +1,233 @@
+"""The log's tail behind an epoch, up to the newest version: planned here, read and folded by the executors.
+
+Every table is read up to one version, at which no transaction is split, so a live read shows one state of all tables, as an epoch
+does; and all tables' changes are read by one job, whose cost does not depend on how many tables there are. Folds of a small tail come
+back to the driver, packed. Those of a large one are files in a folder of the reader (`reader_files`), divided by the tables' keys, and
+are composed part by part when they are read: so what a task holds is bounded, as when an epoch is written.
+
+A table whose changes have another shape than the table in the lake is left out, by name, until the epoch that has them.
+"""
+
+import json
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from spark_consumers.decode.types import arrow_schema
+from spark_consumers.lake.epoch.log_view import aliases, all_commits, apart, edges
+from spark_consumers.lake.epoch.packed import PackedTable
+from spark_consumers.lake.epoch.plan import EpochPlan, choose, tasks
+from spark_consumers.lake.epoch.stage import RangeTask
+from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.live.effect import effect_schema
+from spark_consumers.lake.live.log_lease import lease_on
+from spark_consumers.lake.live.merge import merged
+from spark_consumers.lake.live.source import frame_of
+from spark_consumers.lake.live.tail import (
+    ERROR,
+    FAULT,
+    FOUND,
+    PARTITIONS,
+    FoldTask,
+    Found,
+    effect_tasks,
+)
+from spark_consumers.lake.manifest import reader_files
+from spark_consumers.lake.manifest.chain import LIVE, Manifest, TableVersion
+from spark_consumers.lake.manifest.reader_leases import HOLD
+from spark_consumers.lake.manifest.table_version import RESUMING, STALE
+from spark_consumers.lake.store.place import Place, remove_tree
+from spark_consumers.lake.tables import noticed
+from spark_consumers.lake.tables.schema_change import first_layout
+from spark_consumers.lake.tables.states import stream_of
+from walsender_bridge.change_log.client import LogClient, LogStatus
+from walsender_bridge.errors import LakeError, TrimmedError, from_wire
+from walsender_bridge.postgres.protocol.pgoutput import Column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Bytes of a table's folds that are sent to all executors for a query.
+_SMALL: Final = 16 << 20
+
+#: Folders of live reads that are gone, and since when; a later one removes them.
+_dropped: deque[tuple[Place, float]] = deque()
+
+
+class LogTail:
+    """The tail of the log behind an epoch, up to its newest version. See `open_tail`.
+
+    `version` and `streams`: where it ends. `tables`: what can be shown there, but for those that are `left_out`, and why.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", plan: EpochPlan, targets: Mapping[str, Target]
+    ) -> None:
+        self._spark = spark
+        self._targets = targets
+        self._folds: dict[str, list[Found]] = defaultdict(list)
+        self.version = plan.version
+        self.streams = plan.streams
+        self.tables = plan.tables
+        self.left_out: dict[str, str] = {}
+
+    def read(self, work: Sequence[RangeTask]) -> None:
+        """Have the executors read these ranges. Raises the log's errors."""
+        came: dict[str, set[int]] = defaultdict(set)
+        rows = frame_of(self._spark, FOUND, [FoldTask(task) for task in work]).collect()
+        for one in (Found.of(row.asDict()) for row in rows):
+            if one.kind == ERROR:
+                raise from_wire(json.loads(one.content))
+            if one.kind == FAULT:
+                self.left_out.setdefault(one.table, one.content.decode())
+            elif one.kind == PARTITIONS:
+                came[one.table].update(json.loads(one.content))
+            else:
+                self._folds[one.table].append(one)
+        # What a poll of the source would say of them is not known here.
+        self.left_out |= noticed.after_partition_changes(self.tables, came, ())[1]
+
+    def merged(self, name: str, table: "DataFrame") -> "DataFrame":
+        """The table `name`, as its epoch has it, with the tail's changes."""
+        folds = self._folds.get(name)
+        if not folds:
+            return table
+        target = self._targets[name]
+        return merged(
+            table,
+            frame_of(self._spark, effect_schema(target), effect_tasks(target, folds)),
+            target.columns.names,
+            target.key,
+            small=sum(one.size for one in folds) <= _SMALL,
+            patches=any(one.patches for one in folds),
+            truncated=any(one.truncated for one in folds),
+        )
+
+
+def open_tail(
+    spark: "SparkSession",
+    root: Place,
+    head: Manifest,
+    log_id: str,
+    log: str,
+    consumer: str,
+    reader: str | None,
+) -> LogTail:
+    """The tail of the log at the address `log` behind the epoch `head`, of a lake in `root` that is of the log with this id.
+
+    `consumer`: what the name of the reader's lease on the log begins with. `reader`: the name of its record in the lake; None: it
+    cannot write there. Raises `LakeError` if another log answers, or one without the lake's history; `TrimmedError` if the log does
+    not have all that is behind the epoch; the log's errors.
+    """
+    while _dropped and time.monotonic() - _dropped[0][1] >= HOLD:
+        remove_tree(_dropped.popleft()[0])
+    lease = lease_on(log, consumer)
+    with LogClient(log) as client:
+        _check_log(client.status(), log_id, log)
+        key = lease.hold(client, head.epoch)
+        try:
+            # What the lease keeps is what the log has now.
+            status = _checked(head, client.status(), log)
+            plan = _plan(head, status)
+            targets = _targets(root, plan, status)
+            packed = {name: PackedTable.of(target, ((), 0)) for name, target in targets.items()}
+            addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
+            folder = None if reader is None else reader_files.new_folder(root, reader)
+            scratch = "" if folder is None else str(folder)
+            work = tasks(plan, packed, addresses, {}, edges(status, plan, {}), scratch, "")
+            found = LogTail(spark, plan, targets)
+            if folder is not None:
+                weakref.finalize(found, _drop, folder).atexit = False
+            if work:
+                found.read(work)
+        finally:
+            # What is read again is what the folds were packed into.
+            lease.release(key)
+    return found
+
+
+def _drop(folder: Place) -> None:
+    # Nothing but an append: it may run in the middle of anything.
+    _dropped.append((folder, time.monotonic()))
+
+
+def _check_log(status: LogStatus, log_id: str, log: str) -> None:
+    if status.log_id != log_id:
+        raise LakeError(
+            f"the lake is of log {log_id}, and log {status.log_id} answers",
+            where=log,
+            repair="specify the log that the lake is written from ([log] in its configuration)",
+        )
+
+
+def _checked(head: Manifest, status: LogStatus, log: str) -> LogStatus:
+    """The log's status, of the lake's streams. Raises `LakeError` unless the log has the lake's history, and `TrimmedError`."""
+    if status.version < head.epoch:
+        raise LakeError(
+            f"the log can be read up to version {status.version}, which is before epoch {head.epoch}",
+            where=log,
+            repair="check that its log servers are running; read the newest epoch meanwhile: omit live",
+        )
+    streams = {name: cut for name, cut in status.streams.items() if name in head.streams}
+    status = replace(status, streams=streams)
+    for stream, why in apart(head, status, streams, thorough=True).items():
+        raise LakeError(
+            why,
+            where=f"stream {stream}, {log}",
+            repair="read the newest epoch: omit live; see `tuskline status`",
+        )
+    following = {stream_of(name) for name, table in head.tables.items() if table.state == LIVE}
+    for stream in sorted(following & set(streams)):
+        if head.streams[stream].offset < streams[stream].low_offset:
+            raise TrimmedError(
+                f"epoch {head.epoch} ends at offset {head.streams[stream].offset}, and the log begins at"
+                f" {streams[stream].low_offset}",
+                where=f"stream {stream}, {log}",
+                repair="try again: a newer epoch may have been published; check that `tuskline lake run` is running",
+            )
+    return status
+
+
+def _plan(head: Manifest, status: LogStatus) -> EpochPlan:
+    """The newest version as if it were the next epoch, of the tables that follow. What is being copied is not shown before an epoch."""
+    tables = {
+        name: replace(table, state=STALE, reason="it follows again from the next epoch on")
+        if table.state == RESUMING
+        else table
+        for name, table in head.tables.items()
+    }
+    head = replace(head, tables=tables, copies={})
+    commits = all_commits(head, status, status.version)
+    return choose(head, status.version, status.streams, commits, is_complete=True)
+
+
+def _targets(root: Place, plan: EpochPlan, status: LogStatus) -> dict[str, Target]:
+    """The tables that follow, as the executors need them."""
+    following = [(name, table) for name, table in plan.tables.items() if table.state == LIVE]
+    known = aliases(status, following)
+    return {name: _target(root, name, t, known.get(name, ())) for name, t in following if t.layout}
+
+
+def _target(root: Place, name: str, table: TableVersion, names: tuple[str, ...]) -> Target:
+    columns = arrow_schema(Column(*column, is_key=False) for column in table.layout)
+    path = str(root / table.path)
+    return Target(
+        name=name,
+        relation=name.partition(".")[2],
+        prefix=f"{path}/data/",
+        columns=columns,
+        file_schema=columns,
+        key=table.key,
+        start_lsn=table.start_lsn,
+        relation_id=table.relation_id,
+        layouts=first_layout(table),
+        partitions=noticed.partitions(table),
+        aliases=names,
+        # Of a table without any, the configuration alone says what becomes of the first one.
+        quarantines=bool(table.quarantine_files),
+        quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
+        chunks=table.chunks,
+    )

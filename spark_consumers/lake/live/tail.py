@@ -1,0 +1,196 @@
+"""What the executors do for a live read: read a range of the log and fold it, and compose the folds of a table.
+
+As in the staging of an epoch (`epoch.stage`), of which this is the first half: no data file is written.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from spark_consumers.fold.keyed import Fold
+from spark_consumers.fold.multiset import MultisetFold
+from spark_consumers.fold.serial import fold_from_table
+from spark_consumers.lake.epoch.packed import TaskTables
+from spark_consumers.lake.epoch.stage import (
+    PendingTable,
+    RangeTask,
+    caught,
+    composed,
+    divided,
+    is_divisible,
+    of_table,
+    read_range,
+)
+from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.format.data_files import read_partial, write_partials
+from spark_consumers.lake.live.effect import effect, has_patches
+from spark_consumers.lake.tables.fault import TableFault
+from spark_consumers.lake.tables.schema_match import SchemaMismatch
+from walsender_bridge.errors import NotSupportedError, TusklineError
+
+#: What a row of `FOUND` is: a table's fold; why a table has none; the OIDs of partitions that are not known; an error.
+FOLD: Final = "fold"
+FAULT: Final = "fault"
+PARTITIONS: Final = "partitions"
+ERROR: Final = "error"
+#: See `Found`.
+FOUND: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("table", pa.string()),
+        ("number", pa.int64()),
+        ("parts", pa.int64()),
+        ("truncated", pa.bool_()),
+        ("patches", pa.bool_()),
+        ("size", pa.int64()),
+        ("path", pa.string()),
+        ("content", pa.binary()),
+    ]
+)
+#: Bytes of a range's folds that are sent to the driver, to be sent to executors with queries.
+_SENT_BYTES: Final = 8 << 20
+#: Rows that are given to Spark at once.
+_BATCH_ROWS: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a range has of one table.
+
+    `number`: the range's. A fold of `size` bytes is the `content`, or in a file, `path`, in so many `parts` by the table's keys.
+    `truncated` and `patches`: whether it has a TRUNCATE, and rows with values that were never sent.
+    """
+
+    kind: str
+    table: str
+    number: int
+    parts: int = 1
+    truncated: bool = False
+    patches: bool = False
+    size: int = 0
+    path: str = ""
+    content: bytes = b""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """It, from a row of Spark's."""
+        return cls(**{**row, "content": bytes(row["content"])})
+
+    def row(self) -> pa.RecordBatch:
+        """It, as a row."""
+        values = (getattr(self, name) for name in FOUND.names)
+        arrays = [pa.array([value], kind) for value, kind in zip(values, FOUND.types, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=FOUND)
+
+    def fold_table(self, part: int | None) -> pa.Table:
+        """The fold, or one part of it."""
+        if self.path:
+            return read_partial(self.path, part)
+        return pa.ipc.open_stream(self.content).read_all()
+
+
+@dataclass(frozen=True)
+class FoldTask:
+    """Read a range and fold it. `task.scratch`: a folder for folds that are large; empty: there is none."""
+
+    task: RangeTask
+
+    def run(self) -> Iterator[pa.RecordBatch]:
+        """Rows of `FOUND`."""
+        try:
+            found = [*self._found()]
+        except TusklineError as error:
+            content = json.dumps(error.to_wire()).encode()
+            found = [Found(ERROR, "", self.task.number, content=content)]
+        return (each.row() for each in found)
+
+    def _found(self) -> Iterator[Found]:
+        number = self.task.number
+        read = read_range(self.task, TaskTables(self.task.tables, self.task.stage))
+        sent = 0
+        for table in read.whole:
+            with caught(table.target, read.faults):
+                found = self._folded(table, sent)
+                sent += len(found.content)
+                yield found
+                if table.partitions:
+                    oids = json.dumps(sorted(table.partitions)).encode()
+                    yield Found(PARTITIONS, table.target.name, number, content=oids)
+        for why in read.found:
+            yield Found(FAULT, why.table, number, content=_reason(why).encode())
+
+    def _folded(self, table: PendingTable, sent: int) -> Found:
+        target, folded = table.target, table.fold()
+        parts = self.task.parts if is_divisible(target, folded) else 1
+        tables = divided(target, folded, parts)
+        path, content = "", b""
+        size = sum(part.nbytes for part in tables)
+        if parts == 1 and sent + size <= _SENT_BYTES:
+            content = _packed(tables[0])
+        elif self.task.scratch:
+            path = f"{self.task.scratch}/{self.task.number}-{target.scratch_name}.arrow"
+            write_partials(path, tables)
+        else:
+            raise NotSupportedError(
+                "the log has too much behind the newest epoch for a live read that cannot write to the lake's folder",
+                where=target.name,
+                repair="read the newest epoch: omit live; or let the reader write to the lake's folder",
+            )
+        return Found(
+            FOLD,
+            target.name,
+            self.task.number,
+            parts,
+            folded.truncated,
+            has_patches(folded),
+            size,
+            path,
+            content,
+        )
+
+
+def _reason(why: SchemaMismatch | TableFault) -> str:
+    """Why a table's changes cannot be shown before the epoch that has them."""
+    if isinstance(why, TableFault):
+        return f"{why.error.what}; {why.error.repair}" if why.error.repair else why.error.what
+    return why.reason or "its columns have changed; the next epoch has them"
+
+
+def _packed(content: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, content.schema) as writer:
+        writer.write_table(content)
+    return bytes(sink.getvalue())
+
+
+@dataclass(frozen=True)
+class EffectTask:
+    """Compose a table's folds, in the order of their ranges; or one `part` of each, if all are in as many."""
+
+    target: Target
+    found: tuple[Found, ...]
+    part: int | None = None
+
+    def run(self) -> Iterable[pa.RecordBatch]:
+        """Rows of `effect.effect_schema`."""
+        whole: Fold | MultisetFold | None = None
+        with of_table(self.target):
+            for one in self.found:
+                folded = fold_from_table(one.fold_table(self.part))
+                whole = folded if whole is None else composed(whole, folded)
+        rows: list[pa.RecordBatch] = effect(self.target, whole, self.part or 0).to_batches(
+            _BATCH_ROWS
+        )
+        return rows
+
+
+def effect_tasks(target: Target, found: Iterable[Found]) -> list[EffectTask]:
+    """The tasks that compose these folds: one for each part, if all are divided."""
+    folds = tuple(sorted(found, key=lambda one: one.number))
+    parts = min(one.parts for one in folds)
+    if parts == 1:
+        return [EffectTask(target, folds)]
+    return [EffectTask(target, folds, part) for part in range(parts)]
