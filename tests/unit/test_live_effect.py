@@ -23,7 +23,8 @@ RANGES = 4
 
 def unsent_history(drawn, table, count):
     """As `history`, with updates that leave the value alone: the events, and which of them lack it."""
-    events, unsent = [], []
+    events: list[Any] = []
+    unsent: list[int] = []
     held = dict(table)
     for op, new, old in history(drawn, table, count):
         value = None if new is None else new[1]
