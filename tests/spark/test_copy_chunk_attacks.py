@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 from contextlib import ExitStack, suppress
+from pathlib import PurePath
 
 import psycopg
 import pytest
@@ -14,6 +15,7 @@ from psycopg.errors import UniqueViolation
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lake.copy import bootstrap
 from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.writer import table_work
 from tests.spark.test_copy_chunks import CHUNK, NAME, TABLES, changes, pipeline_of, step_of
@@ -27,7 +29,7 @@ from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import promote
 from walsender_bridge.capture.gate.core import Rule
-from walsender_bridge.errors import Cause, TusklineError
+from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 
 __all__ = ["servers"]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -61,11 +63,19 @@ def loaded(database):
 def processes_of(pid):
     """The process and all below it."""
     found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
-    parents = dict(map(int, line.split()) for line in found.stdout.splitlines())
+    lines = (line.split() for line in found.stdout.splitlines())
+    parents = {int(child): int(parent) for child, parent in lines}
     below = [pid]
     for each in below:
         below += [child for child, parent in parents.items() if parent == each]
     return below
+
+
+def head_of(stack):
+    """The newest link."""
+    found = open_chain(stack.lake).head()
+    assert found is not None
+    return found
 
 
 def chunks_of(lake):
@@ -104,10 +114,7 @@ def test_a_driver_that_slept_in_a_chunk_ends_and_the_next_one_s_copy_is_the_tabl
             running.start()
             try:
                 wait_for(
-                    lambda: (
-                        (chunks_of(stack.lake) or 0) > before
-                        or NAME in open_chain(stack.lake).head().tables
-                    ),
+                    lambda: (chunks_of(stack.lake) or 0) > before or NAME in head_of(stack).tables,
                     240,
                     "the newer driver's chunk",
                 )
@@ -115,9 +122,7 @@ def test_a_driver_that_slept_in_a_chunk_ends_and_the_next_one_s_copy_is_the_tabl
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGCONT)
                 assert stack.wait("lake", 180) == Cause.FENCED
-                wait_for(
-                    lambda: NAME in open_chain(stack.lake).head().tables, 300, "the whole table"
-                )
+                wait_for(lambda: NAME in head_of(stack).tables, 300, "the whole table")
             finally:
                 for pid in asleep:
                     with suppress(ProcessLookupError):
@@ -155,17 +160,57 @@ def test_a_disk_that_fills_in_a_chunk_costs_that_chunk_alone(
         step_of(monkeypatch, step)
         house = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
 
+        failed: list[Exception] = []
+
         def rounds():
             # A full disk fails rounds as well, each by name.
-            with suppress(OSError, TusklineError):
+            try:
                 house.run_once(force=True)
+            except (OSError, TusklineError) as error:
+                failed.append(error)
 
         wait_for(lambda: rounds() or full.is_set(), 240, "the disk is full")
-        wait_for(lambda: rounds() or begun.count(2) > 1, 120, "the chunk is tried again")
+        wait_for(lambda: rounds() or len(failed) > 3, 120, "rounds fail")
+        assert all("No space left" in str(error) for error in failed)
         ballast.unlink()
         wait_for(lambda: rounds() or NAME in pipeline.head().readable, 300, "the table")
         assert_equal(database.dsn, pipeline.flush(house))
         assert begun.count(0) == begun.count(1) == 1
+        assert_no_orphans(spark, pipeline.lake)
+
+
+def test_a_chunk_that_fails_again_and_again_leaves_no_files(tmp_path, database, spark, monkeypatch):
+    """Each attempt would leave as many bytes as a chunk has, until the disk is full."""
+    monkeypatch.setattr(bootstrap, "SNAPSHOT_SECONDS", 0.0)
+    really, failures = IcebergFormat.write, 3
+    # Data files when an attempt at the third chunk begins, and those of its chunks.
+    found: list[tuple[set[str], set[str]]] = []
+    with pipeline_of(spark, tmp_path, database) as pipeline:
+        house = pipeline.lakehouse(copy_chunk_bytes=CHUNK)
+
+        def step(before, _chunk, read_it):
+            if len(before.chunks) == 2:
+                folder = pipeline.lake / before.path
+                files = house._format.scan(str(folder), before.snapshot_id)
+                there = {file.name for file in (folder / "data").glob("copy-t*.parquet")}
+                found.append((there, {PurePath(file.path).name for file in files}))
+            return read_it()
+
+        def write(self, path, term, made):
+            if "events" in path and 1 <= len(found) <= failures:
+                raise UnavailableError("the store does not answer")
+            return really(self, path, term, made)
+
+        monkeypatch.setattr(IcebergFormat, "write", write)
+        step_of(monkeypatch, step)
+        wait_for(
+            lambda: house.run_once(force=True) and NAME in pipeline.head().readable,
+            300,
+            "the table",
+        )
+        assert len(found) == failures + 1
+        assert all(there == wanted for there, wanted in found)
+        assert_equal(database.dsn, pipeline.flush(house))
         assert_no_orphans(spark, pipeline.lake)
 
 

@@ -21,6 +21,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
@@ -70,6 +71,7 @@ from spark_consumers.snapshot.exported import (
     reading,
 )
 from spark_consumers.sources.snapshot import PARTITION_BYTES, SnapshotSource
+from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.job_group import described, description
 from walsender_bridge import errors
 from walsender_bridge.change_log.client import StreamCut
@@ -282,7 +284,7 @@ class TableCopier:
             )
         if partial is not None:
             # Its table is named by a link: only the lake's housekeeping removes it.
-            return self._with_next(table, partial, chunk, progress)
+            return self._continued(table, partial, chunk, progress)
         try:
             folder = str(self._root / begun.path)
             in_version_2 = begun.copy_on_write or deletes_by_position(self._deletes, table.name)
@@ -292,6 +294,30 @@ class TableCopier:
         except Exception:
             self.remove(begun.path)
             raise
+
+    def _continued(
+        self,
+        table: _Table,
+        partial: TableVersion,
+        chunk: NextChunk | None,
+        progress: CopyProgress,
+    ) -> TableVersion:
+        """As `_with_next`; what attempts at this chunk have written, of this driver and of one that died, does not add up."""
+        self._remove_attempts(table, partial)
+        try:
+            return self._with_next(table, partial, chunk, progress)
+        except Exception:
+            # A full disk may be the reason: this makes room. What cannot be removed now is with the next attempt.
+            with suppress(OSError, TusklineError, *SPARK_ERRORS):
+                self._remove_attempts(table, partial)
+            raise
+
+    def _remove_attempts(self, table: _Table, partial: TableVersion) -> None:
+        """Remove data files that no chunk has. A commit that has them all the same is replaced by the next one (`IcebergFormat.write`)."""
+        folder = str(self._root / partial.path)
+        there = self._format.scan(folder, partial.snapshot_id)
+        names = {PurePath(file.path).name for file in there}
+        _remove_others(place(folder) / "data", table.request.term, names)
 
     def _begun(self, table: _Table, layout: tuple[Column, ...]) -> TableVersion:
         """What a copy of the table from this snapshot has as long as nothing was read."""
