@@ -42,18 +42,42 @@ class CopyStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochStatus:
+    """How far the epoch of this number is, which is under way.
+
+    `stage`: what it does (as Spark's UI says it, where Spark does it), since `stage_at`; the epoch began at `began_at` (seconds since the
+    Unix epoch). `tasks_done` of `tasks` of Spark and `tables_done` of `tables` have ended in this stage; 0 of 0 where it has none.
+    """
+
+    epoch: int
+    stage: str
+    began_at: float
+    stage_at: float
+    tasks: int = 0
+    tasks_done: int = 0
+    tables: int = 0
+    tables_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LakeStatus:
-    """The status file. `at`: seconds since the Unix epoch; `term`, `epoch`: of the head; `copying`: by table."""
+    """The status file. `at`: seconds since the Unix epoch; `term`, `epoch`: of the head; `copying`: by table; `writing`: the next epoch."""
 
     at: float = 0.0
     term: int = 0
     epoch: int = 0
     copying: Mapping[str, CopyStatus] = field(default_factory=dict)
+    writing: EpochStatus | None = None
 
 
-def write_status(chain: "Chain", head: "Manifest", copying: Mapping[str, CopyStatus]) -> None:
-    """Replace the status, if the disk takes it. `copying`: how far each table's copy is, by name."""
-    status = LakeStatus(time.time(), head.term, head.epoch, copying)
+def write_status(
+    chain: "Chain",
+    head: "Manifest",
+    copying: Mapping[str, CopyStatus],
+    writing: EpochStatus | None = None,
+) -> None:
+    """Replace the status, if the disk takes it. `copying`: how far each table's copy is, by name; `writing`: the epoch under way."""
+    status = LakeStatus(time.time(), head.term, head.epoch, copying, writing)
     with contextlib.suppress(OSError, TusklineError):
         chain.store.replace(_FILE, json_model.encode(status), durable=False)
 
@@ -67,8 +91,18 @@ def read_status(chain: "Chain") -> LakeStatus:
 
 def copying_now(head: "Manifest", status: LakeStatus, now: float) -> Mapping[str, CopyStatus]:
     """The progress of copies, by table, if the head's writer reported it recently."""
-    fresh = now - status.at < STALE_AFTER and status.term == head.term
-    return status.copying if fresh else {}
+    return status.copying if _is_fresh(head, status, now) else {}
+
+
+def writing_now(head: "Manifest", status: LakeStatus, now: float) -> EpochStatus | None:
+    """The epoch under way, if the head's writer reported it recently."""
+    writing = status.writing
+    is_ahead = writing is not None and writing.epoch > head.epoch
+    return writing if is_ahead and _is_fresh(head, status, now) else None
+
+
+def _is_fresh(head: "Manifest", status: LakeStatus, now: float) -> bool:
+    return now - status.at < STALE_AFTER and status.term == head.term
 
 
 def table_rows(head: "Manifest", status: LakeStatus, now: float) -> list[dict[str, Any]]:

@@ -4,6 +4,9 @@ import threading
 
 import psycopg
 
+from spark_consumers.lake.manifest.chain import Manifest, open_chain
+from spark_consumers.lake.status import EpochStatus, write_status
+from tests.support.parts_config import configuration
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.observability import observation
@@ -28,3 +31,22 @@ def test_sources_are_asked_at_once_and_listed_in_their_order(tmp_path, monkeypat
         seen = observer.observe()
     assert [source.name for source in seen.sources] == ["c", "a", "b"]
     assert all(source.error is not None for source in seen.sources)
+
+
+def test_the_epoch_that_the_lakes_driver_writes_is_seen_until_it_is_published(tmp_path):
+    settings = load_config(configuration(tmp_path, lake=True))
+    assert settings.lake is not None
+    chain = open_chain(settings.lake.uri)
+    chain.initialise("log", "iceberg")
+    head = Manifest("lake", 1, 6, 0, 1, 0.0)
+    chain.publish(head, None)
+    writing = EpochStatus(7, "write tables", 1.0, 2.0, tables=9, tables_done=4)
+    write_status(chain, head, {}, writing)
+
+    def seen():
+        with observation.Observer(settings) as observer:
+            return observer.observe().writing
+
+    assert seen() == writing
+    chain.publish(head.next(0.0, epoch=7), head)
+    assert seen() is None

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_consumers.spark import defaults, executors, job_group, requirements
 from spark_consumers.spark.given import given, properties, with_jars
-from spark_consumers.spark.slots import expected, in_partitions
+from spark_consumers.spark.slots import expected, in_partitions, slots
 from walsender_bridge.cli import doctor
 from walsender_bridge.config.sections import LakeSection
 from walsender_bridge.doctor.finding import Severity
@@ -298,3 +299,24 @@ def test_the_doctor_names_the_one_setting_that_is_wrong(tmp_path, monkeypatch):
 )
 def test_many_tasks_are_as_many_of_sparks_as_run_at_once_or_more(count, at_once, each, partitions):
     assert in_partitions(count, at_once, each) == partitions
+
+
+def test_the_settings_of_a_context_are_asked_once():
+    """Spark copies all of them each time, and an epoch runs several jobs."""
+    asked = []
+
+    class Context:
+        defaultParallelism = 2  # noqa: N815  # Spark's name
+
+        def getConf(self):  # noqa: N802  # as above
+            asked.append(1)
+            return {
+                "spark.dynamicAllocation.enabled": "true",
+                "spark.dynamicAllocation.maxExecutors": "5",
+            }
+
+    context: Any = Context()
+    assert [slots(context) for _ in range(3)] == [5, 5, 5]
+    context.defaultParallelism = 9
+    assert slots(context) == 9
+    assert len(asked) == 1

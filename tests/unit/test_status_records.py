@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from spark_consumers.lake.status import CopyStatus, LakeStatus
+from spark_consumers.lake.status import CopyStatus, EpochStatus, LakeStatus
 from tests.support import statuses
 from walsender_bridge.capture.status import StatusFile
 from walsender_bridge.capture.status_record import CaptureStatus
@@ -59,7 +59,10 @@ RECORDS = [
     LakeJobStatus(error=ERROR),
     RepositoryStatus(error=ERROR),
     SupervisorStates(1, {"lake": ChildState(7, "running", 1, -9, 5.0, 2)}),
-    LakeStatus(5.0, 1, 2, {"shop.public.a": CopyStatus(1.0, 2, 3, 4, 5, 6.0, 7.0)}),
+    LakeStatus(
+        *(5.0, 1, 2, {"shop.public.a": CopyStatus(1.0, 2, 3, 4, 5, 6.0, 7.0)}),
+        EpochStatus(3, "write tables", 1.0, 2.0, tables=9, tables_done=4),
+    ),
 ]
 each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda each: type(each).__name__)
 

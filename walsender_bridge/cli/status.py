@@ -16,6 +16,7 @@ from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import iso_time
 
 if TYPE_CHECKING:
+    from spark_consumers.lake.status import EpochStatus
     from walsender_bridge.observability.observation import Observation, SourceView
 
 #: The columns that fit a terminal of 80 columns; `--json` has all, and problems are printed below.
@@ -64,6 +65,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
                 {
                     **record["lake"],
                     "not_copied": list(record["lake"]["not_copied"]),
+                    "writing": _written(seen.writing, seen.at) if seen.writing else None,
                     "maintenance": maintenance and _maintained(maintenance),
                 }
             )
@@ -71,6 +73,14 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             output.note(text)
     if record["problems"]:
         raise typer.Exit(int(Cause.UNAVAILABLE))
+
+
+def _written(epoch: "EpochStatus", now: float) -> str:
+    """What the epoch under way does, in a line."""
+    counts = ((epoch.tasks_done, epoch.tasks, "tasks"), (epoch.tables_done, epoch.tables, "tables"))
+    parts = [f"{done} of {count} {what}" for done, count, what in counts if count]
+    times = f"for {now - epoch.stage_at:.0f} s, {now - epoch.began_at:.0f} s in all"
+    return f"epoch {epoch.epoch}: {', '.join([epoch.stage, *parts, times])}"
 
 
 def _maintained(record: dict[str, Any]) -> str:
@@ -148,9 +158,16 @@ def summary(seen: "Observation") -> dict[str, Any]:
             "published_at": lake and iso_time(lake.published_at),
             "tables": len(lake.readable) if lake else 0,
             "not_copied": lake.not_copied if lake else {},
+            "writing": _writing(seen.writing) if seen.writing else None,
             "maintenance": maintenance_view.summary(seen.maintenance),
         },
     }
+
+
+def _writing(epoch: "EpochStatus") -> dict[str, Any]:
+    record = asdict(epoch)
+    times = {name: iso_time(record[name]) for name in ("began_at", "stage_at")}
+    return {**record, **times}
 
 
 def _source(source: "SourceView") -> dict[str, Any]:

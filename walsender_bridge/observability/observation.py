@@ -52,7 +52,7 @@ from walsender_bridge.runtime.supervisor import GOOD_LIFE, ChildState, read_stat
 
 if TYPE_CHECKING:
     from spark_consumers.lake.maintenance.state import Summary
-    from spark_consumers.lake.status import CopyStatus
+    from spark_consumers.lake.status import CopyStatus, EpochStatus
     from walsender_bridge.change_log.client import LogStatus
     from walsender_bridge.observability.replica_view import StreamReplicas
 
@@ -192,6 +192,8 @@ class Observation:
     lake: Any | None
     errors: dict[str, TusklineError] = field(default_factory=dict)
     copying: "Mapping[str, CopyStatus]" = field(default_factory=dict)
+    #: The epoch that the lake writes now; None if it has not taken a second yet, or none is written.
+    writing: "EpochStatus | None" = None
     #: None: no safekeepers are configured.
     quorum: QuorumView | None = None
     #: None: no copies of slots are configured.
@@ -342,17 +344,20 @@ class Observer(Closing):
         errors |= {f"log server {listen}": error for listen, error in lost.items()}
         manifest = None
         copying: Mapping[str, CopyStatus] = {}
+        writing: EpochStatus | None = None
         maintenance = None
         if settings.lake is not None and "lake" in settings.parts:
             from spark_consumers.lake import folder
-            from spark_consumers.lake.status import copying_now, read_status
+            from spark_consumers.lake.status import copying_now, read_status, writing_now
 
             try:
                 chain = lake_chain(settings.lake)
                 manifest = chain.head()
                 maintenance = maintenance_view.observe(chain)
                 if manifest is not None:
-                    copying = copying_now(manifest, read_status(chain), time.time())
+                    now, shown = time.time(), read_status(chain)
+                    copying = copying_now(manifest, shown, now)
+                    writing = writing_now(manifest, shown, now)
                 problem = lake_status.problem(settings.run_dir, settings.lake.uri)
                 if problem is not None:
                     errors["lake"] = problem
@@ -371,6 +376,7 @@ class Observer(Closing):
             lake=manifest,
             errors=errors,
             copying=copying,
+            writing=writing,
             quorum=_with_required(quorum_view.observe(settings), sources),
             slots=slots_view.observe(settings),
             certificate=certificate_view.observe(settings),

@@ -26,6 +26,7 @@ from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.log_view import aliases, edges, next_epoch
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.plan import COMPOSED_RANGES, EpochPlan, Pace, tasks
+from spark_consumers.lake.epoch.progress import EpochProgress
 from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
 from spark_consumers.lake.epoch.removal import (
     Removed,
@@ -140,6 +141,8 @@ class EpochWriter:
         self._deletes = deletes or {}
         self._rules = layouts
         self._attempt = 0
+        #: What the epoch under way does; other threads may ask.
+        self.progress = EpochProgress(spark.sparkContext)
         #: Whether data files are rewritten beside the epochs: these leave it to the maintainer, unless it lags far behind.
         self.is_maintained = False
         #: By the table's path and schema hash.
@@ -173,6 +176,7 @@ class EpochWriter:
         timings = Timings()
         plan, late = next_epoch(head, status, self._pace.limit, everything=everything)
         scratch = self._chain.staging / str(stage)
+        self.progress.begin(plan.version)
         try:
             plan = self._extended(plan, layouts)
             packed = self._pack(plan, layouts, status)
@@ -197,12 +201,14 @@ class EpochWriter:
                 changes=total_changes(staged.values()),
                 seconds=round(time.monotonic() - began, 3),
             )
+            self.progress.step("publish")
             fail_point.hit("before-manifest")
             self._unchanged(status)
             self._chain.publish(manifest, head)
             self._pace.published(plan)
             self._indexes.clear()
         finally:
+            self.progress.end()
             remove_tree(scratch)
         fail_point.hit("after-manifest")
         timings.publish = time.monotonic() - began - timings.stage - timings.write
@@ -411,7 +417,9 @@ class EpochWriter:
         partitions = in_partitions(len(work), slots(context), most)
         epoch = f"epoch {plan.version}"
         text = description(epoch, self._chain.root.name, tables, what)
-        with described(context, f"tuskline {epoch}", text):
+        group = f"tuskline {epoch}"
+        self.progress.step(what, group=group)
+        with described(context, group, text):
             done = (
                 context.parallelize(work, partitions)
                 .map(carried(table_fault.as_values(function)))
@@ -462,11 +470,13 @@ class EpochWriter:
             began = time.monotonic()
             made = self._write_table(plan, stage, part, drafts.get(name), targets[name])
             timings.tables[name] = round(time.monotonic() - began, 3)
+            self.progress.done()
             if not self._wrote_one.is_set():
                 self._wrote_one.set()
                 fail_point.hit("table-written")
             return made
 
+        self.progress.step("write tables", tables=len(staged))
         written = self._each_of(plan, list(staged.items()), write)
         tables = {**plan.tables, **dict(zip(staged, written, strict=True))}
         # From here on all changes come after each of their snapshots.

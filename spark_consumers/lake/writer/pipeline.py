@@ -19,6 +19,7 @@ from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.open_catalog import for_writing
 from spark_consumers.lake.catalog.other_engines import OtherEngines
 from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
+from spark_consumers.lake.concurrently import repeated
 from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
 from spark_consumers.lake.epoch import log_view, rolled_back
@@ -77,6 +78,8 @@ __all__ = ["Lakehouse", "Source"]
 _TICK = 0.1
 #: Seconds between two checks of a standby driver whether the active one still runs.
 _STANDBY = 0.5
+#: Seconds between two reports of what a long epoch does.
+_SHOWN = 1.0
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 #: Links in which a takeover looks for orphaned files.
@@ -374,8 +377,13 @@ class Lakehouse:
 
     def _try_to_write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest:
         known = writer.tables.layouts, writer.tables.polled
+
+        def show() -> None:
+            writer.tables.show_epoch(writer.head, writer.epochs.progress.now())
+
         try:
-            return writer.epochs.write(writer.head, status, *known, everything=everything)
+            with repeated(show, max(_SHOWN, self._chain.store.pause)):
+                return writer.epochs.write(writer.head, status, *known, everything=everything)
         except Exception:
             writer.has_failed = True
             raise

@@ -18,7 +18,7 @@ from spark_consumers.lake.epoch.log_view import version_before
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
 from spark_consumers.lake.policy import Policy
-from spark_consumers.lake.status import CopyStatus, write_status
+from spark_consumers.lake.status import CopyStatus, EpochStatus, write_status
 from spark_consumers.lake.tables import noticed, states
 from spark_consumers.lake.tables.fault import reason_of
 from spark_consumers.lake.tables.origin import Joins, joins
@@ -537,6 +537,10 @@ class TableWork:
         if changed or (now - self._status_at >= _STATUS and (copying or self._status_at < 0)):
             self._status_at = now
             write_status(self._chain, head, copying)
+
+    def show_epoch(self, head: Manifest, writing: EpochStatus | None) -> None:
+        """Write the status with the epoch after `head`, which is under way: another thread may call it meanwhile."""
+        write_status(self._chain, head, self._copies.status(), writing)
 
 
 def _undecided(name: str, reason: str) -> TusklineError:
