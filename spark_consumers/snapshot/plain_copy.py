@@ -21,10 +21,9 @@ import pyarrow as pa
 
 from spark_consumers.decode.copy_rows import (
     PADDING,
-    after_header,
     columns_of,
-    is_trailer,
     malformed,
+    row_after_header,
     rows_in,
 )
 from spark_consumers.decode.spans import Bytes, Int64s
@@ -138,12 +137,8 @@ class PlainCopy(Closing):
             if kind == b"Z":
                 return spans, at + size, True
             if kind == b"d":
-                message = body.tobytes()
-                begin = after_header(message)
-                if begin is not None and begin < len(message):
-                    spans.append((np.array([at + 5 + begin]), np.array([at + size])))
-                elif begin is None and not is_trailer(message):
-                    raise malformed("a message is not one row")
+                if (row := row_after_header(body)) is not None:
+                    spans.append((np.array([at + 5 + row]), np.array([at + size])))
             elif kind == b"E":
                 raise _refused(body.tobytes(), self._where)
             elif kind not in b"HcCNSA":

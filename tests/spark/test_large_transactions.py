@@ -70,8 +70,10 @@ def test_a_transaction_of_many_entries_is_read_and_composed_in_parts(
         "DELETE FROM big WHERE id % 5 = 0;"
         "INSERT INTO big SELECT g, 'again' FROM generate_series(10, 8000, 5) g;"
         "DELETE FROM heap WHERE ctid IN (SELECT ctid FROM heap WHERE body = 'same' LIMIT 4);"
-        # Values that are not sent.
+        # Values that are not sent, some of them moved to another key.
         "UPDATE docs SET n = n + 1;"
+        "UPDATE docs SET id = id + 2000 WHERE id % 4 = 0;"
+        "UPDATE docs SET id = id + 1000 WHERE id > 2000 AND id % 8 = 0;"
         "COMMIT"
     )
     snapshot = pipeline.flush()
@@ -79,12 +81,12 @@ def test_a_transaction_of_many_entries_is_read_and_composed_in_parts(
     (work,) = [tasks for tasks in planned if any(task.begun for task in tasks)]
     assert len(work) >= 3
     assert len({task.begun.xid for task in work if task.begun}) == 1
-    by_table = {tasks[0].target.name: [task.part for task in tasks] for tasks in composed}
-    assert (
-        by_table[f"{STREAM}.public.big"] == by_table[f"{STREAM}.public.heap"] == [*range(len(work))]
-    )
-    # Not all that these changes depend on is in one part.
-    assert by_table[f"{STREAM}.public.docs"] == [None]
+    by_table = {tasks[0].target.name: [t.share.part for t in tasks] for tasks in composed}
+    parts = [*range(len(work))]
+    assert by_table[f"{STREAM}.public.big"] == by_table[f"{STREAM}.public.heap"] == parts
+    # One more for the keys that unsent values have been moved between.
+    assert by_table[f"{STREAM}.public.docs"] == [*parts, len(work)]
+    assert by_table[f"{STREAM}.public.odd"] == parts
     # One transaction, one epoch; the others are those of the flush.
     links = {
         link.link: link for link in open_chain(pipeline.lake).links() if link.link > before.link
