@@ -82,6 +82,8 @@ def test_every_row_is_found_wherever_the_bytes_are_cut(seed):
         more, at = found_in(part, at, end)
         got += more
     assert got == list(expected(rows))
+    # At once, too, whatever is in the values.
+    assert found_in(buffer, 0, len(data)) == (got, len(data))
 
 
 def test_a_message_that_is_no_row_ends_the_rows_before_it():
@@ -137,6 +139,12 @@ def refuse_infinity(oid, layout, value):
     (array,) = columns_of(padded(data), found.starts, found.ends, [oid])
     with pytest.raises(Exception, match="infinity"):
         converted(array, oid, -1)
+
+
+def test_a_row_has_to_fill_its_message():
+    data = row_message([b"12"]) + b"!"
+    with pytest.raises(MalformedMessageError, match="does not end"):
+        columns_of(padded(data), np.array([5]), np.array([len(data)]), [types.INT2])
 
 
 def test_a_value_of_another_width_is_no_value():

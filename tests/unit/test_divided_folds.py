@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import Stage, read_data, read_partial
 from spark_consumers.lake.format.table_format import FileInfo
 from tests.support.lake.divided_folds import composed_in_parts
+from tests.support.lake.table_on_disk import TableOnDisk
 from walsender_bridge.errors import NotSupportedError
 
 I, U, D, T = b"IUDT"  # noqa: E741  # the letters that pgoutput uses
@@ -146,6 +148,21 @@ def test_unsent_values_are_composed_in_the_part_of_their_key(tmp_path):
     unset = pa.concat_tables([read_data(each.file.path) for each in found.patches])
     assert unset["s0"].to_pylist() == unset["c0"].to_pylist()
     assert sorted(unset["c0"].to_pylist()) == [key for key in ids if not key % 2]
+
+
+def test_unsent_values_of_several_parts_are_those_of_the_table(tmp_path):
+    its, ids, disk = target(tmp_path), range(100), TableOnDisk(tmp_path / "t")
+    rows = fold([batch([(I, (key, f"old{key}"), None) for key in ids], "K")], [0])
+    disk.apply(its, joined(composed_in_parts(its, [rows], f"{tmp_path}/scratch1", PARTS)), "")
+    its = replace(its, prefix=f"{tmp_path}/t/data/{Stage(2, 1, 1)}")
+    changes = [*kept(range(50)), *((U, (key, f"v{key}"), None) for key in range(50, 90))]
+    then = fold([batch(changes, "K", unsent=range(50))], [0])
+    scratch = f"{tmp_path}/scratch2"
+    disk.apply(its, joined(composed_in_parts(its, [then], scratch, PARTS)), scratch)
+    new = {key: f"v{key}" if 50 <= key < 90 else f"old{key}" for key in ids}
+    found = disk.rows(IN_FILES)
+    assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)) == new
+    assert len(found) == len(ids)
 
 
 def test_keys_that_unsent_values_moved_between_are_composed_by_one_task(tmp_path):
