@@ -101,7 +101,7 @@ class PlainCopy(Closing):
 
     def _receive(self, buffer: Bytes, end: int) -> int:
         """Fill the buffer from `end` on, until the server waits for a command or is quiet; the new end."""
-        memory = memoryview(buffer)[:-PADDING]
+        memory = buffer[:-PADDING].data
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while end < len(memory):
@@ -114,7 +114,7 @@ class PlainCopy(Closing):
             if not count:
                 raise OSError("server closed the connection unexpectedly")
             end += count
-            if memory[max(0, end - 6) : end - 1] == _READY:
+            if buffer[max(0, end - 6) : end - 1].tobytes() == _READY:
                 break
         return end
 
@@ -158,7 +158,7 @@ def _is_encrypted(connection: psycopg.Connection[tuple[Any, ...]]) -> bool:
 
 def _head(buffer: Bytes, at: int) -> tuple[bytes, int]:
     """Kind and size of the message at `at`."""
-    kind, size = struct.unpack_from(">ci", buffer, at)
+    kind, size = struct.unpack_from(">ci", buffer.data, at)
     if size < 4:
         raise malformed(f"a message of {size} bytes")
     return kind, size + 1
