@@ -26,6 +26,7 @@ PADDING: Final = 16
 #: Bytes of a CopyData message before what it holds: `d`, and its length, which counts itself.
 _HEAD: Final = 5
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
+_TRAILER: Final = b"\xff\xff"
 #: What follows the signature: flags, and the length of an extension.
 _FLAGS: Final = 8
 #: 2000-01-01, from which PostgreSQL counts, in days and microseconds since 1970.
@@ -44,7 +45,11 @@ _FIXED: Final = {
     types.TIMESTAMPTZ: ">i8",
     types.BOOL: "u1",
 }
-_EPOCHS: Final = {types.DATE: _DAYS, types.TIMESTAMP: _MICROSECONDS, types.TIMESTAMPTZ: _MICROSECONDS}
+_EPOCHS: Final = {
+    types.DATE: _DAYS,
+    types.TIMESTAMP: _MICROSECONDS,
+    types.TIMESTAMPTZ: _MICROSECONDS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,13 @@ class Messages:
 
 
 def rows_in(buffer: Bytes, begin: int, end: int, columns: int) -> Messages:
-    """The messages from `begin` on that have one row of so many columns each. `end`: of what was received."""
-    heads = np.flatnonzero(buffer[begin : max(begin, end - _HEAD - 1)] == ord("d")) + begin
+    """The messages from `begin` on that have one row of so many columns each. `end`: of what was received.
+
+    It stops before a message of 16 MiB or more, too, whose length does not begin with a zero: text has no zeros, but many a `d`.
+    """
+    last_head = max(begin, end - _HEAD - 1)
+    is_head = (buffer[begin:last_head] == ord("d")) & (buffer[begin + 1 : last_head + 1] == 0)
+    heads = np.flatnonzero(is_head) + begin
     heads = heads[numbers(buffer, ">u2")[heads + _HEAD] == columns]
     after = heads + 1 + numbers(buffer, ">i4")[heads + 1]
     breaks = np.flatnonzero(after[:-1] != heads[1:])
@@ -82,19 +92,20 @@ def rows_in(buffer: Bytes, begin: int, end: int, columns: int) -> Messages:
     return Messages(heads[chosen] + _HEAD, after[chosen], stop)
 
 
-def after_header(message: bytes) -> int | None:
-    """How long the header is that this CopyData message begins with; None without one. Raises `MalformedMessageError`."""
-    if not message.startswith(_SIGNATURE):
-        return None
-    begin = len(_SIGNATURE) + _FLAGS
-    if len(message) < begin or int.from_bytes(message[len(_SIGNATURE) : begin - 4], "big"):
-        raise malformed("its header has flags that are unknown")
-    return begin + int.from_bytes(message[begin - 4 : begin], "big")
+def row_after_header(body: Bytes) -> int | None:
+    """Where the row of a CopyData message begins: after the header, if it has that; None: there is no row.
 
-
-def is_trailer(message: bytes) -> bool:
-    """Whether this CopyData message says that no rows follow."""
-    return message == b"\xff\xff"
+    Raises `MalformedMessageError`.
+    """
+    begin, head = 0, body[: len(_SIGNATURE) + _FLAGS].tobytes()
+    if head.startswith(_SIGNATURE):
+        flags, extension = head[len(_SIGNATURE) : -4], head[-4:]
+        if len(head) < len(_SIGNATURE) + _FLAGS or any(flags):
+            raise malformed("its header has flags that are unknown")
+        begin = len(head) + int.from_bytes(extension, "big")
+    # Without rows, header and trailer come together.
+    left = body[begin : begin + len(_TRAILER) + 1].tobytes()
+    return None if left in {b"", _TRAILER} else begin
 
 
 def columns_of(

@@ -21,10 +21,9 @@ import pyarrow as pa
 
 from spark_consumers.decode.copy_rows import (
     PADDING,
-    after_header,
     columns_of,
-    is_trailer,
     malformed,
+    row_after_header,
     rows_in,
 )
 from spark_consumers.decode.spans import Bytes, Int64s
@@ -102,7 +101,7 @@ class PlainCopy(Closing):
 
     def _receive(self, buffer: Bytes, end: int) -> int:
         """Fill the buffer from `end` on, until the server waits for a command or is quiet; the new end."""
-        memory = memoryview(buffer)[:-PADDING]
+        memory = buffer[:-PADDING].data
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while end < len(memory):
@@ -115,7 +114,7 @@ class PlainCopy(Closing):
             if not count:
                 raise OSError("server closed the connection unexpectedly")
             end += count
-            if memory[max(0, end - 6) : end - 1] == _READY:
+            if buffer[max(0, end - 6) : end - 1].tobytes() == _READY:
                 break
         return end
 
@@ -138,12 +137,8 @@ class PlainCopy(Closing):
             if kind == b"Z":
                 return spans, at + size, True
             if kind == b"d":
-                message = body.tobytes()
-                begin = after_header(message)
-                if begin is not None and begin < len(message):
-                    spans.append((np.array([at + 5 + begin]), np.array([at + size])))
-                elif begin is None and not is_trailer(message):
-                    raise malformed("a message is not one row")
+                if (row := row_after_header(body)) is not None:
+                    spans.append((np.array([at + 5 + row]), np.array([at + size])))
             elif kind == b"E":
                 raise _refused(body.tobytes(), self._where)
             elif kind not in b"HcCNSA":
@@ -163,7 +158,7 @@ def _is_encrypted(connection: psycopg.Connection[tuple[Any, ...]]) -> bool:
 
 def _head(buffer: Bytes, at: int) -> tuple[bytes, int]:
     """Kind and size of the message at `at`."""
-    kind, size = struct.unpack_from(">ci", buffer, at)
+    kind, size = struct.unpack_from(">ci", buffer.data, at)
     if size < 4:
         raise malformed(f"a message of {size} bytes")
     return kind, size + 1

@@ -1,33 +1,43 @@
 """What the parts of a copy are read from, when their names change under them. Needs no Spark session."""
 
 import contextlib
+import os
 import re
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
+from spark_consumers.decode import types
 from spark_consumers.lake.copy import bootstrap
 from spark_consumers.lake.copy.chunk import next_chunk
 from spark_consumers.lake.tables.sources import Source
 from spark_consumers.snapshot import exported
+from spark_consumers.snapshot.driver_copy import DriverCopy
 from spark_consumers.snapshot.exported import (
     AwaitedTransaction,
     ExportedSnapshot,
+    PublishedTable,
     one_table,
     reading,
     relations_of,
 )
-from spark_consumers.sources.snapshot import SnapshotSource
+from spark_consumers.snapshot.plain_copy import PlainCopy
+from spark_consumers.sources.snapshot import _BINARY, SnapshotSource, converted
 from tests.support.servers import Database, MakeServer, each_major
+from tests.support.tls import Authority
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.stream_reader import StreamReader
+from walsender_bridge.demo.local_server import Installation, LocalServer, by_major
 from walsender_bridge.errors import DeadlineError, SnapshotError, TusklineError
 from walsender_bridge.postgres.client import replication_connection
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
@@ -364,3 +374,111 @@ def test_the_sample_of_a_large_table_may_take_its_time(
 def _slowly(name: str) -> str:
     """The query, on a server that takes longer for it than for others."""
     return load(name).replace("min({column})", "public.slow(min({column}))")
+
+
+#: Values that look like messages, and the ends of their types.
+VALUES = """
+    CREATE TABLE kinds AS SELECT g AS id, g::int2 AS small, -g::int8 AS large, g % 2 = 0 AS flag,
+        decode('640000002000080d', 'hex') AS raw, (ARRAY[0.5, 'NaN', '-infinity', '-0', NULL])[1 + g % 5]::float8 AS float,
+        g::float4 AS single, repeat('d', g % 7) AS text, 'x'::char(5) AS padded, g::varchar AS vary,
+        '2024-01-01'::date - g * 10 AS day, '1999-12-31 23:59:59.999999'::timestamp + g * interval '1 day' AS moment,
+        (CASE g % 3 WHEN 0 THEN NULL ELSE '2024-01-01 00:00+00' END)::timestamptz AS zoned,
+        g::numeric(20, 3) AS exact, ARRAY[g, NULL] AS list, gen_random_uuid() AS uuid
+    FROM generate_series(1, 30000) g
+"""
+
+
+def both(dsn: str, query: str, oids: list[int | None]) -> tuple[pa.Table, pa.Table]:
+    """The rows as each kind of session reads them."""
+    found = []
+    for connect in (PlainCopy.connect, DriverCopy):
+        session = connect(dsn)
+        assert session is not None
+        with session:
+            batches = list(session.batches(query, oids))
+            # The session knows that the COPY is over.
+            assert session.rows("SELECT 1") == [(1,)]
+        found.append(pa.Table.from_batches([rename(batch) for batch in batches]))
+    return found[0], found[1]
+
+
+def rename(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(batch.columns, [str(i) for i in range(batch.num_columns)])
+
+
+@each_major
+def test_both_kinds_of_session_read_the_same(database: Database) -> None:
+    database.execute(VALUES.replace("gen_random_uuid()", "md5(g::text)::uuid"))
+    with reading_table(database, "kinds") as table:
+        columns = [c.column for c in table.read_columns if c.column.type_oid in _BINARY]
+    oids: list[int | None] = [column.type_oid for column in columns]
+    names = ", ".join(column.name for column in columns)
+    assert len(columns) == 13
+    ours, theirs = both(database.dsn, f"SELECT {names} FROM public.kinds", oids)
+    for i, column in enumerate(columns):
+        of_kind = partial(converted, type_oid=column.type_oid, typmod=column.typmod)
+        pair = [of_kind(t.column(i).combine_chunks()) for t in (ours, theirs)]
+        assert pair[0].type == pair[1].type
+        assert [repr(v) for v in pair[0].to_pylist()] == [repr(v) for v in pair[1].to_pylist()]
+
+
+@contextlib.contextmanager
+def reading_table(database: Database, name: str) -> Iterator[PublishedTable]:
+    with ExportedSnapshot(database.dsn) as snapshot, reading(snapshot.dsn, snapshot.snapshot) as it:
+        yield one_table(it, f"public.{name}", None)
+
+
+def test_rows_larger_than_the_buffer_are_read(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE wide AS SELECT g AS id, repeat('d', g * 6000000) AS body FROM generate_series(0, 4) g"
+    )
+    ours, theirs = both(
+        database.dsn, "SELECT id, body FROM public.wide ORDER BY id", [types.INT4, None]
+    )
+    assert ours.to_pylist() == theirs.to_pylist()
+    assert [len(text) for text in ours["1"].to_pylist()] == [g * 6_000_000 for g in range(5)]
+
+
+def test_what_the_server_refuses_in_the_middle_is_named(database: Database) -> None:
+    session = PlainCopy.connect(database.dsn)
+    assert session is not None
+    with session, pytest.raises(TusklineError, match="division by zero"):
+        list(session.batches("SELECT 1 / (g - 50000) FROM generate_series(1, 60000) g", [23]))
+
+
+def test_a_connection_with_tls_is_read_by_libpq(make_server: MakeServer, tmp_path: Path) -> None:
+    major = next((m for m, found in by_major().items() if is_built_with_tls(found)), None)
+    if major is None:
+        pytest.skip("no PostgreSQL here is built with TLS")
+    server = make_server(major, ssl="on")
+    issued = Authority(tmp_path).issue("log-server", hosts=("127.0.0.1",))
+    owner = server.data_dir.stat()
+    for name, source in (("server.crt", issued.certificate), ("server.key", issued.key)):
+        target = server.data_dir / name
+        target.write_bytes(source.read_bytes())
+        target.chmod(0o600)
+        os.chown(target, owner.st_uid, owner.st_gid)
+    server.start()
+    execute_on(server, "CREATE TABLE t AS SELECT 1 AS id", "CREATE PUBLICATION p FOR TABLE t")
+    for mode, is_plain in (("disable", True), ("require", False)):
+        dsn = server.dsn(sslmode=mode)
+        session = PlainCopy.connect(dsn)
+        assert (session is not None) == is_plain
+        if session is not None:
+            session.close()
+        with ExportedSnapshot(dsn) as snapshot:
+            table = SnapshotSource({"dsn": dsn, "snapshot": snapshot.snapshot, "table": "public.t"})
+            reader = table.reader(table.schema())
+            (part,) = reader.partitions()
+            assert [batch.to_pylist() for batch in reader.read(part)] == [[{"id": 1}]]
+
+
+def is_built_with_tls(installation: Installation) -> bool:
+    command = [str(installation.tool("pg_config")), "--configure"]
+    return "ssl" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def execute_on(server: LocalServer, *statements: str) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())

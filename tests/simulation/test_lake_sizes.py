@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from spark_consumers.lake.epoch import log_view, plan
+from spark_consumers.lake.epoch.divided import Share
 from spark_consumers.lake.epoch.packed import PackedTable
 from spark_consumers.lake.epoch.plan import COMPOSED_RANGES, RANGE_BYTES, Pace
 from spark_consumers.lake.epoch.stage import Staged, composing_of
@@ -155,7 +156,8 @@ def test_what_one_table_gets_in_a_transaction_of_20_gb_is_composed_in_parts(plan
     head = after(head_of(log), planner(log, head_of(log))[0])
     _, work = planner(log, head)
     composing = tasks_of(work)
-    assert [task.part for task in composing] == [*range(len(composing))]
+    parts = len(composing)
+    assert [task.share for task in composing] == [Share(part, parts) for part in range(parts)]
     # Keys are divided evenly by their digests: so many ranges' worth of changes is what a task composes.
     assert len(work) / len(composing) <= COMPOSED_RANGES
     assert len(composing) < 2 * len(work) / COMPOSED_RANGES + 1
@@ -163,9 +165,11 @@ def test_what_one_table_gets_in_a_transaction_of_20_gb_is_composed_in_parts(plan
     assert len({task.target.prefix for task in composing}) == len(composing)
     assert len({task.scratch for task in composing}) == len(composing)
     assert sum(task.changes for task in composing) == len(work)
-    # One that could not be divided is composed as a whole.
-    undivided = [Staged("t", n, 1, partial=str(n), parts=1 if n == 7 else 9) for n in range(20)]
-    assert [task.part for task in composing_of(target("t"), undivided, "")] == [None]
+    # Keys that changes link are composed by one task more, which all others are told of.
+    linked = [Staged("t", n, 1, str(n), parts=9, linked="l" if n == 7 else None) for n in range(20)]
+    found = [task.share for task in composing_of(target("t"), linked, "")]
+    assert found == [Share(part, 9, ("l",)) for part in range(10)]
+    assert [share.is_of_linked for share in found if share] == [False] * 9 + [True]
 
 
 def test_small_commits_of_one_size_are_tasks_of_another(planner):

@@ -6,6 +6,7 @@ import pytest
 
 from spark_consumers import read
 from spark_consumers.lake.epoch import epoch_writer, plan, stage
+from spark_consumers.lake.epoch.quarantined_rows import rows_of
 from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
@@ -19,6 +20,8 @@ TABLES = (
     "ALTER TABLE docs ALTER body SET STORAGE EXTERNAL",
     "INSERT INTO docs SELECT g, 0, repeat('x', 4000) FROM generate_series(1, 50) g",
     "INSERT INTO big VALUES (7, 'old'), (-8, 'old')",
+    "CREATE TABLE odd (id int PRIMARY KEY, due date, body bytea)",
+    "INSERT INTO odd SELECT g, 'infinity' FROM generate_series(1, 20) g",
     # So many bytes that no compression makes fewer.
     """CREATE FUNCTION noise(int) RETURNS bytea LANGUAGE sql VOLATILE AS $$
     SELECT string_agg(decode(md5(random()::text || g), 'hex'), '') FROM generate_series(1, $1 / 16) g $$""",
@@ -29,9 +32,10 @@ MIB = 1 << 20
 @pytest.fixture
 def pipeline(spark, tmp_path, database):
     database.execute(*TABLES)
-    published = [f"public.{name}" for name in ("big", "heap", "docs")]
+    published = [f"public.{name}" for name in ("big", "heap", "docs", "odd")]
     with Pipeline(spark, tmp_path, database, published) as running:
-        running.wait_for_tables("big", "heap", "docs")
+        running.house = running.lakehouse(on_unrepresentable_value={"default": "quarantine"})
+        running.wait_for_tables("big", "heap", "docs", "odd")
         yield running
 
 
@@ -70,8 +74,14 @@ def test_a_transaction_of_many_entries_is_read_and_composed_in_parts(
         "DELETE FROM big WHERE id % 5 = 0;"
         "INSERT INTO big SELECT g, 'again' FROM generate_series(10, 8000, 5) g;"
         "DELETE FROM heap WHERE ctid IN (SELECT ctid FROM heap WHERE body = 'same' LIMIT 4);"
-        # Values that are not sent.
+        # Rows that the lake cannot hold, before this transaction and in it, until all of them but two are others.
+        "INSERT INTO odd SELECT g, CASE WHEN g % 3 = 0 THEN '-infinity' ELSE '2024-01-01'::date END, noise(960)"
+        " FROM generate_series(100, 3000) g;"
+        "UPDATE odd SET due = '2024-01-02' WHERE NOT isfinite(due) AND id NOT IN (7, 300);"
+        # Values that are not sent, some of them moved to another key.
         "UPDATE docs SET n = n + 1;"
+        "UPDATE docs SET id = id + 2000 WHERE id % 4 = 0;"
+        "UPDATE docs SET id = id + 1000 WHERE id > 2000 AND id % 8 = 0;"
         "COMMIT"
     )
     snapshot = pipeline.flush()
@@ -79,18 +89,22 @@ def test_a_transaction_of_many_entries_is_read_and_composed_in_parts(
     (work,) = [tasks for tasks in planned if any(task.begun for task in tasks)]
     assert len(work) >= 3
     assert len({task.begun.xid for task in work if task.begun}) == 1
-    by_table = {tasks[0].target.name: [task.part for task in tasks] for tasks in composed}
-    assert (
-        by_table[f"{STREAM}.public.big"] == by_table[f"{STREAM}.public.heap"] == [*range(len(work))]
-    )
-    # Not all that these changes depend on is in one part.
-    assert by_table[f"{STREAM}.public.docs"] == [None]
+    by_table = {tasks[0].target.name: [t.share.part for t in tasks] for tasks in composed}
+    parts = [*range(len(work))]
+    assert by_table[f"{STREAM}.public.big"] == by_table[f"{STREAM}.public.heap"] == parts
+    # One more for the keys that unsent values have been moved between.
+    assert by_table[f"{STREAM}.public.docs"] == [*parts, len(work)]
+    assert by_table[f"{STREAM}.public.odd"] == parts
     # One transaction, one epoch; the others are those of the flush.
     links = {
         link.link: link for link in open_chain(pipeline.lake).links() if link.link > before.link
     }
     assert sum(link.changes > 10_000 for link in links.values()) == 1
-    assert_equal(database.dsn, snapshot)
+    odd = snapshot.manifest.tables[f"{STREAM}.public.odd"]
+    aside = {(row.values["id"], row.values["due"]) for row in rows_of(pipeline.lake, "odd", odd)}
+    assert aside == {("7", "infinity"), ("300", "-infinity")}
+    database.execute("DELETE FROM odd WHERE id IN (7, 300)")
+    assert_equal(database.dsn, pipeline.flush())
     database.execute(
         "UPDATE big SET body = 'then' WHERE id % 2 = 0", "DELETE FROM heap WHERE id < 9"
     )

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,17 +12,14 @@ import pytest
 
 from spark_consumers.fold.keyed import compose, fold
 from spark_consumers.fold.multiset import compose_multisets, fold_multiset
-from spark_consumers.lake.epoch.stage import (
-    Staged,
-    composing_of,
-    divided,
-    is_divisible,
-    joined,
-    run_compose,
-)
+from spark_consumers.lake.epoch import stage
+from spark_consumers.lake.epoch.stage import Staged, joined
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.format.data_files import Stage, read_data, read_partial, write_partials
+from spark_consumers.lake.format.data_files import Stage, read_data, read_partial
 from spark_consumers.lake.format.table_format import FileInfo
+from tests.support.lake.divided_folds import composed_in_parts
+from tests.support.lake.table_on_disk import TableOnDisk
+from walsender_bridge.errors import NotSupportedError
 
 I, U, D, T = b"IUDT"  # noqa: E741  # the letters that pgoutput uses
 #: The table's smallint is an integer in its data files.
@@ -75,15 +73,6 @@ def history(drawn, table, count):
             yield U, (at, table[at]), None
 
 
-def composed_in_parts(its, folds, scratch):
-    """The folds as partials in parts, and what the tasks for the parts have staged."""
-    staged = []
-    for number, folded in enumerate(folds):
-        path = write_partials(f"{scratch}/{number}.arrow", divided(its, folded, PARTS))
-        staged.append(Staged(its.name, number, 5, partial=path, parts=PARTS))
-    return [run_compose(task) for task in composing_of(its, staged, scratch)]
-
-
 def rows_of(files):
     tables = [pq.read_table(file.path) for file in files]
     return Counter((row["id"], row["v"]) for table in tables for row in table.to_pylist())
@@ -104,8 +93,7 @@ def test_parts_of_a_table_with_a_key_are_composed_as_the_whole(tmp_path, seed, t
     for then in folds[1:]:
         whole = compose(whole, then)
     its = target(tmp_path)
-    assert all(is_divisible(its, folded) for folded in folds)
-    parts = composed_in_parts(its, folds, str(tmp_path / "scratch"))
+    parts = composed_in_parts(its, folds, str(tmp_path / "scratch"), PARTS)
     found = joined(parts)
     assert len(parts) == PARTS
     assert all(part.rows for part in parts)
@@ -131,7 +119,7 @@ def test_parts_of_a_table_without_a_key_are_composed_as_the_whole(tmp_path, seed
     for then in folds[1:]:
         whole = compose_multisets(whole, then)
     its = target(tmp_path, key=())
-    found = joined(composed_in_parts(its, folds, str(tmp_path / "scratch")))
+    found = joined(composed_in_parts(its, folds, str(tmp_path / "scratch"), PARTS))
     assert rows_of(found.rows) == Counter(zip(*(c.to_pylist() for c in whole.rows()), strict=True))
     gone, counts = whole.removals()
     removed = pa.concat_tables([read_data(file.path) for file in found.removals])
@@ -141,11 +129,67 @@ def test_parts_of_a_table_without_a_key_are_composed_as_the_whole(tmp_path, seed
     assert found.added == whole.added
 
 
-def test_a_fold_with_values_of_other_rows_is_not_divided(tmp_path):
-    """An unsent value may be in the row of another key, which is in another part."""
-    events = [(U, (1, None), None), (U, (2, "v"), None)]
-    folded = fold([batch(events, "K", unsent=[0])], [0])
-    assert not is_divisible(target(tmp_path), folded)
+def kept(ids):
+    """Updates of these keys that do not send `v`."""
+    return [(U, (key, None), None) for key in ids]
+
+
+def test_unsent_values_are_composed_in_the_part_of_their_key(tmp_path):
+    its, ids = target(tmp_path), range(100)
+    first = fold([batch([(U, (key, f"v{key}"), None) for key in ids if key % 2], "K")], [0])
+    then = fold([batch(kept(ids), "K", unsent=ids)], [0])
+    parts = composed_in_parts(its, [first, then], str(tmp_path / "scratch"), PARTS)
+    assert len(parts) == PARTS
+    assert all(part.patches for part in parts)
+    found = joined(parts)
+    # What the epoch has set is known; of the others only the table knows the value.
+    finished = rows_of(each.rows for each in found.patches)
+    assert finished == Counter((key, f"v{key}") for key in ids if key % 2)
+    unset = pa.concat_tables([read_data(each.file.path) for each in found.patches])
+    assert unset["s0"].to_pylist() == unset["c0"].to_pylist()
+    assert sorted(unset["c0"].to_pylist()) == [key for key in ids if not key % 2]
+
+
+def test_unsent_values_of_several_parts_are_those_of_the_table(tmp_path):
+    its, ids, disk = target(tmp_path), range(100), TableOnDisk(tmp_path / "t")
+    rows = fold([batch([(I, (key, f"old{key}"), None) for key in ids], "K")], [0])
+    disk.apply(its, joined(composed_in_parts(its, [rows], f"{tmp_path}/scratch1", PARTS)), "")
+    its = replace(its, prefix=f"{tmp_path}/t/data/{Stage(2, 1, 1)}")
+    changes = [*kept(range(50)), *((U, (key, f"v{key}"), None) for key in range(50, 90))]
+    then = fold([batch(changes, "K", unsent=range(50))], [0])
+    scratch = f"{tmp_path}/scratch2"
+    disk.apply(its, joined(composed_in_parts(its, [then], scratch, PARTS)), scratch)
+    new = {key: f"v{key}" if 50 <= key < 90 else f"old{key}" for key in ids}
+    found = disk.rows(IN_FILES)
+    assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)) == new
+    assert len(found) == len(ids)
+
+
+def test_keys_that_unsent_values_moved_between_are_composed_by_one_task(tmp_path):
+    its, ids = target(tmp_path), range(50)
+    first = fold([batch([(U, (key, f"v{key}"), None) for key in ids], "K")], [0])
+    moves = [(U, (key + 100, None), (key, None)) for key in range(5)]
+    moved = fold([batch(moves, "K", unsent=range(5))], [0])
+    again = fold(
+        [batch([(U, (200, None), (100, None)), *kept([101, 30])], "K", unsent=range(3))], [0]
+    )
+    *parts, linked = composed_in_parts(its, [first, moved, again], str(tmp_path / "scratch"), PARTS)
+    assert len(parts) == PARTS
+    expected = {200: "v0", **{key + 100: f"v{key}" for key in range(1, 5)}}
+    assert rows_of(linked.rows) == Counter(expected.items())
+    assert rows_of(joined(parts).rows) == Counter((key, f"v{key}") for key in range(5, 50))
+    found = joined([*parts, linked])
+    gone = [key for f in found.deletes for key in read_partial(f.path)["id"].to_pylist()]
+    assert sorted(gone) == [*ids]
+    assert found.added == 0
+
+
+def test_more_than_an_array_holds_is_an_error_that_names_the_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "_MOST_BYTES", 1000)
+    folds = [fold([batch([(I, (n, "x" * 600), None)], "K")], [0]) for n in range(2)]
+    with pytest.raises(NotSupportedError, match=r"a\.public\.t: .* 2 GiB") as caught:
+        composed_in_parts(target(tmp_path), folds, str(tmp_path / "scratch"), 1)
+    assert caught.value.repair == "tuskline table resync a.public.t"
 
 
 def test_what_is_staged_of_one_part_is_what_is_staged():

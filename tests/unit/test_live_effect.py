@@ -12,8 +12,8 @@ import pytest
 from spark_consumers.fold.keyed import compose, fold
 from spark_consumers.fold.multiset import fold_multiset
 from spark_consumers.fold.serial import fold_to_table
-from spark_consumers.lake.epoch.stage import divided
-from spark_consumers.lake.format.data_files import write_partials
+from spark_consumers.lake.epoch import divided
+from spark_consumers.lake.format.data_files import write_partial, write_partials
 from spark_consumers.lake.live.effect import ADDED, GONE, PATCHED, effect, has_patches
 from spark_consumers.lake.live.tail import FOLD, Found, _packed, effect_tasks
 from tests.unit.test_divided_folds import D, I, T, U, batch, history, target
@@ -101,27 +101,30 @@ def test_30_the_effect_on_a_table_without_a_key_is_that_of_its_changes(tmp_path,
     assert len({r["i"] for r in gone}) == len(gone)
 
 
-@pytest.mark.parametrize("divided_in", [(1, 1, 1, 1), (3, 3, 3, 3), (3, 1, 3, 1)])
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("truncated", [False, True])
-def test_folds_sent_and_in_files_are_composed_in_order(tmp_path, seed, divided_in, truncated):
+def test_24_folds_sent_and_in_files_are_composed_in_order(tmp_path, seed, parts, truncated):
     drawn, its = random.Random(seed), target(tmp_path)
     before = {key: f"v{key}" for key in range(100)}
     after, found = dict(before), []
-    for number, parts in enumerate(divided_in):
-        events = [*history(drawn, after, 300)]
+    for number in range(RANGES):
+        events, unsent = unsent_history(drawn, after, 100)
         if truncated and number == 2:
             after.clear()
             events = [*events, (T, None, None), *history(drawn, after, 50)]
-        folded = fold([batch(events, "K")], [0])
+        folded = fold([batch(events, "K", unsent)], [0])
         one = Found(FOLD, its.name, number, parts, folded.truncated, size=1)
-        if parts > 1:
-            path = write_partials(f"{tmp_path}/{number}.arrow", divided(its, folded, parts))
-            found.append(replace(one, path=path))
-        else:
+        if parts == 1:
             found.append(replace(one, content=_packed(fold_to_table(folded))))
+            continue
+        keys = divided.linked(its, folded)
+        path = write_partials(f"{tmp_path}/{number}", divided.in_parts(its, folded, parts))
+        linked = "" if keys is None else write_partial(f"{path}-linked", keys)
+        found.append(replace(one, path=path, linked=linked))
+    assert parts == 1 or any(one.linked for one in found), "unsent values move from key to key"
     drawn.shuffle(found)
     tasks = effect_tasks(its, found)
-    assert len(tasks) == (3 if min(divided_in) == 3 else 1)
+    assert len(tasks) == (1 if parts == 1 else parts + 1)
     table = {} if truncated else before
     for task in tasks:
         table = applied(table, pa.Table.from_batches(task.run()))

@@ -17,14 +17,14 @@ from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     PendingTable,
     Staged,
-    composed,
+    joined,
     run_compose,
-    write_fold,
 )
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.table_version import TableVersion
 from tests.support.change_entries import UNCHANGED, Table, cut, delete, insert, transactions, update
+from tests.support.lake.divided_folds import composed_in_parts
 from tests.support.lake.table_on_disk import TableOnDisk
 from tests.support.pgoutput_messages import truncate
 from walsender_bridge.errors import CorruptError
@@ -91,6 +91,8 @@ class Lake:
         self.disk = TableOnDisk(folder / "t")
         self.version = TableVersion("t", "", 1, "", self.key, (), 0, 0, 0, 1)
         self.epoch = 0
+        #: In how many parts an epoch is composed.
+        self.parts = 1
 
     def target(self) -> Target:
         return Target(
@@ -119,10 +121,8 @@ class Lake:
         ]
         if not folds:
             return
-        whole = folds[0]
-        for fold in folds[1:]:
-            whole = composed(whole, fold)
-        self._publish(target, write_fold(target, whole, scratch, 0, 1), scratch)
+        staged = joined(composed_in_parts(target, folds, scratch, self.parts))
+        self._publish(target, staged, scratch)
 
     def retry(self) -> None:
         self.epoch += 1
@@ -138,7 +138,7 @@ class Lake:
         self.rows = self.disk.rows(self.files_schema)
         assert len(self.rows) == count
         self.version = quarantine.with_quarantined(
-            self.version, [staged.quarantined, *(done.quarantined for done in completed)]
+            self.version, [*staged.quarantined, *(done.quarantined for done in completed)]
         )
 
     def found(self) -> tuple[Counter[Row], Counter[Row]]:
@@ -184,6 +184,7 @@ def test_the_table_and_what_is_set_aside_are_the_source(
     for _ in range(data.draw(st.integers(1, 4))):
         if bool(lake.version.quarantine_files) and data.draw(st.booleans()):
             lake.retry()
+        lake.parts = data.draw(st.integers(1, 3))
         counts = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
         groups = [[model.step() for _ in range(count)] for count in counts]
         lake.apply(batches_of(table, groups))
@@ -282,6 +283,9 @@ def test_too_many_rows_are_no_exceptions(tmp_path: Path, monkeypatch: pytest.Mon
     from walsender_bridge.errors import UnsupportedValueError
 
     monkeypatch.setattr(quarantine, "MAX_ROWS", 2)
-    rows = [insert(BAG, ("infinity", None, None)) for _ in range(3)]
-    with pytest.raises(UnsupportedValueError, match="at most 2 can be quarantined"):
-        Lake(tmp_path, BAG).apply(batches_of(BAG, [rows]))
+    rows = [insert(BAG, (day, "infinity", None)) for day in DATES[:3]]
+    for parts in (1, 3):
+        lake = Lake(tmp_path / str(parts), BAG)
+        lake.parts = parts
+        with pytest.raises(UnsupportedValueError, match="at most 2 can be quarantined"):
+            lake.apply(batches_of(BAG, [rows]))

@@ -9,7 +9,7 @@ import pytest
 
 from spark_consumers.lake.epoch import removal
 from spark_consumers.lake.epoch.removal import RemovalTask, run_removal
-from spark_consumers.lake.epoch.stage import Staged
+from spark_consumers.lake.epoch.stage import Patches, Staged
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import Stage, write_data, write_partial, write_table
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
@@ -51,7 +51,7 @@ class Epochs:
             rows = (made,)
         deletes: tuple[FileInfo, ...] = ()
         removals: tuple[FileInfo, ...] = ()
-        patches = None
+        patches: tuple[Patches, ...] = ()
         if counts:
             gone: dict[str, Any] = {"c0": pa.array([k for k, _ in counts], pa.int32())}
             gone |= {"c1": pa.array([v for _, v in counts]), "n": pa.array(counts.values())}
@@ -66,7 +66,8 @@ class Epochs:
             fields |= {"c0": pa.array(patch.values())}
             fields |= {"c1": pa.nulls(len(patch), pa.string()), "u0": [False] * len(patch)}
             fields |= {"u1": [True] * len(patch)}
-            patches = write_table(f"{scratch}/patches.parquet", pa.table(fields))
+            made_of = write_table(f"{scratch}/patches.parquet", pa.table(fields))
+            patches, rows = (Patches(made_of, *rows or (None,)),), ()
         return Staged("t", 0, 1, None, rows, deletes, patches, removals)
 
     def apply(self, *, small_files=MORE, **changes) -> None:

@@ -44,8 +44,7 @@ class Draft:
     @property
     def rows(self) -> list[FileInfo]:
         """The files of rows that are added."""
-        own = () if self.staged.patches else self.staged.rows
-        return [*own, *(file for done in self.done for file in done.rows)]
+        return [*self.staged.rows, *(file for done in self.done for file in done.rows)]
 
     def removal(self, scratch: str, small_files: int) -> RemovalTask:
         """Find what is removed."""
@@ -60,15 +59,18 @@ class Draft:
 
     def completing(self) -> Iterator[CompleteTask]:
         """Complete the rows of the table's own files."""
-        patches, rows = self.staged.patches, self.staged.rows
+        begun: set[int] = set()
         for number, patched in enumerate(self.removed.patched):
-            assert patches is not None
+            patches = self.staged.patches[patched.number]
+            # Whole rows go with the first group of their patches.
+            rows = None if patched.number in begun else patches.rows
+            begun.add(patched.number)
             yield CompleteTask(
                 self.target,
                 number,
                 patched=patched,
-                patches=patches.path,
-                rows=rows[0].path if rows and not number else None,
+                patches=patches.file.path,
+                rows=None if rows is None else rows.path,
             )
         for number, rewrite in enumerate(self.removed.rewrites):
             ids = tuple(self.row_ids.get(file.name) for file in rewrite.files)

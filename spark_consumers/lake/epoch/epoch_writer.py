@@ -332,7 +332,7 @@ class EpochWriter:
             found[one.table].append(one)
         if faults:
             raise TableFaultsError(faults, plan.tables)
-        staged = {name: joined(parts) for name, parts in found.items()}
+        staged = dict(zip(found, self._each_of(plan, list(found.items()), _joined), strict=True))
         staged |= {name: Staged(name, 0, 0) for name in converted - staged.keys()}
         return replace(plan, tables=tables), staged, removed
 
@@ -575,7 +575,7 @@ class EpochWriter:
     ) -> TableVersion:
         completed = draft.done if draft is not None else []
         table = with_quarantined(
-            plan.tables[target.name], [staged.quarantined, *(c.quarantined for c in completed)]
+            plan.tables[target.name], [*staged.quarantined, *(c.quarantined for c in completed)]
         )
         if draft is None:
             return table
@@ -639,6 +639,11 @@ class EpochWriter:
             publish_seconds=round(timings.publish, 3),
             table_seconds=timings.tables,
         )
+
+
+def _joined(name: str, parts: Sequence[Staged]) -> Staged:
+    del name
+    return joined(parts)
 
 
 def _runs(table: TableVersion) -> tuple[Run, ...] | None:

@@ -195,17 +195,22 @@ def write_quarantined(
     count = len(columns[0])
     if not count:
         return None
-    if count > MAX_ROWS:
-        raise UnsupportedValueError(
-            f"{count} rows have unrepresentable values; at most {MAX_ROWS} can be quarantined",
-            where=target.name,
-            repair="exclude the column from the publication, or change it at the source",
-        )
+    check_count(target.name, count)
     skipped = int(np.asarray(columns[-1].fill_null(False)).sum())
     stage = place(target.prefix)
     path = stage.parent.parent / "quarantine" / f"{stage.name}-{name}.parquet"
     table = pa.Table.from_arrays(columns, schema=file_schema(target.columns))
     return QuarantineFile(write_table(str(path), table).path, count, skipped)
+
+
+def check_count(table: str, rows: int) -> None:
+    """Raise `UnsupportedValueError` if a table has too many quarantined rows."""
+    if rows > MAX_ROWS:
+        raise UnsupportedValueError(
+            f"{rows} rows have unrepresentable values; at most {MAX_ROWS} can be quarantined",
+            where=table,
+            repair="exclude the column from the publication, or change it at the source",
+        )
 
 
 def file_schema(columns: pa.Schema) -> pa.Schema:

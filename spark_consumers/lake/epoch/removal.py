@@ -62,10 +62,14 @@ class RemovalTask:
 
 @dataclass(frozen=True)
 class PatchedRows:
-    """Patches of rows in these data files; `places`: which patch each is, its file, and its position."""
+    """Patches of rows in these data files; `places`: which patch each is, its file, and its position.
+
+    `number`: of the patches' file, among those that are staged.
+    """
 
     files: tuple[DataFile, ...]
     places: str
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def run_stage(
     if isinstance(stage, ComposeTask):
         assert task.index is not None
         staged = run_compose(stage)
-        if stage.part is not None:
+        if stage.share is not None:
             # What all parts of the table remove is looked for at once.
             return [(staged, None)]
         return [_with_removed(staged, stage.target, task.index, stage.scratch)]
@@ -172,7 +176,7 @@ def _removed(task: RemovalTask) -> Removed:
     with open_runs(target.folder, [run.name for run in old]) as runs:
         liveness = Liveness(target.folder, [run.tables for run in runs])
         found = _found(task, liveness, runs)
-        patched = _patches(task, liveness, found) if staged.patches else ()
+        patched = tuple(_patches(task, liveness, found)) if staged.patches else ()
         known = {file.name: file for file in liveness.current()}
         removed, gone = _added(found, liveness)
         living = [file for name, file in known.items() if file not in gone]
@@ -193,7 +197,7 @@ def _removed(task: RemovalTask) -> Removed:
         vectors=tuple(vectors),
         replaced=tuple(v for v in replaced if v.file in known),
         gone=tuple(gone),
-        patched=tuple(patched),
+        patched=patched,
         rewrites=tuple(rewrites),
     )
     if patched or rewrites:
@@ -260,28 +264,42 @@ def _found(task: RemovalTask, liveness: Liveness, runs: Sequence[RunReader]) -> 
     return found
 
 
-def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> list[PatchedRows]:
+def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> Iterator[PatchedRows]:
     """Where the rows are that patches complete: each is among those that are removed."""
     target, staged = task.target, task.staged
-    assert staged.patches is not None
-    patches = read_data(staged.patches.path, [f"s{i}" for i in range(len(target.key))])
+    names = [f"s{i}" for i in range(len(target.key))]
+    patches = [read_data(each.file.path, names) for each in staged.patches]
     deletes = [read_partial(file.path) for file in staged.deletes]
     types = [target.file_schema.field(name).type for name in target.key]
     keys = [
         pa.concat_arrays([pa.array([], t), *(one(d, name) for d in deletes)])
         for name, t in zip(target.key, types, strict=True)
     ]
-    wanted = [one(patches, f"s{i}").cast(kind) for i, kind in enumerate(types)]
+    wanted = [
+        pa.concat_arrays([one(some, name).cast(kind) for some in patches])
+        for name, kind in zip(names, types, strict=True)
+    ]
     there, here = row_codes([keys, wanted])
     place = np.full(int(max(there.max(initial=-1), here.max(initial=-1))) + 1, -1, np.int64)
     place[there[found.wanted]] = np.arange(len(found))
     at = place[here]
     check_found(target, int((at >= 0).sum()), len(here))
+    prefix = f"{task.scratch}/{target.stage}-{target.scratch_name}-places"
+    first = 0
+    for number, some in enumerate(patches):
+        mine = at[first : first + len(some)]
+        first += len(some)
+        yield from _places(f"{prefix}-{number}", number, liveness, found, mine)
+
+
+def _places(
+    prefix: str, number: int, liveness: Liveness, found: Found, at: Int64s
+) -> Iterator[PatchedRows]:
+    """The patches of one file, which complete the rows `at` of what was found: by groups of data files."""
     files = found.files[at].astype(np.int64)
-    parts = []
     numbers = np.unique(files).tolist()
-    groups = in_groups([liveness.files[number] for number in numbers])
-    for number, group in enumerate(groups):
+    groups = in_groups([liveness.files[n] for n in numbers])
+    for part, group in enumerate(groups):
         mine = [n for n in numbers if liveness.files[n] in group]
         rows = np.flatnonzero(np.isin(files, mine))
         # In the order of the files.
@@ -294,9 +312,7 @@ def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> list[Patche
                 "position": pa.array(found.positions[at[rows]].astype(np.int64)),
             }
         )
-        path = f"{task.scratch}/{target.stage}-{target.scratch_name}-places-{number}.arrow"
-        parts.append(PatchedRows(group, write_partial(path, places)))
-    return parts
+        yield PatchedRows(group, write_partial(f"{prefix}-{part}.arrow", places), number)
 
 
 def _to_rewrite(

@@ -3,8 +3,8 @@
 A table whose changes are all in one range gets its data files at once. Where an epoch is large enough to be
 read in several ranges, each range leaves a partial fold for every table, and a second task composes a
 table's partials in order and writes its files. A very large epoch has several such tasks for a table: its partials are divided by
-the digests of its keys, and each task composes one part of each. So what a task holds is bounded, and a table gets a file of
-rows and one of keys for each part.
+the digests of its keys (`divided`), and each task composes one part of each. So what a task holds is bounded, and a table gets a
+file of rows and one of keys for each part.
 
 Runs without Spark: a task is a function of its arguments, and what it returns is small.
 """
@@ -18,10 +18,12 @@ import pyarrow as pa
 
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.decode.frames import Transaction
+from spark_consumers.decode.spans import MAX_BUFFER
 from spark_consumers.fold.keyed import Fold, compose, fold
 from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_multiset
-from spark_consumers.fold.serial import fold_from_table, fold_to_table
-from spark_consumers.lake.epoch import quarantine
+from spark_consumers.fold.serial import fold_from_table
+from spark_consumers.lake.epoch import divided, quarantine
+from spark_consumers.lake.epoch.divided import Share
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.quarantine import QuarantineFile
 from spark_consumers.lake.epoch.target import Target
@@ -34,7 +36,6 @@ from spark_consumers.lake.format.data_files import (
     write_table,
 )
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
-from spark_consumers.lake.index.build import Identity
 from spark_consumers.lake.tables.chunks import missing
 from spark_consumers.lake.tables.fault import TableFault, fault_of
 from spark_consumers.lake.tables.schema_match import (
@@ -46,9 +47,11 @@ from spark_consumers.lake.tables.schema_match import (
     unexpected,
 )
 from walsender_bridge.change_log.stream_reader import StreamReader
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.runtime import fail_point
 
+#: Bytes of a column that a task composes: what Arrow's arrays of texts can hold.
+_MOST_BYTES = MAX_BUFFER
 #: Changes of one table that are held unfolded.
 _PENDING_ROWS = 200_000
 
@@ -79,14 +82,22 @@ class RangeTask:
 class ComposeTask:
     """Compose one table's partials, in order, and write its files. Without partials, only its quarantined rows.
 
-    `part`: only that part of each of them, whose files the target's prefix is of.
+    `share`: only that part of each of them, whose files the target's prefix is of.
     """
 
     target: Target
     partials: tuple[str, ...]
     scratch: str
     changes: int
-    part: int | None = None
+    share: Share | None = None
+
+
+@dataclass(frozen=True)
+class Patches:
+    """A file of rows with columns that were never sent, and the rows that go into one data file with them, once completed."""
+
+    file: FileInfo
+    rows: FileInfo | None
 
 
 @dataclass(frozen=True)
@@ -95,9 +106,9 @@ class Staged:
 
     `partial`: a fold, if other ranges have changes of this table too, in so many `parts`. Otherwise files: `rows` (one for each
     partition), `deletes` (keys), and what only the table itself can complete: `patches` (rows with columns that were never
-    sent; `rows` is then one file, and no data file yet) and `removals` (rows of a multiset, with how many of each are removed). `added`: by
-    how many rows the table grows (if `truncated`, from none). `changes`: how many were folded. `quarantined`: the
-    quarantined rows. `partitions`: those that have changes, and are not among the target's, or had them too early.
+    sent) and `removals` (rows of a multiset, with how many of each are removed). `added`: by how many rows the table grows
+    (if `truncated`, from none). `changes`: how many were folded. `quarantined`: the quarantined rows. `partitions`: those
+    that have changes, and are not among the target's, or had them too early. `linked`: see `divided`.
     """
 
     table: str
@@ -106,13 +117,14 @@ class Staged:
     partial: str | None = None
     rows: tuple[FileInfo, ...] = ()
     deletes: tuple[FileInfo, ...] = ()
-    patches: FileInfo | None = None
+    patches: tuple[Patches, ...] = ()
     removals: tuple[FileInfo, ...] = ()
     truncated: bool = False
     added: int = 0
-    quarantined: QuarantineFile | None = None
+    quarantined: tuple[QuarantineFile, ...] = ()
     partitions: frozenset[int] = frozenset()
     parts: int = 1
+    linked: str | None = None
 
     @property
     def changes_table(self) -> bool:
@@ -162,15 +174,20 @@ def of_table(target: Target) -> Iterator[None]:
     """Changes that do not fold are a fault of this table, which a copy repairs."""
     try:
         yield
-    except CorruptError as error:
-        raise CorruptError(
+    except (CorruptError, NotSupportedError) as error:
+        raise type(error)(
             error.what, where=target.name, repair=f"tuskline table resync {target.name}"
         ) from None
 
 
 def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | MultisetFold:
-    """The fold of the changes of both."""
+    """The fold of the changes of both. Raises `CorruptError`, and `NotSupportedError` if they may be too large for Arrow."""
     first, then = quarantine.alike(first, then)
+    for column, more in zip(first.columns, then.columns, strict=True):
+        if column.nbytes + more.nbytes > _MOST_BYTES:
+            raise NotSupportedError(
+                "the changes of one epoch that must be composed by one task have more than 2 GiB in one column"
+            )
     if isinstance(first, MultisetFold):
         assert isinstance(then, MultisetFold)
         return compose_multisets(first, then)
@@ -295,61 +312,53 @@ def _stage(task: RangeTask, table: PendingTable) -> Staged:
     if name in task.whole:
         staged = write_fold(table.target, folded, task.scratch, task.number, table.changes)
     else:
-        path = f"{task.scratch}/{task.number}-{table.target.scratch_name}.arrow"
-        parts = task.parts if is_divisible(table.target, folded) else 1
-        write_partials(path, divided(table.target, folded, parts))
-        staged = Staged(name, task.number, table.changes, partial=path, parts=parts)
+        path = f"{task.scratch}/{task.number}-{table.target.scratch_name}"
+        write_partials(f"{path}.arrow", divided.in_parts(table.target, folded, task.parts))
+        linked = divided.linked(table.target, folded) if task.parts > 1 else None
+        staged = Staged(
+            name,
+            task.number,
+            table.changes,
+            partial=f"{path}.arrow",
+            parts=task.parts,
+            linked=None if linked is None else write_partial(f"{path}-linked.arrow", linked),
+        )
     return replace(staged, partitions=frozenset(table.partitions))
 
 
-def is_divisible(target: Target, folded: Fold | MultisetFold) -> bool:
-    """Whether keys are all that connects the fold's rows: a patch takes values from the row of another key."""
-    if target.quarantines or target.quarantine_files or len(folded.columns) > len(target.columns):
-        return False
-    return isinstance(folded, MultisetFold) or folded.unset is None
-
-
-def divided(target: Target, folded: Fold | MultisetFold, parts: int) -> list[pa.Table]:
-    """The fold in so many parts; equal keys (or rows, without a key) are in the part of the same number in every fold."""
-    table = fold_to_table(folded)
-    if parts == 1:
-        return [table]
-    by = folded.columns if isinstance(folded, MultisetFold) else folded.keys
-    number = Identity.of(target.key, target.file_schema).digests(by).high % np.uint64(parts)
-    order = np.argsort(number, kind="stable")
-    rows = np.split(order, np.searchsorted(number[order], np.arange(1, parts)))
-    return [table.take(pa.array(some)) for some in rows]
-
-
 def composing_of(target: Target, staged: Sequence[Staged], scratch: str) -> list[ComposeTask]:
-    """The tasks that compose a table's partials, which are in order: one for each part, if all are divided."""
+    """The tasks that compose a table's partials, which are in order: one for each part, and one for linked keys, if there are any."""
     partials = tuple(one.partial for one in staged if one.partial is not None)
-    changes, parts = total_changes(staged), min(one.parts for one in staged)
-    if parts == 1:
-        return [ComposeTask(target, partials, scratch, changes)]
+    linked = tuple(one.linked for one in staged if one.linked is not None)
+    changes = total_changes(staged)
     return [
-        ComposeTask(
-            replace(target, prefix=f"{target.prefix}-part{part}"),
+        ComposeTask(target, partials, scratch, changes)
+        if share is None
+        else ComposeTask(
+            replace(target, prefix=f"{target.prefix}-part{share.part}"),
             partials,
-            f"{scratch}/part{part}",
-            0 if part else changes,
-            part,
+            f"{scratch}/part{share.part}",
+            0 if share.part else changes,
+            share,
         )
-        for part in range(parts)
+        for share in divided.shares(staged[0].parts, linked)
     ]
 
 
 def joined(parts: Sequence[Staged]) -> Staged:
-    """What is staged of a table, from its parts."""
+    """What is staged of a table, from its parts. Raises `UnsupportedValueError` if too many rows are quarantined."""
     if len(parts) == 1:
         return parts[0]
+    quarantine.check_count(parts[0].table, sum(f.rows for part in parts for f in part.quarantined))
     return replace(
         parts[0],
         changes=total_changes(parts),
         rows=tuple(file for part in parts for file in part.rows),
         deletes=tuple(file for part in parts for file in part.deletes),
+        patches=tuple(file for part in parts for file in part.patches),
         removals=tuple(file for part in parts for file in part.removals),
         added=sum(part.added for part in parts),
+        quarantined=tuple(file for part in parts for file in part.quarantined),
     )
 
 
@@ -358,15 +367,22 @@ def run_compose(task: ComposeTask) -> Staged:
     whole: Fold | MultisetFold | None = None
     with of_table(task.target):
         for path in task.partials:
-            part = fold_from_table(read_partial(path, task.part))
+            table = (
+                divided.read(path, task.target, task.share) if task.share else read_partial(path)
+            )
+            part = fold_from_table(table)
             whole = part if whole is None else composed(whole, part)
-    return write_fold(task.target, whole, task.scratch, 0, task.changes)
+    return write_fold(task.target, whole, task.scratch, 0, task.changes, task.share)
 
 
-def with_held(target: Target, folded: Fold | MultisetFold | None) -> Fold | MultisetFold:
-    """The fold behind the table's quarantined rows, if it has any. None: there are no changes."""
+def with_held(
+    target: Target, folded: Fold | MultisetFold | None, share: Share | None = None
+) -> Fold | MultisetFold:
+    """The fold (None: there are no changes), which is that part of it, behind the table's quarantined rows, if it has any."""
     before = quarantine.held(target)
     if before is not None:
+        if share is not None:
+            before = divided.chosen(before, target, share)
         with of_table(target):
             folded = before if folded is None else composed(before, folded)
     assert folded is not None
@@ -379,9 +395,10 @@ def write_fold(
     scratch: str,
     number: int,
     changes: int,
+    share: Share | None = None,
 ) -> Staged:
-    """Write a table's files, those of its quarantined rows too."""
-    folded = with_held(target, folded)
+    """Write a table's files, those of its quarantined rows too. `share`: the fold is that part of it."""
+    folded = with_held(target, folded, share)
     columns = len(target.columns)
     quarantined: list[pa.Array] | None = None
     if isinstance(folded, MultisetFold):
@@ -412,39 +429,35 @@ def write_fold(
             removals=removals,
             truncated=folded.truncated,
             added=folded.added,
-            quarantined=quarantine.write_quarantined(target, "rows", quarantined)
-            if quarantined
-            else None,
+            quarantined=_write_quarantined(target, quarantined),
         )
     whole, added = folded.rows(), folded.added
     if len(folded.columns) > columns:
         with of_table(target):
             found = quarantine.parts(folded, columns)
         whole, added, quarantined = found.rows, found.added, found.quarantined
-    patches = _write_patches(target, folded, scratch)
+    patches = _write_patches(target, folded, whole, scratch)
     return Staged(
         target.name,
         number,
         changes,
-        rows=_write_rows(target, whole, scratch, is_whole=patches is None),
+        rows=()
+        if patches
+        else write_arranged(
+            f"{target.prefix}.parquet", whole, target.file_schema, target.arrangement
+        ),
         deletes=_write_deletes(target, folded, scratch),
         patches=patches,
         truncated=folded.truncated,
         added=added,
-        quarantined=quarantine.write_quarantined(target, "rows", quarantined)
-        if quarantined
-        else None,
+        quarantined=_write_quarantined(target, quarantined),
     )
 
 
-def _write_rows(
-    target: Target, rows: list[pa.Array], scratch: str, *, is_whole: bool
-) -> tuple[FileInfo, ...]:
-    """Where there are patches, the data files are written when they are complete, and this file is not one of them."""
-    if is_whole:
-        path = f"{target.prefix}.parquet"
-        return write_arranged(path, rows, target.file_schema, target.arrangement)
-    file = write_data(f"{scratch}/{target.scratch_name}-rows.parquet", rows, target.file_schema)
+def _write_quarantined(
+    target: Target, quarantined: list[pa.Array] | None
+) -> tuple[QuarantineFile, ...]:
+    file = quarantine.write_quarantined(target, "rows", quarantined) if quarantined else None
     return () if file is None else (file,)
 
 
@@ -460,17 +473,22 @@ def _write_deletes(target: Target, folded: Fold, scratch: str) -> tuple[FileInfo
     return (FileInfo(write_partial(path, pa.table(columns, schema=keys)), len(columns[0]), 0),)
 
 
-def _write_patches(target: Target, folded: Fold, scratch: str) -> FileInfo | None:
+def _write_patches(
+    target: Target, folded: Fold, whole: list[pa.Array], scratch: str
+) -> tuple[Patches, ...]:
+    """The file of the patches, if there are any, and one of the `whole` rows: data files are written when all rows are complete."""
     at = folded.patches
     if not len(at):
-        return None
+        return ()
     assert folded.unset is not None
     assert folded.source is not None
     rows = pa.array(at)
     fields = {f"c{i}": column.take(rows) for i, column in enumerate(folded.columns)}
     fields |= {f"u{i}": pa.array(folded.unset[at, i]) for i in range(len(folded.columns))}
     fields |= {f"s{i}": column.take(rows) for i, column in enumerate(folded.source)}
-    return write_table(f"{scratch}/{target.scratch_name}-patches.parquet", pa.table(fields))
+    path = f"{scratch}/{target.scratch_name}"
+    file = write_table(f"{path}-patches.parquet", pa.table(fields))
+    return (Patches(file, write_data(f"{path}-rows.parquet", whole, target.file_schema)),)
 
 
 def total_changes(staged: Iterable[Staged]) -> int:

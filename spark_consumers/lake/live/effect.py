@@ -20,6 +20,7 @@ from spark_consumers.fold.keyed import PATCH, Bools, Fold
 from spark_consumers.fold.multiset import MultisetFold
 from spark_consumers.fold.row_codes import row_codes
 from spark_consumers.lake.epoch import quarantine
+from spark_consumers.lake.epoch.divided import Share
 from spark_consumers.lake.epoch.stage import of_table, with_held
 from spark_consumers.lake.epoch.target import Target
 
@@ -38,15 +39,17 @@ def effect_schema(target: Target) -> pa.Schema:
     return pa.schema(fields)
 
 
-def effect(target: Target, folded: Fold | MultisetFold | None, part: int = 0) -> pa.Table:
-    """The effect of all changes of a table, or of one `part` of its keys.
+def effect(
+    target: Target, folded: Fold | MultisetFold | None, share: Share | None = None
+) -> pa.Table:
+    """The effect of all changes of a table, or of one share of them.
 
     Raises `CorruptError` if they contradict the table's quarantined rows.
     """
-    folded = with_held(target, folded)
+    folded = with_held(target, folded, share)
     with of_table(target):
         if isinstance(folded, MultisetFold):
-            return _of_multiset(target, folded, part)
+            return _of_multiset(target, folded, 0 if share is None else share.part)
         return _of_keyed(target, folded)
 
 

@@ -5,7 +5,7 @@ As in the staging of an epoch (`epoch.stage`), of which this is the first half: 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -13,19 +13,19 @@ import pyarrow as pa
 from spark_consumers.fold.keyed import Fold
 from spark_consumers.fold.multiset import MultisetFold
 from spark_consumers.fold.serial import fold_from_table
+from spark_consumers.lake.epoch import divided
+from spark_consumers.lake.epoch.divided import Share
 from spark_consumers.lake.epoch.packed import TaskTables
 from spark_consumers.lake.epoch.stage import (
     PendingTable,
     RangeTask,
     caught,
     composed,
-    divided,
-    is_divisible,
     of_table,
     read_range,
 )
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.format.data_files import read_partial, write_partials
+from spark_consumers.lake.format.data_files import read_partial, write_partial, write_partials
 from spark_consumers.lake.live.effect import effect, has_patches
 from spark_consumers.lake.tables.fault import TableFault
 from spark_consumers.lake.tables.schema_match import SchemaMismatch
@@ -47,6 +47,7 @@ FOUND: Final = pa.schema(
         ("patches", pa.bool_()),
         ("size", pa.int64()),
         ("path", pa.string()),
+        ("linked", pa.string()),
         ("content", pa.binary()),
     ]
 )
@@ -60,7 +61,8 @@ _BATCH_ROWS: Final = 64 << 10
 class Found:
     """What a range has of one table.
 
-    `number`: the range's. A fold of `size` bytes is the `content`, or in a file, `path`, in so many `parts` by the table's keys.
+    `number`: the range's. A fold of `size` bytes is the `content`, or in a file, `path`, in so many `parts`; `linked`: a file of keys
+    (`epoch.divided`).
     `truncated` and `patches`: whether it has a TRUNCATE, and rows with values that were never sent.
     """
 
@@ -72,6 +74,7 @@ class Found:
     patches: bool = False
     size: int = 0
     path: str = ""
+    linked: str = ""
     content: bytes = b""
 
     @classmethod
@@ -85,10 +88,12 @@ class Found:
         arrays = [pa.array([value], kind) for value, kind in zip(values, FOUND.types, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=FOUND)
 
-    def fold_table(self, part: int | None) -> pa.Table:
-        """The fold, or one part of it."""
+    def fold_table(self, target: Target, share: Share | None) -> pa.Table:
+        """The fold of this table, or one share of it."""
+        if share is not None:
+            return divided.read(self.path, target, share)
         if self.path:
-            return read_partial(self.path, part)
+            return read_partial(self.path)
         return pa.ipc.open_stream(self.content).read_all()
 
 
@@ -123,23 +128,10 @@ class FoldTask:
             yield Found(FAULT, why.table, number, content=_reason(why).encode())
 
     def _folded(self, table: PendingTable, sent: int) -> Found:
-        target, folded = table.target, table.fold()
-        parts = self.task.parts if is_divisible(target, folded) else 1
-        tables = divided(target, folded, parts)
-        path, content = "", b""
+        target, folded, parts = table.target, table.fold(), self.task.parts
+        tables = divided.in_parts(target, folded, parts)
         size = sum(part.nbytes for part in tables)
-        if parts == 1 and sent + size <= _SENT_BYTES:
-            content = _packed(tables[0])
-        elif self.task.scratch:
-            path = f"{self.task.scratch}/{self.task.number}-{target.scratch_name}.arrow"
-            write_partials(path, tables)
-        else:
-            raise NotSupportedError(
-                "the log has too much behind the newest epoch for a live read that cannot write to the lake's folder",
-                where=target.name,
-                repair="read the newest epoch: omit live; or let the reader write to the lake's folder",
-            )
-        return Found(
+        found = Found(
             FOLD,
             target.name,
             self.task.number,
@@ -147,8 +139,21 @@ class FoldTask:
             folded.truncated,
             has_patches(folded),
             size,
-            path,
-            content,
+        )
+        if parts == 1 and sent + size <= _SENT_BYTES:
+            return replace(found, content=_packed(tables[0]))
+        if not self.task.scratch:
+            raise NotSupportedError(
+                "the log has too much behind the newest epoch for a live read that cannot write to the lake's folder",
+                where=target.name,
+                repair="read the newest epoch: omit live; or let the reader write to the lake's folder",
+            )
+        path = f"{self.task.scratch}/{self.task.number}-{target.scratch_name}"
+        keys = divided.linked(target, folded) if parts > 1 else None
+        return replace(
+            found,
+            path=write_partials(f"{path}.arrow", tables),
+            linked="" if keys is None else write_partial(f"{path}-linked.arrow", keys),
         )
 
 
@@ -168,29 +173,26 @@ def _packed(content: pa.Table) -> bytes:
 
 @dataclass(frozen=True)
 class EffectTask:
-    """Compose a table's folds, in the order of their ranges; or one `part` of each, if all are in as many."""
+    """Compose a table's folds, in the order of their ranges; or one share of each."""
 
     target: Target
     found: tuple[Found, ...]
-    part: int | None = None
+    share: Share | None = None
 
     def run(self) -> Iterable[pa.RecordBatch]:
         """Rows of `effect.effect_schema`."""
         whole: Fold | MultisetFold | None = None
         with of_table(self.target):
             for one in self.found:
-                folded = fold_from_table(one.fold_table(self.part))
+                folded = fold_from_table(one.fold_table(self.target, self.share))
                 whole = folded if whole is None else composed(whole, folded)
-        rows: list[pa.RecordBatch] = effect(self.target, whole, self.part or 0).to_batches(
-            _BATCH_ROWS
-        )
+        made = effect(self.target, whole, self.share)
+        rows: list[pa.RecordBatch] = made.to_batches(_BATCH_ROWS)
         return rows
 
 
 def effect_tasks(target: Target, found: Iterable[Found]) -> list[EffectTask]:
-    """The tasks that compose these folds: one for each part, if all are divided."""
+    """The tasks that compose these folds: one for each share."""
     folds = tuple(sorted(found, key=lambda one: one.number))
-    parts = min(one.parts for one in folds)
-    if parts == 1:
-        return [EffectTask(target, folds)]
-    return [EffectTask(target, folds, part) for part in range(parts)]
+    linked = [one.linked for one in folds if one.linked]
+    return [EffectTask(target, folds, share) for share in divided.shares(folds[0].parts, linked)]
