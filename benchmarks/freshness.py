@@ -1,12 +1,13 @@
-"""`freshness`: seconds from a commit on PostgreSQL until Spark can read it in all ten tables, against a MERGE per table.
+"""`freshness`: seconds from a commit on PostgreSQL until Spark can read it in all ten tables, live and in the lake, against a MERGE per table.
 
 pgbench calls a function that changes one row of each of ten tables, with the number of the call, 100 times a second. In turn, the
 pipeline publishes epochs as fast as it can, and the peer, which is what a user writes by hand, has a streaming query for
 each table that merges its changes into an Iceberg table. A commit is readable when the lake has an epoch with it, or when
-the last of the peer's ten tables has it: then the round, or the MERGE, has returned. The reader's query is not counted. In each turn a side has
+the last of the peer's ten tables has it: then the round, or the MERGE, has returned. The reader's query is not counted. Live, a reader reads again
+and again, while the pipeline publishes an epoch every 15 seconds; a commit is readable when a live read with it has returned. In each turn a side has
 caught up before the load begins, and every commit of the load counts.
 
-Equal means: both have the same rows after each round; and in every epoch the ten tables end at the same call.
+Equal means: both have the same rows after each round; and in every epoch, and in five live reads of each turn, the ten tables end at the same call.
 """
 
 import argparse
@@ -32,13 +33,15 @@ from benchmarks import workload
 from benchmarks.lakes import Bench, Lake, bench, sums_of
 from benchmarks.processes import tree_cpu_seconds
 from benchmarks.report import Report, Round, load
-from spark_consumers import read
+from spark_consumers import Snapshot, read
 from tests.support.waiting import wait_for
 
 NAME = "freshness"
 TABLES = tuple(f"f{number}" for number in range(10))
 _WORK = "ten tables"
 _SPACE = "tuskline.bench"
+#: Seconds between epochs while live reads are measured.
+_CALM = 15.0
 #: Seconds within which a side has everything after the load has ended.
 _CATCH_UP = 300
 #: When something was readable (seconds since 1970), and the last call that it has.
@@ -62,7 +65,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
         lake.copy(len(TABLES))
         peer = _Peer(running, lake)
         for number in range(-1, options.rounds):
-            sides: list[_Own | _Peer] = [_Own(running, lake), peer]
+            sides: list[_Own | _Live | _Peer] = [_Own(running, lake), _Live(running, lake), peer]
             for side in sides if number % 2 else reversed(sides):
                 turn = _turn(running, side, seconds, options.rate)
                 say(
@@ -78,9 +81,11 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
             report.unequal += [f"round {number + 1}: {why}" for why in _unequal(lake, peer)]
         lake.close()
     for name in ("p50", "p99"):
-        own, other = (report.median(side, _WORK, name) for side in ("own", "merge"))
-        report.ratio(f"lake_{name}_vs_merge", own, other)
-        report.ratios[f"lake_{name}_seconds"] = round(own, 3)
+        other = report.median(_Peer.name, _WORK, name)
+        for kind, name_of_side in (("lake", _Own.name), ("live", _Live.name)):
+            own = report.median(name_of_side, _WORK, name)
+            report.ratio(f"{kind}_{name}_vs_merge", own, other)
+            report.ratios[f"{kind}_{name}_seconds"] = round(own, 3)
     return report
 
 
@@ -94,24 +99,28 @@ class _Own:
         self._published: list[tuple[float, int]] = []
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Publish epochs until the caller is done, and everything up to then."""
+    def running(self, pause: float = 0.0) -> Iterator[None]:
+        """Publish epochs until the caller is done, with a pause behind each, and everything up to then."""
         self._lake.epoch(self._bench.barrier(), _WORK)
         self._published.clear()
         stop = threading.Event()
 
         def rounds() -> None:
-            while not stop.is_set():
+            while not stop.wait(pause):
                 made = self._lake.house.run_once(force=True)
                 if made is not None:
                     self._published.append((time.time(), made.epoch))
+            self._lake.house.run_once(force=True)
 
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(rounds)
             try:
                 yield
                 until = self._bench.barrier()
-                wait_for(lambda: self._lake.head().epoch >= until, _CATCH_UP, "the lake has all")
+                if not pause:
+                    wait_for(
+                        lambda: self._lake.head().epoch >= until, _CATCH_UP, "the lake has all"
+                    )
             finally:
                 stop.set()
         done.result()
@@ -123,6 +132,52 @@ class _Own:
             ends = _ends(read(self._bench.spark, self._lake.root, epoch=epoch))
             if len(ends) > 1:
                 raise ValueError(f"epoch {epoch}: the tables end at {sorted(ends)}")
+            found.append((when, ends.pop()))
+        return found
+
+
+class _Live:
+    """Live reads, one after the other, in a thread. Epochs are published meanwhile, as by a lake of calm pace."""
+
+    name = "live"
+
+    def __init__(self, running: Bench, lake: Lake) -> None:
+        self._bench, self._lake = running, lake
+        self._read: list[tuple[float, Snapshot]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Read until the caller is done, and everything up to then."""
+        stop = threading.Event()
+
+        def reads() -> None:
+            while not stop.is_set():
+                self._read.append(self._one())
+
+        with _Own(self._bench, self._lake).running(_CALM), ThreadPoolExecutor(1) as pool:
+            # The first one starts Python workers.
+            self._one()
+            done = pool.submit(reads)
+            try:
+                yield
+                self._bench.barrier()
+            finally:
+                stop.set()
+            done.result()
+            self._read.append(self._one())
+
+    def _one(self) -> tuple[float, Snapshot]:
+        found = read(self._bench.spark, self._lake.root, live=True, log=self._bench.log.address)
+        return time.time(), found
+
+    def events(self) -> list[Event]:
+        """When each read returned, and where its tables end. Raises `ValueError` if they end at different calls."""
+        checked = {len(self._read) * part // 5 for part in range(5)}
+        found = []
+        for number, (when, snapshot) in enumerate(self._read):
+            ends = _ends(snapshot, TABLES if number in checked else TABLES[:1])
+            if len(ends) > 1:
+                raise ValueError(f"version {snapshot.epoch}: the tables end at {sorted(ends)}")
             found.append((when, ends.pop()))
         return found
 
@@ -223,7 +278,7 @@ class _Peer:
         return {table: self._bench.spark.table(f"{_SPACE}.{table}") for table in TABLES}
 
 
-def _turn(running: Bench, side: "_Own | _Peer", seconds: int, rate: int) -> Round:
+def _turn(running: Bench, side: "_Own | _Live | _Peer", seconds: int, rate: int) -> Round:
     with side.running():
         first = _last_call(running) + 1
         busy, cpu, began = load(), tree_cpu_seconds(os.getpid()), time.monotonic()
@@ -265,9 +320,9 @@ def _last_call(running: Bench) -> int:
     return int(row[0])
 
 
-def _ends(tables: Any) -> set[int]:
-    """The calls at which the tables of a snapshot end."""
-    frames = [tables[f"public.{table}"].selectExpr("max(n)") for table in TABLES]
+def _ends(snapshot: Snapshot, tables: Sequence[str] = TABLES) -> set[int]:
+    """The calls at which these tables of a snapshot end."""
+    frames = [snapshot[f"public.{table}"].selectExpr("max(n)") for table in tables]
     return {int(row[0]) for row in reduce(DataFrame.unionAll, frames).collect()}
 
 
