@@ -189,6 +189,10 @@ class LakeError(TusklineError):
     cause = Cause.LAKE
 
 
+class RefusedByCatalogError(LakeError):
+    """The catalog of a lake refuses a request: for what it asks of one table, or for the settings by which it is asked."""
+
+
 class DeadlineError(TusklineError):
     """A timeout expired."""
 

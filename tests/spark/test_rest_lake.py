@@ -18,7 +18,7 @@ from spark_consumers.lake.catalog.open_catalog import recorded
 from spark_consumers.lake.catalog.rest_statements import preamble
 from spark_consumers.lake.catalog.statements import DUCKDB, PYICEBERG
 from spark_consumers.lake.manifest.chain import open_chain
-from spark_consumers.lake.manifest.table_version import LIVE
+from spark_consumers.lake.manifest.table_version import LIVE, STALE
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer import requests
 from spark_consumers.spark.lake_catalog import LakeCatalog
@@ -319,6 +319,38 @@ def test_an_operation_that_the_catalog_lacks_suspends_no_table(pipeline, databas
     pipeline.house = pipeline.lakehouse()
     pipeline.wait_for_tables("late")
     check(pipeline, database, server)
+
+
+@pytest.mark.long
+def test_a_table_that_the_catalog_refuses_is_suspended_and_the_others_go_on(
+    pipeline, database, server
+):
+    refuses = ["/tables/docs"]
+    answer = server.answer
+
+    def answered(method, path, body, query=None):
+        if method == "POST" and path.endswith(tuple(refuses)):
+            return 400, {"error": {"message": "no such type", "type": "BadRequestException"}}
+        return answer(method, path, body, query)
+
+    check(pipeline, database, server)
+    server.answer = answered
+    try:
+        changed(pipeline, database)
+        docs = f"{STREAM}.public.docs"
+        head = pipeline.head()
+        assert {n: t.state for n, t in head.tables.items() if t.state != LIVE} == {docs: STALE}
+        assert "no such type" in head.tables[docs].reason
+        refuses[:] = ["/nothing"]
+        request = requests.ask(open_chain(pipeline.lake), requests.RESUME, [docs])
+        wait_for(
+            lambda: (pipeline.house.run_once(), requests.finished(pipeline.head(), request))[1],
+            60,
+            "the request",
+        )
+        check(pipeline, database, server)
+    finally:
+        del server.answer
 
 
 def mains(server):

@@ -24,6 +24,7 @@ from walsender_bridge.errors import (
     CorruptError,
     DiskFullError,
     FencedError,
+    RefusedByCatalogError,
     TusklineError,
     UnsupportedValueError,
 )
@@ -207,6 +208,28 @@ def test_on_the_driver_a_tables_bug_is_its_fault_and_what_its_gateway_says_is_no
     assert [fault.table for fault in raised.value.faults] == ["s.p.b"]
     with pytest.raises(Py4JError):
         run(a="fine", b="spark")
+
+
+@pytest.mark.parametrize("refused", [{"s.p.a"}, {"s.p.a", "s.p.b"}], ids=["one", "all"])
+def test_what_a_catalog_refuses_of_one_table_alone_is_that_tables_fault(refused: set[str]) -> None:
+    def write(name: str, _: str) -> str:
+        if name in refused:
+            raise RefusedByCatalogError("400 no such type", where="http://catalog", repair="look")
+        return name
+
+    version = TableVersion("t", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "live")
+    tables = dict.fromkeys(("s.p.a", "s.p.b"), version)
+    asked = [(name, "") for name in tables]
+    if len(refused) == len(tables):
+        with pytest.raises(RefusedByCatalogError):
+            each_table(asked, write, lambda *_: 0, pause=lambda _: None)
+        return
+    with pytest.raises(TableFaultsError) as raised:
+        table_fault.results(each_table(asked, write, lambda *_: 1, pause=lambda _: None), tables)
+    (fault,) = raised.value.faults
+    assert fault.table == "s.p.a"
+    assert fault.error.what == "400 no such type"
+    assert "tuskline table resume s.p.a" in fault.error.repair
 
 
 def test_a_table_to_which_nothing_can_be_committed_stops_alone() -> None:

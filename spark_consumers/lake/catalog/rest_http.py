@@ -23,8 +23,8 @@ from spark_consumers.spark.lake_catalog import CREDENTIAL, TOKEN
 from walsender_bridge.errors import (
     AuthenticationError,
     ConfigError,
-    LakeError,
     PrivilegeError,
+    RefusedByCatalogError,
     TusklineError,
     UnavailableError,
     UnsupportedByCatalogError,
@@ -55,7 +55,7 @@ class RestOptions:
 
     `uri`: up to `/v1`. `oauth2_uri`: where tokens come from, if not from the catalog. `token_file`: a file with a bearer
     token, which is read again when the token is refused. `allow_http`: the URLs may be http, and the token readable on the
-    way. `answer`: seconds for an answer. `slow`: seconds from which on an answer is told of (`RestClient.slow`).
+    way. `answer`: seconds for an answer. `slow`: seconds from which on an answer is told of (`RestClient.trouble`).
     """
 
     uri: str
@@ -131,7 +131,7 @@ class RestClient:
     def asked(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None
     ) -> Reply:
-        """The answer to a request that has to succeed. Raises `UnavailableError` for none, `LakeError` for a refusal."""
+        """The answer to a request that has to succeed. Raises `UnavailableError` for none, and what `refused` gives."""
         try:
             reply = self.send(method, path, body, query=query)
         except NoReplyError as error:
@@ -204,7 +204,7 @@ class RestClient:
             repair="check its address, and that it is running",
         )
 
-    def refused(self, reply: Reply) -> LakeError | UnsupportedByCatalogError:
+    def refused(self, reply: Reply) -> RefusedByCatalogError | UnsupportedByCatalogError:
         """The error of a request that the catalog did not carry out."""
         if reply.status in _UNSUPPORTED:
             unsupported = UnsupportedByCatalogError(
@@ -214,7 +214,7 @@ class RestClient:
             )
             self._unsupported = unsupported, time.monotonic()
             return unsupported
-        return LakeError(
+        return RefusedByCatalogError(
             f"the catalog refuses the request: {reply.reason}",
             where=self.where,
             repair="check the catalog's log, and which version of the REST specification it implements",

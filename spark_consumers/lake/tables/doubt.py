@@ -1,7 +1,7 @@
-"""Whether an error that Iceberg's library or Spark raises for a table is the table's own, or of what all tables share.
+"""Whether an error that Iceberg's library, Spark or a REST catalog raises for a table is the table's own, or of what all tables share.
 
 The library says what it has met, and not whose fault that is: it refuses an argument that was read from one table's metadata in
-the same words as one from the session's settings. So the error is *doubted*, and evidence is collected: the step is repeated for
+the same words as one from the session's settings, and a catalog has one status for a schema and for a wrong address. So the error is *doubted*, and evidence is collected: the step is repeated for
 that table, and other tables are asked for.
 """
 
@@ -13,7 +13,7 @@ from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.tables.fault import TableFault, fault_of
 from spark_consumers.spark import java_errors
-from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.errors import NotSupportedError, RefusedByCatalogError
 
 #: How often a step fails for a table before the table is at fault.
 ATTEMPTS: Final = 3
@@ -32,7 +32,8 @@ def is_convincing(failed: int, passed: int) -> bool:
     were taken for the fault of each table that it hits, that would be all of them. A table that is at fault and not suspended
     holds up the epochs of all others. So the tables are at fault only if all of this holds:
 
-    - *Every class in the error is one that is raised for what was given* (`java_errors.may_be_of_data`): nothing in it is known to
+    - *Every class in the error is one that is raised for what was given* (`java_errors.may_be_of_data`), or a catalog has refused the
+      request as it is: nothing in it is known to
       come from a disk, a network, a service or exhausted memory, and nothing is unknown. These stay the machine's, however
       often they come and whatever passes beside them: a store that answers half of the requests would otherwise convict, by
       chance, a few of many tables with each round.
@@ -66,7 +67,7 @@ def each_table(
         except Exception as error:
             if (fault := known(name, error)) is not None:
                 return "fault", (fault.table, fault.error.to_wire())
-            if not java_errors.is_of_data(error):
+            if not (isinstance(error, RefusedByCatalogError) or java_errors.is_of_data(error)):
                 raise
             return _DOUBTED, error
 
@@ -93,6 +94,9 @@ def each_table(
 
 
 def _refused(table: str, error: Exception) -> TableFault:
+    if isinstance(error, RefusedByCatalogError):
+        ways = f"{error.repair}; then tuskline table resume {table}, or copy the table again: tuskline table resync {table}"
+        return TableFault(table, NotSupportedError(error.what, where=table, repair=ways))
     return TableFault(
         table,
         NotSupportedError(
