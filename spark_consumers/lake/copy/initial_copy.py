@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_consumers.lake.copy.arranged_copy import write_parts
 from spark_consumers.lake.epoch.quarantine import QuarantineFile, QuarantineOfCopy
-from spark_consumers.lake.format.data_files import new_file, parquet_writer
+from spark_consumers.lake.format.data_files import PartsWriter, new_file
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.status import CopyStatus
@@ -193,11 +193,11 @@ def _write_file(
     began = time.monotonic()
     with (
         new_file(path) as new,
-        parquet_writer(new.file, schema, arrangement.codec, arrangement.level) as writer,
+        PartsWriter(new.file, schema, arrangement.codec, arrangement.level) as writer,
     ):
         for batch in batches:
             fitted = [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
-            writer.write_batch(pa.record_batch(fitted, schema=schema))
+            writer.write(pa.table(fitted, schema=schema))
             rows += len(batch)
             size += batch.nbytes
             if rate is not None:

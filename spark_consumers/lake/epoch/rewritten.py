@@ -16,7 +16,7 @@ from spark_consumers.lake.epoch.removal import Rewrite, one, positions
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.arranged_files import write_arranged
-from spark_consumers.lake.format.data_files import as_damage, opened, parquet_writer, whole_file
+from spark_consumers.lake.format.data_files import PartsWriter, as_damage, opened, whole_file
 from spark_consumers.lake.format.iceberg_schema import FIELD_ID
 from spark_consumers.lake.format.table_format import FileInfo, RowIds
 from spark_consumers.lake.index.build import bitmaps_in
@@ -51,10 +51,10 @@ def rewritten(target: Target, rewrite: Rewrite, path: str) -> tuple[FileInfo, ..
     rows = 0
     with (
         whole_file(path) as out,
-        parquet_writer(out, schema, arrangement.codec, arrangement.level) as writer,
+        PartsWriter(out, schema, arrangement.codec, arrangement.level) as writer,
     ):
         for part in living:
-            writer.write_table(part)
+            writer.write(part)
             rows += len(part)
     return (FileInfo(path, rows, place(path).stat().st_size, partition),)
 

@@ -23,13 +23,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.dictionaries import with_dictionary
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.store.place import (
@@ -100,14 +101,8 @@ def write_table(
 ) -> FileInfo:
     """Write a Parquet file, synced; `codec` and `level` in Arrow's words."""
     with whole_file(path) as file:
-        pq.write_table(
-            table,
-            file,
-            compression=codec,
-            compression_level=level,
-            row_group_size=_ROW_GROUP,
-            write_page_checksum=True,
-        )
+        with PartsWriter(file, table.schema, codec, level) as writer:
+            writer.write(table)
         size = file.tell()
     return FileInfo(path, table.num_rows, size)
 
@@ -119,13 +114,40 @@ def read_data(path: str | Place, columns: list[str] | None = None) -> pa.Table:
         return pq.read_table(readable(path), columns=columns, page_checksum_verification=True)
 
 
-def parquet_writer(
-    file: BinaryIO, schema: pa.Schema, codec: str, level: int | None
-) -> pq.ParquetWriter:
-    """What writes a data file in parts; `codec` and `level` in Arrow's words."""
-    return pq.ParquetWriter(
-        file, schema, compression=codec, compression_level=level, write_page_checksum=True
-    )
+class PartsWriter:
+    """Writes a data file in parts, each at least one row group; `codec` and `level` in Arrow's words.
+
+    The first part shows which columns get dictionaries.
+    """
+
+    def __init__(self, file: BinaryIO, schema: pa.Schema, codec: str, level: int | None) -> None:
+        self._file, self._schema, self._codec, self._level = file, schema, codec, level
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, part: pa.Table) -> None:
+        """Write these rows."""
+        self._begun(part).write_table(part, row_group_size=_ROW_GROUP)
+
+    def _begun(self, first: pa.Table) -> pq.ParquetWriter:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._file,
+                self._schema,
+                compression=self._codec,
+                compression_level=self._level,
+                use_dictionary=with_dictionary(first),
+                write_page_checksum=True,
+            )
+        return self._writer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._begun(self._schema.empty_table())
+        if self._writer is not None:
+            self._writer.close()
 
 
 def opened(path: str | Place) -> pq.ParquetFile:
