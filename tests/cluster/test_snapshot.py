@@ -19,7 +19,7 @@ import pytest
 
 from spark_consumers.decode import types
 from spark_consumers.lake.copy import bootstrap
-from spark_consumers.lake.copy.chunk import next_chunk
+from spark_consumers.lake.copy.chunk import KnownSamples, next_chunk
 from spark_consumers.lake.tables.sources import Source
 from spark_consumers.snapshot import exported
 from spark_consumers.snapshot.driver_copy import DriverCopy
@@ -341,13 +341,46 @@ def test_a_table_whose_chunks_no_index_finds_is_read_as_a_whole(database: Databa
         ):
             table = one_table(connection, "public.t", None)
             assert table.key == ("id", "tenant")
-            found = next_chunk(connection, table, None, size=10 * 8192, piece=5 * 8192)
+            found = next_chunk(
+                connection, table, None, size=10 * 8192, piece=5 * 8192, known=KnownSamples()
+            )
             assert (found is not None) == is_chunked, index
             # Nothing would divide what one tenant has.
             by_tenant = replace(table, key=("tenant", "id"))
             for blocks in (10, 25):
-                found = next_chunk(connection, by_tenant, None, size=blocks * 8192, piece=5 * 8192)
+                found = next_chunk(
+                    connection,
+                    by_tenant,
+                    None,
+                    size=blocks * 8192,
+                    piece=5 * 8192,
+                    known=KnownSamples(),
+                )
                 assert (found is not None) == (blocks == 25)
+
+
+def test_a_relation_is_sampled_once_until_it_has_another_size(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, pad text)",
+        "INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 1000) g",
+    )
+    known, found = KnownSamples(), []
+    for statement in (
+        "SELECT 1",
+        "INSERT INTO t VALUES (-1)",
+        "INSERT INTO t SELECT 2000 + id, pad FROM t",
+    ):
+        database.execute(statement)
+        with (
+            ExportedSnapshot(database.dsn) as snapshot,
+            reading(snapshot.dsn, snapshot.snapshot) as connection,
+        ):
+            relations = relations_of(connection, one_table(connection, "public.t", None))
+            (sample,) = known.of(connection, relations, "id", piece=8192, is_uuid=False)
+        assert sample.size == relations[0].blocks * 8192
+        found.append(sample.keys)
+    assert found[0] is found[1]
+    assert len(found[2]) > len(found[1])
 
 
 def test_the_sample_of_a_large_table_may_take_its_time(
@@ -470,7 +503,8 @@ def test_a_connection_with_tls_is_read_by_libpq(make_server: MakeServer, tmp_pat
             table = SnapshotSource({"dsn": dsn, "snapshot": snapshot.snapshot, "table": "public.t"})
             reader = table.reader(table.schema())
             (part,) = reader.partitions()
-            assert [batch.to_pylist() for batch in reader.read(part)] == [[{"id": 1}]]
+            found = [batch for batch in reader.read(part) if isinstance(batch, pa.RecordBatch)]
+            assert [batch.to_pylist() for batch in found] == [[{"id": 1}]]
 
 
 def is_built_with_tls(installation: Installation) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from spark_consumers import read
 from spark_consumers.lake.epoch import epoch_writer, plan, stage
+from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.quarantined_rows import rows_of
 from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.capture_stack import STREAM
@@ -62,6 +63,14 @@ def test_a_transaction_of_many_entries_is_read_and_composed_in_parts(
 ):
     monkeypatch.setattr(plan, "RANGE_BYTES", 4 * MIB)
     monkeypatch.setattr(plan, "COMPOSED_RANGES", 1)
+    by_parts: dict[str, int] = {}
+    locate = Draft.locate
+
+    def recorded(draft, located):
+        by_parts[draft.target.name] = max(len(located), by_parts.get(draft.target.name, 0))
+        locate(draft, located)
+
+    monkeypatch.setattr(Draft, "locate", recorded)
     before = pipeline.head()
     database.execute(
         "BEGIN;"
@@ -95,6 +104,8 @@ def test_a_transaction_of_many_entries_is_read_and_composed_in_parts(
     # One more for the keys that unsent values have been moved between.
     assert by_table[f"{STREAM}.public.docs"] == [*parts, len(work)]
     assert by_table[f"{STREAM}.public.odd"] == parts
+    # Each of these tasks has also found what its part removes.
+    assert by_parts == {name: len(parts) for name, parts in by_table.items()}
     # One transaction, one epoch; the others are those of the flush.
     links = {
         link.link: link for link in open_chain(pipeline.lake).links() if link.link > before.link

@@ -12,14 +12,14 @@ import pytest
 
 from spark_consumers.fold.keyed import compose, fold
 from spark_consumers.fold.multiset import compose_multisets, fold_multiset
-from spark_consumers.lake.epoch import stage
+from spark_consumers.lake.epoch import removal, stage
 from spark_consumers.lake.epoch.stage import Staged, joined
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import Stage, read_data, read_partial
 from spark_consumers.lake.format.table_format import FileInfo
-from tests.support.lake.divided_folds import composed_in_parts
+from tests.support.lake.divided_folds import composed_in_parts, located_in_parts
 from tests.support.lake.table_on_disk import TableOnDisk
-from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.errors import CorruptError, NotSupportedError
 
 I, U, D, T = b"IUDT"  # noqa: E741  # the letters that pgoutput uses
 #: The table's smallint is an integer in its data files.
@@ -150,19 +150,31 @@ def test_unsent_values_are_composed_in_the_part_of_their_key(tmp_path):
     assert sorted(unset["c0"].to_pylist()) == [key for key in ids if not key % 2]
 
 
-def test_unsent_values_of_several_parts_are_those_of_the_table(tmp_path):
+def test_unsent_values_of_several_parts_are_those_of_the_table(tmp_path, monkeypatch):
     its, ids, disk = target(tmp_path), range(100), TableOnDisk(tmp_path / "t")
     rows = fold([batch([(I, (key, f"old{key}"), None) for key in ids], "K")], [0])
-    disk.apply(its, joined(composed_in_parts(its, [rows], f"{tmp_path}/scratch1", PARTS)), "")
+    disk.apply(its, joined(composed_in_parts(its, [rows], f"{tmp_path}/scratch1", 1)), "")
     its = replace(its, prefix=f"{tmp_path}/t/data/{Stage(2, 1, 1)}")
     changes = [*kept(range(50)), *((U, (key, f"v{key}"), None) for key in range(50, 90))]
     then = fold([batch(changes, "K", unsent=range(50))], [0])
     scratch = f"{tmp_path}/scratch2"
-    disk.apply(its, joined(composed_in_parts(its, [then], scratch, PARTS)), scratch)
+    staged, located = located_in_parts(its, [then], scratch, PARTS, disk.runs)
+    # Each part has found its own: nothing is left to look for.
+    assert len(located) == PARTS
+    assert sum(len(read_partial(part.found)) for part in located if part.found) == 90
+    monkeypatch.setattr(removal, "_found", None)
+    disk.apply(its, staged, scratch, located=located)
     new = {key: f"v{key}" if 50 <= key < 90 else f"old{key}" for key in ids}
     found = disk.rows(IN_FILES)
     assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)) == new
     assert len(found) == len(ids)
+
+
+def test_a_row_that_a_part_removes_and_the_table_lacks_is_damage(tmp_path):
+    its, disk = target(tmp_path), TableOnDisk(tmp_path / "t")
+    gone = fold([batch([(D, None, (key, None)) for key in range(9)], "K")], [0])
+    with pytest.raises(CorruptError, match="found 0"):
+        located_in_parts(its, [gone], f"{tmp_path}/scratch", PARTS, disk.runs)
 
 
 def test_keys_that_unsent_values_moved_between_are_composed_by_one_task(tmp_path):

@@ -12,6 +12,7 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
 from spark_consumers.lake.epoch.removal import PatchedRows, Rewrite
+from spark_consumers.lake.epoch.stage import Patches
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.checksums import sums_of
 from spark_consumers.lake.format.data_files import (
@@ -140,7 +141,8 @@ def test_33_no_other_rows_are_read_than_were_written(tmp_path):
     rewrite = Rewrite((rows,), write_partial(f"{tmp_path}/removed.arrow", removed))
     places = pa.table({"patch": [0], "file": [0], "position": [7]})
     patches = write_table(f"{tmp_path}/patches.parquet", pa.table({"c0": [1], "u0": [True]}))
-    patched = PatchedRows((rows,), write_partial(f"{tmp_path}/places.arrow", places))
+    places_file = write_partial(f"{tmp_path}/places.arrow", places)
+    patched = PatchedRows((rows,), places_file, Patches(patches, None))
     tasks = [
         CompleteTask(target, 0, rewrite=rewrite),
         CompleteTask(target, 0, patched=patched, patches=patches.path),

@@ -13,18 +13,18 @@ from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.decode.types import from_text
 from spark_consumers.lake.epoch import quarantine
 from spark_consumers.lake.epoch.quarantined_rows import rows_of, skip
+from spark_consumers.lake.epoch.removal import Located
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     PendingTable,
     Staged,
-    joined,
     run_compose,
 )
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.table_version import TableVersion
 from tests.support.change_entries import UNCHANGED, Table, cut, delete, insert, transactions, update
-from tests.support.lake.divided_folds import composed_in_parts
+from tests.support.lake.divided_folds import located_in_parts
 from tests.support.lake.table_on_disk import TableOnDisk
 from tests.support.pgoutput_messages import truncate
 from walsender_bridge.errors import CorruptError
@@ -121,20 +121,23 @@ class Lake:
         ]
         if not folds:
             return
-        staged = joined(composed_in_parts(target, folds, scratch, self.parts))
-        self._publish(target, staged, scratch)
+        staged, located = located_in_parts(target, folds, scratch, self.parts, self.disk.runs)
+        assert len(located) == 0 or self.parts > 1
+        self._publish(target, staged, scratch, located)
 
     def retry(self) -> None:
         self.epoch += 1
         target = self.target()
         scratch = f"{self.folder}/scratch-{self.epoch}"
         task = ComposeTask(target, (), scratch, 0)
-        self._publish(target, run_compose(task), scratch)
+        self._publish(target, run_compose(task), scratch, [])
 
-    def _publish(self, target: Target, staged: Staged, scratch: str) -> None:
+    def _publish(
+        self, target: Target, staged: Staged, scratch: str, located: list[Located]
+    ) -> None:
         count = (0 if staged.truncated else len(self.rows)) + staged.added
         files = 1 if self.epoch % 2 else 8
-        completed = self.disk.apply(target, staged, scratch, small_files=files)
+        completed = self.disk.apply(target, staged, scratch, small_files=files, located=located)
         self.rows = self.disk.rows(self.files_schema)
         assert len(self.rows) == count
         self.version = quarantine.with_quarantined(

@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
 from spark_consumers.lake.copy.chunk import (
     SNAPSHOT_SECONDS,
+    KnownSamples,
     NextChunk,
     continued,
     next_chunk,
@@ -97,7 +98,8 @@ class CopyRequest:
     """Copy these tables of a source (`schema.table`).
 
     `cut`: where its stream was committed to before the snapshot. `rate`: bytes a second, of what one copy writes.
-    `partials`: what there is of copies that are to be continued. `chunk_bytes`: of a chunk (`copy.chunk`).
+    `partials`: what there is of copies that are to be continued. `chunk_bytes`: of a chunk (`copy.chunk`), whose
+    `samples` all chunks of the request share.
     """
 
     source: Source
@@ -107,6 +109,7 @@ class CopyRequest:
     rate: float | None = None
     partials: Mapping[str, TableVersion] = field(default_factory=dict)
     chunk_bytes: int = CHUNK_BYTES
+    samples: KnownSamples = field(default_factory=KnownSamples, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -281,6 +284,7 @@ class TableCopier:
                 partial,
                 size=table.request.chunk_bytes,
                 piece=part_bytes(table.request.rate),
+                known=table.request.samples,
             )
         if partial is not None:
             # Its table is named by a link: only the lake's housekeeping removes it.

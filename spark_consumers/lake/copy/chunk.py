@@ -13,7 +13,7 @@ copy that was interrupted does not read again. A table is read as a whole from o
 - if its rows are not in the order of the key by and large: ranges of the key would be scattered over all of its blocks.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,9 +21,16 @@ from spark_consumers.decode.types import UUID
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables.chunks import CHUNKED_BY
 from spark_consumers.lake.tables.shape import Shape, changed, followed
-from spark_consumers.snapshot.exported import PublishedTable, have_index, relations_of, samples
+from spark_consumers.snapshot.exported import (
+    PublishedTable,
+    RelationBlocks,
+    have_index,
+    relations_of,
+    samples,
+)
 from spark_consumers.snapshot.key_ranges import (
     KeyRange,
+    Sample,
     chunk_end,
     is_clustered,
     most_of_one_key,
@@ -33,6 +40,49 @@ from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 
 #: After which no other table, and no other chunk, is read from a snapshot.
 SNAPSHOT_SECONDS: Final = 600.0
+
+
+#: By which part of its size a relation may have grown or shrunk since its sample.
+_GROWTH: Final = 0.1
+
+
+class KnownSamples:
+    """The samples that earlier chunks of a copy were planned with.
+
+    A sample reads blocks all over the relation, and only sizes depend on it: it is as good for the next chunk, unless the relation
+    has another size by then.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], Sample] = {}
+
+    def of(
+        self,
+        connection: BoundedConnection,
+        relations: Sequence[RelationBlocks],
+        column: str,
+        *,
+        piece: int,
+        is_uuid: bool,
+    ) -> list[Sample]:
+        """A sample of each of these relations, as `exported.samples`."""
+        new = [each for each in relations if not self._is_known(each, column)]
+        for sample in samples(connection, new, column, piece=piece, is_uuid=is_uuid):
+            self._known[sample.oid, column] = sample
+        return [
+            replace(
+                self._known[each.oid, column], relation=(each.schema, each.name), size=_size(each)
+            )
+            for each in relations
+        ]
+
+    def _is_known(self, relation: RelationBlocks, column: str) -> bool:
+        known = self._known.get((relation.oid, column))
+        return known is not None and abs(_size(relation) - known.size) <= _GROWTH * known.size
+
+
+def _size(relation: RelationBlocks) -> int:
+    return relation.blocks * relation.block_size
 
 
 @dataclass(frozen=True)
@@ -50,10 +100,11 @@ def next_chunk(
     *,
     size: int,
     piece: int,
+    known: KnownSamples,
 ) -> NextChunk | None:
     """What is to be read next, about `size` bytes in pieces of `piece`; None: the whole table. `partial`: what there is.
 
-    `connection`: one that sees the snapshot.
+    `connection`: one that sees the snapshot. `known`: by earlier chunks.
     """
     column = table.key[0] if table.key else None
     kinds = {c.name: c.type_oid for c in table.columns}
@@ -61,12 +112,11 @@ def next_chunk(
         return None
     relations = relations_of(connection, table)
     if partial is None and (
-        sum(blocks * each for *_, blocks, each in relations) <= size
-        or not have_index(connection, relations, column)
+        sum(map(_size, relations)) <= size or not have_index(connection, relations, column)
     ):
         return None
     is_uuid = kinds[column] == UUID
-    found = samples(connection, relations, column, piece=piece, is_uuid=is_uuid)
+    found = known.of(connection, relations, column, piece=piece, is_uuid=is_uuid)
     begin = partial.chunks[-1][0] if partial is not None else None
     end = chunk_end(found, begin, size)
     if partial is None and (

@@ -1,11 +1,11 @@
 """One table's part of an epoch while it is completed: which tasks are next, and what they have found. No I/O."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spark_consumers.lake.epoch.complete import Completed, CompleteTask, Indexed, IndexTask
-from spark_consumers.lake.epoch.removal import RemovalTask, Removed
-from spark_consumers.lake.epoch.stage import Staged
+from spark_consumers.lake.epoch.removal import Located, RemovalTask, Removed
+from spark_consumers.lake.epoch.stage import Patches, Staged
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.table_format import FileInfo, RowIds
 from spark_consumers.lake.index.run_format import Run
@@ -16,7 +16,7 @@ class Draft:
     """What is to be written of a table, after `base`.
 
     `runs`: its index, before this epoch and in the end after it; None: it has to be built. `damage`: why that is so after
-    all. `row_ids`: of its data files, for those that are rewritten.
+    all. `located`: what the parts of the changes remove. `row_ids`: of its data files, for those that are rewritten.
     """
 
     target: Target
@@ -27,6 +27,7 @@ class Draft:
     is_found: bool = False
     done: list[Completed] = field(default_factory=list)
     damage: str = ""
+    located: tuple[Located, ...] = ()
     row_ids: Mapping[str, RowIds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -39,7 +40,15 @@ class Draft:
         """Build the index, and then do everything again, with files of other names."""
         self.target, self.runs = target, None
         self.removed, self.done, self.damage = Removed(target.name), [], ""
-        self.is_found = False
+        self.is_found, self.located = False, ()
+
+    def locate(self, located: Sequence[Located]) -> None:
+        """Take what the parts have found."""
+        damaged = [part.damage for part in located if part.damage]
+        if damaged:
+            self.found(Removed(self.target.name, damage=damaged[0]))
+        else:
+            self.located = tuple(located)
 
     @property
     def rows(self) -> list[FileInfo]:
@@ -49,7 +58,7 @@ class Draft:
     def removal(self, scratch: str, small_files: int) -> RemovalTask:
         """Find what is removed."""
         assert self.runs is not None
-        return RemovalTask(self.target, self.staged, self.runs, scratch, small_files)
+        return RemovalTask(self.target, self.staged, self.runs, scratch, small_files, self.located)
 
     def found(self, removed: Removed) -> None:
         """Take what was found."""
@@ -59,12 +68,12 @@ class Draft:
 
     def completing(self) -> Iterator[CompleteTask]:
         """Complete the rows of the table's own files."""
-        begun: set[int] = set()
+        begun: set[Patches] = set()
         for number, patched in enumerate(self.removed.patched):
-            patches = self.staged.patches[patched.number]
+            patches = patched.patches
             # Whole rows go with the first group of their patches.
-            rows = None if patched.number in begun else patches.rows
-            begun.add(patched.number)
+            rows = None if patches in begun else patches.rows
+            begun.add(patches)
             yield CompleteTask(
                 self.target,
                 number,

@@ -29,6 +29,7 @@ from spark_consumers.lake.epoch.plan import COMPOSED_RANGES, EpochPlan, Pace, ta
 from spark_consumers.lake.epoch.progress import EpochProgress
 from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
 from spark_consumers.lake.epoch.removal import (
+    Located,
     Removed,
     StageTask,
     check_found,
@@ -275,10 +276,10 @@ class EpochWriter:
         targets: TaskTables,
         scratch: Place,
         polled: Collection[str],
-    ) -> tuple[EpochPlan, dict[str, Staged], dict[str, Removed]]:
+    ) -> tuple[EpochPlan, dict[str, Staged], dict[str, list[Removed | Located]]]:
         """Read and write everything: the plan with the partitions that came; the staged files by table, and what they remove."""
         found: dict[str, list[Staged]] = defaultdict(list)
-        removed: dict[str, Removed] = {}
+        removed: dict[str, list[Removed | Located]] = defaultdict(list)
         mismatches: list[SchemaMismatch] = []
         faults: list[TableFault] = []
 
@@ -299,7 +300,7 @@ class EpochWriter:
                     faults.append(one)
                 else:
                     if gone is not None:
-                        removed[one.table] = gone
+                        removed[one.table].append(gone)
                     yield one
 
         for one in stage(work):
@@ -433,7 +434,7 @@ class EpochWriter:
         targets: TaskTables,
         stage: Stage,
         staged: Mapping[str, Staged],
-        removed: Mapping[str, Removed],
+        removed: Mapping[str, Sequence[Removed | Located]],
         timings: Timings,
     ) -> dict[str, TableVersion]:
         """Complete what the tables have to complete, and make each table's write."""
@@ -447,8 +448,12 @@ class EpochWriter:
             for name, part in staged.items()
             if part.changes_table or name in converted
         }
-        for name, gone in removed.items():
-            drafts[name].found(gone)
+        for name, its in removed.items():
+            if name not in drafts:
+                continue
+            drafts[name].locate([gone for gone in its if isinstance(gone, Located)])
+            for whole in (gone for gone in its if isinstance(gone, Removed)):
+                drafts[name].found(whole)
         todo = list(drafts)
         for again in range(_BUILDS):
             self._build_indexes(plan, drafts, todo, stage, scratch)

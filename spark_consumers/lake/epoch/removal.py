@@ -4,12 +4,15 @@ A removal is of a key (`Staged.deletes`) or of a number of rows that are equal i
 of several equal rows goes does not matter). The positions found are added to the deletion vectors of their data files; a
 data file without a living row goes as a whole.
 
+Where several tasks compose a table, each of them finds what its own part removes (`Located`), and leaves positions; one task adds
+them to the vectors, a part at a time.
+
 Every removal must find its rows: anything else means that the table and the log do not belong together, and is an error,
 never a lost or additional row.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +23,7 @@ from spark_consumers.fold.row_codes import row_codes
 from spark_consumers.lake.epoch.packed import Index, TaskTables
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
+    Patches,
     RangeTask,
     Staged,
     run_compose,
@@ -33,7 +37,7 @@ from spark_consumers.lake.format.table_format import FileInfo, RowIds, Vector
 from spark_consumers.lake.index.build import Identity, add_files, bitmaps_table, in_groups
 from spark_consumers.lake.index.digests import Int64s, together
 from spark_consumers.lake.index.liveness import Liveness
-from spark_consumers.lake.index.lookup import Found, find
+from spark_consumers.lake.index.lookup import NOTHING, Found, find
 from spark_consumers.lake.index.run_format import (
     DataFile,
     IndexDamagedError,
@@ -51,25 +55,39 @@ SMALL = 8 << 20
 
 @dataclass(frozen=True)
 class RemovalTask:
-    """Find the rows that a table's staged changes remove. `runs`: its index. `small_files`: how many it may have."""
+    """Find the rows that a table's staged changes remove. `runs`: its index. `small_files`: how many it may have.
+
+    `located`: what the parts of the changes have found already; empty: nothing has been looked for.
+    """
 
     target: Target
     staged: Staged
     runs: tuple[Run, ...]
     scratch: str
     small_files: int
+    located: "tuple[Located, ...]" = ()
 
 
 @dataclass(frozen=True)
 class PatchedRows:
-    """Patches of rows in these data files; `places`: which patch each is, its file, and its position.
-
-    `number`: of the patches' file, among those that are staged.
-    """
+    """Some of these patches, of rows in these data files; `places`: which patch each is, its file, and its position."""
 
     files: tuple[DataFile, ...]
     places: str
-    number: int = 0
+    patches: Patches
+
+
+@dataclass(frozen=True)
+class Located:
+    """What the changes of one part of a table remove: `found`, a file of positions in data files (None: nothing).
+
+    `patched`: where the rows are that its patches complete. `damage`: see `Removed`.
+    """
+
+    table: str
+    found: str | None = None
+    patched: tuple[PatchedRows, ...] = ()
+    damage: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,16 +145,14 @@ class StageTask:
 
 def run_stage(
     task: StageTask,
-) -> list[tuple[Staged | SchemaMismatch | TableFault, "Removed | None"]]:
+) -> list[tuple[Staged | SchemaMismatch | TableFault, "Removed | Located | None"]]:
     """Carry out the task; for each table what was staged, and what that removes, if it was looked for."""
     stage = task.stage
     if isinstance(stage, ComposeTask):
         assert task.index is not None
         staged = run_compose(stage)
-        if stage.share is not None:
-            # What all parts of the table remove is looked for at once.
-            return [(staged, None)]
-        return [_with_removed(staged, stage.target, task.index, stage.scratch)]
+        is_part = stage.share is not None
+        return [_with_removed(staged, stage.target, task.index, stage.scratch, is_part=is_part)]
     tables = TaskTables(stage.tables, stage.stage)
     return [
         (one, None)
@@ -147,18 +163,41 @@ def run_stage(
 
 
 def _with_removed(
-    staged: Staged, target: Target, index: Index, scratch: str
-) -> tuple[Staged | TableFault, "Removed | None"]:
+    staged: Staged, target: Target, index: Index, scratch: str, *, is_part: bool = False
+) -> tuple[Staged | TableFault, "Removed | Located | None"]:
     runs, small_files = index
-    if runs is None or not staged.changes_table:
+    if runs is None or not (staged.changes_table or is_part):
         return staged, None
+    task = RemovalTask(target, staged, runs, scratch, small_files)
     try:
-        return staged, run_removal(RemovalTask(target, staged, runs, scratch, small_files))
+        return staged, _run_location(task) if is_part else run_removal(task)
     except Exception as error:
         fault = fault_of(staged.table, error)
         if fault is None:
             raise
         return fault, None
+
+
+def _run_location(task: RemovalTask) -> Located:
+    """Find what one part of a table's changes removes."""
+    name = task.target.name
+    try:
+        with open_runs(task.target.folder, [run.name for run in _runs_before(task)]) as runs:
+            liveness = Liveness(task.target.folder, [run.tables for run in runs])
+            found = _found(task, liveness, runs)
+            patched = tuple(_patches(task, liveness, found)) if task.staged.patches else ()
+    except IndexDamagedError as error:
+        return Located(name, damage=str(error))
+    if not len(found):
+        return Located(name)
+    path = f"{task.scratch}/{task.target.scratch_name}-found.arrow"
+    places = {"file": pa.array(found.files), "position": pa.array(found.positions)}
+    return Located(name, write_partial(path, pa.table(places)), patched)
+
+
+def _runs_before(task: RemovalTask) -> tuple[Run, ...]:
+    """The table's index. With the table, it starts over."""
+    return () if task.staged.truncated else task.runs
 
 
 def run_removal(task: RemovalTask) -> Removed:
@@ -170,15 +209,19 @@ def run_removal(task: RemovalTask) -> Removed:
 
 
 def _removed(task: RemovalTask) -> Removed:
-    target, staged = task.target, task.staged
-    # With the table, the index starts over.
-    old = () if staged.truncated else task.runs
+    target, staged, old = task.target, task.staged, _runs_before(task)
     with open_runs(target.folder, [run.name for run in old]) as runs:
         liveness = Liveness(target.folder, [run.tables for run in runs])
-        found = _found(task, liveness, runs)
-        patched = tuple(_patches(task, liveness, found)) if staged.patches else ()
+        parts: Iterator[Found]
+        if task.located:
+            parts = map(_read_found, task.located)
+            patched = tuple(rows for part in task.located for rows in part.patched)
+        else:
+            found = _found(task, liveness, runs)
+            parts = iter([found])
+            patched = tuple(_patches(task, liveness, found)) if staged.patches else ()
         known = {file.name: file for file in liveness.current()}
-        removed, gone = _added(found, liveness)
+        removed, gone = _added(parts, liveness)
         living = [file for name, file in known.items() if file not in gone]
         rewritten = _to_rewrite(task, living, liveness, removed)
         rewrites = _rewrites(task, rewritten, liveness, removed)
@@ -205,21 +248,35 @@ def _removed(task: RemovalTask) -> Removed:
     return replace(result, runs=indexed(target, old, staged.rows, result))
 
 
-def _added(found: Found, liveness: Liveness) -> tuple[dict[str, BitMap64], list[DataFile]]:
+def _read_found(part: Located) -> Found:
+    if part.found is None:
+        return NOTHING
+    table = read_partial(part.found)
+    files, positions = (np.asarray(one(table, name)) for name in ("file", "position"))
+    return Found(np.zeros(len(files), np.int64), files, positions)
+
+
+def _added(
+    parts: Iterable[Found], liveness: Liveness
+) -> tuple[dict[str, BitMap64], list[DataFile]]:
     """The removed positions of the data files that have such rows, and the files that have no others left."""
+    added: dict[int, BitMap64] = {}
+    for found in parts:
+        order = np.argsort(found.files, kind="stable")
+        numbers, counts = np.unique(found.files, return_counts=True)
+        groups = np.split(order, np.cumsum(counts)[:-1]) if len(order) else []
+        for number, rows in zip(numbers.tolist(), groups, strict=True):
+            more = BitMap64(np.sort(found.positions[rows]).astype(np.uint64))
+            added[number] = added[number] | more if number in added else more
     removed: dict[str, BitMap64] = {}
     gone: list[DataFile] = []
-    order = np.argsort(found.files, kind="stable")
-    numbers, counts = np.unique(found.files, return_counts=True)
-    parts = np.split(order, np.cumsum(counts)[:-1]) if len(order) else []
-    for number, rows in zip(numbers.tolist(), parts, strict=True):
+    for number, more in sorted(added.items()):
         file = liveness.files[number]
         vector = liveness.vectors.get(file.name)
-        if len(rows) + (0 if vector is None else vector.rows) == file.rows:
+        if len(more) + (0 if vector is None else vector.rows) == file.rows:
             gone.append(file)
-            continue
-        more = BitMap64(np.sort(found.positions[rows]).astype(np.uint64))
-        removed[file.name] = more | liveness.removed(file.name)
+        else:
+            removed[file.name] = more | liveness.removed(file.name)
     return removed, gone
 
 
@@ -252,7 +309,7 @@ def _found(task: RemovalTask, liveness: Liveness, runs: Sequence[RunReader]) -> 
         digests.append(identity.digests([one(table, f"c{i}") for i in range(len(target.columns))]))
         counts.append(np.asarray(table.column("n").combine_chunks()).astype(np.int64))
     if not digests:
-        return Found(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint32))
+        return NOTHING
     wanted = np.concatenate(counts)
     found = find(runs, liveness, together(digests), wanted)
     if staged.deletes:
@@ -286,14 +343,14 @@ def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> Iterator[Pa
     check_found(target, int((at >= 0).sum()), len(here))
     prefix = f"{task.scratch}/{target.stage}-{target.scratch_name}-places"
     first = 0
-    for number, some in enumerate(patches):
+    for number, (its, some) in enumerate(zip(staged.patches, patches, strict=True)):
         mine = at[first : first + len(some)]
         first += len(some)
-        yield from _places(f"{prefix}-{number}", number, liveness, found, mine)
+        yield from _places(f"{prefix}-{number}", its, liveness, found, mine)
 
 
 def _places(
-    prefix: str, number: int, liveness: Liveness, found: Found, at: Int64s
+    prefix: str, patches: Patches, liveness: Liveness, found: Found, at: Int64s
 ) -> Iterator[PatchedRows]:
     """The patches of one file, which complete the rows `at` of what was found: by groups of data files."""
     files = found.files[at].astype(np.int64)
@@ -312,7 +369,7 @@ def _places(
                 "position": pa.array(found.positions[at[rows]].astype(np.int64)),
             }
         )
-        yield PatchedRows(group, write_partial(f"{prefix}-{part}.arrow", places), number)
+        yield PatchedRows(group, write_partial(f"{prefix}-{part}.arrow", places), patches)
 
 
 def _to_rewrite(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ class Found:
 
     def __len__(self) -> int:
         return len(self.wanted)
+
+
+NOTHING: Final = Found(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint32))
 
 
 def find(runs: Sequence[RunReader], liveness: Liveness, wanted: Digests, counts: Int64s) -> Found:
@@ -56,7 +60,7 @@ def find(runs: Sequence[RunReader], liveness: Liveness, wanted: Digests, counts:
                 Found(order[at], files[alive][chosen], positions[alive][chosen].astype(np.uint32))
             )
     if not parts:
-        return Found(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint32))
+        return NOTHING
     return Found(*(np.concatenate([getattr(p, n) for p in parts]) for n in Found.__slots__))
 
 

@@ -1,5 +1,6 @@
 """One table on a disk, written by the functions that the executors run, without Spark and without Iceberg."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.epoch.complete import Completed, run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
-from spark_consumers.lake.epoch.removal import run_removal
+from spark_consumers.lake.epoch.removal import Located, run_removal
 from spark_consumers.lake.epoch.stage import Staged
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.position_deletes import read_removed
@@ -26,12 +27,19 @@ class TableOnDisk:
         self.runs: tuple[Run, ...] = ()
 
     def apply(
-        self, target: Target, staged: Staged, scratch: str, *, small_files: int = 8
+        self,
+        target: Target,
+        staged: Staged,
+        scratch: str,
+        *,
+        small_files: int = 8,
+        located: Sequence[Located] = (),
     ) -> list[Completed]:
-        """What an epoch does with a table."""
+        """What an epoch does with a table. `located`: what its parts have found that they remove."""
         if not staged.changes_table:
             return []
         draft = Draft(target, staged, 1, self.runs)
+        draft.locate(located)
         draft.found(run_removal(draft.removal(scratch, small_files)))
         assert not draft.damage
         for task in draft.completing():
