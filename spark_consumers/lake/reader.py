@@ -35,7 +35,7 @@ from spark_consumers.lake.manifest.reader_leases import lease_on
 from spark_consumers.lake.manifest.table_version import HELD
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import Place, options_of
-from spark_consumers.lake.tables.states import is_behind
+from spark_consumers.lake.tables.states import is_behind, without_earlier
 from spark_consumers.spark import buckets, requirements
 from walsender_bridge.errors import LakeError, TrimmedError, UsageError
 from walsender_bridge.postgres.protocol.relation_name import split_relation
@@ -49,6 +49,8 @@ _POLL_SECONDS = 0.1
 
 #: For each Spark application, by its ID, and lake the newest epoch that it has read.
 _seen: defaultdict[str, dict[str, int]] = defaultdict(dict)
+#: For each Spark application and lake the tables that a live read has shown as of its version, and that of the last one.
+_shown: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
 #: For each Spark session the views that were registered, by lake and prefix.
 _views: "WeakKeyDictionary[Any, dict[tuple[Place, str], set[str]]]" = WeakKeyDictionary()
 
@@ -96,7 +98,8 @@ def read(
     reached = options_of(root)
     buckets.use(spark, root, reached.endpoint, reached.region)
     lake_id: str = identity["lake"]
-    seen = _seen[str(spark.conf.get("spark.app.id"))]
+    application = str(spark.conf.get("spark.app.id"))
+    seen, shown = _seen[application], _shown[application, lake_id]
     tail = None
     lease = lease_on(chain.store)
     with lease.resolving() if lease is not None else nullcontext():
@@ -111,6 +114,8 @@ def read(
             manifest, tail = _live(spark, chain, log, consumer, reader, seen.get(lake_id, 0))
         else:
             manifest = _newest(chain, seen.get(lake_id, 0))
+        if epoch is None and pin is None and as_of is None:
+            manifest = without_earlier(manifest, shown)
         snapshot = Snapshot(
             spark, root, manifest, allow_stale=allow_stale, catalog=for_reading(chain), tail=tail
         )
@@ -118,6 +123,10 @@ def read(
         if lease is not None and pin is None and chain.has(manifest.link):
             lease.keep(snapshot, manifest.link)
     seen[lake_id] = max(seen.get(lake_id, 0), manifest.epoch)
+    if tail is not None:
+        for name, table in manifest.tables.items():
+            if table.state == LIVE:
+                shown[name] = max(shown.get(name, 0), manifest.epoch)
     return snapshot
 
 

@@ -10,6 +10,8 @@ from spark_consumers import read
 from spark_consumers.lake import reader
 from spark_consumers.lake.epoch import plan
 from spark_consumers.lake.live import log_tail, tail
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import STREAM, ChangeLog
 from tests.support.lake_check import assert_equal
 from walsender_bridge.change_log.client import LogClient
@@ -75,6 +77,28 @@ def test_2_no_read_behind_a_live_one_goes_back(pipeline, database, monkeypatch):
     assert later.epoch >= seen.epoch
     assert later["docs"].count() == 2
     assert live(pipeline).epoch >= later.epoch
+
+
+def test_2_a_table_that_is_paused_behind_a_live_read_does_not_go_back(pipeline, database):
+    """A pause takes the rows of the newest epoch, and the session has read later ones."""
+    database.execute("UPDATE docs SET title = 'seen'")
+    seen = live(pipeline)
+    docs = f"{STREAM}.public.docs"
+    requests.ask(open_chain(pipeline.lake), "pause", [docs, f"{STREAM}.public.bag"])
+    pipeline.flush()
+    for found in (pipeline.flush(), live(pipeline)):
+        assert docs not in found.tables
+        assert "bag" not in found.tables
+        assert_equal(database.dsn, found, counted=False)
+        with pytest.raises(LakeError, match=f"has read version {seen.epoch} of it, .*: paused"):
+            found["docs"]
+    stale = read(pipeline.spark, pipeline.lake, allow_stale=True)
+    assert {row.title for row in stale["docs"].collect()} == {f"t{n}" for n in range(1, 10)}
+    assert docs in read(pipeline.spark, pipeline.lake, epoch=stale.epoch).tables
+    requests.ask(open_chain(pipeline.lake), "resume", [docs])
+    pipeline.flush()
+    assert_equal(database.dsn, pipeline.flush(), counted=False)
+    assert docs in live(pipeline).tables
 
 
 def test_14_a_table_that_gets_a_column_is_left_out_until_the_next_epoch(pipeline, database):

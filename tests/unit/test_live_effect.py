@@ -13,9 +13,10 @@ from spark_consumers.fold.keyed import compose, fold
 from spark_consumers.fold.multiset import fold_multiset
 from spark_consumers.fold.serial import fold_to_table
 from spark_consumers.lake.epoch import divided
+from spark_consumers.lake.epoch.stage import RangeTask
 from spark_consumers.lake.format.data_files import write_partial, write_partials
 from spark_consumers.lake.live.effect import ADDED, GONE, PATCHED, effect, has_patches
-from spark_consumers.lake.live.tail import FOLD, Found, _packed, effect_tasks
+from spark_consumers.lake.live.tail import FOLD, Found, _packed, effect_tasks, fold_tasks
 from tests.unit.test_divided_folds import D, I, T, U, batch, history, target
 
 RANGES = 4
@@ -129,3 +130,9 @@ def test_24_folds_sent_and_in_files_are_composed_in_order(tmp_path, seed, parts,
     for task in tasks:
         table = applied(table, pa.Table.from_batches(task.run()))
     assert table == after
+
+
+@pytest.mark.parametrize("ranges", [1, 8, 9, 1000])
+def test_what_all_ranges_send_to_the_driver_is_bounded(ranges):
+    work = [RangeTask("shop", (), 0, 1, n, "", "", (), frozenset()) for n in range(ranges)]
+    assert 0 < sum(task.sent for task in fold_tasks(work)) <= 64 << 20

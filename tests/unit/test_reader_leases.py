@@ -12,8 +12,9 @@ import sys
 import pytest
 
 from spark_consumers.lake.manifest import reader_leases
-from spark_consumers.lake.manifest.reader_leases import Readers, lease_on
-from spark_consumers.lake.store.living import DEAD_AFTER
+from spark_consumers.lake.manifest.reader_files import new_folder, remove_dead
+from spark_consumers.lake.manifest.reader_leases import ReaderLease, Readers, lease_on
+from spark_consumers.lake.store.living import DEAD_AFTER, LAPSE
 from spark_consumers.lake.store.local_store import LocalStore
 from tests.support.waiting import wait_for
 
@@ -115,6 +116,28 @@ def test_a_reader_whose_lock_is_invisible_holds_its_link_while_it_beats(root, mo
     clock[0] += DEAD_AFTER + 1
     assert readers.held_from() is None
     assert list((root / "_tuskline" / "readers").iterdir()) == []
+
+
+def test_the_files_of_a_reader_stay_when_its_record_is_another_one(root, monkeypatch):
+    """In a bucket, whose store did not answer for a while."""
+    monkeypatch.setattr(LocalStore, "has_locks", False)
+    monkeypatch.setattr(reader_leases.threading.Thread, "start", lambda _: None)
+    now, dead_at = [0.0], [0.0]
+    lease = ReaderLease(LocalStore(root), lambda: now[0])
+    readers = Readers(LocalStore(root), lambda: dead_at[0])
+    its, others = (new_folder(root, reader) for reader in (lease.reader, "nobody"))
+    for folder in (its, others):
+        folder.mkdir(parents=True)
+    remove_dead(root, readers.names)
+    assert (its.exists(), others.exists()) == (True, False)
+    now[0] += LAPSE
+    lease.refresh()
+    assert readers.names() == {lease.reader}
+    dead_at[0] += DEAD_AFTER
+    lease.refresh()
+    remove_dead(root, readers.names)
+    assert len([*(root / "_tuskline" / "readers").iterdir()]) == 1
+    assert its.exists()
 
 
 def test_a_reader_that_may_not_write_reads_without_a_lease(root):

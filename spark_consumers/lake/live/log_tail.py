@@ -9,6 +9,7 @@ A table whose changes have another shape than the table in the lake is left out,
 """
 
 import json
+import threading
 import time
 import weakref
 from collections import defaultdict, deque
@@ -31,9 +32,9 @@ from spark_consumers.lake.live.tail import (
     FAULT,
     FOUND,
     PARTITIONS,
-    FoldTask,
     Found,
     effect_tasks,
+    fold_tasks,
 )
 from spark_consumers.lake.manifest import reader_files
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, TableVersion
@@ -55,6 +56,7 @@ _SMALL: Final = 16 << 20
 
 #: Folders of live reads that are gone, and since when; a later one removes them.
 _dropped: deque[tuple[Place, float]] = deque()
+_removing = threading.Lock()
 
 
 class LogTail:
@@ -77,7 +79,7 @@ class LogTail:
     def read(self, work: Sequence[RangeTask]) -> None:
         """Have the executors read these ranges. Raises the log's errors."""
         came: dict[str, set[int]] = defaultdict(set)
-        rows = frame_of(self._spark, FOUND, [FoldTask(task) for task in work]).collect()
+        rows = frame_of(self._spark, FOUND, fold_tasks(work)).collect()
         for one in (Found.of(row.asDict()) for row in rows):
             if one.kind == ERROR:
                 raise from_wire(json.loads(one.content))
@@ -122,8 +124,7 @@ def open_tail(
     cannot write there. Raises `LakeError` if another log answers, or one without the lake's history; `TrimmedError` if the log does
     not have all that is behind the epoch; the log's errors.
     """
-    while _dropped and time.monotonic() - _dropped[0][1] >= HOLD:
-        remove_tree(_dropped.popleft()[0])
+    _remove_dropped()
     lease = lease_on(log, consumer)
     with LogClient(log) as client:
         _check_log(client.status(), log_id, log)
@@ -154,6 +155,14 @@ def _drop(folder: Place) -> None:
     _dropped.append((folder, time.monotonic()))
 
 
+def _remove_dropped() -> None:
+    """Remove the folders that nothing reads from any more."""
+    # A thread at a time: another one would take what is younger. What is appended meanwhile comes last.
+    with _removing:
+        while _dropped and time.monotonic() - _dropped[0][1] >= HOLD:
+            remove_tree(_dropped.popleft()[0])
+
+
 def _check_log(status: LogStatus, log_id: str, log: str) -> None:
     if status.log_id != log_id:
         raise LakeError(
@@ -180,7 +189,13 @@ def _checked(head: Manifest, status: LogStatus, log: str) -> LogStatus:
             repair="read the newest epoch: omit live; see `tuskline status`",
         )
     following = {stream_of(name) for name, table in head.tables.items() if table.state == LIVE}
-    for stream in sorted(following & set(streams)):
+    for stream in sorted(following):
+        if stream not in streams:
+            raise LakeError(
+                "the log does not have a stream of the lake",
+                where=f"stream {stream}, {log}",
+                repair="read the newest epoch: omit live; see `tuskline status`",
+            )
         if head.streams[stream].offset < streams[stream].low_offset:
             raise TrimmedError(
                 f"epoch {head.epoch} ends at offset {head.streams[stream].offset}, and the log begins at"
@@ -193,22 +208,27 @@ def _checked(head: Manifest, status: LogStatus, log: str) -> LogStatus:
 
 def _plan(head: Manifest, status: LogStatus) -> EpochPlan:
     """The newest version as if it were the next epoch, of the tables that follow. What is being copied is not shown before an epoch."""
-    tables = {
-        name: replace(table, state=STALE, reason="it follows again from the next epoch on")
-        if table.state == RESUMING
-        else table
-        for name, table in head.tables.items()
-    }
+    tables = {name: _followed(head, table) for name, table in head.tables.items()}
     head = replace(head, tables=tables, copies={})
     commits = all_commits(head, status, status.version)
     return choose(head, status.version, status.streams, commits, is_complete=True)
+
+
+def _followed(head: Manifest, table: TableVersion) -> TableVersion:
+    """The table, stale if its changes cannot be read here."""
+    if table.state == RESUMING:
+        return replace(table, state=STALE, reason="it follows again from the next epoch on")
+    if table.state == LIVE and not table.layout:
+        why = "an earlier version of Tuskline has copied it, without a record of its columns"
+        return replace(table, state=STALE, as_of=head.epoch, reason=why)
+    return table
 
 
 def _targets(root: Place, plan: EpochPlan, status: LogStatus) -> dict[str, Target]:
     """The tables that follow, as the executors need them."""
     following = [(name, table) for name, table in plan.tables.items() if table.state == LIVE]
     known = aliases(status, following)
-    return {name: _target(root, name, t, known.get(name, ())) for name, t in following if t.layout}
+    return {name: _target(root, name, t, known.get(name, ())) for name, t in following}
 
 
 def _target(root: Place, name: str, table: TableVersion, names: tuple[str, ...]) -> Target:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _NAME: Final = "tuskline-live"
-#: The option with the tasks. They may have a bucket's keys: Spark shows no option whose name has this word.
+#: The option with the tasks. They have rows of tables: Spark shows no option whose name has this word.
 _TASKS: Final = "secretTasks"
 
 

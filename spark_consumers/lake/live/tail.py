@@ -4,7 +4,7 @@ As in the staging of an epoch (`epoch.stage`), of which this is the first half: 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -29,7 +29,7 @@ from spark_consumers.lake.format.data_files import read_partial, write_partial, 
 from spark_consumers.lake.live.effect import effect, has_patches
 from spark_consumers.lake.tables.fault import TableFault
 from spark_consumers.lake.tables.schema_match import SchemaMismatch
-from walsender_bridge.errors import NotSupportedError, TusklineError
+from walsender_bridge.errors import NotSupportedError, TrimmedError, TusklineError
 
 #: What a row of `FOUND` is: a table's fold; why a table has none; the OIDs of partitions that are not known; an error.
 FOLD: Final = "fold"
@@ -51,8 +51,9 @@ FOUND: Final = pa.schema(
         ("content", pa.binary()),
     ]
 )
-#: Bytes of a range's folds that are sent to the driver, to be sent to executors with queries.
+#: Bytes of folds that are sent to the driver, to be sent to executors with queries: of one range, and of all together.
 _SENT_BYTES: Final = 8 << 20
+_ALL_SENT_BYTES: Final = 64 << 20
 #: Rows that are given to Spark at once.
 _BATCH_ROWS: Final = 64 << 10
 
@@ -90,18 +91,24 @@ class Found:
 
     def fold_table(self, target: Target, share: Share | None) -> pa.Table:
         """The fold of this table, or one share of it."""
-        if share is not None:
-            return divided.read(self.path, target, share)
-        if self.path:
-            return read_partial(self.path)
-        return pa.ipc.open_stream(self.content).read_all()
+        if not self.path:
+            return pa.ipc.open_stream(self.content).read_all()
+        try:
+            return divided.read(self.path, target, share) if share else read_partial(self.path)
+        except FileNotFoundError:
+            raise TrimmedError(
+                "a file of this live read was removed",
+                where=self.path,
+                repair="read live again, and let nothing but Tuskline remove files of the lake",
+            ) from None
 
 
 @dataclass(frozen=True)
 class FoldTask:
-    """Read a range and fold it. `task.scratch`: a folder for folds that are large; empty: there is none."""
+    """Read a range and fold it. `task.scratch`: a folder for folds of more than `sent` bytes; empty: there is none."""
 
     task: RangeTask
+    sent: int
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Rows of `FOUND`."""
@@ -140,7 +147,7 @@ class FoldTask:
             has_patches(folded),
             size,
         )
-        if parts == 1 and sent + size <= _SENT_BYTES:
+        if parts == 1 and sent + size <= self.sent:
             return replace(found, content=_packed(tables[0]))
         if not self.task.scratch:
             raise NotSupportedError(
@@ -155,6 +162,12 @@ class FoldTask:
             path=write_partials(f"{path}.arrow", tables),
             linked="" if keys is None else write_partial(f"{path}-linked.arrow", keys),
         )
+
+
+def fold_tasks(work: Sequence[RangeTask]) -> list[FoldTask]:
+    """The tasks that read these ranges: the driver holds what all of them send."""
+    sent = min(_SENT_BYTES, _ALL_SENT_BYTES // max(1, len(work)))
+    return [FoldTask(task, sent) for task in work]
 
 
 def _reason(why: SchemaMismatch | TableFault) -> str:

@@ -14,7 +14,7 @@ _FOLDER = f"{STATE}/live"
 
 
 def new_folder(root: Place, reader: str) -> Place:
-    """A folder for the reader whose record has this name, in the lake in `root`; it is not made here."""
+    """A folder for this reader (`ReaderLease.reader`), in the lake in `root`; it is not made here."""
     return root / _FOLDER / f"{reader}-{uuid.uuid4().hex[:12]}"
 
 

@@ -81,6 +81,8 @@ class ReaderLease:
         self._written = 0
         self._beats = 0
         self._domain = store.lock_domain
+        self._name = uuid.uuid4().hex
+        self._records = itertools.count()
         self._beaten_at = clock()
         self._record = self._hold()
         self._lock = threading.Lock()
@@ -122,7 +124,7 @@ class ReaderLease:
 
     @property
     def reader(self) -> str:
-        """The name of its record."""
+        """What the names of its records begin with: one that cannot be relied on any more is followed by another."""
         return self._name
 
     def is_lost(self) -> bool:
@@ -166,8 +168,8 @@ class ReaderLease:
         return self._clock() - self._beaten_at < LAPSE
 
     def _hold(self) -> HeldRecord:
-        self._name = uuid.uuid4().hex
-        return self._store.hold(f"{READERS}/{self._name}", self._content(), locked=True)
+        name = f"{READERS}/{self._name}-{next(self._records)}"
+        return self._store.hold(name, self._content(), locked=True)
 
     def _content(self) -> bytes:
         """The link, what makes each beat's content another one, and who sees the lock."""
@@ -198,8 +200,8 @@ class Readers:
         return min((int(c) if c.isdigit() else 0 for c in contents), default=None)
 
     def names(self) -> set[str]:
-        """The names of the living readers' records."""
-        return {record.name for record in self._living.records()}
+        """The living readers (`ReaderLease.reader`)."""
+        return {record.name.partition("-")[0] for record in self._living.records()}
 
     def _believed_after(self, record: FoundRecord) -> float:
         """Seconds of silence after which a free lock is believed. A record that names nobody is of an earlier version."""

@@ -171,6 +171,19 @@ def is_behind(head: Manifest, table: TableVersion) -> bool:
     return table.state not in {LIVE, PAUSED, LEFT} and table.as_of != head.epoch
 
 
+def without_earlier(head: Manifest, shown: Mapping[str, int]) -> Manifest:
+    """The head with the tables held back that have stopped at an epoch before the version at which a live read has `shown` them.
+
+    A pause, or leaving the publication, takes the rows of the newest epoch, and a live read was ahead of it.
+    """
+    tables = dict(head.tables)
+    for name, table in head.tables.items():
+        if table.state in {PAUSED, LEFT} and table.as_of < shown.get(name, 0):
+            why = f"this session has read version {shown[name]} of it, and its rows stopped before: {table.reason or table.state}"
+            tables[name] = replace(table, state=HELD, reason=why)
+    return replace(head, tables=tables)
+
+
 def is_undecided(table: TableVersion) -> bool:
     """Whether the table is suspended until an operator acts: no copy of it will take its place."""
     return table.state in {HELD, STALE} and not table.resync
