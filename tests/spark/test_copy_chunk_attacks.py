@@ -34,7 +34,7 @@ from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 __all__ = ["servers"]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 #: Bytes a second, with which a chunk takes seconds.
-RATE = 400_000
+RATE = 150_000
 
 
 @contextlib.contextmanager

@@ -344,7 +344,10 @@ def test_a_table_that_the_catalog_refuses_is_suspended_and_the_others_go_on(
         refuses[:] = ["/nothing"]
         request = requests.ask(open_chain(pipeline.lake), requests.RESUME, [docs])
         wait_for(
-            lambda: (pipeline.house.run_once(), requests.finished(pipeline.head(), request))[1],
+            lambda: (
+                pipeline.house.run_once(force=True),
+                requests.finished(pipeline.head(), request),
+            )[1],
             60,
             "the request",
         )
