@@ -527,8 +527,9 @@ def unclean(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_once_names_all_tables_that_have_something_to_expire(
     tmp_path: Path, chain: Chain, unclean: int
 ) -> None:
-    made = Maintainer(chain.root, Limits())
-    made.clean_all(Event())
+    made, late = Maintainer(chain.root, Limits()), Event()
+    late.set()
+    made.clean_all(late)
     assert len(made.to_clean()) == unclean
     # The next one waits for these first.
     with pytest.raises(DeadlineError, match=f"looked at {unclean} tables"):

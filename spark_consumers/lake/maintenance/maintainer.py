@@ -226,15 +226,18 @@ class Maintainer:
             self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
 
     def clean_all(self, stop: threading.Event) -> None:
-        """Name all tables to the writer that have something to expire, once it has looked at those that were named before."""
+        """Name all tables to the writer that have something to expire, once it has looked at those that were named before.
+
+        `stop` ends the wait for that, and not the look.
+        """
         head = self._chain.head() if self._chain.exists() else None
         if head is None or self.summary.is_standing_by:
             return
         self._cleaning = self._cleaning or requests.first_of(self._chain, requests.CLEAN)
         self.wait_for_cleaning(stop)
-        if stop.is_set():
+        if self.to_clean():
             return
-        if paths := self._look.all_unclean(head, stop):
+        if paths := self._look.all_unclean(head, threading.Event()):
             self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
 
     def to_clean(self) -> tuple[str, ...]:
