@@ -182,6 +182,8 @@ def test_a_table_is_not_read_again_after_own_commits(table, monkeypatch):
             last = table.write(version, base, add=[version], delete=[version - 1])
             table.format.show(table.path, 1, last)
         known = tables.current(table.path).operations().current()
+        # Nor refreshed, which reads it, too.
+        assert table.path in tables._committed
     assert table.main() == table.ids(last) == [3]
     # What is known is what is there.
     there = table.newer()._tables.current(table.path).operations().current()

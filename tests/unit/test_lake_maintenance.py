@@ -496,13 +496,12 @@ def test_once_ends_with_a_timeout_while_no_driver_decides(
         lake_maintain._once(settings(tmp_path), 0.05, Output(as_json=True))
 
 
-def test_once_names_all_tables_that_have_something_to_expire(
-    tmp_path: Path, chain: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # More links and tables than a running maintainer reads at a time.
+@pytest.fixture
+def unclean(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many tables have something to expire; they and their links are more than a maintainer reads at a time."""
     monkeypatch.setattr(look, "_LINKS", 3)
-    catalog, tables = FolderCatalog(chain.root), {}
-    for number in range(25):
+    count, catalog, tables = 25, FolderCatalog(chain.root), {}
+    for number in range(count):
         table = TableId(("s", "p"), f"t{number}%t1-0a")
         assert catalog.create(table, SCHEMA, {}) is Outcome.WON
         for _ in range(2):
@@ -522,13 +521,35 @@ def test_once_names_all_tables_that_have_something_to_expire(
         following = head.next(0.0)
         chain.publish(following, head)
         head = following
-    made = settings(tmp_path)
-    with pytest.raises(DeadlineError, match="looked at 25 tables"):
-        lake_maintain._once(made, 2.0, Output(as_json=True))
+    return count
+
+
+def test_once_names_all_tables_that_have_something_to_expire(
+    tmp_path: Path, chain: Chain, unclean: int
+) -> None:
+    made, late = Maintainer(chain.root, Limits()), Event()
+    late.set()
+    made.clean_all(late)
+    assert len(made.to_clean()) == unclean
     # The next one waits for these first.
-    with pytest.raises(DeadlineError, match="looked at 25 tables"):
-        lake_maintain._once(made, 0.5, Output(as_json=True))
+    with pytest.raises(DeadlineError, match=f"looked at {unclean} tables"):
+        lake_maintain._once(settings(tmp_path), 0.05, Output(as_json=True))
     assert len(chain.store.names("_tuskline/requests")) == 1
+
+
+def test_a_look_that_is_asked_for_names_all_tables_too(chain: Chain, unclean: int) -> None:
+    made, stop = Maintainer(chain.root, Limits(interval=3600.0)), Event()
+    running = threading.Thread(target=made.run, args=(stop,))
+    running.start()
+    try:
+        wait_for(lambda: made.summary.looked_at, 30, "the first look")
+        assert made.to_clean() == ()
+        made.look_now()
+        wait_for(lambda: len(made.to_clean()) == unclean, 30, "all of them")
+    finally:
+        stop.set()
+        running.join(30)
+    assert not running.is_alive()
 
 
 def test_a_running_maintainer_looks_at_all_tables_when_it_is_asked(

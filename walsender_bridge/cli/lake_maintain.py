@@ -51,7 +51,7 @@ def lake_maintain(
 ) -> None:
     """Rewrite small data files, and those with many removed rows.
 
-    It runs beside `lake run`, without Spark, until SIGTERM or SIGINT. SIGUSR1 has it look at all tables at once.
+    It runs beside `lake run`, without Spark, until SIGTERM or SIGINT. SIGUSR1 has it look at all tables now.
     """
     from walsender_bridge.cli.parts import alone
 

@@ -160,7 +160,7 @@ class Maintainer:
             self._say(is_standing_by=True, error="")
             return False
         if clean:
-            self._clean(head)
+            self._clean(head, stop)
         due = self._due(head)
         chosen = choose(due, self._limits.plan_bytes, self._room()) if due else {}
         left = sum(g.bytes for name in due for g in due[name]) - sum(
@@ -210,8 +210,8 @@ class Maintainer:
             return math.inf
         return max(0, shutil.disk_usage(on_disk).free - folder.ROOM)
 
-    def _clean(self, head: Manifest) -> None:
-        """Name tables to the writer that have something to expire, if it is time for a look at some."""
+    def _clean(self, head: Manifest, stop: threading.Event) -> None:
+        """Name tables to the writer that have something to expire, if it is time for a look at some, or all are asked for."""
         if time.monotonic() - self._looked_at < self._limits.interval:
             return
         self._looked_at = time.monotonic()
@@ -220,20 +220,24 @@ class Maintainer:
             self._cleaning = requests.first_of(self._chain, requests.CLEAN)
         if self.to_clean():
             return
-        if paths := self._look.unclean(head):
+        everything = self._settling.is_over
+        if paths := self._look.all_unclean(head, stop) if everything else self._look.unclean(head):
             log.info("to be cleaned", tables=paths)
             self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
 
     def clean_all(self, stop: threading.Event) -> None:
-        """Name all tables to the writer that have something to expire, once it has looked at those that were named before."""
+        """Name all tables to the writer that have something to expire, once it has looked at those that were named before.
+
+        `stop` ends the wait for that, and not the look.
+        """
         head = self._chain.head() if self._chain.exists() else None
         if head is None or self.summary.is_standing_by:
             return
         self._cleaning = self._cleaning or requests.first_of(self._chain, requests.CLEAN)
         self.wait_for_cleaning(stop)
-        if stop.is_set():
+        if self.to_clean():
             return
-        if paths := self._look.all_unclean(head, stop):
+        if paths := self._look.all_unclean(head, threading.Event()):
             self._cleaning = requests.ask(self._chain, requests.CLEAN, paths)
 
     def to_clean(self) -> tuple[str, ...]:
