@@ -224,8 +224,8 @@ def _read(
             if number >= 0:
                 report.add(turn)
     own, *others = (report.median(side, work, "wall") for side in ("own", "plain", "merge"))
-    for other, found in zip(("plain", "merge"), others, strict=True):
-        report.ratio(work.replace("read", f"read_vs_{other}"), own, found)
+    for other, wall in zip(("plain", "merge"), others, strict=True):
+        report.ratio(work.replace("read", f"read_vs_{other}"), own, wall)
 
 
 def _query(side: str, work: str, found: Callable[[], DataFrame]) -> Round:
