@@ -3,9 +3,10 @@
 One table of 10 million rows, copied into a lake by the pipeline, and from there into the peer's table (format version 3, merge
 on read, which is MERGE's fastest here). In each round the server changes rows all over the table; then both sides read the
 same versions of the log and write them in turn: an epoch of the lake, and one MERGE of the changes, of which a window function
-has kept the last one of each key. Only this is measured, while the server is idle. Then a query reads the lake's table and
-the same rows, written plainly; then a maintainer rewrites what is due, and the query reads both again. A maintainer shows that it
-lives from the beginning, as beside a driver of `tuskline up`, so epochs leave rewriting to it.
+has kept the last one of each key. Only this is measured, while the server is idle. Then a query reads the lake's table, the same rows,
+written plainly, and the peer's table, which has deletion vectors for the same rows; then a maintainer rewrites what is due, and the
+query reads all of them again. A maintainer shows that it lives from the beginning, as beside a driver of `tuskline up`, so epochs leave
+rewriting to it.
 
 Equal means: after each round both tables have the same number of rows, and the same sum of hashes over all columns.
 """
@@ -31,6 +32,8 @@ _TABLE, _WORK = "big", "changes"
 _PEER, _PLAIN = "tuskline.bench.peer", "tuskline.bench.plain"
 #: Of the changes, how many are updates; the others are deletes and inserts in equal parts.
 _UPDATES = 0.6
+#: Rounds of reads, and how many before do not count: they are short, and the JVM compiles in the first ones.
+_READS, _WARM_READS = 7, 2
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -70,11 +73,11 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
             if _own(running, lake) != sums(running.spark.table(_PEER)):
                 report.unequal.append(f"round {number + 1}: the tables have different rows")
         _write_plain(running, lake)
-        _read(report, running, lake, options.rounds, say, "read")
+        _read(report, running, lake, say, "read")
         _maintain(lake, maintainer, say)
         if _own(running, lake) != sums(running.spark.table(_PEER)):
             report.unequal.append("after maintenance the tables have different rows")
-        _read(report, running, lake, options.rounds, say, "read_maintained")
+        _read(report, running, lake, say, "read_maintained")
         lake.close()
     for name in ("rows_s", "rows_cpu_s"):
         own, peer = (report.median(side, _WORK, name) for side in ("own", "merge"))
@@ -205,23 +208,24 @@ def _read(
     report: Report,
     running: Bench,
     lake: Lake,
-    rounds: int,
     say: Callable[[str], None],
     work: str,
 ) -> None:
-    """The same query over the lake's table and over its rows, written plainly."""
-    for number in range(-1, rounds):
+    """The same query over the lake's table, over its rows, written plainly, and over the peer's table."""
+    for number in range(-_WARM_READS, _READS):
         sides = {
             "own": lambda: read(running.spark, lake.root)[f"public.{_TABLE}"],
             "plain": lambda: running.spark.table(_PLAIN),
+            "merge": lambda: running.spark.table(_PEER),
         }
         for side, found in sides.items():
             turn = _query(side, work, found)
-            say(f"{work}, {number + 1}/{rounds} {side}: {turn.wall:.2f} s, load {turn.load}")
+            say(f"{work}, {number + 1}/{_READS} {side}: {turn.wall:.2f} s, load {turn.load}")
             if number >= 0:
                 report.add(turn)
-    own, plain = (report.median(side, work, "wall") for side in ("own", "plain"))
-    report.ratio(work.replace("read", "read_vs_plain"), own, plain)
+    own, *others = (report.median(side, work, "wall") for side in ("own", "plain", "merge"))
+    for other, wall in zip(("plain", "merge"), others, strict=True):
+        report.ratio(work.replace("read", f"read_vs_{other}"), own, wall)
 
 
 def _query(side: str, work: str, found: Callable[[], DataFrame]) -> Round:

@@ -113,4 +113,10 @@ def test_tables_prints_its_ratios():
 @pytest.mark.long
 def test_apply_prints_its_ratios():
     ratios = run("apply", "--scale", "0.002")["ratios"]
-    assert ratios.keys() >= {"rows_s_vs_plain_merge", "rows_s", "rows_cpu_s", "read_vs_plain"}
+    assert ratios.keys() >= {
+        "rows_s_vs_plain_merge",
+        "rows_s",
+        "rows_cpu_s",
+        "read_vs_plain",
+        "read_vs_merge",
+    }

@@ -237,8 +237,9 @@ def test_a_flipped_bit_in_an_object_of_a_table_is_an_error(in_bucket, database, 
     folder = chain.root / shown.manifest.tables[DOCS].path
     largest = max((folder / "data").glob("*.parquet"), key=lambda file: file.stat().st_size)
     column = pq.read_metadata(largest.open()).row_group(0).column(2)
-    # Its values are in one page, whose header is shorter than this.
-    page = range(column.dictionary_page_offset + 100, column.data_page_offset)
+    # Its values are in one page, whose header, with the least and the greatest value, is shorter than this.
+    begin = column.data_page_offset
+    page = range(begin + 1000, begin + column.total_compressed_size)
     for _ in flipped(largest, draw.sample(page, 2), draw):
         with pytest.raises(CorruptError):
             read_data(largest)

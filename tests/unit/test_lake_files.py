@@ -33,19 +33,20 @@ STAGE = Stage(7, 2, 1)
 
 
 def killed_in_mid_write(path: str) -> None:
-    def half(table: pa.Table, file: object, **_: object) -> None:
+    def half(file: object, *_: object, **options: object) -> None:
+        del options
         file.write(b"PAR1 and some rows")  # type: ignore[attr-defined]
         file.flush()  # type: ignore[attr-defined]
         os.kill(os.getpid(), signal.SIGKILL)
 
-    pq.write_table = half
+    pq.ParquetWriter = half
     write_table(path, TABLE)
 
 
 @pytest.mark.parametrize("write", [write_table, write_partial])
 def test_37_a_write_that_failed_in_the_middle_can_be_repeated(tmp_path, monkeypatch, write):
     path = tmp_path / "data" / f"{STAGE}.parquet"
-    whole = {"write_table": (pq, "write_table"), "write_partial": (pa.ipc, "new_file")}
+    whole = {"write_table": (pq, "ParquetWriter"), "write_partial": (pa.ipc, "new_file")}
 
     def fail(*arguments: object, **_: object) -> None:
         sink = next(a for a in arguments if hasattr(a, "write"))

@@ -9,7 +9,7 @@ a reader opens less. Three rules keep a row from being written again and again:
 - nothing is done that gains fewer than `_LEAST` files, but for files with many removed rows.
 
 How many removed rows are many depends on whether the table is settled, that is, has not changed for a while. What a reader pays for a
-vector hardly depends on how many rows it removes: Iceberg reads a data file that has one in another way, about half as fast.
+vector hardly depends on how many rows it removes: Iceberg looks up the position of each row of a data file that has one.
 While a table changes, a file would soon get the next vector, so only a tenth is worth writing it again. Once it is settled, a
 hundredth is: that is paid once, and each reader gains.
 """

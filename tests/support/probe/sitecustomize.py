@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 _DECODER, _FILES = "spark_consumers.decode.entries", "spark_consumers.lake.format.data_files"
@@ -66,9 +66,9 @@ def _watch_decoder(module: Any) -> None:
 
 
 def _watch_files(module: Any) -> None:
-    write = module.pq.write_table
+    writer = module.PartsWriter
 
-    def halting(table: Any, file: Any, **options: Any) -> None:
+    def probed(file: Any, *arguments: Any) -> Any:
         if Path(os.environ["TUSKLINE_TEST_PROBE"] + ".half").exists():
             file.write(b"PAR1 and half of the rows")
             file.flush()
@@ -76,18 +76,12 @@ def _watch_files(module: Any) -> None:
             _wait("whole")
             file.seek(0)
             file.truncate()
-        write(table, file, **options)
-
-    module.pq = SimpleNamespace(**{**vars(module.pq), "write_table": halting})
-    writer = module.parquet_writer
-
-    def slow(*arguments: Any) -> Any:
         if Path(os.environ["TUSKLINE_TEST_PROBE"] + ".slow").exists():
             _report(part=True)
             time.sleep(2)
-        return writer(*arguments)
+        return writer(file, *arguments)
 
-    module.parquet_writer = slow
+    module.PartsWriter = probed
 
 
 _WATCHED: dict[str, Callable[[Any], None]] = {_DECODER: _watch_decoder, _FILES: _watch_files}
