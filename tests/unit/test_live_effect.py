@@ -16,8 +16,16 @@ from spark_consumers.lake.epoch import divided
 from spark_consumers.lake.epoch.stage import RangeTask
 from spark_consumers.lake.format.data_files import write_partial, write_partials
 from spark_consumers.lake.live.effect import ADDED, GONE, PATCHED, effect, has_patches
-from spark_consumers.lake.live.tail import FOLD, Found, _packed, effect_tasks, fold_tasks
+from spark_consumers.lake.live.tail import (
+    FOLD,
+    Found,
+    _packed,
+    effect_tasks,
+    fold_tasks,
+    in_batches,
+)
 from tests.unit.test_divided_folds import D, I, T, U, batch, history, target
+from walsender_bridge.errors import TrimmedError
 
 RANGES = 4
 
@@ -136,3 +144,21 @@ def test_24_folds_sent_and_in_files_are_composed_in_order(tmp_path, seed, parts,
 def test_what_all_ranges_send_to_the_driver_is_bounded(ranges):
     work = [RangeTask("shop", (), 0, 1, n, "", "", (), frozenset()) for n in range(ranges)]
     assert 0 < sum(task.sent for task in fold_tasks(work)) <= 64 << 20
+
+
+def test_a_fold_whose_file_was_removed_is_named(tmp_path):
+    its = target(tmp_path)
+    for parts in (1, 2):
+        one = Found(FOLD, its.name, 0, parts, path=str(tmp_path / "gone.arrow"))
+        for task in effect_tasks(its, [one]):
+            with pytest.raises(TrimmedError, match=r"gone.arrow: a file of this live read was"):
+                task.run()
+
+
+@pytest.mark.parametrize(("rows", "value"), [(0, 0), (200_000, 1), (1_000, 100_000)])
+def test_rows_are_given_to_spark_in_batches_of_some_megabytes(rows, value):
+    table = pa.table({"n": range(rows), "value": pa.array(["x" * value] * rows, pa.string())})
+    batches = in_batches(table)
+    assert pa.Table.from_batches(batches, table.schema) == table
+    assert max((len(batch) for batch in batches), default=0) <= 1 << 16
+    assert max((batch.nbytes for batch in batches), default=0) <= 17 << 20

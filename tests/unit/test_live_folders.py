@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 from spark_consumers.lake.live import log_tail
@@ -23,7 +24,8 @@ def test_folders_are_removed_an_hour_after_their_snapshot(tmp_path, monkeypatch)
 
 
 def test_threads_that_read_live_at_once_remove_each_folder_once(tmp_path, monkeypatch):
-    removed, together = [], threading.Barrier(8)
+    removed: list[Path] = []
+    together = threading.Barrier(8)
     queue = deque((tmp_path / str(number), -HOLD) for number in range(20))
     monkeypatch.setattr(log_tail, "_dropped", queue)
     monkeypatch.setattr(log_tail, "remove_tree", removed.append)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_a_reader_whose_lock_is_invisible_holds_its_link_while_it_beats(root, mo
 def test_the_files_of_a_reader_stay_when_its_record_is_another_one(root, monkeypatch):
     """In a bucket, whose store did not answer for a while."""
     monkeypatch.setattr(LocalStore, "has_locks", False)
-    monkeypatch.setattr(reader_leases.threading.Thread, "start", lambda _: None)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
     now, dead_at = [0.0], [0.0]
     lease = ReaderLease(LocalStore(root), lambda: now[0])
     readers = Readers(LocalStore(root), lambda: dead_at[0])

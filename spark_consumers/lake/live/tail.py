@@ -54,8 +54,9 @@ FOUND: Final = pa.schema(
 #: Bytes of folds that are sent to the driver, to be sent to executors with queries: of one range, and of all together.
 _SENT_BYTES: Final = 8 << 20
 _ALL_SENT_BYTES: Final = 64 << 20
-#: Rows that are given to Spark at once.
+#: Rows that are given to Spark's JVM at once, and their bytes: it holds them in one piece.
 _BATCH_ROWS: Final = 64 << 10
+_BATCH_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +200,14 @@ class EffectTask:
             for one in self.found:
                 folded = fold_from_table(one.fold_table(self.target, self.share))
                 whole = folded if whole is None else composed(whole, folded)
-        made = effect(self.target, whole, self.share)
-        rows: list[pa.RecordBatch] = made.to_batches(_BATCH_ROWS)
-        return rows
+        return in_batches(effect(self.target, whole, self.share))
+
+
+def in_batches(rows: pa.Table) -> list[pa.RecordBatch]:
+    """The rows in batches of some megabytes, if they are about equally long."""
+    fitting = len(rows) * _BATCH_BYTES // max(1, rows.nbytes)
+    found: list[pa.RecordBatch] = rows.to_batches(max(1, min(_BATCH_ROWS, fitting)))
+    return found
 
 
 def effect_tasks(target: Target, found: Iterable[Found]) -> list[EffectTask]:
