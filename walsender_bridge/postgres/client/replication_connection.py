@@ -126,10 +126,12 @@ class ReplicationConnection(Closing):
             text = pgconn.get_error_message()
             pgconn.finish()
             raise connection_error(text, where)
-        # The text of each value depends on them, and some poolers drop them without a word.
+        # The text of each value depends on them, and some poolers drop them without a word. Physical WAL has none, and
+        # neither has a safekeeper such settings.
         found = {name: pgconn.parameter_status(name.encode()) for name in _REPORTED}
         shown = {name: value.decode() if value else None for name, value in found.items()}
-        if (error := without_settings(shown, _REPORTED, where)) is not None:
+        error = without_settings(shown, _REPORTED, where) if replication == "database" else None
+        if error is not None:
             pgconn.finish()
             raise error
         pgconn.nonblocking = 1
