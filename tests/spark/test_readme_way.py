@@ -39,6 +39,8 @@ VOLATILE = (
     (r"PostgreSQL \d.*", "PostgreSQL VERSION"),
     # How long a flush takes, and so what it waits for.
     (r"waiting for .*\n?", ""),
+    # An epoch that is under way at this moment.
+    (r"writing: .*\n", ""),
     (r"(?<![\w.])\d+(\.\d+)?(?![\w.])", "N"),
     (r"-{2,}", "-"),
     (r"[ \t]+", " "),

@@ -60,15 +60,13 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
         if seen.asks_log:
             output.record({"log version": record["log"]["version"]})
         if record["lake"] is not None:
-            maintenance = record["lake"]["maintenance"]
-            output.record(
-                {
-                    **record["lake"],
-                    "not_copied": list(record["lake"]["not_copied"]),
-                    "writing": _written(seen.writing, seen.at) if seen.writing else None,
-                    "maintenance": maintenance and _maintained(maintenance),
-                }
-            )
+            lake, maintenance = dict(record["lake"]), record["lake"]["maintenance"]
+            lake["not_copied"] = list(lake["not_copied"])
+            lake["maintenance"] = maintenance and _maintained(maintenance)
+            del lake["writing"]
+            if seen.writing is not None:
+                lake["writing"] = _written(seen.writing, seen.at)
+            output.record(lake)
         for text in (*record["problems"], *record["degraded"], *record["notes"]):
             output.note(text)
     if record["problems"]:
