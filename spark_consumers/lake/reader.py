@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 
 from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.catalog.table_catalog import TableCatalog
-from spark_consumers.lake.live.log_tail import LogTail, open_tail
 from spark_consumers.lake.manifest.chain import (
     LIVE,
     Chain,
@@ -42,6 +41,8 @@ from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from spark_consumers.lake.live.log_tail import LogTail
 
 #: How long a reader waits for a link that it has seen already, in seconds.
 _PATIENCE = 10.0
@@ -132,11 +133,13 @@ def read(
 
 def _live(
     spark: "SparkSession", chain: Chain, log: str, consumer: str, reader: str | None, least: int
-) -> tuple[Manifest, LogTail]:
+) -> "tuple[Manifest, LogTail]":
     """The newest epoch with the log's tail: as a manifest of the tail's version, which is `least` at least.
 
     Tables that cannot be shown there are of the epoch.
     """
+    from spark_consumers.lake.live.log_tail import open_tail
+
     deadline = time.monotonic() + _PATIENCE
     while True:
         head = _newest(chain, 0)
@@ -216,7 +219,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         *,
         allow_stale: bool = False,
         catalog: TableCatalog | None = None,
-        tail: LogTail | None = None,
+        tail: "LogTail | None" = None,
     ) -> None:
         self._catalog = catalog
         self._tail = tail

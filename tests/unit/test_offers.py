@@ -60,6 +60,18 @@ class Lake:
         return there.metadata
 
 
+def written_manifests(folder: Path, files: list[str]) -> Path:
+    """A manifest list of these data files, with what is read of it here: they have no row ids, which are not of interest."""
+    there = {"file_path": "string", "record_count": "long"}
+    entry = {"status": "int", "data_file": avro_file.record("file", there)}
+    added = [{"status": 1, "data_file": {"file_path": each, "record_count": 5}} for each in files]
+    avro_file.write(folder / "manifest-1.avro", entry, added)
+    named = {"manifest_path": "string", "sequence_number": "long"}
+    one = {"manifest_path": str(folder / "manifest-1.avro"), "sequence_number": 1}
+    avro_file.write(folder / "snap-1.avro", named, [one])
+    return folder / "snap-1.avro"
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     catalog, folder = FolderCatalog(tmp_path), tmp_path / PATH
@@ -69,6 +81,7 @@ def lake(tmp_path: Path) -> Lake:
     assert there is not None
     schema = arrow_schema(there.metadata["schemas"][0])
     runs: Any = ()
+    files: list[str] = []
     for number in range(4):
         ids = list(range(5 * number, 5 * number + 5))
         file = write_data(
@@ -77,11 +90,10 @@ def lake(tmp_path: Path) -> Lake:
             schema,
         )
         assert file is not None
+        files.append(file.path)
         run = f"index/{number + 1:020d}-t1-a1.run"
         runs = add_files(str(folder), runs, run, Identity.of(("id",), schema), [file])
-    # Of the files' row ids, which are not of interest here, it has none.
-    manifests = folder / "metadata" / "snap-1.avro"
-    avro_file.write(manifests, {"manifest_path": "string"}, [])
+    manifests = written_manifests(folder / "metadata", files)
     table = TableVersion(
         PATH,
         "iceberg",

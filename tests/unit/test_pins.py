@@ -265,7 +265,7 @@ def test_the_commands_ask_and_show_what_is_pinned(chain, tmp_path_factory):
     # Named again, it is the epoch that it pins.
     assert run("pin", "a", "--no-wait")["epoch"] == 10
     assert run("unpin", "a", "--no-wait")["outcome"] == "requested"
-    *newest, oldest = [(row["epoch"], row["pins"]) for row in run("list")["epochs"]]
+    oldest, *newest = [(row["epoch"], row["pins"]) for row in run("list")["epochs"]]
     assert oldest == (10, ["a"])
     assert newest == [(30, ["new"])] * len(newest) != []
     shown = run("show", "10")
