@@ -14,7 +14,6 @@ from spark_consumers.fold.multiset import fold_multiset
 from spark_consumers.fold.serial import fold_to_table
 from spark_consumers.lake.epoch import divided
 from spark_consumers.lake.epoch.stage import RangeTask
-from spark_consumers.lake.format.data_files import write_partial, write_partials
 from spark_consumers.lake.live.effect import ADDED, GONE, PATCHED, effect, has_patches
 from spark_consumers.lake.live.tail import (
     FOLD,
@@ -126,10 +125,8 @@ def test_24_folds_sent_and_in_files_are_composed_in_order(tmp_path, seed, parts,
         if parts == 1:
             found.append(replace(one, content=_packed(fold_to_table(folded))))
             continue
-        keys = divided.linked(its, folded)
-        path = write_partials(f"{tmp_path}/{number}", divided.in_parts(its, folded, parts))
-        linked = "" if keys is None else write_partial(f"{path}-linked", keys)
-        found.append(replace(one, path=path, linked=linked))
+        path, linked = divided.write(f"{tmp_path}/{number}", its, folded, parts)
+        found.append(replace(one, path=path, linked=linked or ""))
     assert parts == 1 or any(one.linked for one in found), "unsent values move from key to key"
     drawn.shuffle(found)
     tasks = effect_tasks(its, found)

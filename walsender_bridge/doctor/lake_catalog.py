@@ -28,11 +28,11 @@ def of_catalog(settings: "Config") -> Iterator[Finding]:
     assert wanted is not None
     try:
         found = open_catalog.probed(lake_chain(lake), wanted)
-        if (slow := found.trouble()) is not None:
+        if (trouble := found.trouble()) is not None:
             yield Finding(
                 _CHECK,
                 lake.catalog.uri,
-                slow.what,
+                trouble.what,
                 Severity.WARNING,
                 repair="check the catalog's load: an epoch makes several requests for each table that it changes",
             )

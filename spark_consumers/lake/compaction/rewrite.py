@@ -159,17 +159,8 @@ def _target(
     schema = _schema(metadata, table)
     # The offer says where each row was by where it is, so nothing may change their order.
     unsorted = replace(arrangement(layouts_in(metadata)), sort=(), order=0)
-    return Target(
-        name=name,
-        relation=name.partition(".")[2],
-        prefix=f"{folder}/data/{offer.prefix.removesuffix('-')}",
-        columns=schema,
-        file_schema=schema,
-        key=table.key,
-        start_lsn=table.start_lsn,
-        relation_id=table.relation_id,
-        arrangement=unsorted,
-    )
+    prefix = f"{folder}/data/{offer.prefix.removesuffix('-')}"
+    return replace(Target.of(name, table, prefix, schema, schema), arrangement=unsorted)
 
 
 def compactable(metadata: Mapping[str, Any], files: Sequence[FileState]) -> list[FileState]:

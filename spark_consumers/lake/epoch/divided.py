@@ -20,7 +20,7 @@ from spark_consumers.fold.keyed import Bools, Fold
 from spark_consumers.fold.multiset import MultisetFold
 from spark_consumers.fold.serial import fold_from_table, fold_to_table
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.format.data_files import read_partial
+from spark_consumers.lake.format.data_files import read_partial, write_partial, write_partials
 from spark_consumers.lake.index.build import Identity
 from spark_consumers.lake.index.digests import UInt64s
 
@@ -57,6 +57,15 @@ def in_parts(target: Target, folded: Fold | MultisetFold, parts: int) -> list[pa
     order = np.argsort(number, kind="stable")
     rows = np.split(order, np.searchsorted(number[order], np.arange(1, parts)))
     return [table.take(pa.array(some)) for some in rows]
+
+
+def write(
+    path: str, target: Target, folded: Fold | MultisetFold, parts: int
+) -> tuple[str, str | None]:
+    """Write the fold in so many parts, and the keys that it links: both files, whose names begin with `path`; None: no keys."""
+    partial = write_partials(f"{path}.arrow", in_parts(target, folded, parts))
+    keys = linked(target, folded) if parts > 1 else None
+    return partial, None if keys is None else write_partial(f"{path}-linked.arrow", keys)
 
 
 def linked(target: Target, folded: Fold | MultisetFold) -> pa.Table | None:

@@ -379,15 +379,8 @@ class EpochWriter:
             position = by_position(self._format, self._deletes, name, path)
             self._schemas[path, table.schema_hash] = columns, files, arrangement, position
         columns, file_schema, arrangement, position = self._schemas[path, table.schema_hash]
-        return Target(
-            name=name,
-            relation=name.partition(".")[2],
-            prefix=f"{path}/data/",
-            columns=columns,
-            file_schema=file_schema,
-            key=table.key,
-            start_lsn=table.start_lsn,
-            relation_id=table.relation_id,
+        return replace(
+            Target.of(name, table, f"{path}/data/", columns, file_schema),
             partitions=noticed.partitions(table),
             quarantines=quarantines(self._on_unrepresentable_value, name),
             quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),

@@ -32,7 +32,6 @@ from spark_consumers.lake.format.data_files import (
     read_partial,
     write_data,
     write_partial,
-    write_partials,
     write_table,
 )
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
@@ -313,16 +312,8 @@ def _stage(task: RangeTask, table: PendingTable) -> Staged:
         staged = write_fold(table.target, folded, task.scratch, task.number, table.changes)
     else:
         path = f"{task.scratch}/{task.number}-{table.target.scratch_name}"
-        write_partials(f"{path}.arrow", divided.in_parts(table.target, folded, task.parts))
-        linked = divided.linked(table.target, folded) if task.parts > 1 else None
-        staged = Staged(
-            name,
-            task.number,
-            table.changes,
-            partial=f"{path}.arrow",
-            parts=task.parts,
-            linked=None if linked is None else write_partial(f"{path}-linked.arrow", linked),
-        )
+        partial, linked = divided.write(path, table.target, folded, task.parts)
+        staged = Staged(name, task.number, table.changes, partial, parts=task.parts, linked=linked)
     return replace(staged, partitions=frozenset(table.partitions))
 
 
@@ -362,16 +353,24 @@ def joined(parts: Sequence[Staged]) -> Staged:
     )
 
 
-def run_compose(task: ComposeTask) -> Staged:
-    """Compose a table's partials and write its files."""
+def composed_tables(target: Target, tables: Iterable[pa.Table]) -> Fold | MultisetFold | None:
+    """The folds in these tables, composed in their order; None without any. Raises `CorruptError` with the table's name."""
     whole: Fold | MultisetFold | None = None
-    with of_table(task.target):
-        for path in task.partials:
-            table = (
-                divided.read(path, task.target, task.share) if task.share else read_partial(path)
-            )
+    with of_table(target):
+        for table in tables:
             part = fold_from_table(table)
             whole = part if whole is None else composed(whole, part)
+    return whole
+
+
+def run_compose(task: ComposeTask) -> Staged:
+    """Compose a table's partials and write its files."""
+    share = task.share
+    tables = (
+        divided.read(path, task.target, share) if share else read_partial(path)
+        for path in task.partials
+    )
+    whole = composed_tables(task.target, tables)
     return write_fold(task.target, whole, task.scratch, 0, task.changes, task.share)
 
 

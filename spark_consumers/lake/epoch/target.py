@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import Self
 
 import pyarrow as pa
 
@@ -50,6 +51,22 @@ class Target:
     arrangement: Arrangement = PLAIN
     is_maintained: bool = False
     chunks: tuple[Chunk, ...] = ()
+
+    @classmethod
+    def of(
+        cls, name: str, table: TableVersion, prefix: str, columns: pa.Schema, file_schema: pa.Schema
+    ) -> Self:
+        """The target of the table `name`, with what its link says of every one."""
+        return cls(
+            name=name,
+            relation=name.partition(".")[2],
+            prefix=prefix,
+            columns=columns,
+            file_schema=file_schema,
+            key=table.key,
+            start_lsn=table.start_lsn,
+            relation_id=table.relation_id,
+        )
 
     @property
     def scratch_name(self) -> str:

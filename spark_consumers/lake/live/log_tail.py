@@ -234,15 +234,8 @@ def _targets(root: Place, plan: EpochPlan, status: LogStatus) -> dict[str, Targe
 def _target(root: Place, name: str, table: TableVersion, names: tuple[str, ...]) -> Target:
     columns = arrow_schema(Column(*column, is_key=False) for column in table.layout)
     path = str(root / table.path)
-    return Target(
-        name=name,
-        relation=name.partition(".")[2],
-        prefix=f"{path}/data/",
-        columns=columns,
-        file_schema=columns,
-        key=table.key,
-        start_lsn=table.start_lsn,
-        relation_id=table.relation_id,
+    return replace(
+        Target.of(name, table, f"{path}/data/", columns, columns),
         layouts=first_layout(table),
         partitions=noticed.partitions(table),
         aliases=names,

@@ -10,9 +10,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from spark_consumers.fold.keyed import Fold
-from spark_consumers.fold.multiset import MultisetFold
-from spark_consumers.fold.serial import fold_from_table
+from spark_consumers.fold.serial import fold_to_table
 from spark_consumers.lake.epoch import divided
 from spark_consumers.lake.epoch.divided import Share
 from spark_consumers.lake.epoch.packed import TaskTables
@@ -20,12 +18,11 @@ from spark_consumers.lake.epoch.stage import (
     PendingTable,
     RangeTask,
     caught,
-    composed,
-    of_table,
+    composed_tables,
     read_range,
 )
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.format.data_files import read_partial, write_partial, write_partials
+from spark_consumers.lake.format.data_files import read_partial
 from spark_consumers.lake.live.effect import effect, has_patches
 from spark_consumers.lake.tables.fault import TableFault
 from spark_consumers.lake.tables.schema_match import SchemaMismatch
@@ -137,8 +134,8 @@ class FoldTask:
 
     def _folded(self, table: PendingTable, sent: int) -> Found:
         target, folded, parts = table.target, table.fold(), self.task.parts
-        tables = divided.in_parts(target, folded, parts)
-        size = sum(part.nbytes for part in tables)
+        content = fold_to_table(folded)
+        size = content.nbytes
         found = Found(
             FOLD,
             target.name,
@@ -149,7 +146,7 @@ class FoldTask:
             size,
         )
         if parts == 1 and sent + size <= self.sent:
-            return replace(found, content=_packed(tables[0]))
+            return replace(found, content=_packed(content))
         if not self.task.scratch:
             raise NotSupportedError(
                 "the log has too much behind the newest epoch for a live read that cannot write to the lake's folder",
@@ -157,12 +154,8 @@ class FoldTask:
                 repair="read the newest epoch: omit live; or let the reader write to the lake's folder",
             )
         path = f"{self.task.scratch}/{self.task.number}-{target.scratch_name}"
-        keys = divided.linked(target, folded) if parts > 1 else None
-        return replace(
-            found,
-            path=write_partials(f"{path}.arrow", tables),
-            linked="" if keys is None else write_partial(f"{path}-linked.arrow", keys),
-        )
+        path, linked = divided.write(path, target, folded, parts)
+        return replace(found, path=path, linked=linked or "")
 
 
 def fold_tasks(work: Sequence[RangeTask]) -> list[FoldTask]:
@@ -195,11 +188,8 @@ class EffectTask:
 
     def run(self) -> Iterable[pa.RecordBatch]:
         """Rows of `effect.effect_schema`."""
-        whole: Fold | MultisetFold | None = None
-        with of_table(self.target):
-            for one in self.found:
-                folded = fold_from_table(one.fold_table(self.target, self.share))
-                whole = folded if whole is None else composed(whole, folded)
+        tables = (one.fold_table(self.target, self.share) for one in self.found)
+        whole = composed_tables(self.target, tables)
         return in_batches(effect(self.target, whole, self.share))
 
 

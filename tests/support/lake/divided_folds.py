@@ -8,7 +8,6 @@ from spark_consumers.lake.epoch import divided
 from spark_consumers.lake.epoch.removal import Located, StageTask, run_stage
 from spark_consumers.lake.epoch.stage import ComposeTask, Staged, composing_of, joined, run_compose
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.format.data_files import write_partial, write_partials
 from spark_consumers.lake.index.run_format import Run
 from spark_consumers.lake.tables.fault import TableFault
 
@@ -46,9 +45,6 @@ def composing(
     """The tasks that compose the folds."""
     staged = []
     for number, folded in enumerate(folds):
-        path = f"{scratch}/{number}.arrow"
-        write_partials(path, divided.in_parts(target, folded, parts))
-        found = divided.linked(target, folded)
-        linked = None if found is None else write_partial(f"{scratch}/{number}-linked.arrow", found)
+        path, linked = divided.write(f"{scratch}/{number}", target, folded, parts)
         staged.append(Staged(target.name, number, 5, path, parts=parts, linked=linked))
     return composing_of(target, staged, scratch)
