@@ -9,6 +9,7 @@ While a `Snapshot` is there, and an hour longer, its epoch does not expire (`lak
 
 import difflib
 import hashlib
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -52,6 +53,7 @@ _POLL_SECONDS = 0.1
 _seen: defaultdict[str, dict[str, int]] = defaultdict(dict)
 #: For each Spark application and lake the tables that a live read has shown as of its version, and that of the last one.
 _shown: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+_remembering = threading.Lock()
 #: For each Spark session the views that were registered, by lake and prefix.
 _views: "WeakKeyDictionary[Any, dict[tuple[Place, str], set[str]]]" = WeakKeyDictionary()
 
@@ -116,18 +118,20 @@ def read(
         else:
             manifest = _newest(chain, seen.get(lake_id, 0))
         if epoch is None and pin is None and as_of is None:
-            manifest = without_earlier(manifest, shown)
+            manifest = without_earlier(manifest, dict(shown))
         snapshot = Snapshot(
             spark, root, manifest, allow_stale=allow_stale, catalog=for_reading(chain), tail=tail
         )
         # What a pin keeps needs no lease, which would keep all later epochs, too.
         if lease is not None and pin is None and chain.has(manifest.link):
             lease.keep(snapshot, manifest.link)
-    seen[lake_id] = max(seen.get(lake_id, 0), manifest.epoch)
-    if tail is not None:
-        for name, table in manifest.tables.items():
-            if table.state == LIVE:
-                shown[name] = max(shown.get(name, 0), manifest.epoch)
+    # Threads may read at once: the newest that one of them has read stays.
+    with _remembering:
+        seen[lake_id] = max(seen.get(lake_id, 0), manifest.epoch)
+        if tail is not None:
+            for name, table in manifest.tables.items():
+                if table.state == LIVE:
+                    shown[name] = max(shown.get(name, 0), manifest.epoch)
     return snapshot
 
 

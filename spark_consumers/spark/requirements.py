@@ -46,9 +46,14 @@ def check(spark: Any) -> None:
         check_iceberg(jvm)
 
 
+def has_jvm(spark: Any) -> bool:
+    """Whether the session has a JVM of its own: one of Spark Connect has none."""
+    return getattr(spark, "_jvm", None) is not None
+
+
 def check_driver(spark: Any) -> None:
     """Raise `NotSupportedError` for a session of Spark Connect, in which no lake is written."""
-    if getattr(spark, "_jvm", None) is None:
+    if not has_jvm(spark):
         raise NotSupportedError(
             "a session of Spark Connect cannot write a lake",
             repair="start the lake's driver by spark-submit, or with `tuskline lake run`",

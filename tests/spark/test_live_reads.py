@@ -25,6 +25,8 @@ def live(pipeline, **options):
 
 
 CHANGES = (
+    # Nothing but a row with an unsent value.
+    "UPDATE docs SET title = 'alone' WHERE id = 9",
     # The first sets the TOASTed value, the second leaves it.
     "UPDATE docs SET body = repeat('new', 2000) WHERE id = 1",
     "UPDATE docs SET title = 'again' WHERE id = 1",
@@ -43,10 +45,12 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["sent", "stored"])
-def test_a_live_read_has_what_no_epoch_has_yet(pipeline, database, monkeypatch, stored):
-    """`stored`: as if the tail were large."""
-    if stored:
+@pytest.mark.parametrize("size", ["small", "sent", "stored"])
+def test_a_live_read_has_what_no_epoch_has_yet(pipeline, database, monkeypatch, size):
+    """`sent`, `stored`: as if the tail were larger, and composed by the executors."""
+    if size == "sent":
+        monkeypatch.setattr(log_tail, "_OWN", -1)
+    if stored := size == "stored":
         monkeypatch.setattr(plan, "RANGE_BYTES", 1)
         monkeypatch.setattr(plan, "COMPOSED_RANGES", 2)
         monkeypatch.setattr(log_tail, "_SMALL", 0)

@@ -16,10 +16,13 @@ from spark_consumers.lake.store.place import is_object
 from walsender_bridge.demo.compare import comparable, difference, postgres_rows, shape_of
 
 
-def assert_equal(dsn, snapshot, *, counted=True):
-    """Every table of the snapshot has PostgreSQL's rows, value by value; and as many as it says, if it has `counted` them."""
+def assert_equal(dsn, snapshot, *, counted=True, only=None):
+    """Every table of the snapshot has PostgreSQL's rows, value by value; and as many as it says, if it has `counted` them.
+
+    `only`: the tables that are compared; none: all of them.
+    """
     with psycopg.connect(dsn, autocommit=True) as connection:
-        for name in snapshot.tables:
+        for name in only or snapshot.tables:
             shape = shape_of(connection, name.partition(".")[2])
             expected = [comparable(row) for row in postgres_rows(connection, shape)]
             actual = [comparable(row) for row in _rows(snapshot[name])]

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from spark_consumers.decode.types import arrow_schema
+import pyarrow as pa
+
+from spark_consumers.decode.types import arrow_schema, spark_schema
 from spark_consumers.lake.epoch.log_view import aliases, all_commits, apart, edges
 from spark_consumers.lake.epoch.packed import PackedTable
 from spark_consumers.lake.epoch.plan import EpochPlan, choose, tasks
@@ -32,6 +34,7 @@ from spark_consumers.lake.live.tail import (
     FAULT,
     FOUND,
     PARTITIONS,
+    FoldTask,
     Found,
     effect_tasks,
     fold_tasks,
@@ -40,10 +43,11 @@ from spark_consumers.lake.manifest import reader_files
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, TableVersion
 from spark_consumers.lake.manifest.reader_leases import HOLD
 from spark_consumers.lake.manifest.table_version import RESUMING, STALE
-from spark_consumers.lake.store.place import Place, remove_tree
+from spark_consumers.lake.store.place import Place, carried, remove_tree
 from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.schema_change import first_layout
 from spark_consumers.lake.tables.states import stream_of
+from spark_consumers.spark.requirements import has_jvm
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import LakeError, TrimmedError, from_wire
 from walsender_bridge.postgres.protocol.pgoutput import Column
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a table's folds that are sent to all executors for a query.
 _SMALL: Final = 16 << 20
+#: Bytes of a table's folds that are composed by the driver, if they are here.
+_OWN: Final = 1 << 20
 
 #: Folders of live reads that are gone, and since when; a later one removes them.
 _dropped: deque[tuple[Place, float]] = deque()
@@ -79,8 +85,7 @@ class LogTail:
     def read(self, work: Sequence[RangeTask]) -> None:
         """Have the executors read these ranges. Raises the log's errors."""
         came: dict[str, set[int]] = defaultdict(set)
-        rows = frame_of(self._spark, FOUND, fold_tasks(work)).collect()
-        for one in (Found.of(row.asDict()) for row in rows):
+        for one in _folded(self._spark, fold_tasks(work)):
             if one.kind == ERROR:
                 raise from_wire(json.loads(one.content))
             if one.kind == FAULT:
@@ -100,13 +105,44 @@ class LogTail:
         target = self._targets[name]
         return merged(
             table,
-            frame_of(self._spark, effect_schema(target), effect_tasks(target, folds)),
+            _effect(self._spark, target, folds),
             target.columns.names,
             target.key,
             small=sum(one.size for one in folds) <= _SMALL,
             patches=any(one.patches for one in folds),
             truncated=any(one.truncated for one in folds),
         )
+
+
+def _folded(spark: "SparkSession", work: Sequence[FoldTask]) -> list[Found]:
+    """What the executors find in these ranges.
+
+    With a JVM of its own a session runs them in the workers that it has; a data source, as over Spark Connect, is planned by two
+    Python processes that Spark starts for it, which takes longer than all the rest of a small tail.
+    """
+    if has_jvm(spark):
+        context = spark.sparkContext
+        found: list[Found] = context.parallelize(work, len(work)).flatMap(carried(_found)).collect()
+        return found
+    return [Found.of(row.asDict()) for row in frame_of(spark, FOUND, work).collect()]
+
+
+def _found(task: FoldTask) -> list[Found]:
+    return task.found()
+
+
+def _effect(spark: "SparkSession", target: Target, folds: Sequence[Found]) -> "DataFrame":
+    """The effect of a table's folds: a few rows that are here already are composed here, and others by the executors.
+
+    Nothing is decoded here. See `_folded` for what a data source costs.
+    """
+    work = effect_tasks(target, folds)
+    is_here = has_jvm(spark) and len(work) == 1 and not any(one.path for one in folds)
+    if not is_here or sum(one.size for one in folds) > _OWN:
+        return frame_of(spark, effect_schema(target), work)
+    # In one piece: Spark 4.1 takes an empty batch for the end of what it is given.
+    rows = pa.Table.from_batches(work[0].run(), effect_schema(target)).combine_chunks()
+    return spark.createDataFrame(rows, spark_schema(rows.schema))
 
 
 def open_tail(

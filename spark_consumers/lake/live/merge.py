@@ -2,16 +2,18 @@
 
 Without Spark's JVM: it runs over Spark Connect, too. What a query costs beyond the table's own is one probe of a hash table for each
 row, if the effect is small: then Spark sends it to all executors. A larger one is joined as Spark chooses.
+
+Expressions are texts: PySpark asks the JVM some ten times for each part of one that is made of columns, which for a hundred tables
+takes longer than what is read.
 """
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from spark_consumers.lake.live.effect import ADDED, GONE, KIND, PATCHED
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
 #: What the names of an effect's columns begin with beside a table's.
@@ -37,39 +39,37 @@ def merged(
 
     place = {name: number for number, name in enumerate(columns)}
     types = {field.name: field.dataType for field in table.schema}
-    added = effect.filter(f.col(KIND) == ADDED).select(
-        *(f.col(f"c{place[name]}").cast(kind).alias(name) for name, kind in types.items())
+    added = effect.where(f"{KIND} = {ADDED}").selectExpr(
+        *(f"{_cast(f'c{place[name]}', kind)} AS {_quoted(name)}" for name, kind in types.items())
     )
     if truncated:
         return added
     beside = _BESIDE
     while any(name.casefold().startswith(beside) for name in types):
         beside += "_"
-    others = effect.filter(f.col(KIND) != ADDED)
-    others = others.select(*(f.col(name).alias(f"{beside}{name}") for name in others.columns))
+    others = effect.where(f"{KIND} <> {ADDED}")
+    others = others.selectExpr(*(f"{name} AS {beside}{name}" for name in others.columns))
     if small:
-        others = f.broadcast(others)
+        others = others.hint("broadcast")
     if not key:
         return _without_counted(table, others, columns, types, beside).unionAll(added)
-    same = reduce(
-        lambda one, other: one & other,
-        (
-            f.col(_quoted(name)) == f.col(f"{beside}g{number}").cast(types[name])
+    same = f.expr(
+        " AND ".join(
+            f"{_quoted(name)} = {_cast(f'{beside}g{number}', types[name])}"
             for number, name in enumerate(key)
-        ),
+        )
     )
     if not patches:
         return table.join(others, same, "left_anti").unionAll(added)
-    kind = f.col(f"{beside}{KIND}")
-    kept = table.join(others, same, "left").filter(kind.isNull() | (kind == PATCHED))
+    kind = f"{beside}{KIND}"
+    kept = table.join(others, same, "left").where(f"{kind} IS NULL OR {kind} = {PATCHED}")
 
-    def patched(name: str) -> "Column":
-        number, own = place[name], f.col(_quoted(name))
-        stays = kind.isNull() | f.col(f"{beside}u{number}")
-        sent = f.col(f"{beside}c{number}").cast(types[name])
-        return f.when(stays, own).otherwise(sent).alias(name)
+    def patched(name: str) -> str:
+        number, own = place[name], _quoted(name)
+        sent = _cast(f"{beside}c{number}", types[name])
+        return f"CASE WHEN {kind} IS NULL OR {beside}u{number} THEN {own} ELSE {sent} END AS {own}"
 
-    return kept.select(*map(patched, types)).unionAll(added)
+    return kept.selectExpr(*map(patched, types)).unionAll(added)
 
 
 def _without_counted(
@@ -80,36 +80,36 @@ def _without_counted(
     beside: str,
 ) -> "DataFrame":
     """The table's rows less `n` of those that equal each row that is gone."""
-    from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    gone = gone.filter(f.col(f"{beside}{KIND}") == GONE)
-    same = reduce(
-        lambda one, other: one & other,
+    gone = gone.where(f"{beside}{KIND} = {GONE}")
+    pairs = (
         (
-            _exact(f.col(_quoted(name)), kind).eqNullSafe(
-                _exact(f.col(f"{beside}c{columns.index(name)}").cast(kind), kind)
-            )
-            for name, kind in types.items()
-        ),
+            _exact(_quoted(name), kind),
+            _exact(_cast(f"{beside}c{columns.index(name)}", kind), kind),
+        )
+        for name, kind in types.items()
     )
-    number = f"{beside}number"
-    equal = f.row_number().over(
-        Window.partitionBy(f.col(f"{beside}i")).orderBy(f.col(f"{beside}i"))
-    )
+    same = f.expr(" AND ".join(f"{own} <=> {other}" for own, other in pairs))
+    own = [*map(_quoted, types)]
+    equal = f"row_number() OVER (PARTITION BY {beside}i ORDER BY {beside}i) AS {beside}number"
     left = (
         table.join(gone, same, "inner")
-        .withColumn(number, equal)
-        .filter(f.col(number) > f.col(f"{beside}n"))
-        .select(*(f.col(_quoted(name)) for name in types))
+        .selectExpr(*own, f"{beside}n", equal)
+        .where(f"{beside}number > {beside}n")
+        .selectExpr(*own)
     )
     return table.join(gone, same, "left_anti").unionAll(left)
 
 
-def _exact(column: "Column", kind: "DataType") -> "Column":
+def _cast(column: str, kind: "DataType") -> str:
+    return f"CAST({column} AS {kind.simpleString()})"
+
+
+def _exact(column: str, kind: "DataType") -> str:
     """A value that differs if the column's does, where Spark's equality is wider: it takes 0.0 for -0.0."""
     text = kind.simpleString()
-    return column.cast("string") if "double" in text or "float" in text else column
+    return f"CAST({column} AS string)" if "double" in text or "float" in text else column
 
 
 def _quoted(name: str) -> str:

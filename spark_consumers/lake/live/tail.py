@@ -108,14 +108,17 @@ class FoldTask:
     task: RangeTask
     sent: int
 
-    def run(self) -> Iterator[pa.RecordBatch]:
-        """Rows of `FOUND`."""
+    def found(self) -> list[Found]:
+        """What the range has of each table, or the error that there was."""
         try:
-            found = [*self._found()]
+            return [*self._found()]
         except TusklineError as error:
             content = json.dumps(error.to_wire()).encode()
-            found = [Found(ERROR, "", self.task.number, content=content)]
-        return (each.row() for each in found)
+            return [Found(ERROR, "", self.task.number, content=content)]
+
+    def run(self) -> Iterator[pa.RecordBatch]:
+        """The same as rows of `FOUND`."""
+        return (each.row() for each in self.found())
 
     def _found(self) -> Iterator[Found]:
         number = self.task.number
