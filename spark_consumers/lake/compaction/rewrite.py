@@ -182,8 +182,10 @@ def _data_files(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str
 
 
 def _schema(metadata: Mapping[str, Any], table: TableVersion) -> pa.Schema:
-    """The schema of the table's data files."""
-    number = metadata["current-schema-id"]
+    """The schema of the table's data files, as its snapshot has it."""
+    snapshots = {each["snapshot-id"]: each for each in metadata.get("snapshots", ())}
+    current = metadata["current-schema-id"]
+    number = snapshots.get(table.snapshot_id, {}).get("schema-id", current)
     (found,) = [each for each in metadata["schemas"] if each["schema-id"] == number]
     whole = arrow_schema(found)
     wanted, hidden = names_in(table, whole.names)
