@@ -51,6 +51,9 @@ BEGIN
         SELECT altered::bigint, jsonb_build_object(
             'file', t.relfilenode::bigint,
             'natts', t.relnatts,
+            -- Of one ALTER TABLE alone: other text may be secret.
+            'query', CASE WHEN current_query() ~* '^\s*alter\s+table\s' AND length(current_query()) < 2000
+                               AND position(';' IN rtrim(current_query(), E'; \t\r\n')) = 0 THEN current_query() ELSE '' END,
             'columns', (
                 SELECT jsonb_agg(jsonb_build_array(
                     a.attnum, CASE WHEN a.attisdropped THEN NULL ELSE a.attname END, a.atttypid::bigint, a.atttypmod, a.xmin::text,

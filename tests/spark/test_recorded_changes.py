@@ -101,6 +101,39 @@ def test_14_names_that_pass_from_one_column_to_another_take_no_values_along(reco
     assert paths(recorded) == before
 
 
+def test_14_wider_types_copy_nothing(recorded, database):
+    database.execute(
+        "ALTER TABLE docs ADD s int2, ADD r real, ADD v varchar(5), ADD i int",
+        "UPDATE docs SET s = -id, r = 1.1, v = 'v', i = 2147483647",
+        "ALTER TABLE bag ADD i int, ADD r real",
+        "UPDATE bag SET i = -7, r = 0.1 WHERE t = 'three'",
+    )
+    recorded.flush()
+    before = paths(recorded)
+    database.execute(
+        "BEGIN; UPDATE docs SET i = 3 WHERE id = 1; ALTER TABLE docs ALTER id TYPE bigint, ALTER i TYPE bigint, ALTER v TYPE text; COMMIT",
+        "UPDATE docs SET id = id + 5000000000, i = 5000000000 WHERE id IN (2, 3)",
+        "ALTER TABLE docs ALTER r TYPE double precision",
+        "ALTER TABLE docs ALTER COLUMN s SET DATA TYPE int",
+        "UPDATE docs SET v = repeat('long', 50) WHERE id = 4",
+        "ALTER TABLE bag ALTER i TYPE bigint, ALTER r TYPE float8",
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE i = -7)",
+    )
+    for turn in range(2):
+        assert_equal(database.dsn, recorded.flush())
+        assert paths(recorded) == before
+        database.execute(
+            f"UPDATE docs SET title = 'kept {turn}' WHERE id IN (1, 5, 5000000002)",
+            "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
+        )
+    link = recorded.head().link
+    database.execute("ALTER TABLE docs ALTER s TYPE bigint USING s + 1")
+    recorded.flush()
+    assert_equal(database.dsn, recorded.flush())
+    assert any("another type" in reason for reason in reasons_since(recorded, link))
+    assert paths(recorded)[DOCS] != before[DOCS]
+
+
 def test_14_what_a_savepoint_takes_back_is_no_change(recorded, database):
     before = paths(recorded)
     database.execute(

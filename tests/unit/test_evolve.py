@@ -13,6 +13,7 @@ from spark_consumers.lake.tables.recorded import RecordedColumn, TableRecord
 from spark_consumers.lake.tables.schema_change import Evolution, FullResync
 from spark_consumers.lake.tables.schema_match import Layout, by_layout, conformed, mismatch
 from spark_consumers.lake.tables.shape import Shape, columns_in
+from spark_consumers.lake.tables.widening import has_no_using, is_wider
 from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.pgoutput import Relation
 
@@ -77,6 +78,10 @@ def record(
     columns = {one.number: one for one in (*KEPT, *changed)}
     there = tuple(columns[number] for number in sorted(columns))
     return TableRecord(7, offset, 3, 1000, file, natts, there)
+
+
+def widened(changed: RecordedColumn, query: str) -> TableRecord:
+    return replace(record(changed, file=101), query=query)
 
 
 RENAMED = column(2, "label", TEXT, "60", mine=True)
@@ -163,9 +168,42 @@ def test_14_rows_without_a_key_have_other_digests_when_a_column_goes():
         ([record(replace(ADDED, is_filled=True), natts=5)], "with a default"),
         # ALTER TYPE with USING, to the same type.
         ([record(column(2, "name", TEXT, "60", mine=True), file=101)], "rewritten"),
-        ([record(column(1, "id", BIGINT, "60", mine=True), file=101)], "another type for id"),
+        (
+            [record(column(1, "id", BIGINT, "60", mine=True), file=101)],
+            "not known to keep all values",
+        ),
+        (
+            [
+                widened(
+                    column(1, "id", BIGINT, "60", mine=True),
+                    "ALTER TABLE t ALTER id TYPE bigint USING id + 1",
+                )
+            ],
+            "not known",
+        ),
+        (
+            [widened(column(2, "name", INT, "60", mine=True), "ALTER TABLE t ALTER name TYPE int")],
+            "another type for name",
+        ),
+        # Another column of the same command.
+        (
+            [
+                replace(
+                    record(
+                        column(1, "id", BIGINT, "60", mine=True),
+                        column(2, "name", TEXT, "60", mine=True),
+                        file=101,
+                    ),
+                    query="ALTER TABLE t ALTER id TYPE bigint, ALTER name TYPE text",
+                )
+            ],
+            "rewritten",
+        ),
         ([record(column(1, None, 0, "60", mine=True))], "lost id, a column of its key"),
-        ([record(column(4, "amount", NUMERIC, "60", mine=True, typmod=-1))], "modifier"),
+        (
+            [record(column(4, "amount", NUMERIC, "60", mine=True, typmod=-1))],
+            "another type for amount",
+        ),
         ([record(column(2, "ID", TEXT, "60", mine=True))], "differ only in case"),
         ([record(column(2, "_file", TEXT, "60", mine=True))], "metadata column"),
         ([replace(record(), columns=KEPT[:3])], "lacks one of them"),
@@ -244,3 +282,72 @@ def test_14_a_batch_on_both_sides_of_a_change_is_divided_at_its_place():
     assert [column.to_pylist() for column in made.columns] == [[1, 2], [None, None], ["w", "x"]]
     assert made.unchanged is not None
     assert made.unchanged.tolist() == [[False, False, True]] * 2
+
+
+def test_14_wider_types_are_followed_in_place_and_a_wider_key_is_indexed_again():
+    key = widened(column(1, "id", BIGINT, "60", mine=True), "ALTER TABLE t ALTER id TYPE bigint")
+    found = evolved(key)
+    assert found.layouts[-1].columns[0] == ("id", BIGINT, -1)
+    assert found.sources == (0, 1, 2)
+    assert found.reindexes
+    longer = (12 << 16 | 2) + 4
+    found = evolved(record(column(4, "amount", NUMERIC, "60", mine=True, typmod=longer)))
+    assert found.layouts[-1].columns[2] == ("amount", NUMERIC, longer)
+    assert not found.reindexes
+
+
+VARCHAR, INT2, REAL, DOUBLE = 1043, 21, 700, 701
+
+
+def limit(precision: int, scale: int) -> int:
+    return (precision << 16 | scale) + 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wider"),
+    [
+        ((INT2, -1), (INT, -1), True),
+        ((INT2, -1), (BIGINT, -1), True),
+        ((INT, -1), (BIGINT, -1), True),
+        ((BIGINT, -1), (INT, -1), False),
+        ((INT, -1), (NUMERIC, -1), False),
+        ((REAL, -1), (DOUBLE, -1), True),
+        ((DOUBLE, -1), (REAL, -1), False),
+        ((VARCHAR, 14), (VARCHAR, 24), True),
+        ((VARCHAR, 24), (VARCHAR, 14), False),
+        ((VARCHAR, 24), (VARCHAR, -1), True),
+        ((VARCHAR, -1), (VARCHAR, 24), False),
+        ((VARCHAR, 24), (TEXT, -1), True),
+        ((TEXT, -1), (VARCHAR, 24), False),
+        # What is padded to a length is another text.
+        ((1042, 14), (TEXT, -1), False),
+        ((NUMERIC, limit(10, 2)), (NUMERIC, limit(12, 2)), True),
+        ((NUMERIC, limit(10, 2)), (NUMERIC, limit(12, 3)), False),
+        ((NUMERIC, limit(10, 2)), (NUMERIC, limit(9, 2)), False),
+        ((NUMERIC, limit(10, 2)), (NUMERIC, -1), False),
+        ((NUMERIC, -1), (NUMERIC, limit(10, 2)), False),
+        # Text in the lake.
+        ((NUMERIC, limit(38, 2)), (NUMERIC, limit(40, 2)), False),
+    ],
+)
+def test_14_types_are_wider_where_every_value_stays_as_it_is(before, after, wider):
+    assert is_wider(("c", *before), ("c", *after)) is wider
+
+
+@pytest.mark.parametrize(
+    ("query", "known"),
+    [
+        ("ALTER TABLE t ALTER COLUMN a TYPE bigint", True),
+        ("alter table only s.t alter a set data type numeric(12, 2), alter b type text;", True),
+        ("ALTER TABLE t ALTER a TYPE bigint USING a + 1", False),
+        ("ALTER TABLE t ALTER a TYPE bigint, ALTER b TYPE int USING b * 2", False),
+        ("ALTER TABLE t ALTER a TYPE bigint, ADD COLUMN c int", False),
+        ("ALTER TABLE t ALTER a DROP NOT NULL", False),
+        ("ALTER TABLE t ALTER a TYPE bigint; ALTER TABLE t ALTER b TYPE int USING 1", False),
+        ("SELECT alter_it()", False),
+        ("ALTER TABLE (", False),
+        ("", False),
+    ],
+)
+def test_14_a_command_is_known_to_keep_values_only_if_all_of_it_is_read(query, known):
+    assert has_no_using(query) is known

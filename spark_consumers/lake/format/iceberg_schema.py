@@ -108,7 +108,11 @@ def evolved(
     top = last
     for column in columns:
         if column.name in sources:
-            fields.append({**there[sources[column.name]], "name": column.name})
+            field = {**there[sources[column.name]], "name": column.name}
+            # A list keeps the number of its elements; nothing widens these.
+            if not pa.types.is_list(column.type):
+                field["type"] = _iceberg_type(column.type)
+            fields.append(field)
             continue
         (field,) = iceberg_schema(pa.schema([column]))["fields"]
         top += 1

@@ -12,7 +12,7 @@ made, and (2) no value has changed without a change in the log.
    mapped by column numbers, not by names; its Relation message must have exactly these columns (`schema_match.mismatch`).
 2. A value changes silently if a column gets a default for old rows, or the table is rewritten. Both write the row of the column in
    `pg_attribute`. So a column may differ from the table's last known state only if the transaction of the record has written its row,
-   and then only in its name. A new column must be one without a value in old rows. A file that was replaced along with the row of a
+   and then only in its name, or by a wider type that PostgreSQL's own conversion gives it (`widening`). A new column must be one without a value in old rows. A file that was replaced along with the row of a
    column that kept name and type is a rewrite. If another transaction has written the row of a column, something was not recorded.
 
 Whatever is not covered by this is copied again, as without records.
@@ -21,13 +21,15 @@ Whatever is not covered by this is copied again, as without records.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spark_consumers.decode.types import arrow_schema
+from spark_consumers.decode.types import arrow_schema, column_type
+from spark_consumers.lake.format.iceberg_schema import file_type
 from spark_consumers.lake.manifest.table_version import Column as Described
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables.recorded import RecordedColumn, TableRecord
 from spark_consumers.lake.tables.schema_change import Evolution, FullResync
 from spark_consumers.lake.tables.schema_match import Layout, arrays_of, unusable
 from spark_consumers.lake.tables.shape import Columns, Shape, columns_in, sent_columns
+from spark_consumers.lake.tables.widening import is_wider
 from walsender_bridge.postgres.protocol.pgoutput import Column
 
 
@@ -102,11 +104,13 @@ def _after(
         if number not in before:
             columns[number] = (name, kind, new[number].typmod)
             continue
-        _, known, typmod = before[number]
+        earlier = before[number]
         # A column of a domain is sent as one of its base type, whose modifier is not known.
-        if known == new[number].kind and typmod != new[number].typmod:
-            return FullResync(f"the type modifier of its column {name!r} changed")
-        columns[number] = (name, known, typmod)
+        is_of_domain = kind == old[number][1] != earlier[1]
+        later = (name, *earlier[1:]) if is_of_domain else (name, kind, new[number].typmod)
+        if not is_wider(earlier, later):
+            return FullResync(f"it has another type for {name}")
+        columns[number] = later
     return columns, now
 
 
@@ -127,13 +131,11 @@ def _refused(
         return f"a change of its column {name!r} was not recorded"
     if column.name is None:
         return None
-    if kind != column.kind:
-        return f"it has another type for {column.name}"
-    if (
-        column.number in shape.generated
-    ) != column.is_generated and column.number in shape.generated:
+    if kind != column.kind and not has_no_using(record.query):
+        return f"it has another type for {column.name}, by a command that is not known to keep all values"
+    if column.number in shape.generated and not column.is_generated:
         return f"its column {column.name!r} is no longer generated"
-    if record.file != shape.file and column.name == name:
+    if record.file != shape.file and (column.name, column.kind) == (name, kind):
         return f"its rows were rewritten: its column {column.name!r} was altered"
     return None
 
@@ -180,9 +182,21 @@ def _evolution(
         tuple(layouts),
         sources,
         key,
-        # Rows without a key are found by the digest of all columns, each with its position (`index.digests`).
-        reindexes=not table.key and [n for n in last if n in first] != numbers,
+        reindexes=_has_other_digests(first, last, keys),
         places=frozenset(record.place for record in records),
         shape=shape,
         steps=steps,
     )
+
+
+def _has_other_digests(first: _Numbered, last: _Numbered, keys: Sequence[int]) -> bool:
+    """Whether rows have other digests in the row index (`index.digests`): of their key, or of all columns, each with its position."""
+    if not keys and [number for number in last if number in first] != list(first):
+        return True
+    numbers = keys or list(first)
+    return any(_in_files(first[number]) != _in_files(last[number]) for number in numbers)
+
+
+def _in_files(column: Described) -> str:
+    """The type of a column in data files."""
+    return str(file_type(column_type(*column[1:]).arrow))

@@ -40,7 +40,10 @@ class RecordedColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """A table after a schema change. `offset` and `sequence`: where in the log; `file`, `natts`: as in `Shape`."""
+    """A table after a schema change. `offset` and `sequence`: where in the log; `file`, `natts`: as in `Shape`.
+
+    `query`: the text of the ALTER TABLE; empty if the client has sent another one, or more than one.
+    """
 
     relation: int
     offset: int
@@ -49,6 +52,7 @@ class TableRecord:
     file: int
     natts: int
     columns: tuple[RecordedColumn, ...]
+    query: str = ""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -73,6 +77,7 @@ def records_in(batch: ChangeBatch) -> Iterator[TableRecord]:
                 int(record["file"]),
                 int(record["natts"]),
                 tuple(RecordedColumn(*column) for column in record["columns"]),
+                str(record["query"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptError(

@@ -210,7 +210,9 @@ def conformed(batch: ChangeBatch, columns: pa.Schema, layout: Layout | None) -> 
         there = [at if at < len(batch.columns) else None for at in range(len(columns))]
     else:
         there = layout.there
-    if list(there) == list(range(len(batch.columns))):
+    if list(there) == list(range(len(batch.columns))) and columns.types == [
+        column.type for column in batch.columns
+    ]:
         return batch
     count, unchanged = len(batch), batch.unchanged
     if unchanged is not None:
@@ -219,7 +221,7 @@ def conformed(batch: ChangeBatch, columns: pa.Schema, layout: Layout | None) -> 
 
     def arrays(found: list[pa.Array]) -> list[pa.Array]:
         pairs = zip(there, columns.types, strict=True)
-        return [pa.nulls(count, kind) if at is None else found[at] for at, kind in pairs]
+        return [pa.nulls(count, kind) if at is None else found[at].cast(kind) for at, kind in pairs]
 
     def texts(found: dict[int, pa.Array]) -> dict[int, pa.Array]:
         return {to: found[at] for to, at in enumerate(there) if at in found}
