@@ -29,7 +29,7 @@ from spark_consumers.lake.tables.recorded import RecordedColumn, TableRecord
 from spark_consumers.lake.tables.schema_change import Evolution, FullResync
 from spark_consumers.lake.tables.schema_match import Layout, arrays_of, unusable
 from spark_consumers.lake.tables.shape import Columns, Shape, columns_in, sent_columns
-from spark_consumers.lake.tables.widening import is_wider
+from spark_consumers.lake.tables.widening import has_no_using, is_wider
 from walsender_bridge.postgres.protocol.pgoutput import Column
 
 
