@@ -7,6 +7,8 @@ import pyarrow as pa
 import pytest
 
 from spark_consumers.decode.entries import ChangeBatch
+from spark_consumers.lake.compaction.decide import Accepted, CurrentFile, decide
+from spark_consumers.lake.compaction.offer import NewFile, Offer, OldFile, columns_of
 from spark_consumers.lake.manifest.table_version import Column, TableVersion
 from spark_consumers.lake.tables.evolve import evolve
 from spark_consumers.lake.tables.recorded import RecordedColumn, TableRecord
@@ -351,3 +353,26 @@ def test_14_types_are_wider_where_every_value_stays_as_it_is(before, after, wide
 )
 def test_14_a_command_is_known_to_keep_values_only_if_all_of_it_is_read(query, known):
     assert has_no_using(query) is known
+
+
+@pytest.mark.parametrize(
+    ("columns", "accepted"),
+    [
+        # One more, another name; one less, another type.
+        (((1, "id", 23, "9"), (2, "b", 25, "9"), (3, "c", 23, "9")), True),
+        (((1, "id", 23, "9"),), False),
+        (((1, "id", 20, "9"), (2, "a", 25, "9")), False),
+    ],
+)
+def test_an_offer_is_refused_once_a_column_is_gone_or_has_another_type(columns, accepted):
+    def of(columns):
+        there = replace(shape(), columns=columns)
+        return table(path="tables/t", shape=there.dump(), runs=(("r", 9),), rows=9)
+
+    made = columns_of(of(((1, "id", 23, "5"), (2, "a", 25, "5"))))
+    old = (OldFile("a", 9, "", b"", 0, 0),)
+    offer = Offer("t1-0a-1", "s.p.t", "tables/t", 1, ("id",), old, (NewFile("c", 9, 99),), "r", 9)
+    offer = replace(offer, columns=made)
+    assert Offer.from_json(offer.to_json()) == offer
+    found = decide(offer, of(columns), 1, {"a": CurrentFile()}, lambda: {"a"})
+    assert isinstance(found, Accepted) is accepted

@@ -19,6 +19,7 @@ from spark_consumers.lake.compaction.offer import (
     Offer,
     OfferName,
     OldFile,
+    columns_of,
 )
 from spark_consumers.lake.compaction.plan import FileState, Group
 from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
@@ -149,7 +150,8 @@ def files_of(folder: Place, offer: OfferName) -> tuple[list[Place], list[Place]]
 
 def intent(offer: OfferName, name: str, table: TableVersion) -> Offer:
     """The offer before its files are written."""
-    return Offer(str(offer), name, table.path, offer.term, table.key)
+    columns = columns_of(table)
+    return Offer(str(offer), name, table.path, offer.term, table.key, columns=columns)
 
 
 def _target(
