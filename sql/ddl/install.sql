@@ -49,6 +49,7 @@ BEGIN
             SELECT i.inhrelid FROM pg_inherits AS i JOIN parts AS p ON p.oid = i.inhparent
         )
         SELECT altered::bigint, jsonb_build_object(
+            'name', t.relname,
             'file', t.relfilenode::bigint,
             'natts', t.relnatts,
             -- Of one ALTER TABLE alone: other text may be secret.

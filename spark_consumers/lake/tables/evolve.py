@@ -131,7 +131,7 @@ def _refused(
         return f"a change of its column {name!r} was not recorded"
     if column.name is None:
         return None
-    if kind != column.kind and not has_no_using(record.query):
+    if kind != column.kind and not has_no_using(record.query, record.name, column.name):
         return f"it has another type for {column.name}, by a command that is not known to keep all values"
     if column.number in shape.generated and not column.is_generated:
         return f"its column {column.name!r} is no longer generated"

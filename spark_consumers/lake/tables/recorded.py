@@ -42,7 +42,7 @@ class RecordedColumn:
 class TableRecord:
     """A table after a schema change. `offset` and `sequence`: where in the log; `file`, `natts`: as in `Shape`.
 
-    `query`: the text of the ALTER TABLE; empty if the client has sent another one, or more than one.
+    `name`: the table's, without its schema. `query`: what the client has sent, if it was one ALTER TABLE; otherwise empty.
     """
 
     relation: int
@@ -52,6 +52,7 @@ class TableRecord:
     file: int
     natts: int
     columns: tuple[RecordedColumn, ...]
+    name: str = ""
     query: str = ""
 
     @property
@@ -77,6 +78,7 @@ def records_in(batch: ChangeBatch) -> Iterator[TableRecord]:
                 int(record["file"]),
                 int(record["natts"]),
                 tuple(RecordedColumn(*column) for column in record["columns"]),
+                str(record["name"]),
                 str(record["query"]),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -8,6 +8,8 @@ limit, or none, changes none of them. (A shorter limit, or `char(n)`, would cut 
 That holds for PostgreSQL's own conversion. `USING` may say anything, so the command has to be known: `has_no_using` reads it.
 """
 
+from typing import Any
+
 from spark_consumers.decode.types import column_type
 from spark_consumers.lake.manifest.table_version import Column
 
@@ -43,8 +45,12 @@ def _is_longer(old: int, new: int) -> bool:
     return both and scales[0] == scales[1] and digits[0] <= digits[1]
 
 
-def has_no_using(query: str) -> bool:
-    """Whether this is one ALTER TABLE that changes types of columns, and nothing else, by PostgreSQL's own conversions."""
+def has_no_using(query: str, table: str, column: str) -> bool:
+    """Whether this is one ALTER TABLE of that table that changes the column's type by PostgreSQL's own conversion.
+
+    It must change nothing but types of columns, all of them without USING. The names are compared because a trigger of the
+    user's may run other commands within this one.
+    """
     # Not every driver reads one, and it takes a while to import.
     import sqlglot
     from sqlglot import exp
@@ -58,9 +64,20 @@ def has_no_using(query: str) -> bool:
     if len(read) != 1 or not isinstance(read[0], exp.Alter):
         return False
     actions = read[0].args.get("actions") or []
-    return bool(actions) and all(
+    named = read[0].this
+    if not isinstance(named, exp.Table) or _folded(named.this) != table:
+        return False
+    return column in {_folded(one.this) for one in actions} and all(
         isinstance(one, exp.AlterColumn)
         and isinstance(one.args.get("dtype"), exp.DataType)
         and not one.args.get("using")
         for one in actions
     )
+
+
+def _folded(identifier: Any) -> str | None:
+    """A name as the catalog has it; None for what is no plain name."""
+    name = getattr(identifier, "this", None)
+    if not isinstance(name, str):
+        return None
+    return name if identifier.args.get("quoted") else name.lower()
