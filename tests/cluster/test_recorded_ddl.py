@@ -85,10 +85,10 @@ def test_14_any_role_may_alter_its_tables_and_gets_no_rights(database: Database)
         try:
             database.execute(
                 *planted,
-                f"SET SESSION AUTHORIZATION {role}; SET search_path = planted, public; ALTER TABLE t RENAME a TO b;"
+                f"BEGIN; SET LOCAL SESSION AUTHORIZATION {role}; SET LOCAL search_path = planted, public; ALTER TABLE t RENAME a TO b;"
                 " CREATE FUNCTION planted.add() RETURNS void LANGUAGE sql AS 'ALTER TABLE t ADD c int';"
-                " SELECT planted.add()",
-                "SET session_replication_role = replica; ALTER TABLE t DROP b",
+                " SELECT planted.add(); COMMIT",
+                "BEGIN; SET LOCAL session_replication_role = replica; ALTER TABLE t DROP b; COMMIT",
                 # What cannot be recorded fails no command.
                 "DROP TABLE tuskline.ddl",
                 "ALTER TABLE t ADD d int",

@@ -96,7 +96,7 @@ def evaluate(
 
 def _schema_changes(facts: Facts, where: str) -> Finding:
     """Whether the server records schema changes: it works without, at the cost of copies."""
-    what = "recorded: the lake follows a column that is added, dropped or renamed without a copy"
+    what = "recorded: the lake follows columns that are added, dropped, renamed or widened without a copy"
     if not facts["records_ddl"]:
         what = (
             "not recorded: the log does not have which column was dropped or renamed, so most schema changes cause another copy"
