@@ -80,8 +80,15 @@ def _after(
     for number in old:
         if number not in new:
             return FullResync("a record of its columns lacks one of them")
+    keeps_values = any(
+        column.name is not None
+        and column.kind != old[column.number][1]
+        and has_no_using(record.query, record.name, column.name)
+        for column in record.columns
+        if column.number in old
+    )
     for column in record.columns:
-        if reason := _refused(column, old, shape, record):
+        if reason := _refused(column, old, shape, record, keeps_values=keeps_values):
             return FullResync(reason)
     living = [column for column in record.columns if column.name is not None]
     generated = tuple(number for number in shape.generated if new[number].name is not None)
@@ -119,8 +126,13 @@ def _refused(
     old: dict[int, tuple[str, int, str]],
     shape: Shape,
     record: TableRecord,
+    *,
+    keeps_values: bool,
 ) -> str | None:
-    """Why the table cannot be followed to what this record says of one column; None if it can."""
+    """Why the table cannot be followed to what this record says of one column; None if it can.
+
+    `keeps_values`: the command is known to convert values by nothing but their types.
+    """
     name, kind, version = old.get(column.number, (None, 0, ""))
     if name is None:
         return _refused_new(column, shape)
@@ -131,11 +143,13 @@ def _refused(
         return f"a change of its column {name!r} was not recorded"
     if column.name is None:
         return None
-    if kind != column.kind and not has_no_using(record.query, record.name, column.name):
+    if kind != column.kind and not keeps_values:
         return f"it has another type for {column.name}, by a command that is not known to keep all values"
     if column.number in shape.generated and not column.is_generated:
         return f"its column {column.name!r} is no longer generated"
-    if record.file != shape.file and (column.name, column.kind) == (name, kind):
+    # Of the columns whose type stays, a rewrite writes the rows of those that have a default.
+    stays = keeps_values and (kind != column.kind or column.number in shape.filled)
+    if record.file != shape.file and column.name == name and not stays:
         return f"its rows were rewritten: its column {column.name!r} was altered"
     return None
 
