@@ -297,9 +297,10 @@ def test_14_wider_types_are_followed_in_place_and_a_wider_key_is_indexed_again()
     both = replace(
         key, columns=(key.columns[0], column(2, "name", TEXT, "60", mine=True), *KEPT[2:])
     )
-    given = table(shape=replace(shape(), filled=(2,)).dump())
-    assert evolved(both, of=given).sources == (0, 1, 2)
     assert "rewritten" in str(evolve(table(), [both]))
+    given = replace(both.columns[1], is_filled=True)
+    both = replace(both, columns=(key.columns[0], given, *KEPT[2:]))
+    assert evolved(both).sources == (0, 1, 2)
     longer = (12 << 16 | 2) + 4
     found = evolved(record(column(4, "amount", NUMERIC, "60", mine=True, typmod=longer)))
     assert found.layouts[-1].columns[2] == ("amount", NUMERIC, longer)

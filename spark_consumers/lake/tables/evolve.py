@@ -148,7 +148,7 @@ def _refused(
     if column.number in shape.generated and not column.is_generated:
         return f"its column {column.name!r} is no longer generated"
     # Of the columns whose type stays, a rewrite writes the rows of those that have a default.
-    stays = keeps_values and (kind != column.kind or column.number in shape.filled)
+    stays = keeps_values and (kind != column.kind or column.is_filled)
     if record.file != shape.file and column.name == name and not stays:
         return f"its rows were rewritten: its column {column.name!r} was altered"
     return None
