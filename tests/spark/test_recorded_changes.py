@@ -327,3 +327,22 @@ class RandomChanges:
         columns.append(new)
         texts.add(new)
         return f"ALTER TABLE {table} ADD {new} text"
+
+
+def test_14_a_live_read_leaves_the_table_out_until_the_epoch_that_has_the_change(
+    recorded, database
+):
+    recorded.flush()
+    database.execute("ALTER TABLE docs RENAME title TO heading", "UPDATE pairs SET a = a + 100")
+    recorded.barrier()
+    live = read(recorded.spark, recorded.lake, live=True, log=recorded.log.address)
+    assert DOCS in live.stale
+    assert "columns have changed" in live.stale[DOCS]
+    assert PAIRS in live.tables
+    recorded.flush()
+    live = read(recorded.spark, recorded.lake, live=True, log=recorded.log.address)
+    assert "heading" in live["docs"].columns
+    database.execute("UPDATE docs SET heading = 'later' WHERE id = 1")
+    recorded.barrier()
+    live = read(recorded.spark, recorded.lake, live=True, log=recorded.log.address)
+    assert_equal(database.dsn, live, counted=False)
