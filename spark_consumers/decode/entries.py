@@ -109,6 +109,29 @@ class ChangeBatch:
         return len(self.ops)
 
 
+def rows_of(batch: ChangeBatch, mask: npt.NDArray[np.bool_]) -> ChangeBatch:
+    """The rows of the batch that the mask has."""
+    chosen = pa.array(mask)
+    return replace(
+        batch,
+        ops=batch.ops[mask],
+        commit_lsn=batch.commit_lsn[mask],
+        xid=batch.xid[mask],
+        commit_time=batch.commit_time[mask],
+        offset=batch.offset[mask],
+        version=batch.version[mask],
+        sequence=batch.sequence[mask],
+        columns=[c.filter(chosen) for c in batch.columns],
+        unchanged=None if batch.unchanged is None else batch.unchanged[mask],
+        old_columns=None
+        if batch.old_columns is None
+        else [c.filter(chosen) for c in batch.old_columns],
+        old_kind=batch.old_kind[mask],
+        unrepresentable={i: raw.filter(chosen) for i, raw in batch.unrepresentable.items()},
+        old_unrepresentable={i: raw.filter(chosen) for i, raw in batch.old_unrepresentable.items()},
+    )
+
+
 def decode_entries(
     entries: Iterable["LogEntry"],
     schemas: Callable[[bytes], bytes],

@@ -34,6 +34,8 @@ WITH temporary AS (
     UNION ALL
     SELECT 11, (SELECT string_agg(concat(x.ctid, x.xmin), ',' ORDER BY x.ctid) FROM pg_publication_rel AS x)
     UNION ALL
+    SELECT 13, (SELECT string_agg(concat(x.ctid, x.xmin), ',' ORDER BY x.ctid) FROM pg_event_trigger AS x)
+    UNION ALL
     SELECT 12, (SELECT string_agg(x.row, ',' ORDER BY x.row) FROM ({schemas}) AS x (row))
 )
 SELECT sha256(convert_to(concat(pg_postmaster_start_time(), string_agg(concat(f.number, ':', f.rows), ';' ORDER BY f.number)), 'UTF8')),

@@ -114,6 +114,12 @@ SELECT s.nspname, s.relname, jsonb_build_object(
             SELECT coalesce(string_agg(concat(a.attnum, ':', a.atttypid, ':', a.xmin), ' ' ORDER BY a.attnum), '')
             FROM pg_attribute AS a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)) ORDER BY t.oid)
         FROM types AS y JOIN pg_type AS t ON t.oid = y.type AND t.typtype = 'c' WHERE y.root = s.oid),
+    -- The event trigger that records schema changes (sql/ddl/install.sql), if it does: another text after any change of it.
+    'recorded', coalesce((
+        SELECT concat_ws(' ', t.oid, t.xmin, f.oid, f.xmin, o.oid, (SELECT max(m.entry) FROM members AS m WHERE m.leaf = o.oid))
+        FROM pg_event_trigger AS t JOIN pg_proc AS f ON f.oid = t.evtfoid
+        JOIN sent AS o ON o.nspname = 'tuskline' AND o.relname = 'ddl'
+        WHERE t.evtname = 'tuskline_ddl' AND t.evtenabled = 'A'), ''),
     'outputs', (
         SELECT jsonb_agg(jsonb_build_array(t.oid::bigint, t.typname, concat(f.oid, ' ', f.xmin)) ORDER BY t.oid)
         FROM types AS y JOIN pg_type AS t ON t.oid = y.type AND t.typtype = 'b'

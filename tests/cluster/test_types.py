@@ -445,8 +445,8 @@ def test_a_row_that_a_filter_lets_in_comes_without_its_unchanged_toast(database:
         assert batch.ops.tobytes() == b"I"
     assert bare.unchanged is not None
     assert bare.unchanged.tolist() == [[False, False, True]]
-    layouts = (Layout(0, columns_of(bare.relation)),)
-    told = mismatch(bare, pa.schema([]), layouts, ("id", "sent"), bare.relation.oid)
+    layout = Layout(0, columns_of(bare.relation))
+    told = mismatch(bare, pa.schema([]), layout, ("id", "sent"), bare.relation.oid)
     assert "REPLICA IDENTITY FULL" in str(told)
     assert whole.columns[2].to_pylist() == ["b" * 5000]
     assert whole.unchanged is None

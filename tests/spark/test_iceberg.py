@@ -257,7 +257,7 @@ def test_13_a_table_that_is_taken_later_is_fenced_by_the_first_change(table):
     assert newer.terms(table.path) == [2]
 
 
-@pytest.mark.parametrize("change", ["show", "pin", "expire", "sweep", "extend", "arrange"])
+@pytest.mark.parametrize("change", ["show", "pin", "expire", "sweep", "evolve", "arrange"])
 def test_13_any_change_takes_a_table_that_was_left_for_later(table, change):
     first = table.write(1, None, add=[1])
     table.format.show(table.path, 1, first)
@@ -270,7 +270,7 @@ def test_13_any_change_takes_a_table_that_was_left_for_later(table, change):
         "pin": [{}],
         "expire": [{first}],
         "sweep": [frozenset()],
-        "extend": [more],
+        "evolve": [first, more, {name: name for name in COLUMNS.names}],
         "arrange": [TableLayout.parse([], ["id"], {})],
     }
     getattr(newer, change)(table.path, 2, *arguments[change])
@@ -850,8 +850,9 @@ def test_14_columns_are_added_by_number_and_older_snapshots_keep_theirs(table):
     first = table.write(1, None, add=[1, 2])
     more = pa.schema([pa.field("late", pa.int16()), pa.field("tags2", pa.list_(pa.string()))])
     for _ in range(2):  # again is a no-op
-        table.format.extend(table.path, 1, more)
+        made = extend(table, 1, first, more)
     columns, files = table.format.schemas(table.path)
+    assert made == files
     assert columns == pa.schema([*COLUMNS, *more])
     numbers = [field.metadata[b"PARQUET:field_id"] for field in files]
     assert len(set(numbers)) == len(numbers)
@@ -862,18 +863,53 @@ def test_14_columns_are_added_by_number_and_older_snapshots_keep_theirs(table):
     assert frame.columns == columns.names
     assert {row.late for row in frame.collect()} == {None}
     assert read_snapshot(table.spark, table.path, first).columns == COLUMNS.names
-    with pytest.raises(NotSupportedError, match="a column 'late' of another type"):
-        table.format.extend(table.path, 1, pa.schema([pa.field("late", pa.string())]))
     table.format.take_over(table.path, second, 2, 2)
     with pytest.raises(FencedError):
-        table.format.extend(table.path, 1, pa.schema([pa.field("z", pa.string())]))
+        extend(table, 1, second, pa.schema([pa.field("z", pa.string())]))
+
+
+def extend(table, term, snapshot, more):
+    """Give the table more columns than this snapshot has."""
+    columns = [field for field in table.format.schemas(table.path)[0] if field.name != ROW_ID]
+    known = {*table.format.schemas(table.path, snapshot)[1].names}
+    wanted = [*(f for f in columns if f.name in known), *more]
+    sources = {field.name: field.name for field in wanted if field.name in known}
+    return table.format.evolve(table.path, term, snapshot, pa.schema(wanted), sources)
+
+
+def test_14_fields_keep_their_numbers_when_they_are_renamed_and_no_number_is_used_twice(table):
+    first = table.write(1, None, add=[1, 2])
+    _, before = table.format.schemas(table.path)
+    numbers = {field.name: field.metadata[b"PARQUET:field_id"] for field in before}
+    names = [field.name for field in COLUMNS]
+    keyed, gone, *rest = names
+    # One is renamed, one goes, and another one takes its name; wherever an attempt before has stopped.
+    again = pa.field(gone, pa.string())
+    renamed = COLUMNS.field(keyed).with_name("renamed")
+    for wanted in ([renamed], [renamed, *map(COLUMNS.field, rest), again]):
+        sources = {"renamed": keyed, **{name: name for name in rest}}
+        columns = pa.schema(wanted)
+        sources = {name: sources[name] for name in columns.names if name in sources}
+        for _ in range(2):
+            files = table.format.evolve(table.path, 1, first, columns, sources)
+        made = {field.name: field.metadata[b"PARQUET:field_id"] for field in files}
+        assert {name: made[name] for name in sources} == {n: numbers[s] for n, s in sources.items()}
+    assert made[gone] not in numbers.values()
+    _, still = table.format.schemas(table.path, first)
+    assert still == before
+    second = table.format.write(table.path, 1, TableWrite(2, first, "stage", count=2)).snapshot
+    frame = read_snapshot(table.spark, table.path, second)
+    assert frame.columns == ["renamed", *rest, gone]
+    assert {row[gone] for row in frame.collect()} == {None}
+    assert sorted(row.renamed for row in frame.collect()) == [1, 2]
+    assert read_snapshot(table.spark, table.path, first).columns == names
 
 
 def test_the_hidden_column_stays_the_last(spark, tmp_path):
     hidden = pa.schema([pa.field("id", pa.int16()), pa.field(ROW_ID, pa.string())])
     table = Table(spark, tmp_path, hidden)
-    table.format.write(table.path, 1, TableWrite(1, None, "s"))
-    table.format.extend(table.path, 1, pa.schema([pa.field("a.b", pa.date32())]))
+    first = table.format.write(table.path, 1, TableWrite(1, None, "s")).snapshot
+    extend(table, 1, first, pa.schema([pa.field("a.b", pa.date32())]))
     columns, files = table.format.schemas(table.path)
     assert columns.names == ["id", "a.b", ROW_ID]
     assert files.names == ["id", "a.b", ROW_ID]
@@ -1022,7 +1058,7 @@ def test_a_commit_makes_of_a_table_what_icebergs_own_library_makes_of_it(
     # The attempt before was not published: the branch goes back.
     third = table.write(3, first, add=[5], delete=[2])
     table.format.take_over(table.path, third, 2, 3)
-    table.format.extend(table.path, 2, pa.schema([pa.field("more", pa.list_(pa.int64()))]))
+    extend(table, 2, third, pa.schema([pa.field("more", pa.list_(pa.int64()))]))
     for layout in (
         TableLayout.parse(["bucket(3, id)"], ["id desc"], {"own": "1", CODEC: "snappy"}),
         TableLayout.parse(["id", "bucket(3, id)"], ["id"], {"own": "2"}),

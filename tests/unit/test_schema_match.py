@@ -53,11 +53,11 @@ def batch(identity, flagged, op):
 @pytest.mark.parametrize("op", ["I", "U", "T"])
 def test_32_changes_fit_a_table_of_just_the_key_that_their_relation_flags(op):
     schema = pa.schema([("id", pa.int32()), ("region", pa.int32())])
-    layouts = (Layout(0, COLUMNS),)
+    layout = Layout(0, COLUMNS)
     for (identity, flagged, key), (*_, other) in product(SAID, SAID):
         change = batch(identity, flagged, op)
         assert key_of(change.relation) == key
-        reason = mismatch(change, schema, layouts, tuple(sorted(other)), 7)
+        reason = mismatch(change, schema, layout, tuple(sorted(other)), 7)
         assert (reason is None) == (key == other)
         assert reason is None or "replica identity changed" in reason
 
@@ -75,7 +75,7 @@ def test_an_insert_without_a_value_is_no_row(op, marks, fits):
     """A row filter makes an INSERT of an UPDATE, which the server does not send unchanged TOAST values with."""
     schema = pa.schema([("id", pa.int32()), ("region", pa.int32())])
     change = replace(batch("d", ("id",), op), unchanged=np.array([marks]))
-    reason = mismatch(change, schema, (Layout(0, COLUMNS),), ("id",), 7)
+    reason = mismatch(change, schema, Layout(0, COLUMNS), ("id",), 7)
     assert (reason is None) is fits
     assert fits or "row filter" in str(reason)
 
@@ -92,8 +92,8 @@ def test_columns_that_the_lake_cannot_keep_are_no_table(names, word):
     """ALTER TABLE may take the last column, or add one of any name, whatever there was when the table was copied."""
     columns = tuple(Column(name, 25, -1, is_key=False) for name in names)
     change = replace(batch("f", (), "I"), relation=Relation(7, "public", "t", "f", columns))
-    layouts = (Layout(0, tuple((name, 25, -1) for name in names)),)
-    reason = mismatch(change, pa.schema([]), layouts, (), 7)
+    layout = Layout(0, tuple((name, 25, -1) for name in names))
+    reason = mismatch(change, pa.schema([]), layout, (), 7)
     assert word in str(reason)
     copied = PublishedTable("public", "t", 7, "r", "f", columns, None, None, ())
     with pytest.raises(NotSupportedError, match=word):
@@ -123,7 +123,7 @@ def test_a_column_named_like_the_elements_of_an_array_is_refused_since_iceberg_n
         usable_key(copied)
     # As a plain new column of a table that is followed: the lake's own table could not get it.
     change = replace(batch("d", (), "I"), relation=Relation(7, "public", "t", "d", columns))
-    before = (Layout(0, tuple((c.name, c.type_oid, c.typmod) for c in columns[:2])),)
+    before = Layout(0, tuple((c.name, c.type_oid, c.typmod) for c in columns[:2]))
     assert word in str(mismatch(change, pa.schema([]), before, ("id",), 7))
     # The same names, without an array.
     assert unusable(("id", "tags", taken), ("id",)) is None

@@ -116,14 +116,14 @@ def test_a_value_that_does_not_fit_is_its_tables_fault_and_the_others_are_staged
         assert way in bills.error.repair
 
 
-@pytest.mark.parametrize("place", ["fold", "padded", "write_fold"])
+@pytest.mark.parametrize("place", ["fold", "conformed", "write_fold"])
 def test_a_bug_that_one_tables_changes_bring_out_is_its_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     real = getattr(stage, place)
 
     def broken(first: Any, *rest: Any) -> Any:
-        # `fold` and `padded` get batches, `write_fold` gets the target.
+        # `fold` and `conformed` get batches, `write_fold` gets the target.
         batch = first[0] if isinstance(first, list) else first
         name = getattr(batch, "name", None) or batch.relation.full_name
         if name.endswith("bills"):

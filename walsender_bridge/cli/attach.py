@@ -1,7 +1,7 @@
 """`tuskline init` and `tuskline detach`."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +39,13 @@ def init(
     config: ConfigPath = DEFAULT_CONFIG,
     source: OneSource = None,
     admin: Admin = None,
+    record_ddl: Annotated[
+        bool,
+        typer.Option(
+            "--record-ddl",
+            help="Have an event trigger record schema changes, which the lake then follows without a copy.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create publication, slot and flush table on the servers.
@@ -48,6 +55,7 @@ def init(
     standby is synchronous. With [gate] candidates and --admin, let the role see the walsenders of their slots.
     """
     from walsender_bridge.provisioning import init as attaching
+    from walsender_bridge.provisioning import schema_changes
     from walsender_bridge.provisioning.default_privileges import offered
     from walsender_bridge.provisioning.quorum import attach_quorum
     from walsender_bridge.provisioning.stats_grant import attach_gate
@@ -60,6 +68,8 @@ def init(
     for section in chosen_sources(settings, source):
         known = known_of(settings, section)
         created = attaching.init(capture_source(section), admin, known and known.log)
+        if record_ddl:
+            created += schema_changes.record_ddl(capture_source(section), admin)
         removed = attaching.withdraw(capture_source(section), admin)
         for statement in offered(capture_source(section), admin):
             output.note(

@@ -91,6 +91,18 @@ def evaluate(
         )
     if not left and not named and not fit:
         yield Finding(CHECK, where, f"{name} has {counted(len(facts['published']), 'table')}")
+    yield _schema_changes(facts, where)
+
+
+def _schema_changes(facts: Facts, where: str) -> Finding:
+    """Whether the server records schema changes: it works without, at the cost of copies."""
+    what = "recorded: the lake follows columns that are added, dropped, renamed or widened without a copy"
+    if not facts["records_ddl"]:
+        what = (
+            "not recorded: the log does not have which column was dropped or renamed, so most schema changes cause another copy"
+            " of their table; `tuskline init --record-ddl` has an event trigger record them (docs/tables.md)"
+        )
+    return Finding("schema changes", where, what)
 
 
 def _of_others(

@@ -32,6 +32,7 @@ from walsender_bridge.own_schema.login import login_of
 from walsender_bridge.own_schema.provisioned import ProvisionedRecord
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.relation_name import relation_name
+from walsender_bridge.provisioning import schema_changes
 from walsender_bridge.provisioning.init import as_admin, copied, verifier, wanted_tables
 from walsender_bridge.provisioning.quorum import ConfiguredQuorum, facts_and_pending, session
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
@@ -182,6 +183,7 @@ def _ask(
             (relation_name(schema, table), columns) for schema, table, columns in unsent
         ]
         found = wanted_tables(connection, tables, role)
+        facts["records_ddl"] = all(schema_changes.installed(connection, source.publication))
         facts["other_publication"] = ""
         try:
             own_tables.check(connection, source.dsn)

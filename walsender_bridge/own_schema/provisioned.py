@@ -41,7 +41,7 @@ PUBLICATION_OID: Final = "publication oid"
 class ProvisionedObject:
     """A provisioned object: `kind` is schema, slot, publication, published, role, or the kind of object of a grant.
 
-    Or quorum, physical slot, setting, member (a role granted membership of pg_read_all_stats). `name` is as in the
+    Or event trigger, quorum, physical slot, setting, member (a role granted membership of pg_read_all_stats). `name` is as in the
     catalog (tables: `relation_name`). `grantee` is the role of a grant, the publication that a table
     was added to, or `=` and the value that ALTER SYSTEM had set before (empty: none); `privilege` is the privilege
     granted.

@@ -18,7 +18,7 @@ from walsender_bridge.own_schema.provisioned import (
     ProvisionedObject,
     ProvisionedRecord,
 )
-from walsender_bridge.provisioning import stats_grant
+from walsender_bridge.provisioning import schema_changes, stats_grant
 from walsender_bridge.provisioning.init import as_admin, identifier
 from walsender_bridge.provisioning.slots import drop_unused
 from walsender_bridge.runtime.sql import load
@@ -104,6 +104,8 @@ def _take_back_shared(
     grants = [made for made in shared if made.privilege]
     for made in grants:
         _take_back(connection, made)
+    if any(made.kind == schema_changes.KIND for made in shared):
+        connection.execute(load("ddl/remove").encode())
     connection.execute(load("own_schema/provisioned_drop").encode())
     for made in shared:
         if made not in grants:

@@ -12,7 +12,7 @@ MODULES = {
     "certs": ("cryptography",),
     "log-server": ("lmdb", "fsspec", "scramp"),
     "monitor": ("prometheus_client", "textual"),
-    "spark": ("obstore", "pyspark"),
+    "spark": ("obstore", "pyspark", "sqlglot"),
 }
 
 

@@ -11,7 +11,7 @@ acceptance right:
   positions that its vector has now and had not then. Of an old file that has gone, no row is alive, or it is in another file by now.
 - Living rows kept their order, so a position p of an old file is `start + p - (how many were removed below p)` in the new one.
 
-New columns change nothing: rows of both old and new files have NULL there.
+New columns change nothing: rows of both old and new files have NULL there. Nor do new names: columns are found by their numbers.
 
 All of this is said by the row index, and the table's snapshot is what readers see. So where the two differ in the old files, nothing
 is decided by the index alone: the offer is not made, and not accepted (`strays`).
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from pyroaring import BitMap64
 
-from spark_consumers.lake.compaction.offer import Offer, OldFile, bitmap, serialized
+from spark_consumers.lake.compaction.offer import Offer, OldFile, bitmap, columns_of, serialized
 from spark_consumers.lake.manifest.table_version import LIVE, TableVersion
 
 
@@ -87,6 +87,9 @@ def decide(
         return Refused("the table's row index must be built first")
     if table.key != offer.key:
         return Refused("the table has another key")
+    if not {*offer.columns} <= {*columns_of(table)}:
+        # Rows without a key, or of a wider key, have other digests now than in the offer's run.
+        return Refused("a column was dropped, or has another type")
     if offer.merges:
         names = [run for run, _ in table.runs]
         if _place(names, offer.merges) is None:

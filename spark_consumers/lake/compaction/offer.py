@@ -19,7 +19,9 @@ from typing import Any, Self
 from pyroaring import BitMap64
 
 from spark_consumers.lake.layout.arrangement import NO_PARTITION
+from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.store.lake_store import STATE
+from spark_consumers.lake.tables.shape import Shape
 
 #: The folder of the offers' records.
 OFFERS = f"{STATE}/offers"
@@ -87,6 +89,8 @@ class NewFile:
 class Offer:
     """An offer for one table (`table`: its name, `path`: its folder), whose key then was `key`.
 
+    `columns`: the numbers and types of its columns then (`columns_of`).
+
     `old` are replaced by `files`. `run` is the new files' run of the row index, which also says that the old files are
     gone, and `weight` how much it holds. Or, without any files, `run` takes the place of the table's runs `merges`.
     """
@@ -101,6 +105,7 @@ class Offer:
     run: str = ""
     weight: int = 0
     merges: tuple[str, ...] = ()
+    columns: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record's members."""
@@ -118,7 +123,15 @@ class Offer:
         )
         files = tuple(NewFile(**file) for file in record["files"])
         members = {**record, "key": tuple(record["key"]), "old": tuple(old), "files": files}
+        members["columns"] = tuple((int(n), int(kind)) for n, kind in record.get("columns", ()))
         return cls(**{**members, "merges": tuple(record["merges"])})
+
+
+def columns_of(table: TableVersion) -> tuple[tuple[int, int], ...]:
+    """The numbers and types of a table's columns at its source; none where they are not known."""
+    if not table.shape:
+        return ()
+    return tuple((number, kind) for number, _, kind, _ in Shape.load(table.shape).columns)
 
 
 def bitmap(removed: bytes) -> BitMap64:

@@ -19,6 +19,7 @@ from spark_consumers.lake.compaction.offer import (
     Offer,
     OfferName,
     OldFile,
+    columns_of,
 )
 from spark_consumers.lake.compaction.plan import FileState, Group
 from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
@@ -149,7 +150,8 @@ def files_of(folder: Place, offer: OfferName) -> tuple[list[Place], list[Place]]
 
 def intent(offer: OfferName, name: str, table: TableVersion) -> Offer:
     """The offer before its files are written."""
-    return Offer(str(offer), name, table.path, offer.term, table.key)
+    columns = columns_of(table)
+    return Offer(str(offer), name, table.path, offer.term, table.key, columns=columns)
 
 
 def _target(
@@ -182,8 +184,10 @@ def _data_files(metadata: Mapping[str, Any], table: TableVersion) -> Mapping[str
 
 
 def _schema(metadata: Mapping[str, Any], table: TableVersion) -> pa.Schema:
-    """The schema of the table's data files."""
-    number = metadata["current-schema-id"]
+    """The schema of the table's data files, as its snapshot has it."""
+    snapshots = {each["snapshot-id"]: each for each in metadata.get("snapshots", ())}
+    current = metadata["current-schema-id"]
+    number = snapshots.get(table.snapshot_id, {}).get("schema-id", current)
     (found,) = [each for each in metadata["schemas"] if each["schema-id"] == number]
     whole = arrow_schema(found)
     wanted, hidden = names_in(table, whole.names)

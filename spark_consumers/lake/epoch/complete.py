@@ -24,10 +24,11 @@ from spark_consumers.lake.epoch.removal import (
     indexed,
     one,
 )
-from spark_consumers.lake.epoch.rewritten import filled, rewritten, row_groups
+from spark_consumers.lake.epoch.rewritten import rewritten, row_groups
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import as_damage, read_data, read_partial
+from spark_consumers.lake.format.iceberg_schema import by_number
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.index.digests import Int64s
 from spark_consumers.lake.index.run_format import IndexDamagedError, Run
@@ -123,7 +124,7 @@ def _rows_before(target: Target, patched: PatchedRows) -> Iterator[tuple[pa.Tabl
             here = mine[(position[mine] >= begin) & (position[mine] < begin + count)]
             if len(here):
                 with as_damage(data.name):
-                    rows = filled(file.read_row_group(group), target.file_schema)
+                    rows = by_number(file.read_row_group(group), target.file_schema)
                 yield rows.take(pa.array(position[here] - begin)), patch[here]
             begin += count
 

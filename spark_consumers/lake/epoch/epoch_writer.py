@@ -10,7 +10,7 @@ that the *manifest* names, regardless of later writes.
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
@@ -39,6 +39,7 @@ from spark_consumers.lake.epoch.removal import (
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     RangeTask,
+    Recorded,
     Staged,
     composing_of,
     in_order,
@@ -47,6 +48,7 @@ from spark_consumers.lake.epoch.stage import (
 )
 from spark_consumers.lake.epoch.target import Target, names_in
 from spark_consumers.lake.format.data_files import Stage
+from spark_consumers.lake.format.iceberg_schema import file_type
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
 from spark_consumers.lake.index import build as index
 from spark_consumers.lake.index.run_format import Run
@@ -58,8 +60,11 @@ from spark_consumers.lake.tables import fault as table_fault
 from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.doubt import each_table, passing
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
-from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
-from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch, of_partition_field
+from spark_consumers.lake.tables.recorded import TableRecord
+from spark_consumers.lake.tables.schema_change import Evolution, first_layout, schema_hash
+from spark_consumers.lake.tables.schema_match import SchemaMismatch, of_layout
+from spark_consumers.lake.tables.shape import Shape, with_columns_of
+from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.spark.job_group import described, description
 from spark_consumers.spark.slots import in_partitions, slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
@@ -100,14 +105,19 @@ class Timings:
 class ShapeChangedError(Exception):
     """Changes of these tables have another shape than the lake has them in; nothing was written.
 
-    `tables`: as the epoch would have shown them.
+    `records`: the schema changes in the range that were recorded, of those tables that have others than were known, or mismatches.
+    `tables`: as the epoch would have shown them, but for their columns.
     """
 
     def __init__(
-        self, mismatches: Sequence[SchemaMismatch], tables: Mapping[str, TableVersion]
+        self,
+        mismatches: Sequence[SchemaMismatch],
+        records: Mapping[str, Sequence[TableRecord]],
+        tables: Mapping[str, TableVersion],
     ) -> None:
-        super().__init__(", ".join(sorted({mismatch.table for mismatch in mismatches})))
+        super().__init__(", ".join(sorted({*records, *(one.table for one in mismatches)})))
         self.mismatches = mismatches
+        self.records = records
         self.tables = tables
 
 
@@ -158,14 +168,14 @@ class EpochWriter:
         self,
         head: Manifest,
         status: LogStatus,
-        layouts: Mapping[str, tuple[Layout, ...]],
+        evolutions: Mapping[str, Evolution],
         polled: Collection[str],
         *,
         everything: bool,
     ) -> Manifest:
         """Write and publish the epoch after `head`; its manifest.
 
-        `layouts`: for tables (by path) that got columns on the way, which and from where on. `polled`: the streams whose
+        `evolutions`: for tables (by path) whose columns change on the way, how. `polled`: the streams whose
         sources were polled since `status` was read. `everything`: as far as it takes to show all held tables, whatever that costs.
         Raises `ShapeChangedError` for tables whose changes have another shape, `TableFaultsError` for tables whose changes
         cannot be applied, `FencedError` when a newer writer has taken over; with any error the lake is unchanged, and the
@@ -179,17 +189,31 @@ class EpochWriter:
         scratch = self._chain.staging / str(stage)
         self.progress.begin(plan.version)
         try:
-            plan = self._extended(plan, layouts)
-            packed = self._pack(plan, layouts, status)
+            followed = plan.tables
+            evolutions = _within(plan, evolutions)
+            plan = self._evolved(plan, evolutions)
+            forced = to_copy_on_write(self._deletes, plan.tables) | {
+                # Readers get a table's columns by its snapshot.
+                name
+                for name, table in plan.tables.items()
+                if table.schema_hash != followed[name].schema_hash
+                or (table.path in evolutions and table.shape != followed[name].shape)
+            }
+            packed = self._pack(plan, evolutions, status)
             targets = TaskTables(list(packed.values()), str(stage))
             work = self._range_tasks(plan, packed, status, late, stage)
             if len(work) > COMPOSED_RANGES:
                 # It takes a while, and Spark's UI says how far it is.
                 log.info("large epoch begun", epoch=plan.version, ranges=len(work))
-            plan, staged, removed = self._stage(plan, work, targets, scratch, polled)
+            try:
+                plan, staged, removed = self._stage(
+                    plan, work, targets, scratch, polled, evolutions, forced
+                )
+            except ShapeChangedError as changed:
+                raise ShapeChangedError(changed.mismatches, changed.records, followed) from None
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
-            tables = self._write_tables(plan, targets, stage, staged, removed, timings)
+            tables = self._write_tables(plan, targets, stage, staged, removed, forced, timings)
             timings.write = time.monotonic() - began - timings.stage
             manifest = head.next(
                 self._clock.now(),
@@ -230,19 +254,20 @@ class EpochWriter:
         return str(self._chain.root / table.path)
 
     def _pack(
-        self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]], status: LogStatus
+        self, plan: EpochPlan, evolutions: Mapping[str, Evolution], status: LogStatus
     ) -> dict[str, PackedTable]:
         """The tables that follow, packed for the executors. Those that are as at the last epoch still are."""
         following = [(n, t) for n, t in plan.tables.items() if t.state == LIVE]
         known = aliases(status, following)
 
         def facts(name: str, table: TableVersion) -> tuple[object, ...]:
-            return table, layouts.get(table.path), known.get(name, ()), self.is_maintained
+            return table, evolutions.get(table.path), known.get(name, ()), self.is_maintained
 
         def pack(name: str, table: TableVersion) -> PackedTable:
+            evolution = evolutions.get(table.path)
             target = replace(
                 self._target(name, table),
-                layouts=layouts.get(table.path, first_layout(table)),
+                layouts=first_layout(table) if evolution is None else evolution.layouts,
                 aliases=known.get(name, ()),
             )
             return PackedTable.of(target, (_runs(table), self._small_files(target)))
@@ -276,11 +301,14 @@ class EpochWriter:
         targets: TaskTables,
         scratch: Place,
         polled: Collection[str],
+        evolutions: Mapping[str, Evolution],
+        forced: Collection[str],
     ) -> tuple[EpochPlan, dict[str, Staged], dict[str, list[Removed | Located]]]:
         """Read and write everything: the plan with the partitions that came; the staged files by table, and what they remove."""
         found: dict[str, list[Staged]] = defaultdict(list)
         removed: dict[str, list[Removed | Located]] = defaultdict(list)
         mismatches: list[SchemaMismatch] = []
+        records: dict[str, dict[tuple[int, int], TableRecord]] = defaultdict(dict)
         faults: list[TableFault] = []
 
         def stage(work: Sequence[RangeTask | ComposeTask]) -> Iterator[Staged]:
@@ -296,6 +324,8 @@ class EpochWriter:
             for one, gone in chain.from_iterable(made):
                 if isinstance(one, SchemaMismatch):
                     mismatches.append(one)
+                elif isinstance(one, Recorded):
+                    records[one.table][one.record.place] = one.record
                 elif isinstance(one, TableFault):
                     faults.append(one)
                 else:
@@ -312,21 +342,26 @@ class EpochWriter:
         mismatches += [
             SchemaMismatch(name, 0, 0, (), frozenset(), reason) for name, reason in reasons.items()
         ]
-        if mismatches:
-            raise ShapeChangedError(mismatches, plan.tables)
+        at_odds = {
+            name: [found_there[place] for place in sorted(found_there)]
+            for name, found_there in records.items()
+            if found_there.keys() != _places(evolutions, plan.tables[name])
+            or any(one.table == name for one in mismatches)
+        }
+        if mismatches or at_odds:
+            raise ShapeChangedError(mismatches, at_odds, plan.tables)
         partial = {n: in_order(ps) for n, ps in found.items() if ps[0].partial is not None}
         composing = [
             task
             for name, parts in partial.items()
             for task in composing_of(targets[name], parts, str(scratch))
         ]
-        converted = to_copy_on_write(self._deletes, plan.tables)
         composing += [
             # Rows to convert again, or to keep, in a table that has no changes.
             ComposeTask(targets[name], (), str(scratch), 0)
             for name, table in plan.tables.items()
             if table.quarantine_files and table.state == LIVE and name not in found
-            if table.retry_quarantined or name in converted
+            if table.retry_quarantined or name in forced
         ]
         found |= {name: [] for name in partial}
         for one in stage(composing):
@@ -334,45 +369,62 @@ class EpochWriter:
         if faults:
             raise TableFaultsError(faults, plan.tables)
         staged = dict(zip(found, self._each_of(plan, list(found.items()), _joined), strict=True))
-        staged |= {name: Staged(name, 0, 0) for name in converted - staged.keys()}
+        staged |= {name: Staged(name, 0, 0) for name in forced if name not in staged}
         return replace(plan, tables=tables), staged, removed
 
-    def _extended(self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]]) -> EpochPlan:
-        """The plan with the columns that these tables got; their Iceberg tables get them here.
+    def _evolved(self, plan: EpochPlan, evolutions: Mapping[str, Evolution]) -> EpochPlan:
+        """The plan with the columns that these tables get; their Iceberg tables get them here.
 
-        Raises `ShapeChangedError` for a table that cannot have one of them.
+        Raises `ShapeChangedError` for a table that cannot have them.
         """
 
-        def extend(name: str, table: TableVersion) -> TableVersion | SchemaMismatch:
-            newest = layouts[table.path][-1].columns
-            added = tuple(Column(*column, is_key=False) for column in newest[len(table.layout) :])
-            taken = self._format.partition_fields(self._path(table))
-            if reason := of_partition_field([c.name for c in added], taken):
+        def evolve(name: str, table: TableVersion) -> TableVersion | SchemaMismatch:
+            path, evolution = self._path(table), evolutions[table.path]
+            newest = evolution.layouts[-1].columns
+            sources = {
+                column[0]: table.layout[at][0]
+                for column, at in zip(newest, evolution.sources, strict=True)
+                if at is not None
+            }
+            made = _with_columns(table, evolution, sources)
+            same = {name: name for name, _, _ in table.layout}
+            if sources == same and made.layout == table.layout:
+                return made
+            taken, fixed = self._format.partition_fields(path), self._format.laid_out_by(path)
+            if reason := of_layout([c[0] for c in table.layout], sources, newest, taken, fixed):
                 return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
-            self._format.extend(self._path(table), self._term, arrow_schema(added))
-            kept_as_text = (*table.text_columns, *text_columns(added))
-            columns = arrow_schema(Column(*column, is_key=False) for column in newest)
-            return replace(
-                table,
-                layout=newest,
-                text_columns=kept_as_text,
-                schema_hash=schema_hash(columns, table.key),
-            )
+            columns = _arrow(newest)
+            files = self._format.evolve(path, self._term, table.snapshot_id, columns, sources)
+            arrangement = arranged(self._format, name, path, self._term, self._rules)
+            position = by_position(self._format, self._deletes, name, path)
+            self._schemas[path, made.schema_hash] = columns, files, arrangement, position
+            return made
 
-        due = [(n, t) for n, t in plan.tables.items() if t.path in layouts and t.state == LIVE]
-        made = dict(zip((n for n, _ in due), self._each_of(plan, due, extend), strict=True))
+        due = [(n, t) for n, t in plan.tables.items() if t.path in evolutions and t.state == LIVE]
+        for _, table in due:
+            # What an attempt at another range has made of the table.
+            path = self._path(table)
+            self._schemas = {of: it for of, it in self._schemas.items() if of[0] != path}
+        made = dict(zip((n for n, _ in due), self._each_of(plan, due, evolve), strict=True))
         mismatches = [one for one in made.values() if isinstance(one, SchemaMismatch)]
         if mismatches:
-            raise ShapeChangedError(mismatches, plan.tables)
-        extended = {n: one for n, one in made.items() if isinstance(one, TableVersion)}
-        return replace(plan, tables={**plan.tables, **extended})
+            raise ShapeChangedError(mismatches, {}, plan.tables)
+        evolved = {n: one for n, one in made.items() if isinstance(one, TableVersion)}
+        return replace(plan, tables={**plan.tables, **evolved})
 
     def _target(self, name: str, table: TableVersion) -> Target:
         """As a task needs it, but for the stage."""
         path = self._path(table)
         if (path, table.schema_hash) not in self._schemas:
-            columns, files = self._format.schemas(path)
+            columns, files = self._format.schemas(path, table.snapshot_id)
+            if not {name for name, _, _ in table.layout} <= {*files.names}:
+                # A column came with changes that had no effect, so no snapshot has it.
+                columns, files = self._format.schemas(path)
             wanted, hidden = names_in(table, files.names)
+            known = _arrow(table.layout)
+            if [file_type(f.type) for f in known] == [files.field(n).type for n in known.names]:
+                # Also of an attempt that was not published, the table's own are.
+                columns = known if table.layout else columns
             columns = pa.schema([columns.field(column) for column in wanted])
             files = pa.schema([files.field(column) for column in [*wanted, *hidden]])
             arrangement = arranged(self._format, name, path, self._term, self._rules)
@@ -428,18 +480,18 @@ class EpochWriter:
         stage: Stage,
         staged: Mapping[str, Staged],
         removed: Mapping[str, Sequence[Removed | Located]],
+        forced: Collection[str],
         timings: Timings,
     ) -> dict[str, TableVersion]:
         """Complete what the tables have to complete, and make each table's write."""
         began = time.monotonic()
         scratch = str(self._chain.staging / str(stage))
-        converted = to_copy_on_write(self._deletes, plan.tables)
         drafts = {
             name: Draft(
                 targets[name], part, plan.tables[name].snapshot_id, _runs(plan.tables[name])
             )
             for name, part in staged.items()
-            if part.changes_table or name in converted
+            if part.changes_table or name in forced
         }
         for name, its in removed.items():
             if name not in drafts:
@@ -637,6 +689,50 @@ class EpochWriter:
             publish_seconds=round(timings.publish, 3),
             table_seconds=timings.tables,
         )
+
+
+def _within(plan: EpochPlan, evolutions: Mapping[str, Evolution]) -> dict[str, Evolution]:
+    """Those of these that are in the plan's ranges: they were found in a range that may have been longer."""
+    found = {}
+    for name, table in plan.tables.items():
+        evolution = evolutions.get(table.path)
+        if evolution is not None and all(
+            offset < plan.streams[stream_of(name)].offset for offset, _ in evolution.places
+        ):
+            found[table.path] = evolution
+    return found
+
+
+def _places(evolutions: Mapping[str, Evolution], table: TableVersion) -> frozenset[tuple[int, int]]:
+    """The places of the records that the table follows."""
+    evolution = evolutions.get(table.path)
+    return frozenset() if evolution is None else evolution.places
+
+
+def _with_columns(
+    table: TableVersion, evolution: Evolution, sources: Mapping[str, str]
+) -> TableVersion:
+    """The table with its new columns. `sources`: see `TableFormat.evolve`."""
+    newest = evolution.layouts[-1].columns
+    shape = table.shape
+    if evolution.shape is not None:
+        shape = with_columns_of(Shape.load(shape), evolution.shape).dump()
+    added = [Column(*column, is_key=False) for column in newest if column[0] not in sources]
+    names = {before: now for now, before in sources.items()}
+    as_text = [names[name] for name in table.text_columns if name in names]
+    return replace(
+        table,
+        layout=newest,
+        key=evolution.key,
+        text_columns=(*as_text, *text_columns(added)),
+        schema_hash=schema_hash(_arrow(newest), evolution.key),
+        shape=shape,
+        runs=None if evolution.reindexes else table.runs,
+    )
+
+
+def _arrow(columns: Iterable[tuple[str, int, int]]) -> pa.Schema:
+    return arrow_schema(Column(*column, is_key=False) for column in columns)
 
 
 def _joined(name: str, parts: Sequence[Staged]) -> Staged:

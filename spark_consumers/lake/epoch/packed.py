@@ -18,13 +18,14 @@ Index = tuple[tuple[Run, ...] | None, int]
 
 @dataclass(frozen=True)
 class PackedTable:
-    """One table. `relations`: the names under which the log has its changes. `content`: its target and index, pickled.
+    """One table. `relations`: the names under which the log has its changes; `oid`: its OID there. `content`: its target and index, pickled.
 
     The target's `prefix` lacks the stage of the epoch, which the task has.
     """
 
     name: str
     relations: tuple[str, ...]
+    oid: int
     quarantines: bool
     content: bytes
 
@@ -34,6 +35,7 @@ class PackedTable:
         return cls(
             target.name,
             (target.relation, *target.aliases),
+            target.relation_id,
             target.quarantines,
             pickle.dumps((target, index), pickle.HIGHEST_PROTOCOL),
         )
@@ -69,6 +71,10 @@ class TaskTables:
     def of(self, relation: str) -> list[Target]:
         """The tables that the log has changes of under this name."""
         return [self[name] for name in self._names[relation]]
+
+    def of_oid(self, oid: int) -> list[Target]:
+        """The tables with this OID."""
+        return [self[name] for name, table in self._packed.items() if table.oid == oid]
 
     def __getitem__(self, name: str) -> Target:
         """The target of the table with this name."""

@@ -25,6 +25,7 @@ from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     Patches,
     RangeTask,
+    Recorded,
     Staged,
     run_compose,
     run_range,
@@ -145,7 +146,7 @@ class StageTask:
 
 def run_stage(
     task: StageTask,
-) -> list[tuple[Staged | SchemaMismatch | TableFault, "Removed | Located | None"]]:
+) -> list[tuple[Staged | SchemaMismatch | TableFault | Recorded, "Removed | Located | None"]]:
     """Carry out the task; for each table what was staged, and what that removes, if it was looked for."""
     stage = task.stage
     if isinstance(stage, ComposeTask):

@@ -17,7 +17,7 @@ from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import PartsWriter, as_damage, opened, whole_file
-from spark_consumers.lake.format.iceberg_schema import FIELD_ID
+from spark_consumers.lake.format.iceberg_schema import FIELD_ID, by_number
 from spark_consumers.lake.format.table_format import FileInfo, RowIds
 from spark_consumers.lake.index.build import bitmaps_in
 from spark_consumers.lake.store.place import place
@@ -74,8 +74,7 @@ def _living(target: Target, rewrite: Rewrite, schema: pa.Schema) -> Iterator[pa.
                     whole = file.read_row_group(group)
                 if known is not None:
                     whole = _with_ids(whole, known, begin)
-                whole = filled(whole, schema)
-                yield whole.select(schema.names).take(pa.array(alive)).cast(schema)
+                yield by_number(whole, schema).take(pa.array(alive))
             begin += count
         if begin != data.rows:
             raise CorruptError(
@@ -89,12 +88,12 @@ def _with_ids(rows: pa.Table, known: RowIds, begin: int) -> pa.Table:
     """The rows of a data file from position `begin` on, with the ids that they have in it."""
     by_place = pa.array(np.arange(begin, begin + len(rows)) + known.first)
     by_file = pa.repeat(pa.scalar(known.sequence, pa.int64()), len(rows))
-    for name, inherited in ((_ID, by_place), (_UPDATED, by_file)):
-        if name not in rows.column_names:
-            rows = rows.append_column(name, inherited)
+    for field, inherited in zip(_KEPT, (by_place, by_file), strict=True):
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field, inherited)
             continue
-        at = rows.schema.get_field_index(name)
-        rows = rows.set_column(at, name, pc.coalesce(rows.column(name), inherited))
+        at = rows.schema.get_field_index(field.name)
+        rows = rows.set_column(at, field, pc.coalesce(rows.column(at), inherited))
     return rows
 
 
@@ -107,11 +106,3 @@ def row_groups(target: Target, name: str) -> Iterator[tuple[pq.ParquetFile, int,
     with file:
         for number in range(file.num_row_groups):
             yield file, number, file.metadata.row_group(number).num_rows
-
-
-def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with NULL in the columns that it had not yet when its file was written."""
-    for column in schema:
-        if column.name not in table.column_names:
-            table = table.append_column(column, pa.nulls(len(table), column.type))
-    return table

@@ -37,12 +37,14 @@ from spark_consumers.lake.format.data_files import (
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
 from spark_consumers.lake.tables.chunks import missing
 from spark_consumers.lake.tables.fault import TableFault, fault_of
+from spark_consumers.lake.tables.recorded import DDL_TABLE, TableRecord, records_in
 from spark_consumers.lake.tables.schema_match import (
     SchemaMismatch,
+    by_layout,
     columns_of,
+    conformed,
     key_of,
     mismatch,
-    padded,
     unexpected,
 )
 from walsender_bridge.change_log.stream_reader import StreamReader
@@ -131,6 +133,14 @@ class Staged:
         return self.truncated or any((self.rows, self.deletes, self.removals, self.patches))
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """A schema change of a table in the range."""
+
+    table: str
+    record: TableRecord
+
+
 @dataclass
 class PendingTable:
     """One table's changes so far: folded and unfolded."""
@@ -196,11 +206,12 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
 
 @dataclass
 class RangeFolds:
-    """What a range has of its tables: their changes, those that do not fit, and faults; each by the table's name."""
+    """What a range has of its tables: their changes, those that do not fit, and faults, each by the table's name; and schema changes."""
 
     tables: dict[str, PendingTable] = field(default_factory=dict)
     mismatches: dict[str, list[SchemaMismatch]] = field(default_factory=dict)
     faults: dict[str, TableFault] = field(default_factory=dict)
+    recorded: list[Recorded] = field(default_factory=list)
 
     @property
     def whole(self) -> Iterator[PendingTable]:
@@ -217,7 +228,9 @@ class RangeFolds:
         return [*(m for found in self.mismatches.values() for m in found), *self.faults.values()]
 
 
-def run_range(task: RangeTask, tables: TaskTables) -> list[Staged | SchemaMismatch | TableFault]:
+def run_range(
+    task: RangeTask, tables: TaskTables
+) -> list[Staged | SchemaMismatch | TableFault | Recorded]:
     """Read, fold and write. For a table with a change of another shape its mismatches are returned instead.
 
     For a table whose changes cannot be applied that fault is returned. `tables`: the task's. Raises the log's errors.
@@ -227,7 +240,7 @@ def run_range(task: RangeTask, tables: TaskTables) -> list[Staged | SchemaMismat
     for table in read.whole:
         with caught(table.target, read.faults):
             staged.append(_stage(task, table))
-    return [*staged, *read.found]
+    return [*staged, *read.found, *read.recorded]
 
 
 def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
@@ -245,7 +258,7 @@ def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
         def schema(digest: bytes) -> bytes:
             return reader.schemas([digest])[digest]
 
-        wanted = tables.relations
+        wanted = {*tables.relations, DDL_TABLE}
         entries = reader.read(task.start, task.end, relations=sorted(wanted))
         keeping = tables.keeping_unrepresentable()
         batches = decode_entries(
@@ -257,12 +270,24 @@ def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
             begun=task.begun,
         )
         for batch in batches:
+            if batch.relation.full_name == DDL_TABLE:
+                read.recorded += _recorded(batch, tables)
+                continue
             for target in tables.of(batch.relation.full_name):
                 if target.name not in read.faults:
                     with caught(target, read.faults):
                         _take(task.number, target, batch, read)
             fail_point.hit("staging")
     return read
+
+
+def _recorded(batch: ChangeBatch, tables: TaskTables) -> Iterator[Recorded]:
+    """The schema changes of the task's tables that their copies do not have."""
+    for record in records_in(batch):
+        for target in tables.of_oid(record.relation):
+            first = target.chunks[0][1] if target.chunks else target.start_lsn
+            if record.commit_lsn >= first:
+                yield Recorded(target.name, record)
 
 
 @contextmanager
@@ -285,25 +310,28 @@ def _take(number: int, target: Target, batch: ChangeBatch, read: RangeFolds) -> 
     new, reason = missing(batch, target.start_lsn, target.chunks, target.key, target.columns.names)
     if not len(new):
         return
-    if batch.relation.full_name != target.relation:
-        reason = f"the table was renamed to {batch.relation.full_name}"
-    elif reason is None:
-        reason = mismatch(new, target.columns, target.layouts, target.key, target.relation_id)
-    if reason is None:
-        if target.name in mismatches:
-            # Back to the earlier state after another one: that is a change, too.
-            reason = ""
-        else:
-            pending.setdefault(target.name, PendingTable(target)).add(padded(new, target.columns))
-            return
-    known = mismatches.setdefault(target.name, [])
+    for layout, part in by_layout(new, target.layouts):
+        why = reason
+        if batch.relation.full_name != target.relation:
+            why = f"the table was renamed to {batch.relation.full_name}"
+        elif why is None:
+            why = mismatch(part, target.columns, layout, target.key, target.relation_id)
+        if why is None and target.name not in mismatches:
+            table = pending.setdefault(target.name, PendingTable(target))
+            table.add(conformed(part, target.columns, layout))
+            continue
+        # If it fits: back to the earlier state after another one. That is a change, too.
+        _note(mismatches.setdefault(target.name, []), number, target, part, why or "")
+
+
+def _note(
+    known: list[SchemaMismatch], number: int, target: Target, batch: ChangeBatch, reason: str
+) -> None:
     columns = columns_of(batch.relation)
     if not known or (known[-1].columns, known[-1].reason) != (columns, reason):
-        known.append(
-            SchemaMismatch(
-                target.name, number, int(new.offset[0]), columns, key_of(batch.relation), reason
-            )
-        )
+        key = key_of(batch.relation)
+        offset = int(batch.offset[0])
+        known.append(SchemaMismatch(target.name, number, offset, columns, key, reason))
 
 
 def _stage(task: RangeTask, table: PendingTable) -> Staged:

@@ -69,7 +69,7 @@ from spark_consumers.lake.format.iceberg_schema import (
     arrow_schema,
     decoded,
     encoded,
-    file_type,
+    evolved,
     iceberg_schema,
 )
 from spark_consumers.lake.format.iceberg_tables import empty_snapshot, loaded_tables, of_table
@@ -98,7 +98,6 @@ from spark_consumers.spark.session import is_alive
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,
-    NotSupportedError,
     UnavailableError,
 )
 from walsender_bridge.postgres.table_layout import TableLayout
@@ -183,12 +182,22 @@ class IcebergFormat:
         self._tables.forget(path)
 
     @of_table
-    def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
-        """All its columns now, and the data files' schema with Iceberg's field numbers."""
+    def schemas(self, path: str, snapshot: int | None = None) -> tuple[pa.Schema, pa.Schema]:
+        """All its columns now, and the data files' schema with Iceberg's field numbers: that of a snapshot, or without one the newest."""
         table = self._tables.current(path)
         columns = decoded(table.properties().get(_COLUMNS))
-        files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(table.schema())))
-        return columns, files
+        return columns, self._schema_at(table.operations().current(), snapshot)
+
+    def _schema_at(self, metadata: Any, snapshot: int | None) -> pa.Schema:
+        return arrow_schema(self._schema_json(metadata, snapshot))
+
+    def _schema_json(self, metadata: Any, snapshot: int | None) -> dict[str, Any]:
+        """The schema of a snapshot, or the table's own, in Iceberg's JSON."""
+        found = None if snapshot is None else metadata.snapshot(snapshot)
+        number = None if found is None else found.schemaId()
+        schema = metadata.schema() if number is None else metadata.schemasById().get(number)
+        record: dict[str, Any] = json.loads(self._iceberg.SchemaParser.toJson(schema))
+        return record
 
     def opens(self, path: str) -> bool:
         """Whether the library opens the table anew, in a session that lives."""
@@ -240,43 +249,58 @@ class IcebergFormat:
         return frozenset(names - {*there.columns.names})
 
     @of_table
-    def extend(self, path: str, term: int, columns: pa.Schema) -> None:
-        """Give the table the columns that it lacks, at its end; snapshots that are there keep their schema.
+    def laid_out_by(self, path: str) -> frozenset[str]:
+        """The names of the columns that its partition specs and its sort orders are made of."""
+        metadata = self._tables.current(path).operations().current()
+        there = layouts_of(self._iceberg, metadata)
+        orders = [
+            json.loads(self._iceberg.SortOrderParser.toJson(o)) for o in metadata.sortOrders()
+        ]
+        fields = [field for each in (*there.specs, *orders) for field in each["fields"]]
+        numbers = {field["source-id"] for field in fields}
+        return frozenset(name for name, number in there.ids.items() if number in numbers)
 
-        Raises `FencedError`, and `NotSupportedError` if it has one of them with another type.
+    @of_table
+    def evolve(
+        self,
+        path: str,
+        term: int,
+        snapshot: int,
+        columns: pa.Schema,
+        sources: Mapping[str, str],
+    ) -> pa.Schema:
+        """Give the table these columns from its next snapshot on; the schema of its data files then.
+
+        `snapshot`: the one that is published. `sources`: the name that a column has there, where it has one; others are new.
+        Snapshots that are there keep their schema, and data files are left as they are. Raises `FencedError`.
         """
+        made: list[pa.Schema] = []
 
         def change(table: Any) -> Any:
             base = table.operations().current()
             if base.ref(branch_of(term)) is None:
                 raise fenced(path, term)
-            files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(base.schema())))
-            missing = [field for field in columns if field.name not in files.names]
-            for field in columns:
-                if field not in missing and files.field(field.name).type != file_type(field.type):
-                    raise NotSupportedError(
-                        f"the table has a column {field.name!r} of another type",
-                        where=path,
-                        repair="let no other program alter the lake's tables, and copy it again: tuskline table resync",
-                    )
-            if not missing:
-                return None
-            known = decoded(table.properties().get(_COLUMNS))
-            hidden = known.names[-1] == ROW_ID
-            transaction = self._tables.transaction(table)
-            update = transaction.updateSchema()
-            for field in missing:
-                record = json.dumps(iceberg_schema(pa.schema([field])))
-                kind = self._iceberg.SchemaParser.fromJson(record).columns().get(0).type()
-                update.addColumn(None, field.name, kind)
-                if hidden:
-                    update.moveBefore(field.name, ROW_ID)
-                known = known.insert(len(known) - hidden, field)
-            update.commit()
-            transaction.updateProperties().set(_COLUMNS, encoded(known)).commit()
-            return transaction.currentMetadata()
+            before = self._schema_json(base, snapshot)
+            newest = self._schema_json(base, None)
+            wanted, last = evolved(before, newest, columns, sources, base.lastColumnId())
+            there = decoded(table.properties().get(_COLUMNS))
+            known = columns
+            if there.names[-1] == ROW_ID:
+                known = columns.append(there.field(ROW_ID))
+            made.append(arrow_schema(wanted))
+            properties = self._jvm.java.util.HashMap()
+            properties.put(_COLUMNS, encoded(known))
+            if wanted["fields"] == newest["fields"]:
+                if table.properties().get(_COLUMNS) == encoded(known):
+                    return None
+                builder = self._iceberg.TableMetadata.buildFrom(base)
+                return builder.setProperties(properties).build()
+            schema = self._iceberg.SchemaParser.fromJson(json.dumps(wanted))
+            builder = self._iceberg.TableMetadata.buildFrom(base)
+            return builder.setCurrentSchema(schema, last).setProperties(properties).build()
 
         self._commit(path, term, change)
+        return made[-1]
 
     @of_table
     def take_over(

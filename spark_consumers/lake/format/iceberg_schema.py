@@ -1,10 +1,13 @@
 """Schemas between Arrow and Iceberg's JSON (Iceberg specification, appendix C), both ways."""
 
 import base64
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
+
+from spark_consumers.lake.format.table_format import ROW_ID
 
 #: The Parquet metadata key by which Iceberg finds a column.
 FIELD_ID = "PARQUET:field_id"
@@ -84,6 +87,83 @@ def _arrow_field(name: str, kind: Any, number: int) -> pa.Field:
     else:
         arrow = _ARROW[kind]
     return pa.field(name, arrow, metadata={FIELD_ID: str(number)})
+
+
+def evolved(
+    before: dict[str, Any],
+    newest: dict[str, Any],
+    columns: pa.Schema,
+    sources: Mapping[str, str],
+    last: int,
+) -> tuple[dict[str, Any], int]:
+    """The schema of a table with the schema `before` that gets these columns, and the greatest field number then.
+
+    `sources`: for columns that the table has, their names in it; others get numbers above `last`. Fields of `before` that no column
+    has for its source, and whose name is `ROW_ID`, stay at the end. `newest`: the table's schema now, which an attempt that was not
+    published may have made: it stays if it has the same columns, whose new fields nothing published has.
+    """
+    there = {field["name"]: field for field in before["fields"]}
+    known = {field["id"] for field in before["fields"]}
+    fields: list[dict[str, Any]] = []
+    top = last
+    for column in columns:
+        if column.name in sources:
+            field = {**there[sources[column.name]], "name": column.name}
+            # A list keeps the number of its elements; nothing widens these.
+            if not pa.types.is_list(column.type):
+                field["type"] = _iceberg_type(column.type)
+            fields.append(field)
+            continue
+        (field,) = iceberg_schema(pa.schema([column]))["fields"]
+        top += 1
+        field["id"] = top
+        if isinstance(field["type"], dict):
+            top += 1
+            field["type"] = {**field["type"], "element-id": top}
+        fields.append(field)
+    fields += [field for field in before["fields"] if field["name"] == ROW_ID]
+    if [_like(f, known) for f in fields] == [_like(f, known) for f in newest["fields"]]:
+        return newest, last
+    return {"type": "struct", "schema-id": newest["schema-id"] + 1, "fields": fields}, top
+
+
+def _like(field: dict[str, Any], known: Collection[int]) -> Any:
+    """What a field is, but for its number if it is not one of these."""
+    kind = field["type"]
+    if isinstance(kind, dict):
+        kind = {name: value for name, value in kind.items() if name != "element-id"}
+    return field["id"] if field["id"] in known else None, field["name"], kind
+
+
+def by_number(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows of a data file with the columns of the table now, which are found by their numbers: NULL in those that it does not have."""
+    there = places(table.schema, schema)
+    columns = []
+    for field, at in zip(schema, there, strict=True):
+        if at is None:
+            columns.append(pa.chunked_array([pa.nulls(len(table), field.type)]))
+        else:
+            column = table.column(at)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def places(file: pa.Schema, schema: pa.Schema) -> list[int | None]:
+    """Where each column of the table is in a data file; None: the file does not have it. Without numbers, by its name."""
+    has_numbers = any(_number(field) is not None for field in file)
+    of = _number if has_numbers else _name
+    found = {of(field): at for at, field in enumerate(file)}
+    return [found.get(of(field)) for field in schema]
+
+
+def _number(field: pa.Field) -> str | None:
+    """The number by which Iceberg finds a column; None if it has none."""
+    number = (field.metadata or {}).get(FIELD_ID.encode())
+    return None if number is None else str(number.decode())
+
+
+def _name(field: pa.Field) -> str | None:
+    return str(field.name)
 
 
 def encoded(columns: pa.Schema) -> str:

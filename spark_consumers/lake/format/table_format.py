@@ -141,8 +141,11 @@ class TableFormat(Protocol):
     def drop(self, path: str) -> None:
         """Remove the table with its folder, also one that has no metadata."""
 
-    def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
-        """Its columns (of an earlier version's table without a key, `ROW_ID` is the last), and its data files' schema."""
+    def schemas(self, path: str, snapshot: int | None = None) -> tuple[pa.Schema, pa.Schema]:
+        """Its columns (of an earlier version's table without a key, `ROW_ID` is the last), and its data files' schema.
+
+        The schema is that of `snapshot`, or the newest.
+        """
 
     def opens(self, path: str) -> bool:
         """Whether it can be opened anew: what all tables depend on works then."""
@@ -162,8 +165,21 @@ class TableFormat(Protocol):
     def partition_fields(self, path: str) -> frozenset[str]:
         """The names of the partition fields that it has or once had, but for columns': no column can be added under one of these."""
 
-    def extend(self, path: str, term: int, columns: pa.Schema) -> None:
-        """Give it those of `columns` that it lacks. Raises `FencedError`, `NotSupportedError` for another type."""
+    def laid_out_by(self, path: str) -> frozenset[str]:
+        """The names of the columns by which it is, or was, partitioned or sorted."""
+
+    def evolve(
+        self,
+        path: str,
+        term: int,
+        snapshot: int,
+        columns: pa.Schema,
+        sources: Mapping[str, str],
+    ) -> pa.Schema:
+        """Give it these columns from its next snapshot on, and leave its data files as they are; the schema of its data files then.
+
+        `snapshot`: the published one. `sources`: the name that a column has there; none if it is new. Raises `FencedError`.
+        """
 
     def take_over(
         self, path: str, snapshot: int, term: int, epoch: int, *, later: bool = False

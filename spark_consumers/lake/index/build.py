@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.counted import removed_by_keys
 from spark_consumers.lake.format.data_files import as_damage, opened, read_partial, write_partial
+from spark_consumers.lake.format.iceberg_schema import by_number, places
 from spark_consumers.lake.format.position_deletes import read_removed, write_positions
 from spark_consumers.lake.format.puffin import write_vectors
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, Vector, name_of
@@ -36,44 +37,43 @@ _SORTED_ROWS = 8 << 20
 
 @dataclass(frozen=True)
 class Identity:
-    """The columns by whose values the rows of a table are found: its key, or all that PostgreSQL has."""
+    """The columns by whose values the rows of a table are found: its key, or all that PostgreSQL has.
 
-    names: tuple[str, ...]
-    types: tuple[pa.DataType, ...]
+    `schema`: of these columns in data files now, where they are found by their numbers.
+    """
+
+    schema: pa.Schema
     is_key: bool
 
     @classmethod
     def of(cls, key: Sequence[str], file_schema: pa.Schema) -> "Identity":
         """That of a table with this key (none: a multiset), whose data files have this schema."""
         names = tuple(key) or tuple(name for name in file_schema.names if name != ROW_ID)
-        return cls(names, tuple(file_schema.field(name).type for name in names), bool(key))
+        return cls(pa.schema([file_schema.field(name) for name in names]), bool(key))
 
     def digests(self, columns: Sequence[pa.Array]) -> Digests:
         """The digests of rows, given as these columns."""
-        return (key_digests if self.is_key else row_digests)(columns, self.types)
+        return (key_digests if self.is_key else row_digests)(columns, self.schema.types)
 
     def of_file(self, path: str) -> Digests:
         """The digests of all rows of a data file. Raises `CorruptError`."""
         checksums.check(place(path))
         parts = []
         with as_damage(path), opened(path) as file:
-            there = [name for name in self.names if name in file.schema_arrow.names]
+            whole = file.schema_arrow
+            there = [whole.names[at] for at in places(whole, self.schema) if at is not None]
             for number in range(file.num_row_groups):
-                group = file.read_row_group(number, columns=there)
-                parts.append(self.digests([self._column(group, i) for i in range(len(self.names))]))
+                group = by_number(file.read_row_group(number, columns=there), self.schema)
+                parts.append(self.digests([_whole(column) for column in group.columns]))
         if not parts:
             return Digests(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
         return Digests(
             np.concatenate([part.high for part in parts]), np.concatenate([p.low for p in parts])
         )
 
-    def _column(self, group: pa.Table, number: int) -> pa.Array:
-        name, kind = self.names[number], self.types[number]
-        if name not in group.column_names:
-            # The table got it after this file was written.
-            return pa.nulls(len(group), kind)
-        column = group.column(name)
-        return pa.concat_arrays([pa.array([], column.type), *column.chunks])
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays([pa.array([], column.type), *column.chunks])
 
 
 def add_files(

@@ -48,6 +48,8 @@ FOUND: Final = pa.schema(
         ("content", pa.binary()),
     ]
 )
+#: Why a table is left out whose columns have changed since the epoch.
+_CHANGED: Final = "its columns have changed; the next epoch has them"
 #: Bytes of folds that are sent to the driver, to be sent to executors with queries: of one range, and of all together.
 _SENT_BYTES: Final = 8 << 20
 _ALL_SENT_BYTES: Final = 64 << 20
@@ -132,6 +134,8 @@ class FoldTask:
                 if table.partitions:
                     oids = json.dumps(sorted(table.partitions)).encode()
                     yield Found(PARTITIONS, table.target.name, number, content=oids)
+        for one in read.recorded:
+            yield Found(FAULT, one.table, number, content=_CHANGED.encode())
         for why in read.found:
             yield Found(FAULT, why.table, number, content=_reason(why).encode())
 
@@ -171,7 +175,7 @@ def _reason(why: SchemaMismatch | TableFault) -> str:
     """Why a table's changes cannot be shown before the epoch that has them."""
     if isinstance(why, TableFault):
         return f"{why.error.what}; {why.error.repair}" if why.error.repair else why.error.what
-    return why.reason or "its columns have changed; the next epoch has them"
+    return why.reason or _CHANGED
 
 
 def _packed(content: pa.Table) -> bytes:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_consumers.decode.entries import ChangeBatch
+from spark_consumers.decode.entries import ChangeBatch, rows_of
 from spark_consumers.decode.types import INT2, INT4, INT8, UUID
 from spark_consumers.lake.manifest.table_version import Chunk
 from spark_consumers.lake.tables.schema_match import key_of, unexpected
@@ -153,27 +153,4 @@ def _apart(batch: ChangeBatch, removals: Bools, additions: Bools) -> ChangeBatch
         columns=[without(column) for column in batch.columns],
         unchanged=unchanged,
         unrepresentable={i: without(texts) for i, texts in batch.unrepresentable.items()},
-    )
-
-
-def rows_of(batch: ChangeBatch, mask: Bools) -> ChangeBatch:
-    """The rows of the batch that the mask has."""
-    chosen = pa.array(mask)
-    return replace(
-        batch,
-        ops=batch.ops[mask],
-        commit_lsn=batch.commit_lsn[mask],
-        xid=batch.xid[mask],
-        commit_time=batch.commit_time[mask],
-        offset=batch.offset[mask],
-        version=batch.version[mask],
-        sequence=batch.sequence[mask],
-        columns=[c.filter(chosen) for c in batch.columns],
-        unchanged=None if batch.unchanged is None else batch.unchanged[mask],
-        old_columns=None
-        if batch.old_columns is None
-        else [c.filter(chosen) for c in batch.old_columns],
-        old_kind=batch.old_kind[mask],
-        unrepresentable={i: raw.filter(chosen) for i, raw in batch.unrepresentable.items()},
-        old_unrepresentable={i: raw.filter(chosen) for i, raw in batch.old_unrepresentable.items()},
     )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from spark_consumers.lake.manifest.chain import Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import HELD, LEFT, LIVE, STALE
 from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables.expected import Expected, is_expected
 from spark_consumers.lake.tables.shape import (
     Publication,
     Shape,
@@ -19,6 +20,7 @@ from spark_consumers.lake.tables.shape import (
     others_by_now,
     refusal,
     sent_names,
+    with_columns_of,
 )
 from spark_consumers.lake.tables.states import stream_of
 from walsender_bridge.change_log.entry import NAMED_OTHERWISE
@@ -38,36 +40,46 @@ def compare(
     *,
     holds: bool,
     seen: Seen | None = None,
+    expected: Expected | None = None,
 ) -> tuple[Manifest, dict[str, str]]:
     """The head after this comparison, and why tables must be copied again. `later`: tables that came after the read began.
 
-    `holds`: epochs wait for a table that is copied again. `seen`: kept by the caller from one comparison to the next, so that
+    `expected`: changes of columns that the log is to tell. `holds`: epochs wait for a table that is copied again. `seen`: kept by the caller from one comparison to the next, so that
     only what has changed on either side is compared.
     """
     reasons: dict[str, str] = {}
     tables, copies = dict(head.tables), dict(head.copies)
     going: dict[str, str] = {}
     seen = {} if seen is None else seen
+    expected = Expected() if expected is None else expected
+    read_to = head.streams[stream].lsn if stream in head.streams else 0
     for relation, now in publication.shapes.items():
         name = f"{stream}.{relation}"
         if name in later:
             continue
         copy, table = copies.get(name), tables.get(name)
         if copy is not None:
-            reason = outdated(copy, now, publication)
+            # A copy that is not shown yet has not been read on from, whatever the lake has read.
+            there = now
+            if not copy.chunks and is_expected(copy, now):
+                there = with_columns_of(now, Shape.load(copy.shape))
+            reason = outdated(copy, there, publication)
             if reason is None:
-                copies[name] = followed_by(copy, now, publication)
+                copies[name] = followed_by(copy, there, publication)
             else:
                 reasons[name] = reason
                 del copies[name]
         if table is None or _is_copied_again(table) or _is_seen(table, now, seen.get(name)):
             continue
-        reason = outdated(table, now, publication)
-        if reason is not None:
-            reasons[name] = going[name] = reason
+        # Where a table has stopped, the lake has not read on.
+        position = read_to if table.state == LIVE else 0
+        found = expected.compared(name, table, now, publication.lsn, position)
+        why = found if isinstance(found, str) else outdated(table, found, publication)
+        if isinstance(found, str) or why is not None:
+            reasons[name] = going[name] = str(why)
             continue
-        tables[name] = followed_by(table, now, publication)
-        if tables[name] is table:
+        tables[name] = followed_by(table, found, publication)
+        if tables[name] is table and found is now:
             seen[name] = table, now
     if copies != head.copies or tables != head.tables:
         head = replace(head, tables=tables, copies=copies)

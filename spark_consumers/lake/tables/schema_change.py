@@ -1,10 +1,10 @@
 """Decides how a table follows changes of another shape than its own. Pure.
 
-A Relation message carries neither attribute numbers nor defaults: a rename looks like a drop and an add, and
-a default fills old rows without a word. So one kind of change is followed in place: columns that came at
-the end, nullable, without a default (the catalog is asked, `added_plainly`). Old rows then hold NULL
-there, which is what the lake's files without that column read as. Everything else is a table of its own: it
-is copied again, alone.
+Where the source records schema changes, `evolve` decides. Here are those that nothing has recorded: a Relation message carries
+neither attribute numbers nor defaults, so a rename looks like a drop and an add, and a default fills old rows without a word.
+So one kind of change is followed in place: columns that came at the end, nullable, without a default (the catalog is asked,
+`not_plain`). Old rows then hold NULL there, which is what the lake's files without that column read as. Everything else is a
+table of its own: it is copied again, alone.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from spark_consumers.lake.manifest.table_version import Column, TableVersion
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
+from spark_consumers.lake.tables.shape import Columns, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,31 @@ class ColumnsAdded:
 
     layouts: tuple[Layout, ...]
     added: tuple[Column, ...]
+
+    def evolution(self, table: TableVersion) -> "Evolution":
+        """How the table changes."""
+        known = len(table.layout)
+        sources = tuple(at if at < known else None for at in range(len(self.layouts[-1].columns)))
+        return Evolution(self.layouts, sources, table.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """How a table changes in place.
+
+    `layouts`: the columns of its changes, each from its place in the log on. `sources`: for each of the table's new columns, which of
+    its columns it was; None: it is new. `key`: its new names. `reindexes`: whether rows have other digests in the row index then.
+
+    By records (`recorded`): their `places` in the log, the table's `shape` behind the last one, and the columns behind each (`steps`).
+    """
+
+    layouts: tuple[Layout, ...]
+    sources: tuple[int | None, ...]
+    key: tuple[str, ...]
+    reindexes: bool = False
+    places: frozenset[tuple[int, int]] = frozenset()
+    shape: Shape | None = None
+    steps: tuple[Columns, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ Runs on the executors, beside `stage`. A change that does not match is never fol
 (`SchemaMismatch`), which decides how the table continues (`schema_change`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from spark_consumers.decode.entries import ChangeBatch
+from spark_consumers.decode.entries import ChangeBatch, rows_of
 from spark_consumers.decode.types import arrow_schema
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.manifest.table_version import Column
@@ -29,10 +29,23 @@ _RESERVED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """From `offset` on, a table's changes have these columns."""
+    """Behind message `sequence` of the entry at `offset`, a table's changes have these columns.
+
+    `there`: for each column of the table, which of these it is; None: it has none of them, and is NULL. Without it, these are the
+    table's first columns.
+    """
 
     offset: int
     columns: tuple[Column, ...]
+    sequence: int = -1
+    there: tuple[int | None, ...] | None = None
+
+    def key(self, names: Sequence[str], key: Sequence[str]) -> tuple[str, ...]:
+        """The names here of the key of a table with these columns."""
+        if self.there is None:
+            return tuple(key)
+        found = [self.there[names.index(name)] for name in key]
+        return tuple(self.columns[at][0] for at in found if at is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +106,30 @@ def unusable(
     return None
 
 
-def of_partition_field(added: Collection[str], fields: Collection[str]) -> str | None:
-    """Why these columns cannot be added to a table with partition fields of these names; None if they can."""
-    taken = next((name for name in added if name in fields), None)
-    if taken is None:
-        return None
-    return f"its column {taken!r} was added, which has the name of one of its partition fields"
+def of_layout(
+    before: Sequence[str],
+    sources: Mapping[str, str],
+    after: Sequence[Column],
+    taken: Collection[str],
+    fixed: Collection[str],
+) -> str | None:
+    """Why a table with the columns `before` cannot get those `after` as it is; None if it can.
+
+    `sources`: which column each was before, if any. `taken`: the names of its partition fields. `fixed`: of the columns that it is
+    partitioned or sorted by.
+    """
+    names = {was: now for now, was in sources.items()}
+    for column in before:
+        if column in fixed and names.get(column) != column:
+            what = f"renamed to {names[column]!r}" if column in names else "dropped"
+            return f"its column {column!r}, by which it is partitioned or sorted, was {what}"
+    for name, _, _ in after:
+        if name in taken and sources.get(name) != name:
+            how = "renamed" if name in sources else "added"
+            return (
+                f"its column {name!r} was {how}, which has the name of one of its partition fields"
+            )
+    return None
 
 
 def arrays_of(columns: pa.Schema) -> list[str]:
@@ -112,38 +143,54 @@ def _folded(name: str) -> str:
     return "".join(c.lower()[0] for c in upper)
 
 
+def by_layout(
+    batch: ChangeBatch, layouts: Sequence[Layout]
+) -> Iterator[tuple[Layout | None, ChangeBatch]]:
+    """The changes of the batch with the layout that each has, in the order of `layouts`; None where none are known."""
+    if len(layouts) < 2:
+        yield (layouts[0] if layouts else None), batch
+        return
+    number = np.zeros(len(batch), np.int64)
+    for layout in layouts[1:]:
+        number += (batch.offset > layout.offset) | (
+            (batch.offset == layout.offset) & (batch.sequence > layout.sequence)
+        )
+    for at in np.unique(number).tolist():
+        here = number == at
+        yield layouts[at], batch if here.all() else rows_of(batch, here)
+
+
 def mismatch(
     batch: ChangeBatch,
     columns: pa.Schema,
-    layouts: tuple[Layout, ...],
+    layout: Layout | None,
     key: tuple[str, ...],
     relation_id: int,
 ) -> str | None:
     """None if the batch fits; otherwise why it is another table ("": only its columns differ).
 
-    `layouts` in the order of their offsets; without any (a table of format 1), Arrow's types are compared.
+    `layout`: the one that the batch should have; without it (a table of format 1), Arrow's types are compared.
     """
     relation = batch.relation
     if relation.oid != relation_id:
         return "the table was dropped, and another one created with its name"
     names = [column.name for column in relation.columns]
-    if reason := unusable(names, key, arrays_of(arrow_schema(relation.columns))):
+    known = key if layout is None else layout.key(columns.names, key)
+    if reason := unusable(names, known, arrays_of(arrow_schema(relation.columns))):
         return reason
     identity = key_of(relation)
-    if identity != set(key):
+    if identity != set(known):
         # Inserts as well: two of them may have what the table takes for a key.
-        return f"its replica identity changed from {_named(key)} to {_named(identity)}"
+        return f"its replica identity changed from {_named(known)} to {_named(identity)}"
     if batch.unchanged is not None and batch.unchanged[batch.ops == INSERT].any():
         # An UPDATE as PostgreSQL sends it. The value was never sent, and one of an earlier row may be another.
         return (
             "an UPDATE moved a row into its row filter, without an unchanged TOAST value; with REPLICA IDENTITY FULL"
             " that value is sent"
         )
-    if not layouts:
+    if layout is None:
         return None if arrow_schema(relation.columns) == columns else ""
-    # One entry has one shape of a table, so a batch lies on one side of each layout's offset.
-    here = [layout for layout in layouts if layout.offset <= int(batch.offset[0])][-1]
-    return None if columns_of(relation) == here.columns else ""
+    return None if columns_of(relation) == layout.columns else ""
 
 
 def unexpected(batch: ChangeBatch, known: Mapping[int, Lsn]) -> set[int]:
@@ -156,21 +203,36 @@ def unexpected(batch: ChangeBatch, known: Mapping[int, Lsn]) -> set[int]:
     return found
 
 
-def padded(batch: ChangeBatch, columns: pa.Schema) -> ChangeBatch:
-    """The batch with NULL in the columns at the end that the table got later."""
-    missing = columns.types[len(batch.columns) :]
-    if not missing:
+def conformed(batch: ChangeBatch, columns: pa.Schema, layout: Layout | None) -> ChangeBatch:
+    """The batch, which has this layout, with the table's columns: NULL in those that it does not have."""
+    there: Sequence[int | None]
+    if layout is None or layout.there is None:
+        there = [at if at < len(batch.columns) else None for at in range(len(columns))]
+    else:
+        there = layout.there
+    if list(there) == list(range(len(batch.columns))) and columns.types == [
+        column.type for column in batch.columns
+    ]:
         return batch
-    count = len(batch)
-    nulls = [pa.nulls(count, kind) for kind in missing]
-    unchanged = batch.unchanged
+    count, unchanged = len(batch), batch.unchanged
     if unchanged is not None:
-        unchanged = np.column_stack([unchanged, np.zeros((count, len(missing)), np.bool_)])
+        sent = np.zeros(count, np.bool_)
+        unchanged = np.column_stack([sent if at is None else unchanged[:, at] for at in there])
+
+    def arrays(found: list[pa.Array]) -> list[pa.Array]:
+        pairs = zip(there, columns.types, strict=True)
+        return [pa.nulls(count, kind) if at is None else found[at].cast(kind) for at, kind in pairs]
+
+    def texts(found: dict[int, pa.Array]) -> dict[int, pa.Array]:
+        return {to: found[at] for to, at in enumerate(there) if at in found}
+
     return replace(
         batch,
-        columns=[*batch.columns, *nulls],
+        columns=arrays(batch.columns),
         unchanged=unchanged,
-        old_columns=None if batch.old_columns is None else [*batch.old_columns, *nulls],
+        old_columns=None if batch.old_columns is None else arrays(batch.old_columns),
+        unrepresentable=texts(batch.unrepresentable),
+        old_unrepresentable=texts(batch.old_unrepresentable),
     )
 
 

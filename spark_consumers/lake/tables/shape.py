@@ -62,6 +62,7 @@ class Shape:
     output function. `filled`: numbers of the columns in which a row may have a value that no change has carried.
     `natts`: the greatest number that a column has had (0: unknown). `generated`: numbers of the generated columns that
     the publication does not send.
+    `recorded`: what the event trigger is that records schema changes; empty: nothing records them.
     `via_root`: whether the publication sends partitions as the table that they are of. `unlogged`: `unlogged` or
     `foreign`, if changes of its rows are not in the WAL.
     """
@@ -85,6 +86,7 @@ class Shape:
     natts: int = 0
     generated: tuple[int, ...] = ()
     outputs: tuple[tuple[int, str, str], ...] = ()
+    recorded: str = ""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -153,6 +155,28 @@ class Publication:
     lsn: Lsn = 0
     marked: bool = True
     updates: bool = True
+
+
+#: What the columns of a table are, as far as records tell all changes (`recorded`): numbers, names and types, and the greatest number.
+Columns = tuple[tuple[tuple[int, str, int], ...], int]
+
+
+def columns_in(shape: Shape) -> Columns:
+    """The columns of this shape."""
+    return tuple((number, name, kind) for number, name, kind, _ in shape.columns), shape.natts
+
+
+def with_columns_of(shape: Shape, other: Shape) -> Shape:
+    """The shape with all that `other`, of the same table, says of its columns and of its file."""
+    return replace(
+        shape,
+        columns=other.columns,
+        natts=other.natts,
+        file=other.file,
+        filled=other.filled,
+        generated=other.generated,
+        identity=other.identity,
+    )
 
 
 # -- what differs -----------------------------------------------------------------------------------
@@ -275,7 +299,12 @@ def others_by_now(names: Sequence[str], now: Shape) -> bool:
 
 def sent_names(shape: Shape) -> list[str]:
     """The names of the columns that the publication sends, in their order."""
-    return [name for _, (name, _, _) in sorted(_sent(shape).items())]
+    return [name for name, _ in sent_columns(shape).values()]
+
+
+def sent_columns(shape: Shape) -> dict[int, tuple[str, int]]:
+    """Name and type of the columns that the publication sends, by number, in their order."""
+    return {number: (name, kind) for number, (name, kind, _) in sorted(_sent(shape).items())}
 
 
 def _lent(before: Shape, now: Shape) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from pyroaring import BitMap64
 
 from spark_consumers.lake.compaction.decide import Accepted, Refused, decide, with_merged
@@ -264,4 +265,4 @@ class Compactions:
 
 
 #: No rows are added.
-_NOTHING = Identity((), (), is_key=True)
+_NOTHING = Identity(pa.schema([]), is_key=True)

@@ -376,7 +376,7 @@ class Lakehouse:
         return manifest
 
     def _try_to_write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest:
-        known = writer.tables.layouts, writer.tables.polled
+        known = writer.tables.evolutions, writer.tables.polled
 
         def show() -> None:
             writer.tables.show_epoch(writer.head, writer.epochs.progress.now())

@@ -19,13 +19,21 @@ from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
 from spark_consumers.lake.policy import Policy
 from spark_consumers.lake.status import CopyStatus, EpochStatus, write_status
-from spark_consumers.lake.tables import noticed, states
+from spark_consumers.lake.tables import expected, noticed, states
+from spark_consumers.lake.tables.evolve import evolve
 from spark_consumers.lake.tables.fault import reason_of
 from spark_consumers.lake.tables.origin import Joins, joins
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
+from spark_consumers.lake.tables.recorded import TableRecord
 from spark_consumers.lake.tables.removed import without_departed
-from spark_consumers.lake.tables.schema_change import FullResync, evaluate, first_layout, not_plain
-from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
+from spark_consumers.lake.tables.schema_change import (
+    Evolution,
+    FullResync,
+    evaluate,
+    first_layout,
+    not_plain,
+)
+from spark_consumers.lake.tables.schema_match import SchemaMismatch
 from spark_consumers.lake.tables.shape import Publication, Shape, others_by_now
 from spark_consumers.lake.tables.sources import Source, columns_now, mark
 from spark_consumers.lake.tables.states import stream_of
@@ -83,6 +91,8 @@ class TableWork:
         self._published: dict[str, set[str]] = {}
         self._copy_after: dict[str, float] = {}
         self._seen_shapes: noticed.Seen = {}
+        #: Changes of columns that the catalog has shown, and that are to come in the log.
+        self._expected = expected.Expected()
         #: When what came of a copy, or of partitions in the log, came (monotonic seconds): a look that began before says
         #: nothing of it.
         self._arrived_at: dict[str, float] = {}
@@ -97,8 +107,8 @@ class TableWork:
         self._hears = True
         self._looked_at = float("-inf")
         requests.make_room(chain)
-        #: For tables by path: which columns they got in the epoch that is being written.
-        self.layouts: dict[str, tuple[Layout, ...]] = {}
+        #: For tables by path: how their columns change in the epoch that is being written.
+        self.evolutions: dict[str, Evolution] = {}
         #: The streams whose publication was read after `poll_again` was called.
         self.polled: set[str] = set()
         self._status_at = float("-inf")
@@ -217,7 +227,8 @@ class TableWork:
 
     def written(self, head: Manifest, after: Manifest) -> None:
         """The epoch `after` this head is published."""
-        self.layouts.clear()
+        self._expected.written(after, self.evolutions)
+        self.evolutions.clear()
         for name, table in after.tables.items():
             before = head.copies.get(name) or head.tables.get(name)
             if before is not None and table.shape != before.shape:
@@ -292,38 +303,50 @@ class TableWork:
         by_table: dict[str, list[SchemaMismatch]] = defaultdict(list)
         for one in changed.mismatches:
             by_table[one.table].append(one)
-        for name, mismatches in by_table.items():
-            table = changed.tables[name]
-            reason = self._extend(name, table, mismatches)
-            if reason is None:
+        for name in sorted({*by_table, *changed.records}):
+            table, records = changed.tables[name], changed.records.get(name, ())
+            verdict = self._verdict(name, table, by_table[name], records)
+            if isinstance(verdict, Evolution):
+                columns = [column for column, _, _ in verdict.layouts[-1].columns]
+                log.info("columns of table changed in place", table=name, columns=columns)
+                self.evolutions[table.path] = verdict
                 continue
-            log.warning("columns of table changed", table=name, reason=reason)
-            self.layouts.pop(table.path, None)
+            log.warning("columns of table changed", table=name, reason=verdict.reason)
+            self.evolutions.pop(table.path, None)
             self._copy_after.pop(name, None)
             self._copies.drop(name)
             holds = self._policy.holds(copied_again=True)
-            head = states.stop(head, name, reason, holds=holds, full_resync=True)
+            head = states.stop(head, name, verdict.reason, holds=holds, full_resync=True)
             self._poller.soon()
         return head
 
-    def _extend(
-        self, name: str, table: TableVersion, mismatches: Sequence[SchemaMismatch]
-    ) -> str | None:
-        """Take new columns as they are; otherwise why the table has to be copied again."""
-        known = self.layouts.get(table.path, first_layout(table))
-        verdict = evaluate(table, known, mismatches)
+    def _verdict(
+        self,
+        name: str,
+        table: TableVersion,
+        mismatches: Sequence[SchemaMismatch],
+        records: Sequence[TableRecord],
+    ) -> Evolution | FullResync:
+        """How the table follows: in place, or why it has to be copied again. `table`: as it was before."""
+        known = self.evolutions.get(table.path)
+        if records and (known is None or known.places != {one.place for one in records}):
+            return evolve(table, records)
+        if known is not None and known.places and mismatches:
+            what = "its changes have other columns than were recorded"
+            return FullResync(mismatches[0].reason or what)
+        layouts = first_layout(table) if known is None else known.layouts
+        verdict = evaluate(table, layouts, mismatches)
         if isinstance(verdict, FullResync):
-            return verdict.reason
+            return verdict
         catalog = columns_now(self._sources[stream_of(name)], table.relation_id)
-        reason = not_plain(verdict.added, catalog)
         names = [column for column, _, _ in verdict.layouts[-1].columns]
         if table.shape and others_by_now(names, Shape.load(table.shape)):
-            reason = f"its column {verdict.added[0][0]!r} was added, and has been replaced since"
-        if reason is None:
-            added = [column for column, _, _ in verdict.added]
-            log.info("columns added to table", table=name, columns=added)
-            self.layouts[table.path] = verdict.layouts
-        return reason
+            return FullResync(
+                f"its column {verdict.added[0][0]!r} was added, and has been replaced since"
+            )
+        if reason := not_plain(verdict.added, catalog):
+            return FullResync(reason)
+        return verdict.evolution(table)
 
     def give_up(self, head: Manifest, errors: Mapping[str, TusklineError]) -> Manifest:
         """The head after the changes of these tables, by path, could not be applied to them."""
@@ -411,7 +434,10 @@ class TableWork:
             later = {name for name, at in self._arrived_at.items() if at >= began}
             holds = self._policy.holds(copied_again=True)
             head, found = noticed.compare(
-                head, stream, publication, later, holds=holds, seen=self._seen_shapes
+                *(head, stream, publication, later),
+                holds=holds,
+                seen=self._seen_shapes,
+                expected=self._expected,
             )
             reasons |= found
         for name, reason in reasons.items():

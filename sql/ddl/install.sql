@@ -1,0 +1,86 @@
+-- Writes each ALTER TABLE of a published table to the table tuskline.ddl in its own transaction, so the log has, in commit order
+-- with the rows, what the columns of the table are from there on. Run as a superuser. The row is deleted at once: nothing stays in
+-- the table, and nothing is locked that another session waits for. For PostgreSQL 11 and later.
+CREATE SCHEMA IF NOT EXISTS tuskline;
+DO $block$
+BEGIN
+    -- The function runs with the rights of this session's role, so no other may put a trigger on the table, or another table there.
+    IF EXISTS (
+        SELECT FROM pg_catalog.pg_namespace AS n LEFT JOIN pg_catalog.pg_class AS c
+            ON c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) 'ddl'
+        JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) n.nspowner
+        LEFT JOIN pg_catalog.pg_roles AS o ON o.oid OPERATOR(pg_catalog.=) c.relowner
+        WHERE n.nspname OPERATOR(pg_catalog.=) 'tuskline' AND NOT ((r.rolsuper OR r.rolname OPERATOR(pg_catalog.=) current_user)
+                AND coalesce(o.rolsuper OR o.rolname OPERATOR(pg_catalog.=) current_user, true))
+    ) THEN
+        RAISE EXCEPTION 'schema tuskline, or the table tuskline.ddl, belongs to a role that is neither a superuser nor the current one'
+            USING HINT = 'Have a superuser own the schema, and drop that table.';
+    END IF;
+END
+$block$;
+CREATE TABLE IF NOT EXISTS tuskline.ddl (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    relation bigint NOT NULL,
+    description text NOT NULL
+);
+COMMENT ON TABLE tuskline.ddl IS 'The event trigger tuskline_ddl writes schema changes here. Always empty, published.';
+CREATE OR REPLACE FUNCTION tuskline.record_ddl() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $function$
+DECLARE
+    altered oid;
+    made bigint;
+BEGIN
+    FOR altered IN
+        -- A change of a table's columns is one of the columns of what inherits from it, too.
+        WITH RECURSIVE commands AS (
+            SELECT c.objid FROM pg_event_trigger_ddl_commands() AS c WHERE c.classid = 'pg_class'::regclass
+            UNION
+            SELECT i.inhrelid FROM pg_inherits AS i JOIN commands AS c ON c.objid = i.inhparent
+        )
+        SELECT t.oid FROM commands AS c JOIN pg_class AS t ON t.oid = c.objid
+        WHERE t.relkind IN ('r', 'p') AND t.relpersistence = 'p' AND t.relnamespace <> 'tuskline'::regnamespace
+          AND EXISTS (SELECT FROM pg_publication_tables AS p JOIN pg_namespace AS n ON n.nspname = p.schemaname
+                      WHERE n.oid = t.relnamespace AND p.tablename = t.relname)
+    LOOP
+        INSERT INTO tuskline.ddl (relation, description)
+        WITH RECURSIVE parts AS (
+            SELECT altered AS oid
+            UNION
+            SELECT i.inhrelid FROM pg_inherits AS i JOIN parts AS p ON p.oid = i.inhparent
+        )
+        SELECT altered::bigint, jsonb_build_object(
+            'name', t.relname,
+            'file', t.relfilenode::bigint,
+            'natts', t.relnatts,
+            -- Of one ALTER TABLE alone: other text may be secret.
+            'query', CASE WHEN current_query() ~* '^\s*alter\s+table\s' AND length(current_query()) < 2000
+                               AND position(';' IN rtrim(current_query(), E'; \t\r\n')) = 0 THEN current_query() ELSE '' END,
+            'columns', (
+                SELECT jsonb_agg(jsonb_build_array(
+                    a.attnum, CASE WHEN a.attisdropped THEN NULL ELSE a.attname END, a.atttypid::bigint, a.atttypmod, a.xmin::text,
+                    -- Whether this transaction, or a subtransaction of it, has written the row of the column.
+                    age(a.xmin) <> 2147483647 AND coalesce(txid_status(txid_current() - age(a.xmin)) = 'in progress', false),
+                    -- Whether a row may have a value in the column that no change has carried.
+                    a.attnotnull OR a.atthasdef OR coalesce(y.typtype = 'd' OR y.typdefault IS NOT NULL, false) OR EXISTS (
+                        SELECT FROM parts AS p JOIN pg_attribute AS m ON m.attrelid = p.oid
+                        WHERE m.attname = a.attname AND m.attnum > 0 AND m.atthasmissing),
+                    coalesce(to_jsonb(a) ->> 'attgenerated', '') <> '') ORDER BY a.attnum)
+                FROM pg_attribute AS a LEFT JOIN pg_type AS y ON y.oid = a.atttypid
+                WHERE a.attrelid = t.oid AND a.attnum > 0))::text
+        FROM pg_class AS t WHERE t.oid = altered AND EXISTS (
+            SELECT FROM pg_attribute AS a
+            WHERE a.attrelid = altered AND a.attnum > 0 AND age(a.xmin) <> 2147483647
+              AND txid_status(txid_current() - age(a.xmin)) = 'in progress')
+        RETURNING id INTO made;
+        DELETE FROM tuskline.ddl WHERE id = made;
+    END LOOP;
+EXCEPTION WHEN OTHERS THEN
+    -- The command goes on. The lake compares the catalog, and copies the table again.
+    RAISE LOG 'tuskline: a schema change is not recorded: % (%)', SQLERRM, SQLSTATE;
+END
+$function$;
+REVOKE ALL ON FUNCTION tuskline.record_ddl() FROM PUBLIC;
+DROP EVENT TRIGGER IF EXISTS tuskline_ddl;
+CREATE EVENT TRIGGER tuskline_ddl ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE PROCEDURE tuskline.record_ddl();
+-- Also where session_replication_role is replica.
+ALTER EVENT TRIGGER tuskline_ddl ENABLE ALWAYS;

@@ -1,0 +1,168 @@
+"""The event trigger that records schema changes, on each major; `tuskline init --record-ddl` and `detach`."""
+
+from pathlib import Path
+
+from psycopg import sql
+
+from spark_consumers.decode.entries import decode_entries
+from spark_consumers.lake.tables.recorded import DDL_TABLE, TableRecord, records_in
+from spark_consumers.lake.tables.sources import Source, read_publication
+from tests.support.attached import Attached, difference, server_state
+from tests.support.change_entries import Entries
+from tests.support.servers import Database, each_major
+from tests.support.slot_changes import PUBLICATION, changes_of
+from walsender_bridge.runtime.sql import load
+
+
+def install(database: Database) -> None:
+    database.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t, u", load("ddl/install"))
+    publish = sql.SQL(load("ddl/publish")).format(publication=sql.Identifier(PUBLICATION))
+    database.execute(publish.as_string(None))
+
+
+def records(log: Entries) -> list[TableRecord]:
+    """All records, in the order of the log."""
+    batches = decode_entries(log.entries, log.schemas)
+    return [r for b in batches if b.relation.full_name == DDL_TABLE for r in records_in(b)]
+
+
+def names(record: TableRecord) -> list[str | None]:
+    return [column.name for column in record.columns]
+
+
+@each_major
+def test_14_each_change_of_columns_is_recorded_in_its_transaction(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, a text, b int)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE TABLE unpublished (id int PRIMARY KEY)",
+    )
+    install(database)
+    oid = read_publication(Source("s", database.dsn, PUBLICATION)).shapes["public.t"].oid
+    with changes_of(database.dsn) as changes:
+        database.execute(
+            "BEGIN; INSERT INTO t VALUES (1, 'a', 1); ALTER TABLE t RENAME a TO c; INSERT INTO t VALUES (2, 'c', 2);"
+            " SAVEPOINT s; ALTER TABLE t DROP c; ROLLBACK TO s; SAVEPOINT s; ALTER TABLE t DROP b; RELEASE s;"
+            " ALTER TABLE t ADD d int, ADD e int DEFAULT 7; COMMIT",
+            "ALTER TABLE t ALTER d TYPE bigint",
+            "ALTER TABLE unpublished ADD a int; CREATE TEMP TABLE v (a int); ALTER TABLE v DROP a",
+            # Nothing of the columns changes.
+            "ALTER TABLE t SET (fillfactor = 50)",
+            "BEGIN; ALTER TABLE t DROP c; ROLLBACK",
+        )
+        found = records(changes())
+    assert [names(record) for record in found] == [
+        ["id", "c", "b"],
+        ["id", "c", None],
+        ["id", "c", None, "d", "e"],
+        ["id", "c", None, "d", "e"],
+    ]
+    assert {record.relation for record in found} == {oid}
+    assert len({record.offset for record in found[:3]}) == 1
+    assert found[0].place < found[1].place < found[2].place < found[3].place
+    written = [[column.number for column in r.columns if column.is_written] for r in found]
+    # All rows that the transaction has written so far, in subtransactions, too. A rewrite stores a default in the rows.
+    assert written == [[2], [2, 3], [2, 3, 4, 5], [4, 5]]
+    assert [column.is_filled for column in found[2].columns] == [True, False, False, False, True]
+    assert found[3].file != found[2].file == found[0].file
+    assert found[3].query == "ALTER TABLE t ALTER d TYPE bigint"
+    assert {record.query for record in found[:3]} == {""}
+
+
+@each_major
+def test_14_any_role_may_alter_its_tables_and_gets_no_rights(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)", "CREATE TABLE u (id int PRIMARY KEY)"
+    )
+    install(database)
+    role = f"owner_{database.name}"
+    # What the role makes runs with its own rights, whatever the function's are.
+    planted = (
+        "CREATE SCHEMA planted; CREATE FUNCTION planted.age(xid) RETURNS int LANGUAGE sql AS 'SELECT 1/0'",
+        f"CREATE ROLE {role}; ALTER TABLE t OWNER TO {role}; GRANT CREATE, USAGE ON SCHEMA planted, public TO {role}",
+    )
+    with changes_of(database.dsn) as changes:
+        try:
+            database.execute(
+                *planted,
+                f"BEGIN; SET LOCAL SESSION AUTHORIZATION {role}; SET LOCAL search_path = planted, public; ALTER TABLE t RENAME a TO b;"
+                " CREATE FUNCTION planted.add() RETURNS void LANGUAGE sql AS 'ALTER TABLE t ADD c int';"
+                " SELECT planted.add(); COMMIT",
+                "BEGIN; SET LOCAL session_replication_role = replica; ALTER TABLE t DROP b; COMMIT",
+                # What cannot be recorded fails no command.
+                "DROP TABLE tuskline.ddl",
+                "ALTER TABLE t ADD d int",
+            )
+            found = records(changes())
+        finally:
+            database.execute(
+                f"DROP TABLE t; DROP SCHEMA planted CASCADE; DROP OWNED BY {role}; DROP ROLE {role}"
+            )
+    assert [names(record) for record in found] == [
+        ["id", "b"],
+        ["id", "b", "c"],
+        ["id", None, "c"],
+    ]
+
+
+@each_major
+def test_14_the_catalog_tells_whether_the_event_trigger_was_there_all_the_time(
+    database: Database,
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+
+    def recorded() -> str:
+        return read_publication(Source("s", database.dsn, PUBLICATION)).shapes["public.t"].recorded
+
+    install(database)
+    seen = [recorded()]
+    assert seen[0] == recorded()
+    for off, on in (
+        (
+            "ALTER EVENT TRIGGER tuskline_ddl DISABLE",
+            "ALTER EVENT TRIGGER tuskline_ddl ENABLE ALWAYS",
+        ),
+        ("DROP EVENT TRIGGER tuskline_ddl", load("ddl/install")),
+        (
+            f"ALTER PUBLICATION {PUBLICATION} DROP TABLE tuskline.ddl",
+            f"ALTER PUBLICATION {PUBLICATION} ADD TABLE tuskline.ddl",
+        ),
+        (
+            "ALTER EVENT TRIGGER tuskline_ddl ENABLE",
+            "ALTER EVENT TRIGGER tuskline_ddl ENABLE ALWAYS",
+        ),
+    ):
+        database.execute(off)
+        assert recorded() == ""
+        database.execute(on)
+        seen.append(recorded())
+    # Another function under its name.
+    database.execute(
+        "CREATE OR REPLACE FUNCTION tuskline.record_ddl() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'"
+    )
+    seen.append(recorded())
+    assert all(seen)
+    assert len({*seen}) == len(seen)
+
+
+@each_major
+def test_init_has_schema_changes_recorded_and_detach_takes_it_back(
+    tmp_path: Path, shop: Database
+) -> None:
+    before = server_state(shop.dsn)
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": ("public.orders",)}})
+    tuskline.json("init")
+    found = {f["check"]: f for f in tuskline.json("doctor", code=0)["findings"]}
+    assert "--record-ddl" in found["schema changes"]["what"]
+    made = tuskline.json("init", "--record-ddl")["created"]
+    assert [row["created"] for row in made] == ["event trigger tuskline_ddl"]
+    assert tuskline.json("init", "--record-ddl")["created"] == []
+    with shop.connect() as connection:
+        row = connection.execute(
+            "SELECT evtenabled FROM pg_event_trigger WHERE evtname = 'tuskline_ddl'"
+        ).fetchone()
+    assert row == ("A",)
+    assert "recorded: the lake follows" in str(tuskline.json("doctor", code=0)["findings"])
+    taken = {row["removed"] for row in tuskline.json("detach")["removed"]}
+    assert "event trigger tuskline_ddl" in taken
+    assert difference(before, server_state(shop.dsn)) == []

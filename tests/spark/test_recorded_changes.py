@@ -1,0 +1,348 @@
+"""Schema changes that an event trigger records: the table follows them in place, and nothing is copied."""
+
+import itertools
+import json
+import random
+
+import pytest
+from psycopg import sql
+
+from spark_consumers import read
+from spark_consumers.lake.epoch import epoch_writer as epoch_module
+from spark_consumers.lake.manifest.chain import open_chain
+from tests.support.capture_stack import PUBLICATION, STREAM
+from tests.support.lake_check import assert_equal, assert_no_orphans
+from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime.sql import load
+
+BAG, DOCS, PAIRS = (f"{STREAM}.public.{name}" for name in ("bag", "docs", "pairs"))
+
+
+def paths(pipeline):
+    """Where each table of the newest link is: a table that is copied again gets a place of its own."""
+    return {name: table.path for name, table in pipeline.head().tables.items()}
+
+
+def install(database):
+    database.execute(load("ddl/install"))
+    publish = sql.SQL(load("ddl/publish")).format(publication=sql.Identifier(PUBLICATION))
+    database.execute(publish.as_string(None))
+
+
+@pytest.fixture
+def recorded(pipeline, database):
+    install(database)
+    pipeline.flush()
+    pipeline.house.run_once()
+    assert all(is_recorded(table) for table in pipeline.head().tables.values())
+    return pipeline
+
+
+def is_recorded(table):
+    return bool(json.loads(table.shape)["recorded"])
+
+
+def test_14_renamed_and_dropped_columns_are_followed_in_place(recorded, database, monkeypatch):
+    monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 2)
+    before, old = paths(recorded), recorded.flush()
+    # Between changes of one transaction, of rows that are older and of new ones.
+    database.execute(
+        "BEGIN; UPDATE docs SET n = 77 WHERE id = 2; ALTER TABLE docs RENAME title TO heading;"
+        " UPDATE docs SET heading = 'x' WHERE id = 1; ALTER TABLE docs DROP f, ADD extra int;"
+        " INSERT INTO docs VALUES (50, 'h', 'b', 1, 2); ALTER TABLE docs RENAME id TO number;"
+        " UPDATE docs SET number = 51 WHERE number = 50; UPDATE pairs SET a = 9 WHERE b = 'x'; COMMIT",
+        "BEGIN; DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag); ALTER TABLE bag DROP f;"
+        " DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag); ALTER TABLE bag RENAME l TO last; COMMIT",
+    )
+    changed = recorded.flush()
+    assert paths(recorded) == before
+    assert_equal(database.dsn, changed)
+    assert changed["docs"].columns == ["number", "heading", "body", "n", "extra"]
+    assert changed["bag"].columns == ["a", "t", "last"]
+    assert changed.manifest.tables[DOCS].key == ("number",)
+    # A reader who holds on to an older epoch keeps its columns, and another who asks for it gets them.
+    for snapshot in (old, read(recorded.spark, recorded.lake, epoch=old.epoch)):
+        assert snapshot["docs"].columns == ["id", "title", "body", "n", "f"]
+        assert snapshot["bag"].columns == ["a", "f", "t", "l"]
+    # What was never sent, equal rows, and rewriting find their values in files with the earlier columns.
+    for turn in range(4):
+        database.execute(
+            f"UPDATE docs SET heading = 'kept {turn}' WHERE number IN (3, {turn + 4})",
+            "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
+            f"INSERT INTO bag (a) VALUES ({turn})",
+        )
+        assert_equal(database.dsn, recorded.flush())
+    assert list(recorded.lake.glob("tables/*/*/*/data/*-rewritten-*"))
+    assert paths(recorded) == before
+    assert_no_orphans(recorded.spark, recorded.lake)
+
+
+def reasons_since(pipeline, link):
+    """Why tables were copied again after this link."""
+    links = [m for m in open_chain(pipeline.lake).links() if m.link > link]
+    return {t.reason for m in links for t in m.tables.values() if t.reason}
+
+
+def test_14_names_that_pass_from_one_column_to_another_take_no_values_along(recorded, database):
+    before = paths(recorded)
+    database.execute(
+        # A swap; a column under the name of another; one that comes and goes; and an idle table.
+        "BEGIN; ALTER TABLE docs RENAME title TO x; ALTER TABLE docs RENAME body TO title; ALTER TABLE docs RENAME x TO body;"
+        " UPDATE docs SET title = 'new' WHERE id = 1; COMMIT",
+        "BEGIN; UPDATE docs SET n = 5 WHERE id = 2; ALTER TABLE docs DROP n; ALTER TABLE docs ADD n numeric(10, 2);"
+        " UPDATE docs SET n = 6 WHERE id = 3; ALTER TABLE docs ADD y int; UPDATE docs SET y = 1; ALTER TABLE docs DROP y;"
+        " ALTER TABLE docs ADD y int; UPDATE docs SET y = 2 WHERE id = 4; COMMIT",
+        "ALTER TABLE pairs RENAME b TO bb",
+    )
+    changed = recorded.flush()
+    assert_equal(database.dsn, changed)
+    assert changed["docs"].columns == ["id", "body", "title", "f", "n", "y"]
+    assert "bb" in changed["pairs"].columns
+    assert paths(recorded) == before
+
+
+def test_14_wider_types_copy_nothing(recorded, database):
+    database.execute(
+        "ALTER TABLE docs ADD s int2, ADD r real, ADD v varchar(5), ADD i int",
+        "UPDATE docs SET s = -id, r = 1.1, v = 'v', i = 2147483647",
+        "ALTER TABLE bag ADD i int, ADD r real",
+        "UPDATE bag SET i = -7, r = 0.1 WHERE t = 'three'",
+    )
+    recorded.flush()
+    before = paths(recorded)
+    database.execute(
+        # Each by itself, as most clients send them.
+        "BEGIN",
+        "UPDATE docs SET i = 3 WHERE id = 1",
+        "ALTER TABLE docs ALTER id TYPE bigint, ALTER i TYPE bigint, ALTER v TYPE text",
+        "COMMIT",
+        "UPDATE docs SET id = id + 5000000000, i = 5000000000 WHERE id IN (2, 3)",
+        "ALTER TABLE docs ALTER r TYPE double precision",
+        "ALTER TABLE docs ALTER COLUMN s SET DATA TYPE int",
+        "UPDATE docs SET v = repeat('long', 50) WHERE id = 4",
+        "ALTER TABLE bag ALTER i TYPE bigint, ALTER r TYPE float8",
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE i = -7)",
+    )
+    for turn in range(2):
+        assert_equal(database.dsn, recorded.flush())
+        assert paths(recorded) == before
+        database.execute(
+            f"UPDATE docs SET title = 'kept {turn}' WHERE id IN (1, 5, 5000000002)",
+            "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
+        )
+    link = recorded.head().link
+    database.execute("ALTER TABLE docs ALTER s TYPE bigint USING s + 1")
+    recorded.flush()
+    assert_equal(database.dsn, recorded.flush())
+    assert any("another type" in reason for reason in reasons_since(recorded, link))
+    assert paths(recorded)[DOCS] != before[DOCS]
+
+
+def test_14_what_a_savepoint_takes_back_is_no_change(recorded, database):
+    before = paths(recorded)
+    database.execute(
+        "CREATE FUNCTION alter_docs() RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
+        " ALTER TABLE docs RENAME title TO named; UPDATE docs SET named = 'f' WHERE id = 1; END $$",
+        "BEGIN; SAVEPOINT s; ALTER TABLE docs DROP body; UPDATE docs SET n = 1 WHERE id = 1; ROLLBACK TO s;"
+        " UPDATE docs SET n = 2 WHERE id = 1; SAVEPOINT t; ALTER TABLE docs RENAME f TO ff; RELEASE t;"
+        " UPDATE docs SET ff = 3 WHERE id = 2; COMMIT",
+        "CREATE ROLE ddl_owner; CREATE TEMP TABLE temp (a int); ALTER TABLE temp RENAME a TO b",
+        "ALTER TABLE docs OWNER TO ddl_owner; GRANT ALL ON SCHEMA public TO ddl_owner",
+        "BEGIN; SET LOCAL SESSION AUTHORIZATION ddl_owner; SELECT alter_docs(); ALTER TABLE docs ADD own int; COMMIT",
+        "BEGIN; SET LOCAL session_replication_role = replica; ALTER TABLE docs RENAME own TO theirs; COMMIT",
+        "BEGIN; ALTER TABLE docs DROP theirs; ROLLBACK",
+    )
+    changed = recorded.flush()
+    database.execute(
+        "ALTER TABLE docs OWNER TO CURRENT_USER; DROP OWNED BY ddl_owner; DROP ROLE ddl_owner"
+    )
+    assert_equal(database.dsn, changed)
+    assert changed["docs"].columns == ["id", "named", "body", "n", "ff", "theirs"]
+    assert paths(recorded) == before
+    with database.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM tuskline.ddl").fetchone() == (0,)
+
+
+def test_14_a_change_while_nothing_recorded_causes_a_copy(recorded, database):
+    for number, (off, on) in enumerate(
+        (
+            (
+                "ALTER EVENT TRIGGER tuskline_ddl DISABLE",
+                "ALTER EVENT TRIGGER tuskline_ddl ENABLE ALWAYS",
+            ),
+            ("DROP TABLE tuskline.ddl", load("ddl/install")),
+        )
+    ):
+        before, link = paths(recorded), recorded.head().link
+        database.execute(
+            off,
+            f"BEGIN; ALTER TABLE docs ALTER n TYPE numeric(10, 2) USING n + 1, ADD c{number} int DEFAULT 7; COMMIT",
+            on,
+            "ALTER TABLE docs RENAME title TO heading"
+            if number == 0
+            else "ALTER TABLE docs DROP heading",
+            "UPDATE docs SET body = 'touched' WHERE id = 1",
+        )
+        recorded.flush()
+        after = recorded.flush()
+        assert_equal(database.dsn, after)
+        assert after.manifest.tables[DOCS].path != before[DOCS]
+        assert reasons_since(recorded, link)
+
+
+def test_14_a_column_that_goes_without_alter_table_causes_a_copy(recorded, database):
+    before, link = paths(recorded), recorded.head().link
+    database.execute(
+        "CREATE TYPE mood AS ENUM ('good')",
+        "ALTER TABLE docs ADD feels mood",
+        "UPDATE docs SET feels = 'good'",
+    )
+    recorded.flush()
+    assert paths(recorded) == before
+    database.execute("DROP TYPE mood CASCADE")
+    for _ in range(3):
+        database.execute("INSERT INTO pairs SELECT max(a) + 1, 'more' FROM pairs")
+        after = recorded.flush()
+    assert_equal(database.dsn, after)
+    assert paths(recorded)[DOCS] != before[DOCS]
+    assert any("has not recorded" in reason for reason in reasons_since(recorded, link))
+
+
+@pytest.mark.parametrize("point", ["staged", "before-manifest", "after-manifest"])
+def test_14_a_writer_that_dies_over_a_change_leaves_it_to_the_next(
+    recorded, database, monkeypatch, point
+):
+    before = paths(recorded)
+    change = "BEGIN; ALTER TABLE docs RENAME title TO heading; ALTER TABLE docs DROP f, ADD g int; UPDATE docs SET g = 1 WHERE id = 1; COMMIT"
+    database.execute(change, "ALTER TABLE bag DROP f")
+
+    def dies(name):
+        if name == point:
+            raise RuntimeError("dies")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fail_point, "hit", dies)
+        with pytest.raises(RuntimeError, match="dies"):
+            recorded.flush()
+    recorded.house.close()
+    recorded.house = recorded.lakehouse()
+    # The range is another one, too.
+    database.execute(
+        "ALTER TABLE docs RENAME heading TO head", "UPDATE docs SET head = 'x' WHERE id = 2"
+    )
+    assert_equal(database.dsn, recorded.flush())
+    assert paths(recorded) == before
+    assert_no_orphans(recorded.spark, recorded.lake)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_14_random_changes_between_random_rows_equal_postgresql_at_each_epoch(
+    recorded, database, request, number
+):
+    seed = int(request.config.getoption("--seed")) * 1000 + number
+    draw = random.Random(seed)
+    written = RandomChanges(draw)
+    paths_seen, link = [paths(recorded)], recorded.head().link
+    for epoch in range(6):
+        statements = [written.transaction() for _ in range(draw.randint(2, 6))]
+        database.execute(*statements)
+        print(f"seed {seed}, epoch {epoch}: {statements}")
+        assert_equal(database.dsn, recorded.flush())
+        paths_seen.append(paths(recorded))
+    copies = sum(
+        before[name] != after[name]
+        for before, after in itertools.pairwise(paths_seen)
+        for name in (DOCS, BAG)
+    )
+    reasons = reasons_since(recorded, link)
+    print(f"seed {seed}: {written.changes} schema changes, {copies} copies: {sorted(reasons)}")
+    assert written.changes > 4
+    assert not copies, (seed, reasons)
+
+
+class RandomChanges:
+    """Random DDL between random DML on `docs`, which has a key, and `bag`, which has none; all of it is followed in place."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        self.columns = {"docs": ["id", "title", "body", "n", "f"], "bag": ["a", "f", "t", "l"]}
+        self.texts = {"docs": {"title", "body"}, "bag": {"t"}}
+        self.key = "id"
+        self.next, self.changes, self.row = 0, 0, 100
+
+    def transaction(self):
+        parts = [
+            self.draw.choice((self.rows, self.rows, self.change))()
+            for _ in range(self.draw.randint(1, 5))
+        ]
+        kept = self.columns, self.texts, self.key
+        self.columns = {name: [*columns] for name, columns in self.columns.items()}
+        self.texts = {name: {*texts} for name, texts in self.texts.items()}
+        undone = [self.draw.choice((self.rows, self.change))() for _ in range(2)]
+        self.columns, self.texts, self.key = kept
+        rolled_back = f"SAVEPOINT s; {'; '.join(undone)}; ROLLBACK TO s"
+        return f"BEGIN; {'; '.join([*parts, rolled_back, self.rows()])}; COMMIT"
+
+    def rows(self):
+        table = self.draw.choice(("docs", "bag"))
+        texts = sorted(self.texts[table])
+        kind = self.draw.choice(("insert", "update", "delete"))
+        if kind == "insert":
+            self.row += 1
+            if table == "docs":
+                return f"INSERT INTO docs ({self.key}) VALUES ({self.row})"
+            return (
+                f"INSERT INTO bag ({texts[0]}) VALUES ('r{self.row % 4}')"
+                if texts
+                else "INSERT INTO bag DEFAULT VALUES"
+            )
+        where = f"ctid IN (SELECT ctid FROM {table} ORDER BY ctid OFFSET {self.draw.randint(0, 5)} LIMIT 2)"
+        if kind == "delete":
+            return f"DELETE FROM {table} WHERE {where}"
+        if not texts:
+            return "SELECT 1"
+        return f"UPDATE {table} SET {self.draw.choice(texts)} = 'v{self.draw.randint(0, 9)}' WHERE {where}"
+
+    def change(self):
+        table = self.draw.choice(("docs", "bag"))
+        columns, texts = self.columns[table], self.texts[table]
+        self.changes += 1
+        kind = self.draw.choice(("rename", "drop", "add"))
+        old = self.draw.choice(columns)
+        if kind == "rename":
+            # A name that was another column's before, at times.
+            new = self.draw.choice([n for n in ("x", "y", f"z{self.changes}") if n not in columns])
+            columns[columns.index(old)] = new
+            if old in texts:
+                texts.remove(old)
+                texts.add(new)
+            if table == "docs" and old == self.key:
+                self.key = new
+            return f"ALTER TABLE {table} RENAME {old} TO {new}"
+        if kind == "drop" and len(columns) > 2 and not (table == "docs" and old == self.key):
+            columns.remove(old)
+            texts.discard(old)
+            return f"ALTER TABLE {table} DROP {old}"
+        new = self.draw.choice([n for n in ("x", "y", f"z{self.changes}") if n not in columns])
+        columns.append(new)
+        texts.add(new)
+        return f"ALTER TABLE {table} ADD {new} text"
+
+
+def test_14_a_live_read_leaves_the_table_out_until_the_epoch_that_has_the_change(
+    recorded, database
+):
+    recorded.flush()
+    database.execute("ALTER TABLE docs RENAME title TO heading", "UPDATE pairs SET a = a + 100")
+    recorded.barrier()
+    live = read(recorded.spark, recorded.lake, live=True, log=recorded.log.address)
+    assert DOCS in live.stale
+    assert "columns have changed" in live.stale[DOCS]
+    assert PAIRS in live.tables
+    recorded.flush()
+    live = read(recorded.spark, recorded.lake, live=True, log=recorded.log.address)
+    assert "heading" in live["docs"].columns
+    database.execute("UPDATE docs SET heading = 'later' WHERE id = 1")
+    recorded.barrier()
+    live = read(recorded.spark, recorded.lake, live=True, log=recorded.log.address)
+    assert_equal(database.dsn, live, counted=False)
