@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogStatus
     from walsender_bridge.observability.replica_view import StreamReplicas
 
-#: Supervisors by the names of their files. Under `up`, the other two are its children.
-SUPERVISORS = ("up", "log-server", "bridge")
+#: Supervisors by the names of their files. Under `up`, or a demo, the other two are its children.
+SUPERVISORS = ("up", "demo", "log-server", "bridge")
 #: Seconds after which a capture that has not updated its status counts as hung.
 STALE = 15.0
 #: Seconds after which a server that has WAL to send and sends nothing is reported.
