@@ -221,12 +221,13 @@ class _Demo:
                     if self.quorum is not None:
                         self.progress.phase = "commits wait for the quorum"
                         await asyncio.to_thread(self.quorum.require)
+                    # Until the lake has all: what the last kills cost is seen after the load.
                     with self._recorded():
                         kills = await self._load(stop)
-                    self.progress.phase = "flush"
-                    began = time.monotonic()
-                    await self._flush()
-                    flush_seconds = time.monotonic() - began
+                        self.progress.phase = "flush"
+                        began = time.monotonic()
+                        await self._flush()
+                        flush_seconds = time.monotonic() - began
                     settled = await asyncio.to_thread(self.quorum.settle) if self.quorum else {}
                     self.progress.phase = "comparing the log servers"
                     settled |= await asyncio.to_thread(self.log_servers.settle, self.log_address)
@@ -472,7 +473,7 @@ def _verify(demo: _Demo, output: Output) -> tuple[dict[str, Any], "np.ndarray[An
 def _write_report(
     demo: _Demo, path: Path, figures: dict[str, Any], delays: "np.ndarray[Any, Any]"
 ) -> None:
-    """What happened during the load, and what was found at the end, as a page."""
+    """What happened during the load and the flush, and what was found at the end, as a page."""
     assert demo.recorder is not None
     samples = demo.recorder.samples
     since, until = samples[0].at, samples[-1].at

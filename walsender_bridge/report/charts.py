@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
@@ -11,6 +11,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 28
 #: Distinguishable without color vision, too (Okabe and Ito).
 COLORS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a6d00")
 _TICKS = 5
+#: Where bars begin, right of their names.
+_NAMES = 190
 _ROW = 22
 #: Points of a line; of more, the highest in each part is drawn.
 _POINTS = 480
@@ -47,11 +49,13 @@ class Span:
 
     begin: float
     end: float
+    #: Where it begins in the chart; names are left of that.
+    left: int = _LEFT
 
     def x(self, at: float) -> float:
         """Where a time is in the chart."""
         part = (min(max(at, self.begin), self.end) - self.begin) / (self.end - self.begin)
-        return round(_LEFT + part * (WIDTH - _LEFT - _RIGHT), 1)
+        return round(self.left + part * (WIDTH - self.left - _RIGHT), 1)
 
 
 def lines(
@@ -76,10 +80,11 @@ def lines(
 def bars(span: Span, drawn: Sequence[Bar], marks: Sequence[Mark] = ()) -> str:
     """A row for each bar, with gaps where it was down."""
     height = _TOP + _ROW * len(drawn) + _BOTTOM
+    span = replace(span, left=_NAMES)
     parts = [*_marks(span, marks, height), *_time_axis(span, height)]
     for number, bar in enumerate(drawn):
         y = _TOP + _ROW * number
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 14}" class="name">{escape(bar.name)}</text>')
+        parts.append(f'<text x="{_NAMES - 6}" y="{y + 14}" class="name">{escape(bar.name)}</text>')
         parts.append(_box(span, span.begin, span.end, y, "up", bar.name))
         for begin, end in bar.down:
             lasted = f"down for {end - begin:.1f} s" if end is not None else "down until the end"
