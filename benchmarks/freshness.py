@@ -7,7 +7,9 @@ the last of the peer's ten tables has it: then the round, or the MERGE, has retu
 and again, while the pipeline publishes an epoch every 15 seconds; a commit is readable when a live read with it has returned. In each turn a side has
 caught up before the load begins, and every commit of the load counts.
 
-Equal means: both have the same rows after each round; and in every epoch, and in five live reads of each turn, the ten tables end at the same call.
+The second part has no peer: a hundred tables are read live while a transaction changes one row of one of them, in turn, 2,000 times a second.
+
+Equal means: both have the same rows after each round; and in every epoch, and in five live reads of each turn, the tables end at the same call.
 """
 
 import argparse
@@ -21,12 +23,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from pyspark.sql import DataFrame
 
 from benchmarks import workload
@@ -38,55 +43,111 @@ from tests.support.waiting import wait_for
 
 NAME = "freshness"
 TABLES = tuple(f"f{number}" for number in range(10))
-_WORK = "ten tables"
+MANY = tuple(f"m{number}" for number in range(100))
+_PARTS = ("merge", "many")
+_WORK, _MANY_WORK = "ten tables", "a hundred tables"
 _SPACE = "tuskline.bench"
 #: Seconds between epochs while live reads are measured.
 _CALM = 15.0
 #: Seconds within which a side has everything after the load has ended.
 _CATCH_UP = 300
+#: Live reads of each turn whose tables are all looked at.
+_CHECKED = 5
 #: When something was readable (seconds since 1970), and the last call that it has.
 Event = tuple[float, int]
+#: The last call that a snapshot has; with True, all of its tables are looked at.
+End = Callable[[Snapshot, bool], int]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own options."""
     parser.add_argument("--seconds", type=int, default=60, help="of load in each turn")
-    parser.add_argument("--rate", type=int, default=100, help="transactions a second")
+    parser.add_argument(
+        "--rate", type=int, default=100, help="transactions a second, on ten tables"
+    )
+    parser.add_argument("--many-rate", type=int, default=2000, help="the same, on a hundred")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """All rounds: the lake, the peer, in turn."""
+    """Ten tables against the peer, and a hundred live."""
     seconds = max(int(options.seconds * options.scale), 5)
     with bench([], memory="3g") as running:
         peer_name = "Structured Streaming with MERGE, Iceberg in Spark"
         report = Report(NAME, [{"name": peer_name, "version": running.spark.version}])
-        workload.execute(running.server, "benchmark/freshness")
-        lake = Lake(running, "own", running.publish("freshness", TABLES))
-        lake.copy(len(TABLES))
-        peer = _Peer(running, lake)
-        for number in range(-1, options.rounds):
-            sides: list[_Own | _Live | _Peer] = [_Own(running, lake), _Live(running, lake), peer]
-            for side in sides if number % 2 else reversed(sides):
-                turn = _turn(running, side, seconds, options.rate)
-                say(
-                    f"{number + 1}/{options.rounds} {turn.side}: p50 {turn.more['p50']:.2f} s, "
-                    f"p99 {turn.more['p99']:.2f} s, {turn.more['steps']:.0f} steps, load {turn.load}"
-                )
-                if number >= 0:
-                    report.add(turn)
-            with _Own(running, lake).running():
-                pass
-            with peer.running():
-                pass
-            report.unequal += [f"round {number + 1}: {why}" for why in _unequal(lake, peer)]
-        lake.close()
+        if "merge" in options.parts:
+            _against_merge(running, report, options, seconds, say)
+        if "many" in options.parts:
+            _many(running, report, options, seconds, say)
+    return report
+
+
+def _against_merge(
+    running: Bench,
+    report: Report,
+    options: argparse.Namespace,
+    seconds: int,
+    say: Callable[[str], None],
+) -> None:
+    """All rounds: the lake, live reads of it and the peer, in turn."""
+    workload.execute(running.server, "benchmark/freshness")
+    lake = Lake(running, "own", running.publish("freshness", TABLES))
+    lake.copy(len(TABLES))
+    calls = _Calls(running, "change", "numbers", len(TABLES))
+    peer = _Peer(running, lake)
+    for number in range(-1, options.rounds):
+        live = _Live(running, lake, _same_call)
+        sides: list[_Own | _Live | _Peer] = [_Own(running, lake), live, peer]
+        for side in sides if number % 2 else reversed(sides):
+            turn = _turn(side, _WORK, calls, seconds, options.rate)
+            say(f"{number + 1}/{options.rounds} {_told(turn)}")
+            if number >= 0:
+                report.add(turn)
+        with _Own(running, lake).running():
+            pass
+        with peer.running():
+            pass
+        report.unequal += [f"round {number + 1}: {why}" for why in _unequal(lake, peer)]
+    lake.close()
     for name in ("p50", "p99"):
         other = report.median(_Peer.name, _WORK, name)
         for kind, name_of_side in (("lake", _Own.name), ("live", _Live.name)):
             own = report.median(name_of_side, _WORK, name)
             report.ratio(f"{kind}_{name}_vs_merge", own, other)
             report.ratios[f"{kind}_{name}_seconds"] = round(own, 3)
-    return report
+
+
+def _many(
+    running: Bench,
+    report: Report,
+    options: argparse.Namespace,
+    seconds: int,
+    say: Callable[[str], None],
+) -> None:
+    """All rounds of live reads of a hundred tables."""
+    workload.execute(running.server, "benchmark/many")
+    lake = Lake(running, "many", running.publish("many", MANY))
+    lake.copy(len(MANY))
+    calls = _Calls(running, "change_one", "numbers_of_many", 1)
+    for number in range(-1, options.rounds):
+        turn = _turn(_Live(running, lake, _in_turn), _MANY_WORK, calls, seconds, options.many_rate)
+        say(
+            f"{number + 1}/{options.rounds} {_told(turn)}, {turn.rows / turn.wall:,.0f} transactions/s"
+        )
+        if number >= 0:
+            report.add(turn)
+    lake.close()
+    for name in ("p50", "p99", "rows_s"):
+        own = report.median(_Live.name, _MANY_WORK, name)
+        report.ratios[f"live_many_{name}"] = round(own, 3)
+
+
+def _told(turn: Round) -> str:
+    more = turn.more
+    return (
+        f"{turn.side}: p50 {more['p50']:.2f} s, p99 {more['p99']:.2f} s, "
+        f"{more['steps']:.0f} steps, load {turn.load}"
+    )
 
 
 class _Own:
@@ -129,10 +190,8 @@ class _Own:
         """When each epoch was published, and where its tables end. Raises `ValueError` if they end at different calls."""
         found = []
         for when, epoch in self._published:
-            ends = _ends(read(self._bench.spark, self._lake.root, epoch=epoch))
-            if len(ends) > 1:
-                raise ValueError(f"epoch {epoch}: the tables end at {sorted(ends)}")
-            found.append((when, ends.pop()))
+            snapshot = read(self._bench.spark, self._lake.root, epoch=epoch)
+            found.append((when, _same_call(snapshot, True)))
         return found
 
 
@@ -141,8 +200,8 @@ class _Live:
 
     name = "live"
 
-    def __init__(self, running: Bench, lake: Lake) -> None:
-        self._bench, self._lake = running, lake
+    def __init__(self, running: Bench, lake: Lake, end: "End") -> None:
+        self._bench, self._lake, self._end = running, lake, end
         self._read: list[tuple[float, Snapshot]] = []
 
     @contextmanager
@@ -172,14 +231,11 @@ class _Live:
 
     def events(self) -> list[Event]:
         """When each read returned, and where its tables end. Raises `ValueError` if they end at different calls."""
-        checked = {len(self._read) * part // 5 for part in range(5)}
-        found = []
-        for number, (when, snapshot) in enumerate(self._read):
-            ends = _ends(snapshot, TABLES if number in checked else TABLES[:1])
-            if len(ends) > 1:
-                raise ValueError(f"version {snapshot.epoch}: the tables end at {sorted(ends)}")
-            found.append((when, ends.pop()))
-        return found
+        last = len(self._read) - 1
+        checked = {last * part // (_CHECKED - 1) for part in range(_CHECKED)}
+        ends = (self._end(one, number in checked) for number, (_, one) in enumerate(self._read))
+        # One whose tables are not all looked at ends a little later than is known.
+        return list(zip([when for when, _ in self._read], accumulate(ends, max), strict=True))
 
 
 class _Peer:
@@ -278,17 +334,51 @@ class _Peer:
         return {table: self._bench.spark.table(f"{_SPACE}.{table}") for table in TABLES}
 
 
-def _turn(running: Bench, side: "_Own | _Live | _Peer", seconds: int, rate: int) -> Round:
+@dataclass(frozen=True)
+class _Calls:
+    """A load: this function is called, the sequence numbers its calls, each changes so many rows."""
+
+    bench: Bench
+    function: str
+    sequence: str
+    rows: int
+
+    def run(self, seconds: int, rate: int) -> list[float]:
+        """Run it. When each transaction had ended, in seconds since 1970."""
+        server = self.bench.server
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "script")
+            script.write_text(f"SELECT {self.function}();\n")
+            command = [str(server.installation.tool("pgbench")), "-n", "-M", "prepared"]
+            command += ["-c", "1", "-R", str(rate), "-T", str(seconds), "-f", str(script), "-l"]
+            command += ["--log-prefix", str(Path(folder, "log")), server.dsn()]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"pgbench failed: {done.stderr[-500:]}")
+            (log,) = Path(folder).glob("log.*")
+            lines = [line.split() for line in log.read_text().splitlines()]
+        return [int(line[4]) + int(line[5]) / 1e6 for line in lines]
+
+    def last(self) -> int:
+        """The number of the last call."""
+        query = sql.SQL("SELECT last_value - (NOT is_called)::int FROM {}")
+        with psycopg.connect(self.bench.server.dsn()) as connection:
+            row = connection.execute(query.format(sql.Identifier(self.sequence))).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def _turn(side: "_Own | _Live | _Peer", work: str, calls: _Calls, seconds: int, rate: int) -> Round:
     with side.running():
-        first = _last_call(running) + 1
+        first = calls.last() + 1
         busy, cpu, began = load(), tree_cpu_seconds(os.getpid()), time.monotonic()
-        commits = _load(running, seconds, rate)
+        commits = calls.run(seconds, rate)
         wall, cpu = time.monotonic() - began, tree_cpu_seconds(os.getpid()) - cpu
     events = side.events()
     waited = sorted(readable(commits, first, events))
     p50, p99 = statistics.median(waited), waited[int(len(waited) * 0.99)]
     more = {"p50": p50, "p99": p99, "steps": float(len(events))}
-    return Round(side.name, _WORK, len(commits) * len(TABLES), wall, cpu, None, busy, more)
+    return Round(side.name, work, len(commits) * calls.rows, wall, cpu, None, busy, more)
 
 
 def readable(commits: Sequence[float], first: int, events: Sequence[Event]) -> list[float]:
@@ -297,33 +387,32 @@ def readable(commits: Sequence[float], first: int, events: Sequence[Event]) -> l
     return [events[bisect_left(ends, call)][0] - when for call, when in enumerate(commits, first)]
 
 
-def _load(running: Bench, seconds: int, rate: int) -> list[float]:
-    """Run the load. When each transaction had ended, in seconds since 1970."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "script")
-        script.write_text("SELECT change();\n")
-        command = [str(running.server.installation.tool("pgbench")), "-n", "-M", "prepared"]
-        command += ["-c", "1", "-R", str(rate), "-T", str(seconds), "-f", str(script), "-l"]
-        command += ["--log-prefix", str(Path(folder, "log")), running.server.dsn()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"pgbench failed: {done.stderr[-500:]}")
-        (log,) = Path(folder).glob("log.*")
-        lines = [line.split() for line in log.read_text().splitlines()]
-    return [int(line[4]) + int(line[5]) / 1e6 for line in lines]
+def _same_call(snapshot: Snapshot, whole: bool) -> int:
+    """The call at which this snapshot of the ten tables ends. Raises `ValueError` if they end at different ones."""
+    ends = set(_ends(snapshot, TABLES if whole else TABLES[:1]))
+    if len(ends) > 1:
+        raise ValueError(f"version {snapshot.epoch}: the tables end at {sorted(ends)}")
+    return ends.pop()
 
 
-def _last_call(running: Bench) -> int:
-    with psycopg.connect(running.server.dsn()) as connection:
-        row = connection.execute("SELECT last_value - (NOT is_called)::int FROM numbers").fetchone()
-    assert row is not None
-    return int(row[0])
+def _in_turn(snapshot: Snapshot, whole: bool) -> int:
+    """A call that this snapshot of a hundred tables has; at most a hundred more follow. Raises `ValueError` if it lacks one before its last."""
+    ends = _ends(snapshot, MANY if whole else MANY[:1])
+    last = max(ends)
+    for number, end in enumerate(ends):
+        if end != max(last - (last - number) % len(MANY), 0):
+            raise ValueError(f"version {snapshot.epoch} has call {last}; m{number} ends at {end}")
+    return last
 
 
-def _ends(snapshot: Snapshot, tables: Sequence[str] = TABLES) -> set[int]:
+def _ends(snapshot: Snapshot, tables: Sequence[str]) -> list[int]:
     """The calls at which these tables of a snapshot end."""
-    frames = [snapshot[f"public.{table}"].selectExpr("max(n)") for table in tables]
-    return {int(row[0]) for row in reduce(DataFrame.unionAll, frames).collect()}
+    frames = [
+        snapshot[f"public.{table}"].selectExpr(f"{number}", "max(n)")
+        for number, table in enumerate(tables)
+    ]
+    rows = sorted(tuple(row) for row in reduce(DataFrame.unionAll, frames).collect())
+    return [int(end) for _, end in rows]
 
 
 def _unequal(lake: Lake, peer: _Peer) -> list[str]:

@@ -7,7 +7,7 @@ link names them all. From the takeover on everything is what a user runs: captur
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -36,6 +36,7 @@ from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion, o
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.sources import shapes
 from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable
+from spark_consumers.spark.jars import paths
 from spark_consumers.spark.session import session
 from tests.support.capture_stack import STREAM, CaptureProcess, ChangeLog
 from tests.support.waiting import wait_for
@@ -89,14 +90,28 @@ class Bench:
 
 
 @contextmanager
-def bench(tables: Sequence[sql.Composed], *, memory: str = "2g") -> Iterator[Bench]:
-    """A new server on which these statements have run, its tables in `public` captured."""
+def bench(
+    tables: Sequence[sql.Composed] = (),
+    *,
+    memory: str = "2g",
+    major: int | None = None,
+    jars: Sequence[str] = (),
+    fill: Callable[[LocalServer], None] | None = None,
+) -> Iterator[Bench]:
+    """A new server on which these statements have run, or that was filled, its tables in `public` captured.
+
+    `jars`: of the session, besides its own.
+    """
     with (
-        workload.server() as server,
+        workload.server(major) as server,
         tempfile.TemporaryDirectory(prefix="tuskline-bench-") as name,
     ):
         folder = Path(name)
         conf = {"spark.driver.memory": memory, "spark.log.level": "ERROR"}
+        if jars:
+            conf["spark.jars"] = ",".join([*map(str, paths()), *jars])
+        if fill is not None:
+            fill(server)
         spark = session("benchmark", lake=folder / "unused", conf=conf)
         try:
             log = ChangeLog(folder)

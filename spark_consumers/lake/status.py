@@ -47,6 +47,7 @@ class EpochStatus:
 
     `stage`: what it does (as Spark's UI says it, where Spark does it), since `stage_at`; the epoch began at `began_at` (seconds since the
     Unix epoch). `tasks_done` of `tasks` of Spark and `tables_done` of `tables` have ended in this stage; 0 of 0 where it has none.
+    `moved_at`: when a stage, a task or a table ended last.
     """
 
     epoch: int
@@ -57,6 +58,7 @@ class EpochStatus:
     tasks_done: int = 0
     tables: int = 0
     tables_done: int = 0
+    moved_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,12 @@ def writing_now(head: "Manifest", status: LakeStatus, now: float) -> EpochStatus
     writing = status.writing
     is_ahead = writing is not None and writing.epoch > head.epoch
     return writing if is_ahead and _is_fresh(head, status, now) else None
+
+
+def moved(head: "Manifest", status: LakeStatus, now: float) -> float:
+    """When the epoch under way progressed last, in seconds since the Unix epoch; 0: none is known to be."""
+    writing = writing_now(head, status, now)
+    return 0.0 if writing is None else writing.moved_at
 
 
 def _is_fresh(head: "Manifest", status: LakeStatus, now: float) -> bool:

@@ -9,6 +9,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -224,6 +225,35 @@ def _restarts(tuskline: Attached, process: str) -> int:
     """How often the supervisor has started a part again."""
     rows = json.loads(tuskline.run("status", "--json").stdout)["processes"]
     return int(next(row["restarts"] for row in rows if row["process"] == process))
+
+
+def test_a_report_shows_what_was_down(tuskline: Attached, shop: Database, tmp_path: Path) -> None:
+    tuskline.up()
+    wait_for(lambda: is_healthy(tuskline), 60, "everything runs")
+    page = tmp_path / "report.html"
+
+    def kill_bridge() -> None:
+        report = tuskline.json("status")
+        bridge = next(p["pid"] for p in report["processes"] if p["process"] == "bridge")
+        os.kill(bridge, signal.SIGKILL)
+        wait_for(lambda: _restarts(tuskline, "bridge") == 1, 60, "it is started again")
+
+    with ThreadPoolExecutor(1) as pool:
+        reporting = pool.submit(
+            tuskline.json, "report", str(page), "--seconds", "20", "--every", "0.5"
+        )
+        kill_bridge()
+        told = reporting.result(120)
+    assert told["file"] == str(page)
+    assert told["samples"] > 5
+    assert told["problems"] > 0
+    text = page.read_text()
+    assert re.search(r"<title>bridge: down for [0-9.]+ s</title>", text)
+    assert "<title>log-server</title>" in text
+    assert "capture: from the WAL into the log" in text
+    gone = tuskline.run("report", str(tmp_path / "none" / "page.html"), "--seconds", "1")
+    assert gone.returncode == Cause.USAGE
+    assert "in a folder that exists" in gone.stderr
 
 
 def test_a_part_that_dies_is_told_and_comes_back(tuskline: Attached, shop: Database) -> None:

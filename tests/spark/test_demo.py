@@ -126,9 +126,14 @@ def test_the_demo_ends_equal_in_a_rest_catalog_and_a_bucket(
 @pytest.mark.parametrize("load", ["30", pytest.param("120", marks=pytest.mark.long)])
 def test_the_demo_ends_equal_when_everything_is_killed(tmp_path, load):
     """And what three safekeepers hold is the same, byte for byte."""
+    page = tmp_path / "report.html"
     options = ("--seconds", load, "--kill", "--safekeepers", "3", "--seed", "12")
-    code, figures = _demo(tmp_path / "demo", *options, seconds=840)
+    code, figures = _demo(tmp_path / "demo", *options, "--report", str(page), seconds=840)
     _assert_whole(code, figures)
+    report = page.read_text()
+    assert report.count("killed: ") >= sum(figures["kills"].values())
+    assert "down for " in report
+    assert "of 12</b><small>tables equal at the end" in report
     assert set(figures["kills"]) == {
         *("bridge", "capture", "log-server", "driver", "postgres"),
         *("safekeeper", "wal_server", "proposer"),

@@ -72,11 +72,15 @@ def test_the_tasks_of_a_step_are_counted_while_it_runs(spark, tmp_path):
         running = pool.submit(run)
         try:
             wait_for(lambda: counts() == (2, 3), 60, "all tasks but one")
+            # The last one does not end: nothing moves.
+            moved_at = seen().moved_at
+            assert progress.now().began_at < moved_at == seen().moved_at
         finally:
             gate.touch()
         assert running.result(60) == [0, 1, 2]
     progress.step("write tables", tables=2)
     progress.done()
     assert (seen().tasks, seen().tables_done) == (0, 1)
+    assert seen().moved_at > moved_at
     progress.end()
     assert progress.now() is None

@@ -76,5 +76,5 @@ def test_freshness_is_to_the_first_epoch_that_holds_the_commit():
     ]
     delays = freshness(epochs, {"north": [(9.0, 100), (9.5, 101), (13.0, 200), (13.5, 201)]})
     # The commit at 201 is in no epoch yet.
-    assert delays.tolist() == [1.0, 4.5, 1.0]
+    assert delays.tolist() == [[9.0, 1.0], [9.5, 4.5], [13.0, 1.0]]
     assert freshness([], {"north": [(1.0, 1)]}).tolist() == []

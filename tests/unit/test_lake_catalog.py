@@ -107,10 +107,10 @@ def test_the_doctor_says_what_a_catalog_lacks(tmp_path):
 
 def test_the_doctor_says_that_a_catalog_is_slow(tmp_path, monkeypatch):
     made = open_catalog.options
-    monkeypatch.setattr(open_catalog, "options", lambda place: replace(made(place), slow=0.1))
+    monkeypatch.setattr(open_catalog, "options", lambda place: replace(made(place), slow=0.6))
     with RestServer().running() as server:
         assert list(of_catalog(of_server(tmp_path, server))) == []
-        server.delay = lambda _: 0.15
+        server.delay = lambda _: 0.7
         (found,) = of_catalog(of_server(tmp_path, server))
         assert found.severity is Severity.WARNING
         assert found.what.startswith("the catalog answers slowly: ")

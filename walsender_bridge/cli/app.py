@@ -29,6 +29,7 @@ from walsender_bridge.cli import (
     quarantine,
     quorum,
     reattach,
+    report,
     safekeeper,
     slots,
     status,
@@ -44,6 +45,7 @@ from walsender_bridge.cli.options import (
     load_config,
     need_here,
 )
+from walsender_bridge.cli.report import report_file
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.runtime import disk_full, extras, gc_control, logs
 from walsender_bridge.runtime.output import Output
@@ -86,6 +88,7 @@ for group in (
     quarantine,
     quorum,
     reattach,
+    report,
     run,
     safekeeper,
     members,
@@ -246,6 +249,12 @@ def demo(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="New or empty folder for all files.")
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html", help="Write a page with charts of the run: lag, epochs, kills."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a demonstration on this machine, with its own PostgreSQL.
@@ -271,6 +280,7 @@ def demo(
         standby=standby,
         lake=lake,
         catalog=catalog,
+        report=None if report is None else report_file(report),
     )
     section(catalog, lake)  # before anything is started
     output = Output(as_json=as_json)

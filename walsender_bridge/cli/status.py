@@ -164,7 +164,7 @@ def summary(seen: "Observation") -> dict[str, Any]:
 
 def _writing(epoch: "EpochStatus") -> dict[str, Any]:
     record = asdict(epoch)
-    times = {name: iso_time(record[name]) for name in ("began_at", "stage_at")}
+    times = {name: iso_time(record[name]) for name in ("began_at", "stage_at", "moved_at")}
     return {**record, **times}
 
 

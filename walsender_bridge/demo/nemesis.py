@@ -9,6 +9,7 @@ import contextlib
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,8 @@ class Nemesis:
         self.rounds = max(LEAST_ROUNDS, int(seconds // 60))
         self._order = [each for each in victims for _ in range(each.rounds or self.rounds)]
         self._pause = seconds / (len(self._order) + 1)
+        #: When which kind was killed, in seconds since the Unix epoch.
+        self.strikes: list[tuple[float, str]] = []
 
     @property
     def kills(self) -> dict[str, int]:
@@ -57,13 +60,17 @@ class Nemesis:
 
     async def _kill(self, victim: Victim) -> None:
         if victim.strike is not None:
+            self._struck(victim)
             await asyncio.to_thread(victim.strike)
-            victim.killed += 1
             return
         while True:
             alive = victim.pids()
             if alive:
                 kill(alive[victim.killed % len(alive)])
-                victim.killed += 1
+                self._struck(victim)
                 return
             await asyncio.sleep(0.1)
+
+    def _struck(self, victim: Victim) -> None:
+        victim.killed += 1
+        self.strikes.append((time.time(), victim.kind))

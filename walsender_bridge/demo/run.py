@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.config import load_config
 from walsender_bridge.demo import catalog
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
 from walsender_bridge.demo.bucket import FOLDER, S3, LakePlace, lake_place
@@ -34,6 +35,10 @@ from walsender_bridge.demo.standby import DemoStandby
 from walsender_bridge.demo.standby import section as gate_section
 from walsender_bridge.demo.view import Progress, View
 from walsender_bridge.errors import DeadlineError, LakeError, TusklineError
+from walsender_bridge.report import recording
+from walsender_bridge.report.page import page
+from walsender_bridge.report.recorder import Recorder
+from walsender_bridge.runtime.durable import replace_file
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.processes import children
 from walsender_bridge.runtime.sql import load
@@ -41,6 +46,7 @@ from walsender_bridge.runtime.supervisor import Child, Supervisor, read_states, 
 
 STREAMS = ("north", "south")
 EPOCH_INTERVAL = 2.0
+_SAMPLE_SECONDS = 0.5
 #: Seconds that the first epoch (Spark's start and the initial copy) and the last flush may take.
 FIRST_EPOCH_TIMEOUT = 240.0
 FLUSH_TIMEOUT = 300.0
@@ -66,6 +72,8 @@ class DemoOptions:
     lake: str = FOLDER
     #: What has the tables' metadata (`demo.catalog`).
     catalog: str = "folder"
+    #: The file for a report of the run, if one is wanted.
+    report: Path | None = None
 
 
 def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
@@ -93,7 +101,11 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
             output.note("comparing the safekeepers' WAL, byte for byte")
             figures |= demo.quorum.compare(output)
         output.note("comparing every table")
-        figures |= _verify(demo, output)
+        found, delays = _verify(demo, output)
+        figures |= found
+        if options.report is not None:
+            _write_report(demo, options.report, figures, delays)
+            output.note(f"the report is in {options.report}")
     if options.lake == S3:
         output.note("the server of S3 has ended; its files are in " + str(directory / "s3"))
     else:
@@ -163,6 +175,8 @@ class _Demo:
         self._catalog = catalog.section(options.catalog, options.lake)
         self.config = self._write_config()
         self.quorum = DemoQuorum(self.config) if options.safekeepers else None
+        self.recorder: Recorder | None = None
+        self.strikes: Sequence[tuple[float, str]] = ()
 
     @property
     def run_dir(self) -> Path:
@@ -207,11 +221,13 @@ class _Demo:
                     if self.quorum is not None:
                         self.progress.phase = "commits wait for the quorum"
                         await asyncio.to_thread(self.quorum.require)
-                    kills = await self._load(stop)
-                    self.progress.phase = "flush"
-                    began = time.monotonic()
-                    await self._flush()
-                    flush_seconds = time.monotonic() - began
+                    # Until the lake has all: what the last kills cost is seen after the load.
+                    with self._recorded():
+                        kills = await self._load(stop)
+                        self.progress.phase = "flush"
+                        began = time.monotonic()
+                        await self._flush()
+                        flush_seconds = time.monotonic() - began
                     settled = await asyncio.to_thread(self.quorum.settle) if self.quorum else {}
                     self.progress.phase = "comparing the log servers"
                     settled |= await asyncio.to_thread(self.log_servers.settle, self.log_address)
@@ -231,6 +247,13 @@ class _Demo:
             **settled,
             **self._takeover(),
         }
+
+    def _recorded(self) -> contextlib.AbstractContextManager[object]:
+        """Record for the report, if one is wanted."""
+        if self.options.report is None:
+            return contextlib.nullcontext()
+        self.recorder = Recorder(load_config(self.config), _SAMPLE_SECONDS)
+        return self.recorder
 
     def _takeover(self) -> dict[str, Any]:
         if self.standby is None:
@@ -281,7 +304,10 @@ class _Demo:
         await asyncio.gather(takeover, *([killing] if killing else []))
         ended.set()
         await asyncio.gather(*clients)
-        return nemesis.kills if nemesis else {}
+        if nemesis is None:
+            return {}
+        self.strikes = nemesis.strikes
+        return nemesis.kills
 
     async def _take_over(self) -> None:
         if self.standby is None:
@@ -395,7 +421,8 @@ class _Demo:
                 progress.freshness = max(0.0, manifest.published_at - newest / 1e6)
 
 
-def _verify(demo: _Demo, output: Output) -> dict[str, Any]:
+def _verify(demo: _Demo, output: Output) -> tuple[dict[str, Any], "np.ndarray[Any, Any]"]:
+    """The figures of all comparisons, and `verify.freshness`."""
     from spark_consumers import read
     from spark_consumers.spark.scratch import scratch, settings
     from spark_consumers.spark.session import session
@@ -426,7 +453,7 @@ def _verify(demo: _Demo, output: Output) -> dict[str, Any]:
     commits = {stream: client.figures.commits for stream, client in demo.clients.items()}
     delays = verify.freshness(epochs, commits)
     gaps = np.diff([manifest.published_at for manifest in epochs])
-    return {
+    figures = {
         "changes": sum(manifest.changes for manifest in epochs),
         "epochs": len(epochs),
         "epoch_gap_seconds": _quantiles(gaps, p50=50, max=100),
@@ -436,10 +463,36 @@ def _verify(demo: _Demo, output: Output) -> dict[str, Any]:
         "tables_equal": sum(table.equal for table in tables),
         "rows_compared": sum(table.rows for table in tables),
         "planted_error_found": planted,
-        "freshness_seconds": _quantiles(delays, p50=50, p99=99),
+        "freshness_seconds": _quantiles(delays[:, 1], p50=50, p99=99),
         "commits_timed": len(delays),
         "lake": demo.lake,
     }
+    return figures, delays
+
+
+def _write_report(
+    demo: _Demo, path: Path, figures: dict[str, Any], delays: "np.ndarray[Any, Any]"
+) -> None:
+    """What happened during the load and the flush, and what was found at the end, as a page."""
+    assert demo.recorder is not None
+    samples = demo.recorder.samples
+    since, until = samples[0].at, samples[-1].at
+    marks = recording.epochs(open_chain(demo.lake).newest_first(), since)
+    equal, compared = figures["tables_equal"], figures["tables_compared"]
+    made = recording.Recording(
+        f"tuskline demo, seed {demo.seed}",
+        _SAMPLE_SECONDS,
+        samples,
+        [mark for mark in marks if mark.at <= until],
+        [recording.Kill(at, what) for at, what in demo.strikes],
+        [recording.Delay(at, waited) for at, waited in delays.tolist() if since <= at <= until],
+        {
+            "transactions": f"{figures['transactions']:,}",
+            "epochs with a wrong sum": f"{figures['invariant_violations']} of {figures['epochs_checked']}",
+            "tables equal at the end": f"{equal} of {compared}",
+        },
+    )
+    replace_file(path, page(made).encode())
 
 
 def _quantiles(values: "np.ndarray[Any, Any]", **percentiles: int) -> dict[str, float | None]:

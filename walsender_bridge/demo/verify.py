@@ -157,12 +157,12 @@ def planted_error_found(
 def freshness(
     epochs: Sequence[Manifest], commits: Mapping[str, Sequence[tuple[float, int]]]
 ) -> np.ndarray:
-    """Seconds from the return of each commit to the first epoch that has it.
+    """When each commit returned, and the seconds from then to the first epoch that has it: two columns.
 
     `commits` maps a stream to (seconds since the Unix epoch, an LSN at or past the commit's end). The LSN
     is read after COMMIT, so the figure is never too small.
     """
-    delays = [np.empty(0)]
+    delays = [np.empty((0, 2))]
     published = np.array([manifest.published_at for manifest in epochs])
     for stream, pairs in commits.items():
         if not pairs or not epochs:
@@ -172,5 +172,6 @@ def freshness(
         lsns = np.array([lsn for _, lsn in pairs], dtype=np.uint64)
         epoch = np.searchsorted(ends, lsns)
         known = epoch < len(epochs)
-        delays.append(published[epoch[known]] - times[known])
+        waited = published[epoch[known]] - times[known]
+        delays.append(np.column_stack((times[known], waited)))
     return np.concatenate(delays)

@@ -187,13 +187,18 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     """Why the lake does not continue, and which of its tables do not follow. `log_id`: of the log, if it answers."""
     if settings.lake is None or "lake" not in settings.parts:
         return
-    uri = settings.lake.uri
+    from spark_consumers.lake.status import moved, read_status
+
+    uri, moved_at = settings.lake.uri, 0.0
     with suppress(TusklineError, OSError):
         # The check of the folder reports what cannot be read.
-        head = lake_chain(settings.lake).head()
-        for each in table_problems.problems(head) if head is not None else ():
-            yield _of_table(each)
-    errors = (_of_another_log(settings.lake, log_id), lake_status.problem(settings.run_dir, uri))
+        chain = lake_chain(settings.lake)
+        if (head := chain.head()) is not None:
+            for each in table_problems.problems(head):
+                yield _of_table(each)
+            moved_at = moved(head, read_status(chain), time.time())
+    problem = lake_status.problem(settings.run_dir, uri, moved_at)
+    errors = (_of_another_log(settings.lake, log_id), problem)
     yield from _of_maintenance(settings.lake)
     reported: set[str] = set()
     for error in errors:

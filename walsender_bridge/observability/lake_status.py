@@ -20,7 +20,7 @@ from walsender_bridge.runtime.supervisor import read_states
 
 #: Seconds within which a job that cannot start is restarted, and reports its error again.
 _RESTART_SECONDS = 60.0
-#: Seconds after which an unfinished round is reported. A round over a large backlog takes a while.
+#: Seconds after which a round in which nothing ends is reported.
 HUNG_SECONDS = 300.0
 
 
@@ -49,10 +49,13 @@ def reported_error(
     return _error(status, since)
 
 
-def problem(run_dir: Path, lake: str) -> TusklineError | None:
-    """Why the lake does not continue: the error of its job, if that lives or has just ended; a hung or starting job; a full disk."""
+def problem(run_dir: Path, lake: str, moved_at: float = 0.0) -> TusklineError | None:
+    """Why the lake does not continue: the error of its job, if that lives or has just ended; a hung or starting job; a full disk.
+
+    `moved_at`: when the epoch under way was seen to progress last (`EpochStatus`); a round that does has not hung.
+    """
     status, now, job = _read(run_dir), time.time(), _job(run_dir)
-    error = status and (_error(status, now - _RESTART_SECONDS) or _hung(status, now))
+    error = status and (_error(status, now - _RESTART_SECONDS) or _hung(status, now, moved_at))
     if error := error or _starting(status, job):
         return error
     from spark_consumers.lake import folder
@@ -72,12 +75,12 @@ def _error(status: LakeJobStatus, since: float) -> TusklineError | None:
     return None
 
 
-def _hung(status: LakeJobStatus, now: float) -> TusklineError | None:
-    """An error if the job lives, had no error, and has not written its status for too long."""
-    silent, pid = now - status.updated_at, status.pid
+def _hung(status: LakeJobStatus, now: float, moved_at: float) -> TusklineError | None:
+    """An error if the job lives, had no error, and neither it nor its epoch has progressed for too long."""
+    silent, pid = now - max(status.updated_at, moved_at), status.pid
     if status.error is None and silent > HUNG_SECONDS and processes.alive(pid):
         return UnavailableError(
-            f"the lake's job has not finished a round for {silent:.0f} s",
+            f"the lake's job has not progressed for {silent:.0f} s",
             where=f"process {pid}",
             repair="check what the process and its JVM wait for; if they hang, kill it: `tuskline up` restarts it, and nothing is lost",
         )

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogStatus
     from walsender_bridge.observability.replica_view import StreamReplicas
 
-#: Supervisors by the names of their files. Under `up`, the other two are its children.
-SUPERVISORS = ("up", "log-server", "bridge")
+#: Supervisors by the names of their files. Under `up`, or a demo, the other two are its children.
+SUPERVISORS = ("up", "demo", "log-server", "bridge")
 #: Seconds after which a capture that has not updated its status counts as hung.
 STALE = 15.0
 #: Seconds after which a server that has WAL to send and sends nothing is reported.
@@ -348,8 +348,9 @@ class Observer(Closing):
         maintenance = None
         if settings.lake is not None and "lake" in settings.parts:
             from spark_consumers.lake import folder
-            from spark_consumers.lake.status import copying_now, read_status, writing_now
+            from spark_consumers.lake.status import copying_now, moved, read_status, writing_now
 
+            moved_at = 0.0
             try:
                 chain = lake_chain(settings.lake)
                 manifest = chain.head()
@@ -358,7 +359,8 @@ class Observer(Closing):
                     now, shown = time.time(), read_status(chain)
                     copying = copying_now(manifest, shown, now)
                     writing = writing_now(manifest, shown, now)
-                problem = lake_status.problem(settings.run_dir, settings.lake.uri)
+                    moved_at = moved(manifest, shown, now)
+                problem = lake_status.problem(settings.run_dir, settings.lake.uri, moved_at)
                 if problem is not None:
                     errors["lake"] = problem
             except (TusklineError, OSError) as error:

@@ -19,12 +19,16 @@ class EpochProgress:
         self._lock = threading.Lock()
         self._now: EpochStatus | None = None
         self._group = ""
+        #: What had ended when it was asked last, and when it was another number last.
+        self._done: tuple[int, int] = (0, 0)
+        self._moved_at = 0.0
 
     def begin(self, epoch: int) -> None:
         """This epoch begins."""
         now = time.time()
         with self._lock:
             self._now = EpochStatus(epoch, "plan", now, now)
+            self._moved_at = now
 
     def step(self, stage: str, *, tables: int = 0, group: str = "") -> None:
         """The next step of the epoch: of so many tables one by one, or in Spark's tasks, as jobs of this group."""
@@ -32,6 +36,7 @@ class EpochProgress:
             if self._now is not None:
                 began = EpochStatus(self._now.epoch, stage, self._now.began_at, time.time())
                 self._now, self._group = replace(began, tables=tables), group
+                self._moved_at = began.stage_at
 
     def done(self) -> None:
         """One table more is done in this step."""
@@ -48,10 +53,15 @@ class EpochProgress:
         """What the epoch does; None if none is under way."""
         with self._lock:
             now, group = self._now, self._group
-        if now is None or not group:
-            return now
-        tasks, done = self._tasks(group)
-        return replace(now, tasks=tasks, tasks_done=done)
+        if now is None:
+            return None
+        if group:
+            tasks, done = self._tasks(group)
+            now = replace(now, tasks=tasks, tasks_done=done)
+        with self._lock:
+            if self._done != (now.tasks_done, now.tables_done):
+                self._done, self._moved_at = (now.tasks_done, now.tables_done), time.time()
+            return replace(now, moved_at=self._moved_at)
 
     def _tasks(self, group: str) -> tuple[int, int]:
         """Spark's tasks of the newest job of this group, and how many have ended. An earlier step's job is gone on with by a newer one."""

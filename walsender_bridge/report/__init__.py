@@ -1,0 +1,1 @@
+"""A report: what an installation did over some time, as one HTML page that needs nothing else."""
