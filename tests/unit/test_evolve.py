@@ -1,5 +1,6 @@
 """How a table follows schema changes that its source has recorded (`spark_consumers.lake.tables.evolve`)."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from spark_consumers.lake.compaction.decide import Accepted, CurrentFile, decide
 from spark_consumers.lake.compaction.offer import NewFile, Offer, OldFile, columns_of
 from spark_consumers.lake.manifest.table_version import Column, TableVersion
 from spark_consumers.lake.tables.evolve import evolve
-from spark_consumers.lake.tables.recorded import RecordedColumn, TableRecord
+from spark_consumers.lake.tables.recorded import RecordedColumn, TableRecord, records_in
 from spark_consumers.lake.tables.schema_change import Evolution, FullResync
 from spark_consumers.lake.tables.schema_match import Layout, by_layout, conformed, mismatch
 from spark_consumers.lake.tables.shape import Shape, columns_in
@@ -390,3 +391,28 @@ def test_an_offer_is_refused_once_a_column_is_gone_or_has_another_type(columns, 
     assert Offer.from_json(offer.to_json()) == offer
     found = decide(offer, of(columns), 1, {"a": CurrentFile()}, lambda: {"a"})
     assert isinstance(found, Accepted) is accepted
+
+
+def test_14_a_row_that_the_trigger_has_not_written_is_no_record():
+    """It holds nothing back: the lake finds that something is missing, and copies the table again."""
+    whole = {
+        "name": "t",
+        "file": 100,
+        "natts": 2,
+        "query": "",
+        "columns": [[1, "id", INT, -1, "5", False, True, False]],
+    }
+    texts = [
+        json.dumps(whole),
+        json.dumps({k: v for k, v in whole.items() if k != "name"}),
+        json.dumps({**whole, "columns": [[1]]}),
+        "no JSON",
+        None,
+    ]
+    rows = batch(("relation", "description"), [(5, n) for n in range(5)], [])
+    rows.columns = [pa.array([7] * 5, pa.int64()), pa.array(texts)]
+    rows.ops[:] = ord("I")
+    found = list(records_in(rows))
+    assert [one.place for one in found] == [(5, 0)]
+    assert found[0].relation == 7
+    assert found[0].columns == (RecordedColumn(1, "id", INT, -1, "5", False, True, False),)
