@@ -48,6 +48,8 @@ _FORGOTTEN: Final = 5.0
 _ROUND: Final = 3600.0
 #: Seconds between two reports of what a round waits for.
 _SAY: Final = 1.0
+#: Seconds after which the same report is repeated.
+_SAY_AGAIN: Final = 5.0
 #: Pauses before another attempt to connect, in seconds; and where `init` has not made the functions.
 _FIRST_PAUSE, _LONGEST_PAUSE, _NOT_MADE = 0.5, 5.0, 30.0
 
@@ -86,6 +88,31 @@ class FlushService:
             thread.join(2 * _CHECK)
 
 
+class _Said:
+    """Reports what a round waits for: at most once a second, and every five seconds if it is still the same.
+
+    Sessions do not count a report that is older (sql/flush/functions.sql).
+    """
+
+    def __init__(self, report: Callable[[str, str], None] = lambda *_: None) -> None:
+        self._report = report
+        self._last = ("", "")
+        self._at = float("-inf")
+        #: Where the round is.
+        self.stage = "source"
+
+    def held(self, stage: str, reason: str, *, at_once: bool = False) -> None:
+        """See `flush`. A report that fails is repeated with the next one."""
+        self.stage = stage
+        age = time.monotonic() - self._at
+        if age < (_SAY_AGAIN if (stage, reason) == self._last else _SAY) and not at_once:
+            return
+        self._at = time.monotonic()
+        with contextlib.suppress(TusklineError, psycopg.Error, OSError):
+            self._report(stage, reason)
+            self._last = stage, reason
+
+
 @dataclass
 class _Requests:
     """What sessions at one server wait for: of one kind."""
@@ -93,6 +120,7 @@ class _Requests:
     waiting: frozenset[int] = frozenset()
     last_at: float = 0.0
     thread: threading.Thread | None = None
+    said: _Said = field(default_factory=_Said)
 
 
 @dataclass
@@ -130,6 +158,8 @@ class _Listener:
         self._store = store
         self._stop = stop
         self._said = ""
+        #: The lake's UUID, once it is known.
+        self._id = ""
 
     def run(self) -> None:
         pause = _FIRST_PAUSE
@@ -190,7 +220,8 @@ class _Listener:
         return _Server(here, timelines.timeline)
 
     def _lake_id(self) -> str:
-        return str(open_chain(self._lake, self._store).identity()["lake"])
+        self._id = self._id or str(open_chain(self._lake, self._store).identity()["lake"])
+        return self._id
 
     def _listen(self, connection: BoundedConnection, server: _Server) -> None:
         """Start rounds for what sessions ask for, until the connection breaks or another driver is at work."""
@@ -245,13 +276,16 @@ class _Listener:
                 if not waiting or self._over(server, requests):
                     requests.thread = None
                     return
+            requests.said = _Said(
+                lambda stage, reason: self._report(server, stage=stage, reason=reason)
+            )
             try:
                 self._round(server, kind, requests)
             except (TusklineError, psycopg.Error, OSError) as error:
-                reason = error.what if isinstance(error, TusklineError) else str(error).strip()
-                with contextlib.suppress(TusklineError, psycopg.Error, OSError):
-                    self._report(server, stage="source", reason=reason)
-                log.info("FLUSH from SQL failed", stream=server.source.stream, error=reason)
+                if not self._over(server, requests):
+                    reason = error.what if isinstance(error, TusklineError) else str(error).strip()
+                    requests.said.held(requests.said.stage, reason, at_once=True)
+                    self._say(reason)
                 # Sessions that still wait ask again.
                 server.ended.wait(_FIRST_PAUSE)
 
@@ -263,6 +297,7 @@ class _Listener:
         )
 
     def _round(self, server: _Server, kind: str, requests: _Requests) -> None:
+        """Have everything readable that is committed by now, and report that."""
         taken_at = time.monotonic()
         with BoundedConnection.open(server.source.dsn) as connection:
             row = connection.execute(load("flush/snapshot").encode()).fetchone()
@@ -274,12 +309,11 @@ class _Listener:
                 f"the server has gone on from timeline {server.timeline} to {timeline}",
                 where=server.source.stream,
             )
-        said = _Said(lambda stage, reason: self._report(server, stage=stage, reason=reason))
         parts = _Asked(lambda: self._over(server, requests), server.source.stream)
         options: dict[str, Any] = {
             "timeout": _ROUND,
             "parts": parts,
-            "held": said.held,
+            "held": requests.said.held,
             "store": self._store,
         }
         if kind == FLUSH:
@@ -321,25 +355,6 @@ class _Asked:
         if self._over():
             return DeadlineError("no session waits any more", where=self._stream)
         return None
-
-
-class _Said:
-    """Reports what a round waits for, when that changes, and at most once a second."""
-
-    def __init__(self, report: Callable[[str, str], None]) -> None:
-        self._report = report
-        self._last = ("", "")
-        self._not_before = float("-inf")
-
-    def held(self, stage: str, reason: str) -> None:
-        """See `flush`. A report that fails is repeated with the next one."""
-        now = time.monotonic()
-        if (stage, reason) == self._last or now < self._not_before:
-            return
-        self._not_before = now + _SAY
-        with contextlib.suppress(TusklineError, psycopg.Error, OSError):
-            self._report(stage, reason)
-            self._last = stage, reason
 
 
 def to_json(timelines: ServerTimelines) -> dict[str, Any]:

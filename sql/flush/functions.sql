@@ -163,7 +163,8 @@ DECLARE
     found record;
 BEGIN
     FOR found IN
-        SELECT l.*, l.timeline = here AND txid_visible_in_snapshot(xid, l.visible) AS shown,
+        SELECT l.*, l.at < clock_timestamp() - interval '15 s' AS old,
+               l.timeline = here AND txid_visible_in_snapshot(xid, l.visible) AS shown,
                EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = l.driver AND a.application_name = 'tuskline-lake')
                    AND l.timelines ->> 'timeline' = here::text AS listens
         FROM tuskline.lakes AS l
@@ -173,9 +174,10 @@ BEGIN
         known := true;
         IF found.shown IS NOT TRUE THEN
             name := format('stream %s of lake %s', found.stream, found.lake);
-            stage := CASE WHEN NOT found.listens THEN 'driver' ELSE coalesce(found.stage, 'epoch') END;
+            stage := CASE WHEN NOT found.listens THEN 'driver' WHEN found.stage IS NULL OR found.old THEN 'epoch'
+                          ELSE found.stage END;
             reason := CASE WHEN NOT found.listens THEN 'the lake''s driver is not connected to this server'
-                           ELSE coalesce(found.reason, 'no epoch has it yet') END;
+                           WHEN found.stage IS NULL OR found.old THEN 'no epoch has it yet' ELSE found.reason END;
             RETURN NEXT;
         END IF;
     END LOOP;

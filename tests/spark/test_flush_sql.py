@@ -12,13 +12,14 @@ import pytest
 from spark_consumers import Source, read
 from spark_consumers.lake.flush_service import FlushService
 from spark_consumers.lake.manifest.chain import open_chain
-from tests.support.capture_stack import PUBLICATION, STREAM
+from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess
 from tests.support.lake_check import assert_equal
 from tests.support.lake_pipeline import Pipeline
 from tests.support.servers import Database, majors
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, promote, replayed, run
+from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
@@ -211,7 +212,12 @@ def test_34_a_token_from_before_a_failover_is_waited_for_on_the_promoted_standby
         stack.callback(standby.destroy)
         database = Both("postgres", primary, several(primary, standby))
         init(CaptureSource(STREAM, primary.dsn(), f"tuskline_{STREAM}", PUBLICATION))
-        pipeline = stack.enter_context(Pipeline(spark, tmp_path, database, ("public.docs",)))
+        pipeline = Pipeline(spark, tmp_path, database, ("public.docs",))
+        gate = Rule(("standby_a",))
+        pipeline.capture = CaptureProcess(
+            tmp_path, pipeline.log, database.dsn, "public.docs", gate=gate
+        )
+        stack.enter_context(pipeline)
         with driving(pipeline):
             wait_for(lambda: synced(primary, standby), 90, "the slot is on the standby")
             with psycopg.connect(primary.dsn(), autocommit=True) as connection:
