@@ -8,8 +8,11 @@ from typing import Self
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from spark_consumers.lake.flush import check_token
 from spark_consumers.lake.flush_service import to_json
+from spark_consumers.lake.tables.sources import Source
 from tests.support.servers import (
     MAJORS_IN_TURN,
     Database,
@@ -20,6 +23,8 @@ from tests.support.servers import (
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, promote, replayed, run
 from walsender_bridge.capture.source import CaptureSource
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.errors import ConfigError, UsageError
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 from walsender_bridge.provisioning.detach import detach
@@ -362,3 +367,38 @@ def test_38_after_a_failover_a_lost_transaction_is_told_from_one_that_reached_th
             assert refused(on_standby, lost).sqlstate == "TK005"
     finally:
         standby.destroy()
+
+
+def test_a_token_is_checked_at_the_source_that_gave_it(
+    attached: Database, pg_server: LocalServer
+) -> None:
+    sources = [Source("shop", attached.dsn, "tuskline_shop")]
+    with fresh_database(pg_server) as other:
+        other.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+        with pytest.raises(ConfigError, match="functions for flush tokens") as caught:
+            check_token("1:2:3", [Source("other", other.dsn, "tuskline_other")])
+        assert "tuskline init" in caught.value.repair
+        there = CaptureSource("other", other.dsn, "tuskline_o", "tuskline_o", ("public.orders",))
+        init(there)
+        sources.append(Source("other", other.dsn, "tuskline_o"))
+        assert check_token(token_of(attached), sources) == "shop"
+        assert check_token(token_of(other), sources) == "other"
+        with pytest.raises(UsageError, match="rolled back") as refusal:
+            check_token(token_of(other, end="ROLLBACK"), sources)
+        assert refusal.value.where == "other"
+        with pytest.raises(UsageError, match="of another server or database"):
+            check_token(token_of(other), sources[:1])
+        detach(there)
+
+
+def test_a_driver_ignores_sessions_of_roles_that_may_not_write(attached: Database) -> None:
+    reader = f"{attached.name}_reader"
+    attached.execute(f"CREATE ROLE {reader}", f"GRANT SELECT ON orders TO {reader}")
+    try:
+        conninfo = make_conninfo(attached.dsn, user=reader)
+        attached.execute(f"ALTER ROLE {reader} LOGIN PASSWORD 'secret'")
+        with psycopg.connect(conninfo, password="secret") as stranger, attached.connect() as own:
+            pids = [stranger.info.backend_pid]
+            assert own.execute(load("flush/may_flush"), {"pids": pids}).fetchall() == []
+    finally:
+        attached.execute(f"DROP OWNED BY {reader}", f"DROP ROLE {reader}")

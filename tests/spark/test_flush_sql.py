@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from spark_consumers import Source, read
+from spark_consumers.lake.flush import check_token, sync
 from spark_consumers.lake.flush_service import FlushService
 from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess
@@ -153,18 +154,24 @@ def test_34_a_wait_on_an_idle_system_is_short_and_leaves_it_idle(attached, datab
 
 
 def test_9_a_sync_forces_nothing(attached, database):
+    sources = [Source(STREAM, database.dsn, PUBLICATION)]
     with serving(attached), database.connect() as connection:
         token = insert(connection, 1000)
+        assert check_token(token, sources) == STREAM
         before = epochs(attached)
-        with ThreadPoolExecutor(1) as pool, database.connect() as waiting:
-            wait = pool.submit(waiting.execute, "CALL tuskline.wait_sync(%s)", [token])
+        with ThreadPoolExecutor(2) as pool, database.connect() as waiting:
+            waits = [
+                pool.submit(waiting.execute, "CALL tuskline.wait_sync(%s)", [token]),
+                pool.submit(sync, str(attached.lake), sources, timeout=60),
+            ]
             for _ in range(8):
                 attached.house.run_once()
                 time.sleep(0.25)
-            assert not wait.done()
+            assert not any(each.done() for each in waits)
             assert epochs(attached) == before
             attached.house.run_once(force=True)
-            wait.result(20)
+            for each in waits:
+                each.result(20)
         assert len(epochs(attached)) == len(before) + 1
         assert_equal(database.dsn, read(attached.spark, attached.lake))
 
