@@ -179,8 +179,9 @@ class _Listener:
                         self._listen(connection, server)
                     finally:
                         server.ended.set()
-            except (TusklineError, psycopg.Error, OSError) as error:
-                self._say(str(error).strip())
+            except Exception as error:
+                # Whatever it is, the next attempt may succeed; without this thread, sessions would wait in vain.
+                self._say(_why(error))
                 self._stop.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -281,9 +282,9 @@ class _Listener:
             )
             try:
                 self._round(server, kind, requests)
-            except (TusklineError, psycopg.Error, OSError) as error:
+            except Exception as error:
                 if not self._over(server, requests):
-                    reason = error.what if isinstance(error, TusklineError) else str(error).strip()
+                    reason = _why(error)
                     requests.said.held(requests.said.stage, reason, at_once=True)
                     self._say(reason)
                 # Sessions that still wait ask again.
@@ -332,6 +333,10 @@ class _Listener:
         with BoundedConnection.open(server.source.dsn) as connection:
             flush_mark.check_owners(connection, server.source.stream)
             connection.execute(load("flush/report_lake"), names)
+
+
+def _why(error: Exception) -> str:
+    return error.what if isinstance(error, TusklineError) else str(error).strip() or repr(error)
 
 
 def _installed(connection: BoundedConnection) -> bool:

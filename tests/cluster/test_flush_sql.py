@@ -384,10 +384,10 @@ def test_a_token_is_checked_at_the_source_that_gave_it(
         assert check_token(token_of(attached), sources) == "shop"
         assert check_token(token_of(other), sources) == "other"
         with pytest.raises(UsageError, match="rolled back") as refusal:
-            check_token(token_of(other, end="ROLLBACK"), sources)
+            check_token(token_of(other, "SELECT 1", end="ROLLBACK"), sources)
         assert refusal.value.where == "other"
         with pytest.raises(UsageError, match="of another server or database"):
-            check_token(token_of(other), sources[:1])
+            check_token(token_of(other, "SELECT 1"), sources[:1])
         detach(there)
 
 
