@@ -226,7 +226,7 @@ class _Listener:
 
     def _listen(self, connection: BoundedConnection, server: _Server) -> None:
         """Start rounds for what sessions ask for, until the connection breaks or another driver is at work."""
-        while not self._stop.is_set() and self._writes():
+        while not self._stop.is_set() and not server.ended.is_set() and self._writes():
             ready, _, _ = select.select([connection.fileno()], [], [], _CHECK)
             if not ready:
                 continue
@@ -332,7 +332,12 @@ class _Listener:
         names = {"lake": self._lake_id(), "stream": server.source.stream, **empty, **values}
         with BoundedConnection.open(server.source.dsn) as connection:
             flush_mark.check_owners(connection, server.source.stream)
-            connection.execute(load("flush/report_lake"), names)
+            try:
+                connection.execute(load("flush/report_lake"), names)
+            except psycopg.Error:
+                # Its row or the functions may be gone: the driver registers again, or says what is missing.
+                server.ended.set()
+                raise
 
 
 def _why(error: Exception) -> str:

@@ -323,6 +323,10 @@ BEGIN
     SET timeline = coalesce($3, l.timeline), visible = coalesce($4, l.visible), epoch = coalesce($5, l.epoch),
         stage = $6, reason = $7, at = clock_timestamp()
     WHERE l.lake = $1 AND l.stream = $2;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'no_data_found', MESSAGE = 'the lake''s row in tuskline.lakes was deleted',
+            HINT = 'The driver registers again.';
+    END IF;
 END
 $$;
 

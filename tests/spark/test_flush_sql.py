@@ -148,6 +148,10 @@ def test_34_a_wait_on_an_idle_system_is_short_and_leaves_it_idle(attached, datab
             # Neither the report nor the wait causes another version or epoch.
             time.sleep(4)
             assert (epochs(attached), log.status().version) == (published, version)
+            # A row that was deleted by mistake is back with the next wait.
+            database.execute("DELETE FROM tuskline.lakes")
+            connection.execute("CALL tuskline.wait_flush(%s, '20s')", [insert(connection, 1002)])
+            published = epochs(attached)
             # What is readable already costs no epoch.
             connection.execute("CALL tuskline.wait_flush(%s, '2s')", [token])
             assert epochs(attached) == published
