@@ -1,4 +1,4 @@
-"""FLUSH: everything that was committed before the call is readable when it returns.
+"""FLUSH and SYNC: everything that was committed before the call is readable when it returns.
 
 Why it holds: for each source the WAL insert position L is read first, and then a row of the published
 one-row table `tuskline.flush` is written. Every earlier commit of the caller ends at or below L; the
@@ -8,10 +8,14 @@ an epoch of that version is published, and every published table is in it.
 
 L is compared with the log's position only once that is on the server's timeline. The log may reach farther on one that the
 server has left: it has diverged then, or is about to find out. The row that was written is on the server's timeline.
+
+SYNC forces no barrier: it waits for an epoch that cuts each stream beyond L, on the server's timeline. An epoch's cut is a prefix
+of its stream, so it then has everything up to L. The row is written all the same, since an idle stream would never pass L.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import psycopg
@@ -34,9 +38,10 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
     UnknownStreamError,
+    UsageError,
 )
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
-from walsender_bridge.postgres.protocol.lsn import WalPosition
+from walsender_bridge.postgres.protocol.lsn import WalPosition, format_lsn
 from walsender_bridge.postgres.protocol.refusals import connection_error
 from walsender_bridge.runtime.sql import load
 
@@ -48,6 +53,11 @@ _POLL_SOURCES_SECONDS = 1.0
 _UNDECIDED = 10.0
 #: Seconds between two checks whether waiting is useful.
 _ASK_AGAIN = 2.0
+#: SQLSTATE of a token that another server or database has given (sql/flush/functions.sql).
+_OF_ANOTHER_SERVER = "TK004"
+
+#: What a flush waits for: that the log has the commit, that an epoch is published, or that it has all tables.
+CAPTURE, LOG, EPOCH, TABLES = "capture", "log", "epoch", "tables"
 
 
 def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0) -> int:
@@ -72,9 +82,15 @@ class AwaitedProcesses(Protocol):
 class _Patience:
     """How long is waited, all in all, and whether that is of use."""
 
-    def __init__(self, seconds: float, parts: AwaitedProcesses | None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        parts: AwaitedProcesses | None,
+        held: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
         self._deadline = time.monotonic() + seconds
         self._parts = parts
+        self.held = held
         self._ask_at = 0.0
 
     @property
@@ -98,13 +114,15 @@ class _Patience:
                 with LogClient(log) as client:
                     _check_timelines(client.status(), written)
                     return client.barrier(positions, timeout=max(0.0, min(self.left, _ASK_AGAIN)))
-            except DeadlineError:
+            except DeadlineError as error:
                 if self.left <= 0:
                     raise
+                self.held(CAPTURE, error.what)
                 time.sleep(_POLL_SECONDS)
-            except (UnknownStreamError, UnavailableError):
+            except (UnknownStreamError, UnavailableError) as error:
                 if self._parts is None or self.left <= 0 or not self._parts.starting():
                     raise
+                self.held(LOG, error.what)
                 time.sleep(_POLL_SECONDS)
             self.check()
 
@@ -114,10 +132,33 @@ class _Patience:
             try:
                 wait = max(0.0, min(self.left, _ASK_AGAIN))
                 return wait_for_epoch(chain, version, timeout=wait)
-            except DeadlineError:
+            except DeadlineError as error:
                 if self.left <= 0:
                     raise
+                self.held(EPOCH, error.what)
             self.check()
+
+    def cut(self, chain: Chain, written: Mapping[str, WalPosition]) -> Manifest:
+        """The newest epoch, once it is past the positions."""
+        pause = max(_POLL_SECONDS, chain.store.pause)
+        say_at = time.monotonic() + _ASK_AGAIN
+        while True:
+            head = chain.head()
+            behind = passed_not(head, written)
+            if head is not None and not behind:
+                return head
+            if self.left <= 0:
+                raise DeadlineError(
+                    behind,
+                    where=chain.store.location,
+                    repair="check `tuskline status` and `tuskline table list`; wait longer, or have an epoch written"
+                    " now with `tuskline flush`",
+                )
+            if time.monotonic() >= say_at:
+                self.held(EPOCH, behind)
+                say_at = time.monotonic() + _ASK_AGAIN
+            self.check()
+            time.sleep(min(pause, max(self.left, 0.0)))
 
 
 def flush(
@@ -128,6 +169,7 @@ def flush(
     timeout: float = 60.0,
     parts: AwaitedProcesses | None = None,
     waiting: Callable[[Mapping[str, str]], None] = lambda _: None,
+    held: Callable[[str, str], None] = lambda *_: None,
     store: StoreOptions = FROM_ENVIRONMENT,
 ) -> int:
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
@@ -137,24 +179,17 @@ def flush(
     those that are dropped meanwhile.
 
     Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called repeatedly with
-    the missing tables and the reasons; `store` says how a bucket is reached; `parts` may end the wait early, and lets it begin before the log can answer. Raises
+    the missing tables and the reasons, `held` with the stage (`CAPTURE`, `LOG`, `EPOCH`, `TABLES`) that a longer wait is at, and why;
+    `store` says how a bucket is reached; `parts` may end the wait early, and lets it begin before the log can answer. Raises
     the errors of `parts` and `force_barrier`, `UnavailableError`, `PublicationError` if the table that marks positions is
     not published, `DivergedError` if the log is behind the lake, `LakeError` if the log is not the lake's, and
     `DeadlineError` if no epoch came in time, or tables are missing, which it names.
     """
     dsns = {source.stream: source.dsn for source in sources}
-    chain = open_chain(lake, store)
-    if chain.exists():
-        chain.identity()
+    patience = _Patience(timeout, parts, held)
+    chain = _opened(lake, store)
     before = chain.head()
-    patience = _Patience(timeout, parts)
-    seen = _poll_sources(chain, sources)
-    for source in sources:
-        if not seen[source.stream].marked:
-            raise flush_mark.not_published(source.publication, source.stream)
-        if not seen[source.stream].updates:
-            raise flush_mark.without_updates(source.publication, source.stream)
-    wanted = _published(seen)
+    seen = _poll_marked(chain, sources)
     version = patience.barrier(log, _written(dsns))
     while before is not None and version <= before.epoch:
         # An epoch of that number is published, and is of another history than what was just committed.
@@ -168,8 +203,116 @@ def flush(
         patience.check()
         time.sleep(_POLL_SECONDS)
         version = patience.barrier(log, _written(dsns))
-    poll_at = 0.0
     head = patience.epoch(chain, version)
+    force = partial(patience.barrier, log)
+    return _readable(chain, head, sources, seen, patience, waiting, lambda: force(_written(dsns)))
+
+
+def sync(
+    lake: str,
+    sources: Sequence[Source],
+    *,
+    timeout: float = 600.0,
+    parts: AwaitedProcesses | None = None,
+    waiting: Callable[[Mapping[str, str]], None] = lambda _: None,
+    held: Callable[[str, str], None] = lambda *_: None,
+    store: StoreOptions = FROM_ENVIRONMENT,
+) -> int:
+    """Wait as `flush`, but for an epoch that the lake writes in its own time; none is forced.
+
+    Returns the epoch. Parameters and errors are those of `flush`; the log is not contacted.
+    """
+    patience = _Patience(timeout, parts, held)
+    chain = _opened(lake, store)
+    seen = _poll_marked(chain, sources)
+    head = patience.cut(chain, _written({source.stream: source.dsn for source in sources}))
+    return _readable(chain, head, sources, seen, patience, waiting, lambda: None)
+
+
+def check_token(token: str, sources: Sequence[Source]) -> str:
+    """The stream of the source on which the token's transaction has committed (`tuskline.flush_token()`).
+
+    A flush that begins now includes it. Raises `UsageError` with the server's reason if it has not committed, or is of none of
+    these sources; `ConfigError` where `init` has not made the functions; and connection errors.
+    """
+    for source in sources:
+        try:
+            with BoundedConnection.open(source.dsn) as connection:
+                flush_mark.check_owners(connection, source.stream)
+                connection.execute(load("flush/committed"), {"token": token})
+        except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
+            raise ConfigError(
+                "the functions for flush tokens do not exist",
+                where=source.stream,
+                repair="run `tuskline init`",
+            ) from None
+        except psycopg.Error as error:
+            if error.sqlstate is None:
+                raise connection_error(str(error), source.stream) from None
+            if error.sqlstate != _OF_ANOTHER_SERVER or source is sources[-1]:
+                where = source.stream if error.sqlstate != _OF_ANOTHER_SERVER else ""
+                raise UsageError(
+                    error.diag.message_primary or str(error),
+                    where=where,
+                    repair=error.diag.message_hint or "",
+                ) from None
+        else:
+            return source.stream
+    raise UsageError("no source is given", where="flush token")
+
+
+def passed_not(head: Manifest | None, written: Mapping[str, WalPosition]) -> str:
+    """Why an epoch may lack what was committed before these positions; empty if it has all of it. Pure.
+
+    Positions are compared on one timeline only: an epoch may end at a greater LSN of a timeline that the server has left.
+    """
+    for stream, position in written.items():
+        cut = None if head is None else head.streams.get(stream)
+        if head is None or cut is None:
+            return f"no epoch has anything of stream {stream} yet"
+        if cut.timeline != position.timeline:
+            return (
+                f"epoch {head.epoch} ends stream {stream} on timeline {cut.timeline}, and the source is on"
+                f" timeline {position.timeline}"
+            )
+        if cut.lsn <= position.lsn:
+            return (
+                f"epoch {head.epoch} ends stream {stream} at {format_lsn(cut.lsn)}, before the awaited"
+                f" {format_lsn(position.lsn)}"
+            )
+    return ""
+
+
+def _opened(lake: str, store: StoreOptions) -> Chain:
+    chain = open_chain(lake, store)
+    if chain.exists():
+        chain.identity()
+    return chain
+
+
+def _poll_marked(chain: Chain, sources: Sequence[Source]) -> dict[str, Publication]:
+    """The publications. Raises `PublicationError` for one that does not publish the mark."""
+    seen = _poll_sources(chain, sources)
+    for source in sources:
+        if not seen[source.stream].marked:
+            raise flush_mark.not_published(source.publication, source.stream)
+        if not seen[source.stream].updates:
+            raise flush_mark.without_updates(source.publication, source.stream)
+    return seen
+
+
+def _readable(
+    chain: Chain,
+    head: Manifest,
+    sources: Sequence[Source],
+    seen: dict[str, Publication],
+    patience: _Patience,
+    waiting: Callable[[Mapping[str, str]], None],
+    next_epoch: Callable[[], object],
+) -> int:
+    """Wait until all tables that were published at the call are in the newest epoch, and follow it; return that epoch."""
+    wanted = _published(seen)
+    poll_at = 0.0
     shown: set[str] = set()
     since: dict[str, float] = {}
     while missing := {**unreadable(head, wanted), **unshown(head, seen)}:
@@ -177,15 +320,16 @@ def flush(
         since = {name: since.get(name, time.monotonic()) for name in undecided}
         too_long = any(time.monotonic() - at > _UNDECIDED for at in since.values())
         if patience.left <= 0 or too_long:
-            raise _unreadable(missing, head.epoch, lake)
+            raise _unreadable(missing, head.epoch, chain.store.location)
         patience.check()
         waiting(missing)
+        patience.held(TABLES, _named(missing))
         copies = [head.copies[name] for name in missing if name in head.copies]
         copied = {copy.path for copy in copies if not copy.is_partial}
         if copied - shown:
             # A copy is shown by the first epoch that has passed it, which would come in its own time.
             shown |= copied
-            patience.barrier(log, _written(dsns))
+            next_epoch()
         time.sleep(_POLL_SECONDS)
         head = chain.head() or head
         # A table that matches a later state of its source is sufficient too: it has all that was committed before.
@@ -245,11 +389,15 @@ def _check_awaited(chain: Chain, before: Manifest, log: str, version: int) -> No
     adopt.wanted(chain, chain.head(), log_id)
 
 
-def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineError:
+def _named(missing: Mapping[str, str]) -> str:
     named = [f"{name} ({why})" for name, why in sorted(missing.items())]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return f"{', '.join(named[:_NAMED])}{more}"
+
+
+def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineError:
     return DeadlineError(
-        f"epoch {epoch} is published, without {', '.join(named[:_NAMED])}{more}",
+        f"epoch {epoch} is published, without {_named(missing)}",
         where=lake,
         repair="check `tuskline table list`; wait longer with --timeout, or pause tables that flush should not wait for",
     )

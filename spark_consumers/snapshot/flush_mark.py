@@ -43,8 +43,20 @@ def without_updates(publication: str, where: str) -> PublicationError:
     )
 
 
+def check_owners(connection: psycopg.Connection[Any], where: str) -> None:
+    """Raise `UntrustedError` where code in the schema would run with the rights of this session."""
+    _owners(connection, where)
+
+
 def write(connection: psycopg.Connection[Any], where: str) -> None:
     """Commit the change, on a connection in autocommit. Raises `UntrustedError`, and psycopg's errors."""
+    if TABLE not in _owners(connection, where):
+        raise psycopg.errors.UndefinedTable(f"relation {TABLE} does not exist")
+    connection.execute(load("flush/write").encode())
+
+
+def _owners(connection: psycopg.Connection[Any], where: str) -> set[str]:
+    """What of the schema exists, and belongs to roles that are trusted."""
     rows = connection.execute(load("own_schema/owners").encode()).fetchall()
     for name, owner, trusted, _, user in rows:
         if not trusted:
@@ -53,6 +65,4 @@ def write(connection: psycopg.Connection[Any], where: str) -> None:
                 where=where,
                 repair="check the schema with `tuskline doctor`",
             )
-    if TABLE not in {name for name, *_ in rows}:
-        raise psycopg.errors.UndefinedTable(f"relation {TABLE} does not exist")
-    connection.execute(load("flush/write").encode())
+    return {name for name, *_ in rows}

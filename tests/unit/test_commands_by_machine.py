@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "reattach": {"bridge", "lake"},
     # Of the lake, where it is known.
     "flush --timeout 0": {"lake"},
+    "sync --timeout 0": {"lake"},
     "lake verify": {"lake"},
     "epochs list": {"lake"},
     "epochs show 1": {"lake"},

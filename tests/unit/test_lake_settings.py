@@ -90,7 +90,7 @@ options = {{ team = "shop" }}
 
     def lakehouse(_spark: Any, uri: str, *_: Any, **given: Any) -> Any:
         made.update(given, uri=uri)
-        return SimpleNamespace(run=lambda _stop: None)
+        return SimpleNamespace(run=lambda _stop: None, is_writer=False)
 
     def begun(_name: str, master: str, **given: Any) -> Any:
         made.update(spark_master=master, session_lake=given["lake"])

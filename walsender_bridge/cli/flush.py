@@ -1,7 +1,8 @@
-"""`tuskline flush`: waits while the parts start, and fails at once when one of them has stopped for good."""
+"""`tuskline flush` and `tuskline sync`: wait while the parts start, and fail at once when one of them has stopped for good."""
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -42,38 +43,77 @@ _NEXT_WORD_SECONDS: Final = 20.0
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command("flush")(flush)
+    app.command("sync")(sync)
+
+
+Timeout = Annotated[float, typer.Option(help="Seconds to wait.", min=0)]
+Tokens = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--token",
+        help="A token of tuskline.flush_token(): fail unless its transaction has committed. May be repeated.",
+    ),
+]
 
 
 def flush(
     config: ConfigPath = DEFAULT_CONFIG,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait.", min=0)] = 600.0,
+    timeout: Timeout = 600.0,
+    token: Tokens = None,
     as_json: AsJson = False,
 ) -> None:
     """Wait until all committed changes are readable in the lake.
 
-    This covers all that was committed before the call, in every published table.
+    This covers all that was committed before the call, in every published table. An epoch is written at once.
     """
+    _wait(config, timeout, token or [], as_json=as_json, forced=True)
+
+
+def sync(
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Timeout = 600.0,
+    token: Tokens = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait, as flush does, for an epoch that the lake writes in its own time.
+
+    No epoch is forced, so this takes up to [lake] epoch_interval.
+    """
+    _wait(config, timeout, token or [], as_json=as_json, forced=False)
+
+
+def _wait(config: Path, timeout: float, tokens: list[str], *, as_json: bool, forced: bool) -> None:
     settings = load_config(config)
     lake = lake_section(settings)
     need_here(settings, "lake")
-    from spark_consumers.lake.flush import flush as flush_sources
+    from spark_consumers.lake import flush as of_lake
     from spark_consumers.lake.tables.sources import Source
 
     began, output = time.monotonic(), Output(as_json=as_json)
     logs.export_format(settings.logs.format)
+    sources = [Source(each.name, each.dsn, each.publication_name) for each in settings.source]
+    for token in tokens:
+        of_lake.check_token(token, sources)
     # The publication belongs to the bridge: where the lake alone is, its `tables` may be others.
     for section in settings.source if "bridge" in settings.parts else ():
         for note in publish_new(section, began + timeout):
             output.note(note)
-    epoch = flush_sources(
-        lake.uri,
-        settings.log_address,
-        [Source(each.name, each.dsn, each.publication_name) for each in settings.source],
-        timeout=max(0.0, began + timeout - time.monotonic()),
-        parts=PartsHere(settings),
-        waiting=_Waiting(output).note,
-        store=store_options(lake),
-    )
+    left = max(0.0, began + timeout - time.monotonic())
+    parts, waiting, store = PartsHere(settings), _Waiting(output).note, store_options(lake)
+    if forced:
+        epoch = of_lake.flush(
+            lake.uri,
+            settings.log_address,
+            sources,
+            timeout=left,
+            parts=parts,
+            waiting=waiting,
+            store=store,
+        )
+    else:
+        epoch = of_lake.sync(
+            lake.uri, sources, timeout=left, parts=parts, waiting=waiting, store=store
+        )
     output.record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
 
 

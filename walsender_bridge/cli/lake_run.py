@@ -81,6 +81,7 @@ def place(uri: str) -> Path:
 def _drive(settings: Config) -> None:
     from py4j.protocol import Py4JError
 
+    from spark_consumers.lake.flush_service import FlushService
     from spark_consumers.lake.writer.pipeline import Lakehouse, Source
     from spark_consumers.spark.scratch import scratch
     from spark_consumers.spark.scratch import settings as scratch_settings
@@ -102,11 +103,12 @@ def _drive(settings: Config) -> None:
         )
         try:
             with CopyBars(shown=sys.stderr.isatty()) as bars:
-                Lakehouse(
+                sources = [Source(s.name, s.dsn, s.publication_name) for s in settings.source]
+                house = Lakehouse(
                     spark,
                     lake.uri,
                     settings.log_address,
-                    [Source(s.name, s.dsn, s.publication_name) for s in settings.source],
+                    sources,
                     epoch_interval=lake.epoch_interval,
                     retention_seconds=lake.retention,
                     format=lake.format,
@@ -120,7 +122,15 @@ def _drive(settings: Config) -> None:
                     deletes=lake.deletes,
                     layouts=[section.rule for section in lake.tables],
                     failing=lambda error: lake_status.write(settings.run_dir, error),
-                ).run(stop)
+                )
+                with FlushService(
+                    lake.uri,
+                    settings.log_address,
+                    sources,
+                    lambda: house.is_writer,
+                    store_options(lake),
+                ):
+                    house.run(stop)
         finally:
             with contextlib.suppress(Py4JError, OSError):  # its JVM may have ended
                 spark.stop()

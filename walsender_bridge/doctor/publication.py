@@ -182,6 +182,7 @@ def _create(facts: Facts, source: CaptureSource) -> str:
     chosen: Chosen = facts["chosen"]
     role, name = facts["role"]["name"], source.publication
     texts = [load("flush/send").strip(), fix("fix/guard"), load("flush/row").strip()]
+    texts.append(load("flush/functions").strip())
     named = [*(table.name for table in chosen.named), FLUSH_TABLE]
     fit = [table.name for table in chosen.fit]
     texts.append(fix("publication/create", publication=name, tables=named, alone=fit))

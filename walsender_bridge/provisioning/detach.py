@@ -106,6 +106,7 @@ def _take_back_shared(
         _take_back(connection, made)
     if any(made.kind == schema_changes.KIND for made in shared):
         connection.execute(load("ddl/remove").encode())
+    connection.execute(load("flush/drop").encode())
     connection.execute(load("own_schema/provisioned_drop").encode())
     for made in shared:
         if made not in grants:

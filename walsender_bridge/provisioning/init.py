@@ -63,6 +63,7 @@ def init(
                 publication.add_matching(connection, source, record)
             if admin is not None:
                 _prepare_role(connection, source)
+            _make_functions(connection, source)
             slot = (
                 [ProvisionedObject("slot", source.slot)] if _make_slot(connection, source) else []
             )
@@ -78,6 +79,24 @@ def init(
             repair="run tuskline init --admin user=..., or have an administrator run the output of "
             "`tuskline doctor --fix-sql`",
         ) from None
+
+
+def _make_functions(connection: psycopg.Connection[Any], source: CaptureSource) -> None:
+    """Create or upgrade the functions of sql/flush/functions.sql, as the owner of the schema's tables.
+
+    They have the owner's privileges, and read its tables: with another owner, its tables could run code with these privileges.
+    """
+    record = ProvisionedRecord(connection, source.slot, source.dsn)
+    with record.held():
+        if record.owner != record.user:
+            row = connection.execute(
+                load("flush/may_act").encode(), {"role": record.owner}
+            ).fetchone()
+            if record.owner is None or row is None or not row[0]:
+                return
+            act = sql.SQL(load("provisioning/set_role")).format(role=sql.Identifier(record.owner))
+            connection.execute(act)
+        connection.execute(load("flush/functions").encode())
 
 
 def withdraw(source: CaptureSource, admin: str | None = None) -> list[str]:

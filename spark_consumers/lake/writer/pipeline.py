@@ -185,6 +185,11 @@ class Lakehouse:
         self._layouts = tuple(layouts)
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
+    @property
+    def is_writer(self) -> bool:
+        """Whether this driver has taken the lake over, and no other has since, as far as it knows."""
+        return self._writer is not None
+
     def run(self, stop: threading.Event) -> None:
         """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
 

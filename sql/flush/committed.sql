@@ -1,0 +1,2 @@
+-- Raises unless the token's transaction has committed here.
+SELECT tuskline.committed(%(token)s);

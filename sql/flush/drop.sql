@@ -1,0 +1,9 @@
+-- What functions.sql has made. A role of another name may have been granted USAGE, which its own record has.
+DROP PROCEDURE IF EXISTS tuskline.wait_sync(text, interval, text), tuskline.wait_flush(text, interval, text),
+    tuskline.wait_for(text, text, interval, text);
+DROP FUNCTION IF EXISTS tuskline.report_lake(text, text, integer, txid_snapshot, bigint, text, text),
+    tuskline.report_driver(text, text, text, jsonb), tuskline.is_source(), tuskline.refused_commit(),
+    tuskline.wait_look(text, bigint, text, timestamptz, boolean), tuskline.behind(bigint, text), tuskline.wait_begin(text),
+    tuskline.committed(text), tuskline.flush_token(), tuskline.may_flush(oid), tuskline.timeline();
+DROP TABLE IF EXISTS tuskline.lakes;
+REVOKE USAGE ON SCHEMA tuskline FROM PUBLIC;

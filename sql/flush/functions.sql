@@ -1,0 +1,333 @@
+-- FLUSH and SYNC for SQL sessions (docs/flush.md). Run by the owner of the schema tuskline; a later version replaces them.
+--
+-- No function that others may call takes a lock of a row, so a transaction in which one was called delays nobody, however long
+-- it stays open. What the lake reports is taken from roles alone that may write the mark, tuskline.flush.
+CREATE TABLE IF NOT EXISTS tuskline.lakes (
+    lake text NOT NULL,
+    stream text NOT NULL,
+    publication name NOT NULL,
+    driver integer NOT NULL,
+    timelines jsonb NOT NULL,
+    timeline integer,
+    visible txid_snapshot,
+    epoch bigint,
+    stage text,
+    reason text,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (lake, stream)
+);
+COMMENT ON TABLE tuskline.lakes IS
+    'What each lake shows of this database: all transactions that are visible in the snapshot, on the timeline. Not published.';
+
+-- The timeline of the server's write-ahead log. Fails on a standby.
+CREATE OR REPLACE FUNCTION tuskline.timeline() RETURNS integer
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
+$$;
+
+-- Whether a role, or one that it is a member of, may write to a published table.
+CREATE OR REPLACE FUNCTION tuskline.may_flush(role oid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (
+        SELECT FROM pg_publication_tables AS t
+        JOIN pg_namespace AS n ON n.nspname = t.schemaname
+        JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+        CROSS JOIN pg_roles AS r
+        WHERE pg_has_role(role, r.oid, 'MEMBER')
+          AND (has_table_privilege(r.oid, c.oid, 'DELETE, TRUNCATE')
+               OR has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')))
+$$;
+
+-- A token of the current transaction. The message makes WAL of the transaction before anything depends on it: a server that
+-- is promoted without it has not had the transaction, and one that has it never gives its ID to another transaction.
+CREATE OR REPLACE FUNCTION tuskline.flush_token() RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    xid bigint;
+    written pg_lsn;
+BEGIN
+    IF pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean THEN
+        RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction',
+            MESSAGE = 'cannot take a flush token in a read-only transaction',
+            HINT = 'Call tuskline.flush_token() on the primary, in the transaction that writes.';
+    END IF;
+    xid := txid_current();
+    written := pg_logical_emit_message(true, 'tuskline'::text, ''::text);
+    RETURN concat_ws(':', '1', (SELECT system_identifier FROM pg_control_system()),
+        (SELECT oid FROM pg_database WHERE datname = current_database()), tuskline.timeline(), written, xid);
+END
+$$;
+
+-- Of a token: the ID of its transaction, which has committed on this server. Raises why that is not so. No row of this
+-- database is read for it, except where the token is of an earlier timeline.
+CREATE OR REPLACE FUNCTION tuskline.committed(token text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    part text[] := regexp_match(token,
+        '^1:([0-9]{1,20}):([0-9]{1,10}):([0-9]{1,9}):([0-9A-F]{1,8}/[0-9A-F]{1,8}):([0-9]{1,18})$');
+    here integer;
+    xid bigint;
+    timelines jsonb;
+    ended text;
+    state text;
+BEGIN
+    IF part IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'malformed flush token',
+            HINT = 'Use the value that tuskline.flush_token() returned in the transaction.';
+    END IF;
+    IF part[1] <> (SELECT system_identifier::text FROM pg_control_system())
+       OR part[2] <> (SELECT oid::text FROM pg_database WHERE datname = current_database()) THEN
+        RAISE EXCEPTION USING ERRCODE = 'TK004', MESSAGE = 'the flush token is of another server or database',
+            HINT = 'Wait where the transaction was committed: same cluster, same database.';
+    END IF;
+    IF pg_is_in_recovery() THEN
+        RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'cannot wait on a standby',
+            HINT = 'Wait on the primary.';
+    END IF;
+    here := tuskline.timeline();
+    xid := part[5]::bigint;
+    IF part[3]::integer <> here THEN
+        SELECT l.timelines INTO timelines FROM tuskline.lakes AS l
+        WHERE l.timelines ->> 'timeline' = here::text LIMIT 1;
+        IF timelines IS NULL AND part[3]::integer < here THEN
+            RAISE EXCEPTION USING ERRCODE = 'TK006',
+                MESSAGE = format('the flush token is of timeline %s, and it is not known yet whether timeline %s continues it',
+                                 part[3], here),
+                HINT = 'The lake''s driver reports that once it is connected to this server. Check that it runs.';
+        END IF;
+        ended := timelines -> 'ends' ->> part[3];
+        IF ended IS NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'TK004',
+                MESSAGE = format('the flush token is of timeline %s, which is no part of this server''s history', part[3]),
+                HINT = 'If this is a former primary, wait on the present one.';
+        ELSIF part[4]::pg_lsn > ended::pg_lsn THEN
+            RAISE EXCEPTION USING ERRCODE = 'TK005', MESSAGE = 'the transaction of the flush token was lost in a failover',
+                DETAIL = format('It wrote at %s of timeline %s, which this server left at %s.', part[4], part[3], ended),
+                HINT = 'Repeat the transaction.';
+        END IF;
+    END IF;
+    BEGIN
+        state := txid_status(xid);
+    EXCEPTION WHEN invalid_parameter_value THEN
+        RAISE EXCEPTION USING ERRCODE = 'TK004', MESSAGE = 'the flush token names a transaction that this server has not had',
+            HINT = 'Use the value that tuskline.flush_token() returned.';
+    END;
+    IF state IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'TK007', MESSAGE = 'the transaction of the flush token is too old to tell whether it committed',
+            HINT = 'Wait without a token, for everything that is committed by now.';
+    ELSIF state = 'aborted' THEN
+        RAISE EXCEPTION USING ERRCODE = 'TK003', MESSAGE = 'the transaction of the flush token was rolled back',
+            HINT = 'Nothing of it will be in the lake. Take another token in the transaction that repeats it.';
+    ELSIF state <> 'committed' THEN
+        IF EXISTS (SELECT FROM pg_prepared_xacts AS p WHERE p.transaction::text = (xid % 4294967296)::text) THEN
+            RAISE EXCEPTION USING ERRCODE = 'TK002', MESSAGE = 'the transaction of the flush token is prepared, and not committed',
+                HINT = 'Run COMMIT PREPARED first.';
+        END IF;
+        RAISE EXCEPTION USING ERRCODE = 'TK002', MESSAGE = 'the transaction of the flush token is still open',
+            HINT = 'Run COMMIT first, and CALL the procedure outside of a transaction block.';
+    END IF;
+    RETURN xid;
+END
+$$;
+
+-- The start of a wait: the ID of the transaction that is waited for. Without a token it is this one, which commits after
+-- all that was committed before the call.
+CREATE OR REPLACE FUNCTION tuskline.wait_begin(token text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    acting text := nullif(current_setting('role'), 'none');
+BEGIN
+    IF pg_is_in_recovery() THEN
+        RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'cannot wait on a standby',
+            HINT = 'Wait on the primary.';
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_roles AS r
+                   WHERE r.rolname IN (session_user, acting) AND tuskline.may_flush(r.oid)) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to wait for the lake',
+            HINT = 'A role that may write to a published table may wait for it.';
+    END IF;
+    IF token IS NULL THEN
+        RETURN txid_current();
+    END IF;
+    RETURN tuskline.committed(token);
+END
+$$;
+
+-- Which lakes do not show the transaction yet, and why; no row once all do. A lake of a publication that is gone is left out.
+CREATE OR REPLACE FUNCTION tuskline.behind(xid bigint, lake text)
+RETURNS TABLE (name text, stage text, reason text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    here integer := tuskline.timeline();
+    known boolean := false;
+    found record;
+BEGIN
+    FOR found IN
+        SELECT l.*, l.at < clock_timestamp() - interval '15 s' AS old,
+               l.timeline = here AND txid_visible_in_snapshot(xid, l.visible) AS shown,
+               EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = l.driver AND a.application_name = 'tuskline-lake')
+                   AND l.timelines ->> 'timeline' = here::text AS listens
+        FROM tuskline.lakes AS l
+        WHERE l.lake = coalesce(behind.lake, l.lake)
+          AND EXISTS (SELECT FROM pg_publication AS p WHERE p.pubname = l.publication)
+    LOOP
+        known := true;
+        IF found.shown IS NOT TRUE THEN
+            name := format('stream %s of lake %s', found.stream, found.lake);
+            stage := CASE WHEN NOT found.listens THEN 'driver' WHEN found.stage IS NULL OR found.old THEN 'epoch'
+                          ELSE found.stage END;
+            reason := CASE WHEN NOT found.listens THEN 'the lake''s driver is not connected to this server'
+                           WHEN found.stage IS NULL OR found.old THEN 'no epoch has it yet' ELSE found.reason END;
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+    IF NOT known THEN
+        name := coalesce('lake ' || behind.lake, 'the lake');
+        stage := 'driver';
+        reason := 'no driver of it has ever connected to this server';
+        RETURN NEXT;
+    END IF;
+END
+$$;
+
+-- One look of a wait: whether it is over. `ask`: remind the drivers. Raises TK001 at the deadline.
+CREATE OR REPLACE FUNCTION tuskline.wait_look(kind text, xid bigint, lake text, deadline timestamptz, ask boolean)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    held text;
+    stages text[];
+BEGIN
+    SELECT string_agg(format('%s: %s: %s', b.name, b.stage, b.reason), '; ' ORDER BY b.name), array_agg(DISTINCT b.stage)
+    INTO held, stages FROM tuskline.behind(xid, lake) AS b;
+    IF held IS NULL THEN
+        RETURN true;
+    ELSIF clock_timestamp() >= deadline THEN
+        RAISE EXCEPTION USING ERRCODE = 'TK001', MESSAGE = 'the transaction is not readable in the lake yet',
+            DETAIL = held,
+            HINT = CASE
+                WHEN 'driver' = ANY (stages) THEN 'Start `tuskline lake run`. Of a lake that is no more, an administrator deletes '
+                    'the row in tuskline.lakes; or name the lake to wait for.'
+                WHEN stages = '{tables}' THEN '`tuskline table list` has the states of tables. Wait longer, or have paused the tables '
+                    'that need not be waited for.'
+                ELSE '`tuskline status` says what the log and the lake do. Wait longer, with a greater timeout.' END;
+    ELSIF ask THEN
+        PERFORM pg_notify('tuskline_flush', format('%s %s', kind, xid));
+    END IF;
+    RETURN false;
+END
+$$;
+
+-- The text of the error that COMMIT raises in a transaction block, in the server's language.
+CREATE OR REPLACE FUNCTION tuskline.refused_commit() RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    COMMIT;
+    RETURN NULL;
+EXCEPTION WHEN invalid_transaction_termination THEN
+    RETURN SQLERRM;
+END
+$$;
+
+-- The wait itself. It has the caller's privileges and search_path, without which it could not COMMIT: so it contains nothing
+-- but calls of what is above and of pg_catalog, and compares no values except by these.
+CREATE OR REPLACE PROCEDURE tuskline.wait_for(kind text, token text, timeout interval, lake text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    xid pg_catalog.int8;
+    deadline pg_catalog.timestamptz;
+    turn pg_catalog.int4 := 0;
+    may_commit pg_catalog.bool := true;
+BEGIN
+    BEGIN
+        COMMIT;
+    EXCEPTION WHEN invalid_transaction_termination THEN
+        -- In a transaction block it is another error than in this block.
+        may_commit := SQLERRM OPERATOR(pg_catalog.<>) tuskline.refused_commit();
+    END;
+    IF NOT may_commit THEN
+        RAISE EXCEPTION USING ERRCODE = 'active_sql_transaction',
+            MESSAGE = 'cannot wait for the lake in a transaction block or a function',
+            HINT = 'COMMIT first, and CALL the procedure by itself; with a driver that begins transactions, in autocommit.';
+    END IF;
+    deadline := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) timeout;
+    LOOP
+        BEGIN
+            xid := tuskline.wait_begin(token);
+            EXIT;
+        EXCEPTION WHEN SQLSTATE 'TK006' THEN
+            -- After a failover, the driver says which timelines the server comes from.
+            IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
+                RAISE;
+            END IF;
+        END;
+        COMMIT;
+        PERFORM pg_catalog.pg_sleep(0.1);
+    END LOOP;
+    -- Each step in a transaction of its own: none holds back VACUUM, and each sees what is reported by then.
+    COMMIT;
+    WHILE NOT tuskline.wait_look(kind, xid, lake, deadline, turn OPERATOR(pg_catalog.%) 40 OPERATOR(pg_catalog.=) 0) LOOP
+        COMMIT;
+        PERFORM pg_catalog.pg_sleep(0.025);
+        turn := turn OPERATOR(pg_catalog.+) 1;
+    END LOOP;
+END
+$$;
+
+CREATE OR REPLACE PROCEDURE tuskline.wait_flush(token text DEFAULT NULL, timeout interval DEFAULT '60 s', lake text DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+BEGIN
+    CALL tuskline.wait_for('flush', token, timeout, lake);
+END
+$$;
+
+CREATE OR REPLACE PROCEDURE tuskline.wait_sync(token text DEFAULT NULL, timeout interval DEFAULT '600 s', lake text DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+BEGIN
+    CALL tuskline.wait_for('sync', token, timeout, lake);
+END
+$$;
+
+-- Whether the session is of a role that may write the mark: the source's.
+CREATE OR REPLACE FUNCTION tuskline.is_source() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT has_table_privilege(session_user, 'tuskline.flush', 'UPDATE')
+        OR has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'tuskline.flush', 'UPDATE')
+$$;
+
+-- The session that listens for a lake's driver, and the timelines of the server: {"timeline": 2, "ends": {"1": "0/3000060"}}.
+CREATE OR REPLACE FUNCTION tuskline.report_driver(lake text, stream text, publication text, timelines jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT tuskline.is_source() THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to report a lake',
+            HINT = 'The role of the source may, which may write tuskline.flush.';
+    END IF;
+    INSERT INTO tuskline.lakes AS l (lake, stream, publication, driver, timelines)
+    VALUES ($1, $2, $3, pg_backend_pid(), $4)
+    ON CONFLICT ON CONSTRAINT lakes_pkey DO UPDATE
+    SET publication = excluded.publication, driver = excluded.driver, timelines = excluded.timelines, at = clock_timestamp();
+END
+$$;
+
+-- What a lake shows: everything that is visible in a snapshot of this timeline; or, without one, why it does not yet.
+CREATE OR REPLACE FUNCTION tuskline.report_lake(
+    lake text, stream text, timeline integer, visible txid_snapshot, epoch bigint, stage text, reason text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT tuskline.is_source() THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to report a lake',
+            HINT = 'The role of the source may, which may write tuskline.flush.';
+    END IF;
+    UPDATE tuskline.lakes AS l
+    SET timeline = coalesce($3, l.timeline), visible = coalesce($4, l.visible), epoch = coalesce($5, l.epoch),
+        stage = $6, reason = $7, at = clock_timestamp()
+    WHERE l.lake = $1 AND l.stream = $2;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'no_data_found', MESSAGE = 'the lake''s row in tuskline.lakes was deleted',
+            HINT = 'The driver registers again.';
+    END IF;
+END
+$$;
+
+GRANT USAGE ON SCHEMA tuskline TO PUBLIC;

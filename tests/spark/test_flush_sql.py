@@ -1,0 +1,245 @@
+"""FLUSH and SYNC from SQL sessions, with a real log, capture and driver."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+
+from spark_consumers import Source, read
+from spark_consumers.lake.flush import check_token, sync
+from spark_consumers.lake.flush_service import FlushService
+from spark_consumers.lake.manifest.chain import open_chain
+from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess
+from tests.support.lake_check import assert_equal
+from tests.support.lake_pipeline import Pipeline
+from tests.support.servers import Database, majors
+from tests.support.slot_failover import several
+from tests.support.waiting import wait_for
+from tests.support.wal_server import backup, follow, promote, replayed, run
+from walsender_bridge.capture.gate.core import Rule
+from walsender_bridge.capture.source import CaptureSource
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.provisioning.init import init
+
+TEN = 10
+
+
+@dataclass(frozen=True)
+class Both(Database):
+    """A database of a primary or its standby, whichever takes writes."""
+
+    either: str
+
+    @property
+    def dsn(self):
+        return self.either
+
+
+@contextmanager
+def serving(pipeline, house=None):
+    """The service beside a driver, which connects to the source."""
+    house = house or pipeline.house
+    sources = [Source(STREAM, pipeline.database.dsn, PUBLICATION)]
+    where = str(pipeline.lake), pipeline.log.address, sources
+    with FlushService(*where, lambda: house.is_writer):
+        wait_for(lambda: listens(pipeline.database), 20, "the driver listens")
+        yield
+    wait_for(lambda: not listens(pipeline.database), 20, "the driver has left")
+
+
+@contextmanager
+def driving(pipeline):
+    """The driver's loop and the service, as `tuskline lake run` has them."""
+    stop = threading.Event()
+    thread = threading.Thread(target=pipeline.house.run, args=(stop,))
+    thread.start()
+    try:
+        with serving(pipeline):
+            yield
+    finally:
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def listens(database):
+    with database.connect() as connection:
+        query = "SELECT count(*) FROM pg_stat_activity AS a JOIN tuskline.lakes AS l ON l.driver = a.pid"
+        return connection.execute(query).fetchone()[0] > 0
+
+
+def epochs(pipeline):
+    """The numbers of the epochs that were published."""
+    return sorted({link.epoch for link in open_chain(pipeline.lake).links()})
+
+
+@pytest.fixture
+def attached(pipeline, database):
+    """The pipeline, over a database that `init` has prepared."""
+    source = CaptureSource(STREAM, database.dsn, f"tuskline_{STREAM}", PUBLICATION)
+    init(source)
+    return pipeline
+
+
+def synced(primary, standby):
+    """Whether the standby has the slot of capture."""
+    run(primary, "SELECT pg_log_standby_snapshot()")
+    query = "SELECT synced AND NOT temporary FROM pg_replication_slots WHERE slot_name = 'tuskline_shop'"
+    found = run(standby, query)
+    return bool(found and found[0][0])
+
+
+def insert(connection, key):
+    with connection.transaction():
+        connection.execute("INSERT INTO docs (id, title) VALUES (%s, 'sql')", [key])
+        return connection.execute("SELECT tuskline.flush_token()").fetchone()[0]
+
+
+def held(database, token, timeout="6s", call="wait_flush"):
+    """What the error at the timeout says holds the transaction back."""
+    with database.connect() as connection:
+        with pytest.raises(psycopg.Error) as caught:
+            connection.execute(f"CALL tuskline.{call}(%s, %s)", [token, timeout])
+        assert caught.value.sqlstate == "TK001", caught.value
+        assert caught.value.diag.message_hint
+        return caught.value.diag.message_detail
+
+
+def test_8_ten_sessions_that_wait_at_once_make_one_epoch(attached, database):
+    with driving(attached):
+        with ThreadPoolExecutor(TEN) as pool:
+            connections = [database.connect() for _ in range(TEN)]
+            tokens = [insert(each, 1000 + n) for n, each in enumerate(connections)]
+            before = epochs(attached)
+            together = threading.Barrier(TEN)
+
+            def wait(number):
+                together.wait()
+                connections[number].execute("CALL tuskline.wait_flush(%s)", [tokens[number]])
+                return read(attached.spark, attached.lake).epoch
+
+            seen = list(pool.map(wait, range(TEN)))
+        after = epochs(attached)
+        assert len(after) == len(before) + 1, (before, after)
+        assert set(seen) == {after[-1]}
+        assert_equal(database.dsn, read(attached.spark, attached.lake))
+        for each in connections:
+            each.close()
+
+
+def test_34_a_wait_on_an_idle_system_is_short_and_leaves_it_idle(attached, database):
+    with driving(attached), database.connect() as connection:
+        insert(connection, 1000)
+        connection.execute("CALL tuskline.wait_flush()")
+        with LogClient(attached.log.address) as log:
+            began = time.monotonic()
+            token = insert(connection, 1001)
+            connection.execute("CALL tuskline.wait_flush(%s)", [token])
+            seconds = time.monotonic() - began
+            print(f"insert to readable: {seconds:.2f} s")
+            assert seconds < 15
+            assert_equal(database.dsn, read(attached.spark, attached.lake))
+            published, version = epochs(attached), log.status().version
+            # Neither the report nor the wait causes another version or epoch.
+            time.sleep(4)
+            assert (epochs(attached), log.status().version) == (published, version)
+            # A row that was deleted by mistake is back with the next wait.
+            database.execute("DELETE FROM tuskline.lakes")
+            connection.execute("CALL tuskline.wait_flush(%s, '20s')", [insert(connection, 1002)])
+            published = epochs(attached)
+            # What is readable already costs no epoch.
+            connection.execute("CALL tuskline.wait_flush(%s, '2s')", [token])
+            assert epochs(attached) == published
+
+
+def test_9_a_sync_forces_nothing(attached, database):
+    sources = [Source(STREAM, database.dsn, PUBLICATION)]
+    with serving(attached), database.connect() as connection:
+        token = insert(connection, 1000)
+        assert check_token(token, sources) == STREAM
+        before = epochs(attached)
+        with ThreadPoolExecutor(2) as pool, database.connect() as waiting:
+            waits = [
+                pool.submit(waiting.execute, "CALL tuskline.wait_sync(%s)", [token]),
+                pool.submit(sync, str(attached.lake), sources, timeout=60),
+            ]
+            for _ in range(8):
+                attached.house.run_once()
+                time.sleep(0.25)
+            assert not any(each.done() for each in waits)
+            assert epochs(attached) == before
+            attached.house.run_once(force=True)
+            for each in waits:
+                each.result(20)
+        assert len(epochs(attached)) == len(before) + 1
+        assert_equal(database.dsn, read(attached.spark, attached.lake))
+
+
+def test_34_the_timeout_names_the_stage_and_the_table_that_hold_it_back(attached, database):
+    with database.connect() as connection:
+        token = insert(connection, 1000)
+        assert "driver of it has ever" in held(database, token, "0.5s")
+        with driving(attached):
+            connection.execute("CALL tuskline.wait_flush(%s)", [token])
+            database.execute(
+                "CREATE TABLE late (id int PRIMARY KEY)",
+                f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late",
+            )
+            with psycopg.connect(database.dsn) as blocking:
+                # A copy's snapshot waits for the transactions that run.
+                blocking.execute("INSERT INTO late VALUES (6)")
+                told = held(database, insert(connection, 1001), "12s")
+                assert f"tables: {STREAM}.public.late" in told
+            connection.execute("CALL tuskline.wait_flush()")
+            assert read(attached.spark, attached.lake)["late"].count() == 1
+            attached.capture.__exit__(None, None, None)
+            assert ": capture: " in held(database, insert(connection, 1002))
+        assert "driver is not connected" in held(database, insert(connection, 1003), "1s")
+
+
+@pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronizes slots by itself")
+def test_34_a_token_from_before_a_failover_is_waited_for_on_the_promoted_standby(
+    spark, tmp_path, make_server
+):
+    primary = make_server(18, fsync="off")
+    primary.start()
+    run(primary, "CREATE TABLE docs (id int PRIMARY KEY, title text)")
+    run(primary, "SELECT pg_create_physical_replication_slot('standby_a', true)")
+    standby = backup(primary, primary.folder.with_name("standby"), wal="fetch")
+    follow(
+        standby,
+        primary.dsn(),
+        primary_slot_name="standby_a",
+        hot_standby_feedback="on",
+        sync_replication_slots="on",
+    )
+    standby.start()
+    with ExitStack() as stack:
+        stack.callback(standby.destroy)
+        database = Both("postgres", primary, several(primary, standby))
+        init(CaptureSource(STREAM, primary.dsn(), f"tuskline_{STREAM}", PUBLICATION))
+        pipeline = Pipeline(spark, tmp_path, database, ("public.docs",))
+        gate = Rule(("standby_a",))
+        pipeline.capture = CaptureProcess(
+            tmp_path, pipeline.log, database.dsn, "public.docs", gate=gate
+        )
+        stack.enter_context(pipeline)
+        with driving(pipeline):
+            wait_for(lambda: synced(primary, standby), 90, "the slot is on the standby")
+            with psycopg.connect(primary.dsn(), autocommit=True) as connection:
+                token = insert(connection, 1)
+                end = parse_lsn(run(primary, "SELECT pg_current_wal_insert_lsn()")[0][0])
+            wait_for(lambda: replayed(standby) >= end, 30, "the standby has it")
+            primary.kill()
+            promote(standby)
+            with psycopg.connect(standby.dsn(), autocommit=True) as connection:
+                # Capture and driver find the new primary while the session waits.
+                connection.execute("CALL tuskline.wait_flush(%s, '90 s')", [token])
+                assert read(spark, pipeline.lake)["docs"].count() == 1
+                position = pipeline.head().streams[STREAM]
+                assert position.timeline == 2
