@@ -37,6 +37,13 @@ def live(pipeline, spark=None):
     return read(spark or pipeline.spark, pipeline.lake, live=True, log=pipeline.log.address)
 
 
+def change(pipeline, *statements):
+    """Run the statements, and then others that change nothing: each is a commit of the log, so that a small one is divided."""
+    for statement in (*statements, *["UPDATE pairs SET a = a WHERE a = 1"] * 3):
+        pipeline.database.execute(statement)
+        pipeline.barrier()
+
+
 @contextlib.contextmanager
 def program(pipeline, folder, how="sent", env=None):
     """A program that has read live, until it is killed; what it says is in `said`."""
@@ -180,15 +187,15 @@ def test_a_live_read_of_more_than_a_hundred_ranges(pipeline, database, monkeypat
 
 
 @pytest.mark.parametrize("how", ["sent", "executors", "stored"])
-def test_no_value_of_a_row_is_in_sparks_event_log_or_on_the_screen(
-    pipeline, database, tmp_path, how
-):
+def test_no_value_of_a_row_is_in_sparks_event_log_or_on_the_screen(pipeline, tmp_path, how):
     """What the tail has travels in plans and tasks. `executors`, `stored`: as larger tails do."""
-    database.execute(
+    change(
+        pipeline,
         f"UPDATE docs SET title = '{SECRET}', body = '{SECRET}' WHERE id < 4",
         f"INSERT INTO bag VALUES (7, 0, '{SECRET}', NULL)",
     )
     with program(pipeline, tmp_path, how):
+        assert bool([*pipeline.lake.glob("_tuskline/live/*")]) == (how == "stored")
         texts = [path.read_bytes() for path in (tmp_path / "events").rglob("*") if path.is_file()]
         texts.append((tmp_path / "said").read_bytes())
     assert sum(map(len, texts)) > 100_000
@@ -292,7 +299,8 @@ def test_16_an_executor_killed_in_mid_query_of_a_live_read_costs_a_retry_alone(
     pipeline, database, tmp_path, how
 ):
     """On a standalone cluster with two executors: one that has read a part of the tail is lost, and so are its rows."""
-    database.execute(
+    change(
+        pipeline,
         "UPDATE docs SET title = 'live' || id WHERE id < 5",
         "INSERT INTO docs SELECT g, 'more', 'x', g, 0 FROM generate_series(100, 140) g",
     )
@@ -320,3 +328,27 @@ def test_16_an_executor_killed_in_mid_query_of_a_live_read_costs_a_retry_alone(
     with database.connect() as connection:
         expected = connection.execute("SELECT id, title FROM docs ORDER BY id").fetchall()
     assert json.loads(line.removeprefix("ANSWER ")) == [list(row) for row in expected]
+
+
+def test_a_reader_that_is_killed_leaves_nothing_behind(pipeline, tmp_path):
+    """Its files, its record in the lake, and its lease on the log, which ends by itself."""
+    change(pipeline, "UPDATE docs SET title = 'stored'", "INSERT INTO bag SELECT * FROM bag")
+    records = pipeline.lake / "_tuskline" / "readers"
+    own = {path.name for path in records.glob("*")}
+    house = pipeline.lakehouse(retention_seconds=0.0)
+
+    def keeps_house():
+        """Behind an epoch that is published."""
+        change(pipeline)
+        house.run_once(force=True)
+
+    with program(pipeline, tmp_path, "stored"):
+        folders = [*(pipeline.lake / "_tuskline" / "live").iterdir()]
+        assert folders
+        its = {path.name for path in records.iterdir()} - own
+        keeps_house()
+        assert all(folder.exists() for folder in folders), "it lives"
+        assert its <= {path.name for path in records.iterdir()}
+    keeps_house()
+    assert not [folder for folder in folders if folder.exists()]
+    assert its.isdisjoint(path.name for path in records.iterdir())

@@ -7,7 +7,7 @@ from tests.support.stack import Stack
 from tests.support.tls import HOSTS, SERVER, Authority, replace_files
 from tests.support.waiting import wait_for
 from walsender_bridge.config import load_config
-from walsender_bridge.errors import Cause
+from walsender_bridge.errors import Cause, TusklineError
 from walsender_bridge.runtime.processes import alive
 from walsender_bridge.runtime.supervisor import read_states
 from walsender_bridge.runtime.tls_files import with_files
@@ -18,6 +18,16 @@ ROWS = 1000
 def did(stack, *command):
     done = stack.cli(*command)
     assert done.returncode == 0, done.stderr
+
+
+def read_newer(spark, lake, log, version):
+    """A live read of what was committed behind this version."""
+
+    def newer():
+        found = read(spark, lake, live=True, log=log, consumer="reader")
+        return found if found.epoch > version else None
+
+    return wait_for(newer, 60, "the log has it")
 
 
 @pytest.mark.timeout(300)
@@ -53,6 +63,17 @@ def test_a_pipeline_with_certificates_goes_on_when_they_are_replaced(tmp_path, d
         reader = with_files(address, authority.issue("reader", streams=("shop",)))
         # The first rows were copied, and are not in the log.
         assert changes.option("log", reader).load().count() == ROWS
+        live = read(spark, stack.lake, live=True, log=reader, consumer="reader")
+        assert live["shop.public.orders"].count() == 2 * ROWS
+        database.execute("UPDATE orders SET body = 'live' WHERE id <= 10")
+        live = read_newer(spark, stack.lake, reader, live.epoch)
+        assert live["shop.public.orders"].where("body = 'live'").count() == 10
+        # Another one's name, another one's stream.
+        with pytest.raises(TusklineError, match="does not allow"):
+            read(spark, stack.lake, live=True, log=reader)
+        stranger = with_files(address, authority.issue("reader", streams=("bank",)))
+        with pytest.raises(TusklineError):
+            read(spark, stack.lake, live=True, log=stranger, consumer="reader")
         for other in (
             with_files(address, authority.issue("reader", streams=("bank",))),
             with_files(address, authority.issue("monitor")),
