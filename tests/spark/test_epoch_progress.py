@@ -74,7 +74,7 @@ def test_the_tasks_of_a_step_are_counted_while_it_runs(spark, tmp_path):
             wait_for(lambda: counts() == (2, 3), 60, "all tasks but one")
             # The last one does not end: nothing moves.
             moved_at = seen().moved_at
-            assert progress.now().began_at < moved_at == seen().moved_at
+            assert seen().began_at < moved_at == seen().moved_at
         finally:
             gate.touch()
         assert running.result(60) == [0, 1, 2]

@@ -73,6 +73,7 @@ ANYWHERE = {
     "top",
     "doctor",
     "metrics",
+    "report",
     "log status",
     "log verify",
     "log tail",

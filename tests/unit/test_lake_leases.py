@@ -47,9 +47,10 @@ def test_a_lake_whose_lease_ends_soon_is_named_with_the_date(
 ) -> None:
     told = list(lake_leases.ending([consumer(name, seconds)], NOW))
     assert bool(told) is is_told
-    for sentence in told:
-        assert LAKE in sentence
-        assert "until 2026-01-04T00:00:00.000Z" in sentence
+    for lease in told:
+        assert LAKE in lease.what
+        assert lease.what.endswith("until 2026-01-04T00:00:00.000Z")
+        assert lease.sentence == f"log: {lease.what}; {lease.repair}"
     found = list(log.leases([consumer(name, seconds)]))
     assert bool(found) is is_told
     for finding in found:

@@ -50,9 +50,8 @@ def leases(consumers: "Iterable[ConsumerDescription]") -> Iterator[Finding]:
     """The leases of lakes that end soon, as `status` names them."""
     from walsender_bridge.observability import lake_leases
 
-    for sentence in lake_leases.ending(consumers, time.time()):
-        what, _, repair = sentence.removeprefix("log: ").partition("; ")
-        yield Finding("leases", "log", what, Severity.WARNING, repair=repair)
+    for lease in lake_leases.ending(consumers, time.time()):
+        yield Finding("leases", "log", lease.what, Severity.WARNING, repair=lease.repair)
 
 
 def _error(path: Path) -> CorruptError | None:

@@ -6,7 +6,7 @@ again: so the date is named while a start of the driver, or a longer `[log] rete
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walsender_bridge.runtime.times import iso_time
 
@@ -20,12 +20,24 @@ TOLD: Final = 5 * 86_400.0
 _OF_A_LAKE: Final = re.compile(r"lake-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def ending(consumers: "Iterable[ConsumerDescription]", now: float) -> Iterator[str]:
-    """The leases of lakes that end within `TOLD` seconds, as sentences with their repair. `now`: Unix seconds."""
+class EndingLease(NamedTuple):
+    """What is wrong with a lease, and its repair."""
+
+    what: str
+    repair: str
+
+    @property
+    def sentence(self) -> str:
+        """Both, as `status` has them."""
+        return f"log: {self.what}; {self.repair}"
+
+
+def ending(consumers: "Iterable[ConsumerDescription]", now: float) -> Iterator[EndingLease]:
+    """The leases of lakes that end within `TOLD` seconds. `now`: Unix seconds."""
     for consumer in consumers:
         if _OF_A_LAKE.fullmatch(consumer.name) and consumer.lease_seconds < TOLD:
             end = iso_time(round(now + consumer.lease_seconds))
-            yield (
-                f"log: the driver of {consumer.name} has not renewed its lease for days, and the log keeps what the lake lacks "
-                f"until {end}; start tuskline lake run before, or set [log] retention to more seconds than it will have been down"
+            yield EndingLease(
+                f"the driver of {consumer.name} has not renewed its lease for days, and the log keeps what the lake lacks until {end}",
+                "start tuskline lake run before, or set [log] retention to more seconds than it will have been down",
             )

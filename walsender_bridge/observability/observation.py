@@ -323,13 +323,14 @@ class Observer(Closing):
         errors = dict[str, TusklineError]()
         status: LogStatus | None = None
         replicas: tuple[StreamReplicas, ...] = ()
-        leases: Iterator[str] = iter(())
+        leases: tuple[str, ...] = ()
         try:
             status = log_problems.log_status(settings) if settings.asks_log else None
             if status is not None:
                 described = log_problems.described(settings)
                 replicas = log_problems.as_configured(settings, described.streams)
-                leases = lake_leases.ending(described.consumers, time.time())
+                ending = lake_leases.ending(described.consumers, time.time())
+                leases = tuple(lease.sentence for lease in ending)
             damage = log_problems.damaged(status) if status is not None else None
             if damage is not None:
                 errors["log"] = damage
@@ -385,7 +386,7 @@ class Observer(Closing):
             lake_configured="lake" in settings.parts,
             asks_log=settings.asks_log,
             replicas=replicas,
-            leases=tuple(leases),
+            leases=leases,
             etcd=etcd_view.observe(self._settings),
             bridge=bridge,
             maintenance=maintenance,
