@@ -300,9 +300,9 @@ class Snapshot(Mapping[str, "DataFrame"]):
 
     def _computed(self, view: ViewVersion) -> "DataFrame":
         """The rows of a view over this snapshot's tables: a live read has it computed by the query that reads it."""
-        from spark_consumers.lake.views.spark_functions import register
+        from spark_consumers.lake.views.spark_functions import prepare
 
-        register(self._spark)
+        prepare(self._spark)
         frames: dict[str, Any] = {
             f"t{number}": self[name] for number, name in enumerate(view.tables)
         }

@@ -1,19 +1,23 @@
 """Views: which SQL is kept, and how; what an epoch does with a view; by which rows two snapshots differ."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from spark_consumers.lake.epoch.table_changes import ChangedFile, changed_files
 from spark_consumers.lake.format.table_format import ScanFile, Vector
+from spark_consumers.lake.manifest.chain import Manifest
 from spark_consumers.lake.manifest.table_version import PAUSED, STALE, TableVersion
 from spark_consumers.lake.manifest.view_version import ViewVersion
 from spark_consumers.lake.views import plan
 from spark_consumers.lake.views.average import average
+from spark_consumers.lake.views.damaged import without_damaged
 from spark_consumers.lake.views.incremental import Flat, Grouped
 from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
 from spark_consumers.lake.views.translate import BaseTable, translate
 from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.observability.table_problems import sentences
 
 _NUMERIC = ((12 << 16) | 3) + 4
 ORDERS = BaseTable(
@@ -259,3 +263,26 @@ def test_two_snapshots_differ_by_new_files_gone_files_and_new_removals():
         "d": ChangedFile("/t/data/d", -1, 1, None, vector("d", 1, "v3")),
     }
     assert changed_files(after, after) == []
+
+
+def test_status_names_the_views_that_do_not_follow():
+    """With the reason, as it names tables."""
+    stale = replace(VIEW, table=replace(VIEW_TABLE, state=STALE, as_of=3), reason="it waits")
+    refused = ViewVersion("SELECT now()", reason="CURRENT_TIMESTAMP: not supported in a view")
+    views = {"views.old": stale, "views.bad": refused, "views.good": VIEW}
+    head = Manifest("lake", 1, 4, 3, 1, 0.0, tables={NAME: TABLE}, views=views)
+    assert [*sentences(head)] == [
+        "view views.bad has no rows: CURRENT_TIMESTAMP: not supported in a view",
+        "view views.old is stale, as of epoch 3: it waits",
+    ]
+    # And a link has them as it had them.
+    assert Manifest.from_json(json.loads(json.dumps(head.to_json())), "x") == head
+    assert {*head.readable} == {NAME, "shop.views.old", "shop.views.good"}
+
+
+def test_a_damaged_view_is_computed_in_a_new_table():
+    head = Manifest("lake", 1, 4, 3, 1, 0.0, tables={NAME: TABLE}, views={"views.v": VIEW})
+    assert without_damaged(head, {TABLE.path: "lost"}) is head
+    after = without_damaged(head, {VIEW_TABLE.path: "lost"}).views["views.v"]
+    assert after.table == replace(VIEW_TABLE, state=STALE, as_of=4, reason="lost")
+    assert decided(after, TABLE, TABLE) == Compute("its definition has changed", anew=True)

@@ -38,6 +38,7 @@ from spark_consumers.lake.manifest.view_version import INCREMENTAL, RECOMPUTED, 
 from spark_consumers.lake.policy import copies_on_write, deletes_by_position
 from spark_consumers.lake.store.place import files_in, place
 from spark_consumers.lake.tables.schema_change import schema_hash
+from spark_consumers.lake.tables.schema_match import arrays_of, unusable
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
 from spark_consumers.lake.views.plan import (
@@ -50,7 +51,7 @@ from spark_consumers.lake.views.plan import (
     decide,
     is_too_much,
 )
-from spark_consumers.lake.views.spark_functions import register
+from spark_consumers.lake.views.spark_functions import prepare
 from spark_consumers.lake.views.translate import BaseTable, Translation, base_tables, translate
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.postgres.table_layout import LayoutRule
@@ -149,11 +150,11 @@ class ViewWriter:
         found = StagedViews()
         if not self._definitions:
             return found
-        register(self._spark)
+        refused = self._refused_session()
         known = base_tables(tables)
         for definition in self._definitions:
             work = _Work(definition, head, tables, version, stage, scratch)
-            made = self._translation(definition, known)
+            made = refused or self._translation(definition, known)
             before = head.views.get(definition.name)
             if isinstance(made, NotSupportedError):
                 text = f"{made.what}; {made.repair}" if made.repair else made.what
@@ -161,6 +162,14 @@ class ViewWriter:
                 continue
             self._keep(work, before, made, found)
         return found
+
+    def _refused_session(self) -> NotSupportedError | None:
+        """Why no view can be kept in this session."""
+        try:
+            prepare(self._spark)
+        except NotSupportedError as error:
+            return error
+        return None
 
     def _translation(
         self, definition: ViewDefinition, known: Mapping[str, BaseTable]
@@ -170,7 +179,7 @@ class ViewWriter:
         if before is None or before[0] != facts:
             made: Translation | NotSupportedError
             try:
-                made = translate(definition.sql, known)
+                made = _usable(translate(definition.sql, known))
             except NotSupportedError as error:
                 log.warning("view cannot be kept", view=definition.name, reason=error.what)
                 made = error
@@ -211,7 +220,7 @@ class ViewWriter:
         if isinstance(action, Apply):
             changes = self._changes(work, made, action.changed)
             rows = sum(work.tables[made.tables[number]].rows for number in action.changed)
-            if not is_too_much(count(changes), rows):
+            if changes is not None and not is_too_much(count(changes), rows):
                 return self._apply(work, view, made, changes)
             action = Compute("most rows of its tables have changed")
         return self._compute(work, view, made, action)
@@ -294,15 +303,17 @@ class ViewWriter:
 
     def _changes(
         self, work: "_Work", made: Translation, changed: Sequence[int]
-    ) -> dict[str, list[ChangedFile]]:
-        """The data files with changed rows of these tables, by name."""
+    ) -> dict[str, list[ChangedFile]] | None:
+        """The data files with changed rows of these tables, by name; None if it cannot be told from the data files."""
         found = {}
         for name in {made.tables[number] for number in changed}:
             old, new = work.head.tables[name], work.tables[name]
             path = self._path(new)
-            found[name] = changed_files(
-                self._format.scan(path, old.snapshot_id), self._format.scan(path, new.snapshot_id)
-            )
+            before, after = (self._format.scan(path, each.snapshot_id) for each in (old, new))
+            if any(file.deletes for file in (*before, *after)):
+                # An earlier version has removed rows by their keys.
+                return None
+            found[name] = changed_files(before, after)
         return found
 
     def _apply(
@@ -430,6 +441,14 @@ class ViewWriter:
 
     def _path(self, table: TableVersion) -> str:
         return str(self._chain.root / table.path)
+
+
+def _usable(made: Translation) -> Translation:
+    """The translation. Raises `NotSupportedError` for columns that no table of the lake can have."""
+    reason = unusable(made.columns.names, (), arrays_of(made.columns))
+    if reason is not None:
+        raise NotSupportedError(reason, repair="give the column another name with AS")
+    return made
 
 
 def _described(
