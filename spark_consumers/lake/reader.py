@@ -236,10 +236,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
             for name, view in manifest.views.items()
             if view.table is not None
         }
-        behind = {n: t for n, t in manifest.readable.items() if is_behind(manifest, t)}
-        if tail is not None:
-            behind |= self._views_without_tables()
-        self._withheld = {} if allow_stale else behind
+        self._withheld = {} if allow_stale else self._behind()
 
     @property
     def epoch(self) -> int:
@@ -308,6 +305,12 @@ class Snapshot(Mapping[str, "DataFrame"]):
         }
         found: DataFrame = self._spark.sql(view.query, **frames)
         return found
+
+    def _behind(self) -> dict[str, TableVersion]:
+        """What is left out unless it is asked for."""
+        head = self.manifest
+        behind = {name: t for name, t in head.readable.items() if is_behind(head, t)}
+        return behind if self._tail is None else behind | self._views_without_tables()
 
     def _views_without_tables(self) -> dict[str, TableVersion]:
         """The views that a live read cannot compute, since it has not all of their tables at its version."""

@@ -361,20 +361,22 @@ def _concatenated(made: Expressions, node: exp.DPipe) -> Typed:
 
 
 def _case(made: Expressions, node: exp.Case) -> Typed:
-    tests, values = [], []
+    conditions, values = [], []
     for each in node.args["ifs"]:
         if node.this is None:
-            tests.append(made.condition(each.this))
+            conditions.append(made.condition(each.this))
         else:
             one, other = _compared(
                 made.of(node.this), made.of(each.this), _short(node), ordered=False
             )
-            tests.append(f"({one} = {other})")
+            conditions.append(f"({one} = {other})")
         values.append(made.of(each.args["true"]))
     default = node.args.get("default")
     last = made.of(default) if default is not None else Typed("NULL", UNKNOWN)
     kind = common([each.type for each in [*values, last]], _short(node))
-    branches = [f"WHEN {t} THEN {_branch(v, kind)}" for t, v in zip(tests, values, strict=True)]
+    branches = [
+        f"WHEN {t} THEN {_branch(v, kind)}" for t, v in zip(conditions, values, strict=True)
+    ]
     return Typed(f"(CASE {' '.join(branches)} ELSE {_branch(last, kind)} END)", kind)
 
 
