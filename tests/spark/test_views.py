@@ -97,7 +97,7 @@ RANDOM_TABLES = (
     "CREATE TABLE facts (dim int, n int, big bigint, small smallint, x numeric(10,2), f float8, t text, ok bool, at timestamp)",
     "ALTER TABLE facts REPLICA IDENTITY FULL",
     (
-        "INSERT INTO facts SELECT g % 14, g % 5 - 2, g * 1000000000, g % 9, g / 3.0, g / 2.0, 't' || g % 3, g % 2 = 0,"
+        "INSERT INTO facts SELECT g % 14, g % 5 - 2, g * 1000000000::bigint, g % 9, g / 3.0, g / 2.0, 't' || g % 3, g % 2 = 0,"
         " timestamp '2024-01-01 10:00:00' + g * interval '7 hours' FROM generate_series(1, 120) g"
     ),
 )
