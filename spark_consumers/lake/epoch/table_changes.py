@@ -17,7 +17,7 @@ from spark_consumers.lake.epoch.rewritten import filled
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import as_damage, opened
 from spark_consumers.lake.format.position_deletes import read_removed
-from spark_consumers.lake.format.table_format import ScanFile, Vector, name_of
+from spark_consumers.lake.format.table_format import ScanFile, Vector
 from spark_consumers.lake.store.place import place
 
 #: Rows of a task, about.
@@ -141,8 +141,3 @@ def changes_tasks(
 def count(files: Mapping[str, Sequence[ChangedFile]]) -> int:
     """The changed rows of all tables."""
     return sum(file.rows for each in files.values() for file in each)
-
-
-def scanned(files: Sequence[ScanFile]) -> set[str]:
-    """The names of the files below their table's folder."""
-    return {name_of(file.path) for file in files}

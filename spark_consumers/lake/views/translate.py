@@ -5,7 +5,7 @@ ORDER BY and LIMIT are refused. Whether the rows can be kept incrementally follo
 inner joins, without HAVING, whose aggregates have a state that changes can be added to (`incremental`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -587,8 +587,3 @@ def _groups(
         if value.text not in {item.text for item in found}:
             found.append(Item(f"g{len(found)}", value.text, value.type))
     return found
-
-
-#: What a translation is asked for (`BaseTable` by full name).
-Tables = Mapping[str, BaseTable]
-Translate = Callable[[str, Tables], Translation]
