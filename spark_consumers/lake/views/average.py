@@ -13,13 +13,15 @@ def average(total: str | None, count: int | None, scale: int) -> str | None:
     """`total / count` as PostgreSQL prints it; `scale`: of the total. NULL of no values."""
     if total is None or not count:
         return None
-    units = int(Decimal(total).scaleb(scale))
-    digits = _scale(abs(units), scale, count)
+    # Not by `scaleb`, which rounds to the digits of the context.
+    is_negative, figures, exponent = Decimal(total).as_tuple()
+    units = int("".join(map(str, figures))) * 10 ** (int(exponent) + scale)
+    digits = _scale(units, scale, count)
     # Half away from zero, in integers.
-    quotient, rest = divmod(abs(units) * 10**digits, count * 10**scale)
+    quotient, rest = divmod(units * 10**digits, count * 10**scale)
     quotient += 2 * rest >= count * 10**scale
     text = str(quotient).rjust(digits + 1, "0")
-    sign = "-" if units < 0 and quotient else ""
+    sign = "-" if is_negative and quotient else ""
     return f"{sign}{text[:-digits]}.{text[-digits:]}" if digits else f"{sign}{text}"
 
 
