@@ -317,9 +317,13 @@ class Snapshot(Mapping[str, "DataFrame"]):
         found = {}
         for full, view in self._views.items():
             assert view.table is not None
-            lacking = next((n for n in view.tables if self.manifest.tables[n].state != LIVE), None)
-            if lacking is not None:
-                table = self.manifest.tables[lacking]
+            tables = {n: self.manifest.tables.get(n) for n in view.tables}
+            # A view of a table that is gone is stale in its epoch already.
+            lacking = next(
+                (n for n, t in tables.items() if t is not None and t.state != LIVE), None
+            )
+            table = tables.get(lacking or "")
+            if table is not None:
                 as_of = table.as_of or self.manifest.epoch
                 reason = f"it reads {lacking}: {table.reason or table.state}"
                 found[full] = replace(view.table, state=STALE, as_of=as_of, reason=reason)
