@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from spark_consumers.lake.epoch.rewritten import filled
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import as_damage, opened
+from spark_consumers.lake.format.iceberg_schema import by_number
 from spark_consumers.lake.format.position_deletes import read_removed
 from spark_consumers.lake.format.table_format import ScanFile, Vector
 from spark_consumers.lake.store.place import place
@@ -61,7 +61,7 @@ def changed_files(before: Sequence[ScanFile], after: Sequence[ScanFile]) -> list
 
 @dataclass(frozen=True)
 class ChangesTask:
-    """Read the changed rows of these files of the table in `folder`, as `schema` with the column `sign` behind it."""
+    """Read the changed rows of these files of the table in `folder`, as `schema` (of its data files) with the column `sign` behind it."""
 
     folder: str
     files: tuple[ChangedFile, ...]
@@ -94,12 +94,8 @@ class ChangesTask:
         self, file: pq.ParquetFile, group: int, at: "np.ndarray", changed: ChangedFile
     ) -> Iterator[pa.RecordBatch]:
         with as_damage(changed.path):
-            # A file may have columns of row ids besides, and lack one that was added later.
-            names = [name for name in self.schema.names if name in file.schema_arrow.names]
-            rows = file.read_row_group(group, columns=names)
-        rows = (
-            filled(rows, self.schema).select(self.schema.names).take(pa.array(at)).cast(self.schema)
-        )
+            rows = file.read_row_group(group)
+        rows = by_number(rows, self.schema).take(pa.array(at))
         signs = pa.repeat(pa.scalar(changed.sign, pa.int32()), len(rows))
         yield from rows.append_column(self.sign, signs).combine_chunks().to_batches()
 

@@ -222,7 +222,7 @@ class ViewWriter:
             rows = sum(work.tables[made.tables[number]].rows for number in action.changed)
             if changes is not None and not is_too_much(count(changes), rows):
                 return self._apply(work, view, made, changes)
-            action = Compute("most rows of its tables have changed")
+            action = Compute("most rows, or the columns, of its tables have changed")
         return self._compute(work, view, made, action)
 
     # -- computed from the tables -----------------------------------------------------------------------
@@ -304,11 +304,15 @@ class ViewWriter:
     def _changes(
         self, work: "_Work", made: Translation, changed: Sequence[int]
     ) -> dict[str, list[ChangedFile]] | None:
-        """The data files with changed rows of these tables, by name; None if it cannot be told from the data files."""
+        """The data files with changed rows of these tables, by name; None if data files alone do not tell."""
         found = {}
         for name in {made.tables[number] for number in changed}:
             old, new = work.head.tables[name], work.tables[name]
             path = self._path(new)
+            columns = [self._format.schemas(path, each.snapshot_id)[1] for each in (old, new)]
+            if not columns[0].equals(columns[1], check_metadata=True):
+                # A row has other values now, or its values other names, although no data file has changed.
+                return None
             before, after = (self._format.scan(path, each.snapshot_id) for each in (old, new))
             if any(file.deletes for file in (*before, *after)):
                 # An earlier version has removed rows by their keys.
@@ -410,7 +414,8 @@ class ViewWriter:
         from pyspark.sql.functions import broadcast
 
         path = self._path(table)
-        columns = [f for f in self._format.schemas(path)[1] if table.key or f.name != ROW_ID]
+        stored = self._format.schemas(path, table.snapshot_id)[1]
+        columns = [f for f in stored if table.key or f.name != ROW_ID]
         schema = pa.schema(columns)
         tasks = changes_tasks(path, files, schema, SIGN)
         frame = frame_of(self._spark, schema.append(pa.field(SIGN, pa.int32())), tasks)
