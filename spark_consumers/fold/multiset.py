@@ -80,6 +80,11 @@ def fold_multiset(changes: Sequence[FoldableChanges], provenance: int = 0) -> Mu
     return _sum(truncated, parts, provenance)
 
 
+def of_signed(columns: list[pa.Array], signs: Int64s) -> MultisetFold:
+    """The fold of rows that are each added (1) or taken away (-1), in any order."""
+    return _sum(truncated=False, parts=[(columns, signs)], provenance=0)
+
+
 def compose_multisets(first: MultisetFold, then: MultisetFold) -> MultisetFold:
     """The fold of `first`'s changes followed by `then`'s."""
     if then.truncated:

@@ -32,7 +32,8 @@ from spark_consumers.lake.manifest.chain import (
 from spark_consumers.lake.manifest.newest import is_lost, lost
 from spark_consumers.lake.manifest.pinned_links import at_epoch, at_pin, is_kept
 from spark_consumers.lake.manifest.reader_leases import lease_on
-from spark_consumers.lake.manifest.table_version import HELD
+from spark_consumers.lake.manifest.table_version import HELD, STALE
+from spark_consumers.lake.manifest.view_version import ViewVersion
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import Place, options_of
 from spark_consumers.lake.tables.states import is_behind, without_earlier
@@ -230,11 +231,12 @@ class Snapshot(Mapping[str, "DataFrame"]):
         self._spark = spark
         self._root = root
         self.manifest = manifest
-        self._withheld = (
-            {}
-            if allow_stale
-            else {n: t for n, t in manifest.readable.items() if is_behind(manifest, t)}
-        )
+        self._views = {
+            view.full_name(name): view
+            for name, view in manifest.views.items()
+            if view.table is not None
+        }
+        self._withheld = {} if allow_stale else self._behind()
 
     @property
     def epoch(self) -> int:
@@ -270,6 +272,9 @@ class Snapshot(Mapping[str, "DataFrame"]):
         from spark_consumers.lake.format.table_format import ROW_ID
 
         full = self.resolve(name)
+        view = self._views.get(full)
+        if view is not None and self._tail is not None and full not in self.stale:
+            return self._computed(view)
         table: TableVersion = self.manifest.readable[full]
         path = self._root / table.path
         try:
@@ -285,8 +290,44 @@ class Snapshot(Mapping[str, "DataFrame"]):
                 where=full,
                 repair="read a later epoch; an epoch is kept only for readers that can write to the lake's folder",
             ) from None
+        if view is not None:
+            return frame.drop(*view.hidden)
         frame = frame if table.key else frame.drop(ROW_ID)
         return frame if self._tail is None else self._tail.merged(full, frame)
+
+    def _computed(self, view: ViewVersion) -> "DataFrame":
+        """The rows of a view over this snapshot's tables: a live read has it computed by the query that reads it."""
+        from spark_consumers.lake.views.spark_functions import prepare
+
+        prepare(self._spark)
+        frames: dict[str, Any] = {
+            f"t{number}": self[name] for number, name in enumerate(view.tables)
+        }
+        found: DataFrame = self._spark.sql(view.query, **frames)
+        return found
+
+    def _behind(self) -> dict[str, TableVersion]:
+        """What is left out unless it is asked for."""
+        head = self.manifest
+        behind = {name: t for name, t in head.readable.items() if is_behind(head, t)}
+        return behind if self._tail is None else behind | self._views_without_tables()
+
+    def _views_without_tables(self) -> dict[str, TableVersion]:
+        """The views that a live read cannot compute, since it has not all of their tables at its version."""
+        found = {}
+        for full, view in self._views.items():
+            assert view.table is not None
+            tables = {n: self.manifest.tables.get(n) for n in view.tables}
+            # A view of a table that is gone is stale in its epoch already.
+            lacking = next(
+                (n for n, t in tables.items() if t is not None and t.state != LIVE), None
+            )
+            table = tables.get(lacking or "")
+            if table is not None:
+                as_of = table.as_of or self.manifest.epoch
+                reason = f"it reads {lacking}: {table.reason or table.state}"
+                found[full] = replace(view.table, state=STALE, as_of=as_of, reason=reason)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tables)
@@ -318,12 +359,17 @@ class Snapshot(Mapping[str, "DataFrame"]):
         ends = {end: full for full in self.tables for end in _ends(full)}
         close = difflib.get_close_matches(name, ends, n=3, cutoff=0.5)
         nearest = sorted({ends[c] for c in close}) or self.tables[:10]
-        reason = self.manifest.not_copied.get(name)
+        reason = self.manifest.not_copied.get(name) or self._reason_of_view(name)
         raise LakeError(
             f"no table {name!r} in epoch {self.epoch}" + (f": {reason}" if reason else ""),
             where=str(self._root),
             repair=f"similar names: {nearest}" if nearest else "no table is published yet",
         )
+
+    def _reason_of_view(self, name: str) -> str:
+        """Why a view of this name has no rows; empty if there is none."""
+        found = (v for n, v in self.manifest.views.items() if name in {n, n.partition(".")[2]})
+        return next((f"view {name}: {view.reason}" for view in found if view.table is None), "")
 
     def _matches(self, name: str) -> list[str]:
         return _matching(name, self.tables)

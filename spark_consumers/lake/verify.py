@@ -171,7 +171,7 @@ def _lost_pins(chain: Chain, catalog: TableCatalog | None, newest: Manifest) -> 
     for name, pin in newest.pins.items():
         try:
             link = PinnedLinks(chain.store).read(pin.record)
-            found[name] = list(_lost_snapshots(chain.root, catalog, link.tables.values()))
+            found[name] = list(_lost_snapshots(chain.root, catalog, link.readable.values()))
         except CorruptError as error:
             found[name] = [error]
     head = chain.head() if any(found.values()) else None
@@ -241,7 +241,7 @@ def _miscounted(
     chain: Chain, catalog: TableCatalog | None, manifest: Manifest, damaged: Collection[str]
 ) -> Iterator[TusklineError]:
     """Tables of this link that have other rows than it tells, except where files are known to be damaged."""
-    for name, table in [*manifest.tables.items(), *manifest.copies.items()]:
+    for name, table in [*manifest.readable.items(), *manifest.copies.items()]:
         folder = str(chain.root / table.path)
         readers = [where for where in damaged if not where.startswith(f"{folder}/index/")]
         if any(where == folder or where.startswith(f"{folder}/") for where in readers):

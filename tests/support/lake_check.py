@@ -47,7 +47,7 @@ def assert_no_orphans(spark, lake, store=FROM_ENVIRONMENT):
     tables = IcebergFormat(spark, "", for_reading(chain) or FolderCatalog(chain.root))
     wanted = set()
     links = list(chain.links())
-    shown = {t.path for m in links for t in m.tables.values()}
+    shown = {t.path for m in links for t in m.readable.values()}
     snapshots = {(t.path, t.snapshot_id) for m in links for t in m.versions if t.path in shown}
     for path, snapshot in snapshots:
         for file in tables.scan(str(chain.root / path), snapshot):

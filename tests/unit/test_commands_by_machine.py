@@ -52,6 +52,8 @@ ALLOWED: dict[str, set[str]] = {
     "epochs show 1": {"lake"},
     "epochs pin release": {"lake"},
     "epochs unpin release": {"lake"},
+    "view list": {"lake"},
+    "view explain revenue": {"lake"},
     "table list": {"lake"},
     "table add shop.public.t": {"lake"},
     "table pause shop.public.t": {"lake"},

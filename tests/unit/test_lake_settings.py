@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spark_consumers.lake.store.lake_store import StoreOptions
+from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import pipeline
 from spark_consumers.spark import session
 from spark_consumers.spark.lake_catalog import LakeCatalog
@@ -37,8 +38,12 @@ KEYS = {
             "shop",
         )
     ],
+    "view": [
+        ViewDefinition("views.open", "SELECT id FROM orders"),
+        ViewDefinition("reports.all", "SELECT * FROM orders"),
+    ],
 }
-NAMES = {"retention": "retention_seconds", "tables": "layouts", "catalog": "rest"}
+NAMES = {"retention": "retention_seconds", "tables": "layouts", "catalog": "rest", "view": "views"}
 
 
 def test_the_lakehouse_is_made_as_the_configuration_says(
@@ -84,8 +89,15 @@ pattern = "public.orders*"
 partition = ["day(at)"]
 sort = ["id desc"]
 options = {{ team = "shop" }}
+[[lake.view]]
+name = "open"
+sql = "SELECT id FROM orders"
+[[lake.view]]
+name = "reports.all"
+file = "all.sql"
 """
     )
+    (tmp_path / "all.sql").write_text("SELECT * FROM orders")
     made: dict[str, Any] = {}
 
     def lakehouse(_spark: Any, uri: str, *_: Any, **given: Any) -> Any:

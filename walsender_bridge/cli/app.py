@@ -33,6 +33,7 @@ from walsender_bridge.cli import (
     safekeeper,
     slots,
     status,
+    view,
     wait,
 )
 from walsender_bridge.cli import table as table_group
@@ -95,6 +96,7 @@ for group in (
     slots,
     status,
     table_group,
+    view,
     wait,
 ):
     group.register(app)

@@ -229,7 +229,7 @@ def cut_tables(manifest: "Manifest", head: "Manifest") -> tuple[dict[str, Any], 
     tag = tag_of(min(pins)) if pins else None
     views = {name: view for view, name in view_names(manifest.readable).items()}
     behind = {n: t for n, t in manifest.readable.items() if is_behind(manifest, t)}
-    now = {name: table.path for name, table in head.tables.items()}
+    now = {name: table.path for name, table in head.readable.items()}
     tables = {
         name: CutTable(views[name], table.path, table.snapshot_id, now.get(name) == table.path, tag)
         for name, table in sorted(manifest.readable.items())

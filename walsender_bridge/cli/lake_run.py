@@ -21,6 +21,7 @@ from spark_consumers.lake.store.place import is_object
 from walsender_bridge.cli.copy_bars import CopyBars
 from walsender_bridge.cli.options import lake_section
 from walsender_bridge.cli.parts import alone
+from walsender_bridge.cli.view import view_definitions
 from walsender_bridge.config import Config
 from walsender_bridge.errors import DiskFullError, LakeError, TusklineError
 from walsender_bridge.observability import lake_status
@@ -121,6 +122,7 @@ def _drive(settings: Config) -> None:
                     on_unrepresentable_value=lake.on_unrepresentable_value,
                     deletes=lake.deletes,
                     layouts=[section.rule for section in lake.tables],
+                    views=view_definitions(lake),
                     failing=lambda error: lake_status.write(settings.run_dir, error),
                 )
                 with FlushService(

@@ -429,6 +429,9 @@ def _resolve(base: Path, values: dict[str, Any]) -> None:
     lake = values.get("lake")
     if isinstance(lake, dict) and isinstance(lake.get("uri"), str) and "://" not in lake["uri"]:
         lake["uri"] = str(base / lake["uri"])
+    for view in _tables(lake.get("view")) if isinstance(lake, dict) else ():
+        if isinstance(view, dict) and isinstance(view.get("file"), str):
+            view["file"] = str(base / view["file"])
     catalog = lake.get("catalog") if isinstance(lake, dict) else None
     if isinstance(catalog, dict):
         for name in ("token_file", "ca"):

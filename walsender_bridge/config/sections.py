@@ -36,6 +36,8 @@ HostPort = Annotated[str, AfterValidator(_host_and_port)]
 
 
 Bytes = Annotated[int, Field(ge=0)]
+#: The name of a view, and that of its schema: alike in PostgreSQL, Spark and Iceberg.
+_VIEW_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 #: A standby's application_name; in `synchronous_standby_names` it needs no quotes.
 StandbyName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
 
@@ -241,6 +243,33 @@ class LakeTablesSection(_Section):
         return LayoutRule(pattern, layout, self.source)
 
 
+class LakeViewSection(_Section):
+    """`[[lake.view]]`: a view that is kept at every epoch, in PostgreSQL's SQL."""
+
+    #: `name` or `schema.name`; without a schema it is in `views`.
+    name: str
+    #: One SELECT over tables of the lake.
+    sql: str | None = None
+    #: A file with it instead, relative to the configuration's.
+    file: Path | None = None
+
+    @model_validator(mode="after")
+    def _has_sql(self) -> Self:
+        parts = self.name.split(".")
+        if len(parts) > 2 or not all(_VIEW_NAME.fullmatch(part) for part in parts):
+            raise ValueError(
+                f"{self.name!r:.80} is not a name of a view: use name or schema.name, of lower-case letters, digits and underscores"
+            )
+        if (self.sql is None) == (self.file is None):
+            raise ValueError(f"view {self.name}: specify either sql or file")
+        return self
+
+    @property
+    def full_name(self) -> str:
+        """`schema.name`."""
+        return self.name if "." in self.name else f"views.{self.name}"
+
+
 class CatalogSection(_Section):
     """`[lake.catalog]`: where the metadata of the lake's tables is.
 
@@ -328,6 +357,14 @@ class LakeSection(_Section):
     #: master wins.
     spark_master: str | None = None
     maintenance: MaintenanceSection = MaintenanceSection()
+    #: Views that are kept at every epoch.
+    view: tuple[LakeViewSection, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_each_view_once(self) -> Self:
+        if twice := first_repeated(tuple(view.full_name for view in self.view)):
+            raise ValueError(f"view {twice} is configured twice")
+        return self
 
 
 class SafekeepersSection(_Section):

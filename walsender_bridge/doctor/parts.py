@@ -237,7 +237,7 @@ def _of_another_log(lake: "LakeSection", log_id: str | None) -> TusklineError | 
 
 def _of_table(problem: table_problems.TableProblem) -> Finding:
     return Finding(
-        "table",
+        problem.kind,
         problem.table,
         problem.what,
         Severity.ERROR,

@@ -1,4 +1,4 @@
-"""The tables of the lake that do not follow, with the reasons, for `status`, `top`, `doctor` and `/readyz`. Pure."""
+"""The tables and views of the lake that do not follow, with the reasons, for `status`, `top`, `doctor` and `/readyz`. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ _OLDER_HINT: Final = "\n  repair: "
 
 @dataclass(frozen=True, slots=True)
 class TableProblem:
-    """One table, its problem as the predicate of a sentence, and the repair, if any."""
+    """One table or view, its problem as the predicate of a sentence, and the repair, if any."""
 
     table: str
     what: str
     repair: str = ""
+    kind: str = "table"
 
 
 def problems(lake: Any) -> Iterator[TableProblem]:
-    """Each table that does not follow. `lake`: the newest manifest."""
+    """Each table that does not follow, and each view. `lake`: the newest manifest."""
     for name, table in sorted(lake.tables.items()):
         since = f"as of epoch {table.as_of}"
         again = "; it is being copied again" if table.resync and name not in lake.not_copied else ""
@@ -36,10 +37,16 @@ def problems(lake: Any) -> Iterator[TableProblem]:
         again = "it is retried"
         hint = f"{repair.strip()}; {again}" if repair else again
         yield TableProblem(name, f"was not copied: {what}", hint)
+    for name, view in sorted(lake.views.items()):
+        if view.table is None:
+            yield TableProblem(name, f"has no rows: {view.reason}", kind="view")
+        elif view.table.state == "stale":
+            since = f"as of epoch {view.table.as_of}"
+            yield TableProblem(name, f"is stale, {since}: {view.reason}", kind="view")
 
 
 def sentences(lake: Any) -> Iterator[str]:
-    """A sentence for each table that does not follow. `lake`: the newest manifest."""
+    """A sentence for each table or view that does not follow. `lake`: the newest manifest."""
     for each in problems(lake):
         hint = f"; {each.repair}" if each.repair else ""
-        yield f"table {each.table} {each.what}{hint}"
+        yield f"{each.kind} {each.table} {each.what}{hint}"

@@ -47,6 +47,7 @@ from spark_consumers.lake.epoch.stage import (
     total_changes,
 )
 from spark_consumers.lake.epoch.target import Target, names_in
+from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_schema import file_type
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
@@ -54,6 +55,7 @@ from spark_consumers.lake.index import build as index
 from spark_consumers.lake.index.run_format import Run
 from spark_consumers.lake.layout.arrangement import Arrangement
 from spark_consumers.lake.manifest.chain import LIVE, Chain, Manifest, TableVersion
+from spark_consumers.lake.manifest.view_version import ViewVersion
 from spark_consumers.lake.policy import copies_on_write, to_copy_on_write
 from spark_consumers.lake.store.place import Place, carried, remove_tree
 from spark_consumers.lake.tables import fault as table_fault
@@ -65,6 +67,7 @@ from spark_consumers.lake.tables.schema_change import Evolution, first_layout, s
 from spark_consumers.lake.tables.schema_match import SchemaMismatch, of_layout
 from spark_consumers.lake.tables.shape import Shape, with_columns_of
 from spark_consumers.lake.tables.states import stream_of
+from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.spark.job_group import described, description
 from spark_consumers.spark.slots import in_partitions, slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
@@ -98,6 +101,7 @@ class Timings:
     stage: float = 0.0
     complete: float = 0.0
     write: float = 0.0
+    views: float = 0.0
     publish: float = 0.0
     tables: dict[str, float] = field(default_factory=dict)
 
@@ -140,6 +144,7 @@ class EpochWriter:
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
+        views: Sequence[ViewDefinition] = (),
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -151,6 +156,9 @@ class EpochWriter:
         self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._deletes = deletes or {}
         self._rules = layouts
+        self._views = ViewWriter(
+            spark, chain, tables, head.term, views, deletes=self._deletes, layouts=layouts
+        )
         self._attempt = 0
         #: What the epoch under way does; other threads may ask.
         self.progress = EpochProgress(spark.sparkContext)
@@ -215,6 +223,8 @@ class EpochWriter:
             fail_point.hit("staged")
             tables = self._write_tables(plan, targets, stage, staged, removed, forced, timings)
             timings.write = time.monotonic() - began - timings.stage
+            views = self._write_views(head, plan, tables, stage, timings)
+            timings.views = time.monotonic() - began - timings.stage - timings.write
             manifest = head.next(
                 self._clock.now(),
                 epoch=plan.version,
@@ -222,6 +232,7 @@ class EpochWriter:
                 stage=str(stage),
                 streams=plan.streams,
                 tables=tables,
+                views=views,
                 copies=plan.copies,
                 changes=total_changes(staged.values()),
                 seconds=round(time.monotonic() - began, 3),
@@ -236,7 +247,7 @@ class EpochWriter:
             self.progress.end()
             remove_tree(scratch)
         fail_point.hit("after-manifest")
-        timings.publish = time.monotonic() - began - timings.stage - timings.write
+        timings.publish = time.monotonic() - began - timings.stage - timings.write - timings.views
         self._log_epoch(manifest, timings, time.monotonic() - began)
         return manifest
 
@@ -476,7 +487,7 @@ class EpochWriter:
     def _write_tables(
         self,
         plan: EpochPlan,
-        targets: TaskTables,
+        targets: TaskTables | Mapping[str, Target],
         stage: Stage,
         staged: Mapping[str, Staged],
         removed: Mapping[str, Sequence[Removed | Located]],
@@ -532,6 +543,27 @@ class EpochWriter:
         # From here on all changes come after each of their snapshots.
         shown = {name: replace(tables[name], chunks=()) for name in plan.fresh}
         return {**tables, **shown}
+
+    def _write_views(
+        self,
+        head: Manifest,
+        plan: EpochPlan,
+        tables: Mapping[str, TableVersion],
+        stage: Stage,
+        timings: Timings,
+    ) -> dict[str, ViewVersion]:
+        """Keep the views of these tables, which are written and not published."""
+        self.progress.step("keep views")
+        scratch = str(self._chain.staging / str(stage))
+        found = self._views.stage(head, tables, plan.version, stage, scratch)
+        fail_point.hit("views-staged")
+        if not found.staged:
+            return found.views
+        changed = replace(plan, tables=found.tables, fresh=frozenset())
+        own = Timings()
+        written = self._write_tables(changed, found.targets, stage, found.staged, {}, (), own)
+        timings.tables |= own.tables
+        return found.written(written)
 
     def _complete(
         self, plan: EpochPlan, drafts: Mapping[str, Draft], names: Sequence[str], scratch: str
@@ -686,6 +718,7 @@ class EpochWriter:
             stage_seconds=round(timings.stage, 3),
             complete_seconds=round(timings.complete, 3),
             write_seconds=round(timings.write, 3),
+            view_seconds=round(timings.views, 3),
             publish_seconds=round(timings.publish, 3),
             table_seconds=timings.tables,
         )

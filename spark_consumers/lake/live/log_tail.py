@@ -25,10 +25,10 @@ from spark_consumers.lake.epoch.packed import PackedTable
 from spark_consumers.lake.epoch.plan import EpochPlan, choose, tasks
 from spark_consumers.lake.epoch.stage import RangeTask
 from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.epoch.task_rows import frame_of
 from spark_consumers.lake.live.effect import effect_schema
 from spark_consumers.lake.live.log_lease import lease_on
 from spark_consumers.lake.live.merge import merged
-from spark_consumers.lake.live.source import frame_of
 from spark_consumers.lake.live.tail import (
     ERROR,
     FAULT,

@@ -82,7 +82,7 @@ class Look:
         pinned = [
             (tag, table.snapshot_id)
             for tag, link in pins
-            for table in link.tables.values()
+            for table in link.readable.values()
             if table.path == path
         ]
         needed = {*self._last_use.get(path, ()), *(snapshot for _, snapshot in pinned)}

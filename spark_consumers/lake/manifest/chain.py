@@ -53,6 +53,7 @@ from spark_consumers.lake.manifest.table_version import (
     StreamPosition,
     TableVersion,
 )
+from spark_consumers.lake.manifest.view_version import ViewVersion
 from spark_consumers.lake.store.lake_store import (
     FROM_ENVIRONMENT,
     STATE,
@@ -105,7 +106,7 @@ class Manifest:
     writer's `SteadyClock`, which continues along the chain, for ages; 0 in links of earlier formats. `seconds` is the
     duration of the round that wrote it; `changes` counts the row changes of the log in this epoch's range (0 in a takeover
     link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is
-    `copies`: copies that are not shown yet, beside the tables that they replace. `not_copied`: why a table is not in the
+    `copies`: copies that are not shown yet, beside the tables that they replace. `views`, by `schema.view`, are of the same epoch. `not_copied`: why a table is not in the
     lake, or why its last copy failed. `answered`: requests that were carried out, by their ids (`requests`).
     `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`). `writer`: drawn for the
     takeover; two links of one number are told apart by it, though their writers have chosen the same term. `pins`: the pinned
@@ -124,7 +125,7 @@ class Manifest:
     stage: str = ""
     streams: dict[str, StreamPosition] = field(default_factory=dict)
     tables: dict[str, TableVersion] = field(default_factory=dict)
-    views: dict[str, Any] = field(default_factory=dict)
+    views: dict[str, ViewVersion] = field(default_factory=dict)
     not_copied: dict[str, str] = field(default_factory=dict)
     copies: dict[str, TableVersion] = field(default_factory=dict)
     answered: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -139,13 +140,22 @@ class Manifest:
 
     @property
     def readable(self) -> dict[str, TableVersion]:
-        """The tables that a reader of this epoch sees."""
-        return dict(self.tables)
+        """The tables that a reader of this epoch sees, those of views too, by `stream.schema.table`."""
+        return {**self.tables, **self.view_tables}
+
+    @property
+    def view_tables(self) -> dict[str, TableVersion]:
+        """The tables of the views that have rows, by `stream.schema.view`."""
+        return {
+            view.full_name(name): view.table
+            for name, view in self.views.items()
+            if view.table is not None
+        }
 
     @property
     def versions(self) -> list[TableVersion]:
         """Every table whose files are needed: shown, or copied and not shown yet."""
-        return [*self.tables.values(), *self.copies.values()]
+        return [*self.tables.values(), *self.copies.values(), *self.view_tables.values()]
 
     @property
     def written(self) -> list[TableVersion]:
@@ -155,9 +165,10 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """The manifest as the file of a full link has it (`delta`)."""
         # `asdict` would copy every member of every table.
-        members = asdict(replace(self, tables={}, copies={}))
+        members = asdict(replace(self, tables={}, copies={}, views={}))
         members["tables"] = {name: table.to_json() for name, table in self.tables.items()}
         members["copies"] = {name: table.to_json() for name, table in self.copies.items()}
+        members["views"] = {name: view.to_json() for name, view in self.views.items()}
         return {"format_version": FORMAT_VERSION, **members, "rows": self.rows}
 
     @classmethod
@@ -187,6 +198,9 @@ class Manifest:
                 values[name] = {
                     k: TableVersion.from_json(v) for k, v in values.get(name, {}).items()
                 }
+            values["views"] = {
+                k: ViewVersion.from_json(v) for k, v in values.get("views", {}).items()
+            }
             values["pins"] = {k: Pin.from_json(v) for k, v in values.get("pins", {}).items()}
             if version == 1:
                 # There, a copy stood in the place of its table.

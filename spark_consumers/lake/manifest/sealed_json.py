@@ -15,8 +15,9 @@ from walsender_bridge.errors import CorruptError, LakeError
 #: 4 the steady time in each link, and the shape of each table at its source; 5 the log that a link is of;
 #: 6 other names for what is quarantined; 7 another name for tables that were not copied, and output functions in a table's
 #: shape; 8 the writer of each link, the row index of each table, and deletion vectors; 9 pins, and links that have what
-#: differs from another one; 10 runs of the row index that name partitions; 11 columns of data files that are known by their numbers alone.
-FORMAT_VERSION = 11
+#: differs from another one; 10 runs of the row index that name partitions; 11 columns of data files that are known by their numbers alone;
+#: 12 views.
+FORMAT_VERSION = 12
 #: The member that has the CRC32C of all others, and the format that brought it.
 _CRC = "crc"
 _SEALED_FROM = 3

@@ -145,7 +145,7 @@ def settle(head: Manifest) -> Generator[Effect, Any, Manifest]:
             continue
         # One by one: a pin that a table cannot have must not keep another one from it.
         tags = wanted_tags(head, links, name)
-        paths = {table.path for table in links[pin.record].tables.values()}
+        paths = {table.path for table in links[pin.record].readable.values()}
         errors = yield TagTables({path: tags.get(path, {}) for path in sorted(paths)})
         if pin.state == RELEASING:
             # A table that is damaged keeps the tag, until housekeeping can remove it.
@@ -177,7 +177,7 @@ def wanted_tags(
     found: dict[str, dict[str, int]] = {}
     for name, pin in head.pins.items():
         is_wanted = pin.state == PINNED or (name == settled and pin.keeps_tags)
-        for table in links[pin.record].tables.values() if is_wanted else ():
+        for table in links[pin.record].readable.values() if is_wanted else ():
             found.setdefault(table.path, {})[tag_of(name)] = table.snapshot_id
     return found
 

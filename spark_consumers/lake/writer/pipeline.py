@@ -40,10 +40,12 @@ from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import options_of
 from spark_consumers.lake.tables import states
-from spark_consumers.lake.tables.fault import TableFaultsError
+from spark_consumers.lake.tables.fault import TableFaultsError, reason_of
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.removed import departed
 from spark_consumers.lake.tables.sources import Source, mark
+from spark_consumers.lake.views.damaged import without_damaged
+from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import adopt
 from spark_consumers.lake.writer.compactions import Compactions
 from spark_consumers.lake.writer.lake_site import LakeSite
@@ -118,7 +120,7 @@ class Lakehouse:
     a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
     ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors`,
     `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out. `failing` is
-    called with the error of each failed round, and with None when the next one has succeeded. `store`: how a bucket is
+    called with the error of each failed round, and with None when the next one has succeeded. `views`: kept with the tables. `store`: how a bucket is
     reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder.
     """
 
@@ -141,6 +143,7 @@ class Lakehouse:
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
+        views: Sequence[ViewDefinition] = (),
         failing: Callable[[TusklineError | None], None] | None = None,
         store: StoreOptions = FROM_ENVIRONMENT,
         rest: LakeCatalog | None = None,
@@ -183,6 +186,7 @@ class Lakehouse:
         self._on_unrepresentable_value = dict(on_unrepresentable_value or {})
         self._deletes = dict(deletes or {})
         self._layouts = tuple(layouts)
+        self._views = tuple(views)
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
     @property
@@ -320,7 +324,7 @@ class Lakehouse:
             if one.offer is not None and not one.made and one.offer.table in writer.head.tables
         }
         if published:
-            links = {stage.link: writer.head.tables}
+            links = {stage.link: writer.head.readable}
             remove_orphans(self._chain.root, refused, links, stage.term)
         else:
             # An epoch that failed at this link is repeated, and may continue from what it has written.
@@ -340,6 +344,7 @@ class Lakehouse:
             answered=wanted.answered,
             streams=wanted.streams,
             pins=wanted.pins,
+            views=wanted.views,
             seconds=writer.head.seconds,
         )
         self._chain.publish(link, writer.head)
@@ -397,7 +402,9 @@ class Lakehouse:
         """Suspend these tables, by path, and continue with the others; return whether any was not suspended before."""
         damage = (CorruptError, NotSupportedError)
         writer.damaged |= {path for path, error in errors.items() if isinstance(error, damage)}
-        return self._publish(writer, writer.tables.give_up(writer.head, errors))
+        wanted = writer.tables.give_up(writer.head, errors)
+        reasons = {p: reason_of(e, str(self._chain.root / p)) for p, e in errors.items()}
+        return self._publish(writer, without_damaged(wanted, reasons))
 
     def _after(self, writer: _Writer, manifest: Manifest) -> None:
         self._adopt(writer, manifest)
@@ -429,11 +436,11 @@ class Lakehouse:
         writer.kept.remember(head)
         written = {
             name: table
-            for name, table in head.tables.items()
-            if writer.has_failed or table is not before.tables.get(name)
+            for name, table in head.readable.items()
+            if writer.has_failed or table is not before.readable.get(name)
         }
         writer.has_failed = False
-        remove_orphans(self._chain.root, written, {head.link: head.tables}, head.term)
+        remove_orphans(self._chain.root, written, {head.link: head.readable}, head.term)
 
     # -- taking over ------------------------------------------------------------------------------------
 
@@ -507,8 +514,20 @@ class Lakehouse:
         for stream in {name.partition(".")[0] for name in replaced} & self._sources.keys():
             # With the next epoch, and there may be nothing else for one.
             mark(self._sources[stream])
+        self._announce_views(head)
         self._writer = writer
         return writer
+
+    def _announce_views(self, head: Manifest) -> None:
+        """Let an epoch come if views are configured in another way than the head has them: there may be nothing else for one."""
+        wanted = {view.name: view.sql for view in self._views}
+        if wanted != {name: view.sql for name, view in head.views.items()} and head.tables:
+            for source in self._sources.values():
+                try:
+                    mark(source)
+                except TusklineError as error:
+                    # One that does not answer is no reason to wait: views come with the next epoch.
+                    log.warning("views wait for an epoch", stream=source.stream, error=str(error))
 
     def _opened(self) -> LakeSite:
         """The lake's tables, by their catalog."""
@@ -554,6 +573,7 @@ class Lakehouse:
             on_unrepresentable_value=self._on_unrepresentable_value,
             deletes=self._deletes,
             layouts=self._layouts,
+            views=self._views,
         )
         copier = TableCopier(
             *(self._spark, self._chain.root, self._format),
@@ -580,8 +600,8 @@ class Lakehouse:
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
         takeover.carry_out(takeover.sweep(writer.head), writer.site.do)
-        recent = {m.link: m.tables for m in self._chain.newest(_RECENT_LINKS)}
-        remove_orphans(self._chain.root, writer.head.tables, recent, writer.head.term)
+        recent = {m.link: m.readable for m in self._chain.newest(_RECENT_LINKS)}
+        remove_orphans(self._chain.root, writer.head.readable, recent, writer.head.term)
         writer.compactions.sweep(writer.head, list(waiting(self._chain)))
 
     # -- the log ----------------------------------------------------------------------------------------

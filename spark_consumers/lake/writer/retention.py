@@ -192,7 +192,7 @@ class Retention:
             log.warning("nothing expires: what a pin keeps is not known", error=str(error))
             return None
         for link in links:
-            for table in link.tables.values():
+            for table in link.readable.values():
                 found.setdefault(table.path, set()).add(table.snapshot_id)
                 # Of an earlier driver's pin, whose link is not in the chain.
                 self._last_use.setdefault(table.path, {}).setdefault(table.snapshot_id, link.link)

@@ -1,0 +1,502 @@
+"""Keeps the views of a lake at every epoch: after its tables are staged, and before its link is published.
+
+`views.plan` decides what is done with each; this carries it out. A view's rows come from a query on Spark over the staged snapshots of the
+tables, or over their changes (`table_changes`), and are written on the executors (`view_sink`). A view's table is written, committed,
+fenced and cleaned up as any other; only the link shows it.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_consumers.lake.catalog.open_catalog import for_reading
+from spark_consumers.lake.epoch.arranged import arranged, by_position
+from spark_consumers.lake.epoch.stage import Staged
+from spark_consumers.lake.epoch.table_changes import (
+    ChangedFile,
+    changed_files,
+    changes_tasks,
+    count,
+)
+from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.epoch.task_rows import frame_of
+from spark_consumers.lake.epoch.view_sink import StageChanges, StoreRows, sink
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.data_files import Stage
+from spark_consumers.lake.format.iceberg_read import read_snapshot
+from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
+from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
+from spark_consumers.lake.manifest.table_version import LIVE, STALE
+from spark_consumers.lake.manifest.takeover import folder_of
+from spark_consumers.lake.manifest.view_version import INCREMENTAL, RECOMPUTED, ViewVersion
+from spark_consumers.lake.policy import copies_on_write, deletes_by_position
+from spark_consumers.lake.store.place import files_in, place
+from spark_consumers.lake.tables.schema_change import schema_hash
+from spark_consumers.lake.tables.schema_match import arrays_of, unusable
+from spark_consumers.lake.views.definition import ViewDefinition
+from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
+from spark_consumers.lake.views.plan import (
+    FAILED,
+    Action,
+    Apply,
+    Compute,
+    Keep,
+    Stale,
+    decide,
+    is_too_much,
+)
+from spark_consumers.lake.views.spark_functions import prepare
+from spark_consumers.lake.views.translate import BaseTable, Translation, base_tables, translate
+from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.postgres.table_layout import LayoutRule
+from walsender_bridge.runtime import logs
+
+log = logs.logger()
+
+#: Changed rows that are sent to all executors, so that what they are joined with is not shuffled.
+_BROADCAST = 100_000
+#: SQLSTATE classes of errors that a query has for the values that it meets, or for its text.
+_OF_QUERY = ("22", "42")
+#: How Spark says that a data file of a table is damaged, which no attempt mends.
+_OF_DAMAGE = ("CorruptError: ", "ChecksumException: ")
+Tables = Mapping[str, TableVersion]
+
+
+@dataclass
+class StagedViews:
+    """The views of an epoch. `targets` and `staged`: the changes that are still to be written, by the view's full name."""
+
+    views: dict[str, ViewVersion] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+    staged: dict[str, Staged] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> dict[str, TableVersion]:
+        """The tables of those that are still to be written, as they are before."""
+        found = {v.full_name(n): v.table for n, v in self.views.items() if v.table is not None}
+        return {name: found[name] for name in self.staged}
+
+    def written(self, tables: Tables) -> dict[str, ViewVersion]:
+        """All views, with these tables written."""
+        return {
+            name: replace(view, table=tables[view.full_name(name)])
+            if view.table is not None and view.full_name(name) in self.staged
+            else view
+            for name, view in self.views.items()
+        }
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One view, and the epoch that it is kept at: its tables are `tables`, after those of `head`."""
+
+    definition: ViewDefinition
+    head: Manifest
+    tables: Tables
+    version: int
+    stage: Stage
+    scratch: str
+
+
+class _Done(NamedTuple):
+    """The view's table; with `staged`, before these changes are written to it."""
+
+    table: TableVersion
+    target: Target | None = None
+    staged: Staged | None = None
+
+
+class ViewWriter:
+    """Keeps the views `definitions` for one term of a writer."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        chain: Chain,
+        tables: TableFormat,
+        term: int,
+        definitions: Sequence[ViewDefinition],
+        *,
+        deletes: Mapping[str, str],
+        layouts: Sequence[LayoutRule] = (),
+    ) -> None:
+        self._spark = spark
+        self._chain = chain
+        self._format = tables
+        self._term = term
+        self._definitions = definitions
+        self._deletes = deletes
+        self._rules = layouts
+        self._catalog = for_reading(chain)
+        #: Translations, by the view's name, with the tables' columns that they are made from.
+        self._translated: dict[str, tuple[object, Translation | NotSupportedError]] = {}
+        #: Folders that an attempt has made, which no link may name.
+        self._made: list[str] = []
+
+    def stage(
+        self, head: Manifest, tables: Tables, version: int, stage: Stage, scratch: str
+    ) -> StagedViews:
+        """The views of the epoch `version`, whose tables are these, after `head`.
+
+        Raises what makes the epoch fail; a view that fails for itself is stale.
+        """
+        self._remove_unnamed(head)
+        found = StagedViews()
+        if not self._definitions:
+            return found
+        refused = self._refused_session()
+        known = base_tables(tables)
+        for definition in self._definitions:
+            work = _Work(definition, head, tables, version, stage, scratch)
+            made = refused or self._translation(definition, known)
+            before = head.views.get(definition.name)
+            if isinstance(made, NotSupportedError):
+                text = f"{made.what}; {made.repair}" if made.repair else made.what
+                found.views[definition.name] = _stale(before, definition, head, text)
+                continue
+            self._keep(work, before, made, found)
+        return found
+
+    def _refused_session(self) -> NotSupportedError | None:
+        """Why no view can be kept in this session."""
+        try:
+            prepare(self._spark)
+        except NotSupportedError as error:
+            return error
+        return None
+
+    def _translation(
+        self, definition: ViewDefinition, known: Mapping[str, BaseTable]
+    ) -> Translation | NotSupportedError:
+        facts = (definition.sql, tuple(known.items()))
+        before = self._translated.get(definition.name)
+        if before is None or before[0] != facts:
+            made: Translation | NotSupportedError
+            try:
+                made = _usable(translate(definition.sql, known))
+            except NotSupportedError as error:
+                log.warning("view cannot be kept", view=definition.name, reason=error.what)
+                made = error
+            before = self._translated[definition.name] = facts, made
+        return before[1]
+
+    def _keep(
+        self, work: "_Work", before: ViewVersion | None, made: Translation, found: StagedViews
+    ) -> None:
+        name, head, tables = work.definition.name, work.head, work.tables
+        view = _described(before, work.definition, made)
+        full = view.full_name(name)
+        action = decide(before, made, head.tables, tables, taken=full in tables)
+        try:
+            done = self._carried_out(work, view, made, action)
+        except PySparkException as error:
+            reason = _of_query(error)
+            if reason is None:
+                raise
+            done = Stale(reason)
+        if isinstance(done, Stale):
+            found.views[name] = _stale(before, work.definition, head, done.reason)
+            return
+        table, target, staged = done
+        paths = tuple(tables[each].path for each in made.tables)
+        found.views[name] = replace(view, table=table, paths=paths, reason="")
+        if staged is not None and target is not None:
+            found.targets[full], found.staged[full] = target, staged
+
+    def _carried_out(
+        self, work: "_Work", view: ViewVersion, made: Translation, action: Action
+    ) -> "Stale | _Done":
+        if isinstance(action, Stale):
+            return action
+        if isinstance(action, Keep):
+            assert view.table is not None
+            return _Done(view.table)
+        if isinstance(action, Apply):
+            changes = self._changes(work, made, action.changed)
+            rows = sum(work.tables[made.tables[number]].rows for number in action.changed)
+            if changes is not None and not is_too_much(count(changes), rows):
+                return self._apply(work, view, made, changes)
+            action = Compute("most rows, or the columns, of its tables have changed")
+        return self._compute(work, view, made, action)
+
+    # -- computed from the tables -----------------------------------------------------------------------
+
+    def _compute(
+        self, work: "_Work", view: ViewVersion, made: Translation, action: Compute
+    ) -> "_Done":
+        table = view.table
+        if action.anew or table is None:
+            table = self._created(work.definition.name, view, made)
+        log.info("view is computed", view=work.definition.name, why=action.why)
+        target = self._target(work, view, made, table)
+        frame = self._query(made.stored, self._frames(work.tables, made))
+        files = self._stored(work, frame, target)
+        rows = sum(file.rows for file in files)
+        base = table.snapshot_id or None
+        write = TableWrite(
+            work.version, base, str(work.stage), files, truncate=base is not None, count=rows
+        )
+        done = self._format.write(self._path(table), self._term, write)
+        return _Done(
+            replace(
+                table,
+                snapshot_id=done.snapshot,
+                stage=done.stage,
+                rows=rows,
+                runs=None,
+                state=LIVE,
+                as_of=0,
+                reason="",
+            )
+        )
+
+    def _stored(self, work: "_Work", frame: DataFrame, target: Target) -> list[FileInfo]:
+        record = f"{work.scratch}/{target.scratch_name}-view.pickle"
+        made: list[list[FileInfo]] = sink(frame, StoreRows(target), record)
+        files = [file for each in made for file in each]
+        # What failed attempts of tasks have left.
+        wanted = {file.path for file in files}
+        for file in files_in(place(target.folder) / "data", Stage.names_from(work.stage.link)):
+            is_own = Stage.of(file.name.removeprefix(".")) == work.stage
+            if is_own and checksums.file_of(file) is None and str(file) not in wanted:
+                checksums.remove(file)
+        return files
+
+    def _created(self, name: str, view: ViewVersion, made: Translation) -> TableVersion:
+        """A new Iceberg table for the view, without a snapshot."""
+        full = view.full_name(name)
+        path = _new_path(full, self._term)
+        in_version_2 = copies_on_write(self._deletes, full) or deletes_by_position(
+            self._deletes, full
+        )
+        self._made.append(path)
+        self._format.create(str(self._chain.root / path), made.columns, vectors=not in_version_2)
+        return TableVersion(
+            path=path,
+            format=self._format.name,
+            snapshot_id=0,
+            schema_hash=schema_hash(made.columns, ()),
+            key=(),
+            text_columns=(),
+            start_lsn=0,
+            offset=0,
+            rows=0,
+            relation_id=0,
+            copy_on_write=copies_on_write(self._deletes, full),
+        )
+
+    def _remove_unnamed(self, head: Manifest) -> None:
+        """Remove the folders that earlier attempts have made, and no link names."""
+        named = {table.path for table in head.versions}
+        while self._made:
+            path = self._made.pop()
+            if path not in named:
+                self._format.drop(str(self._chain.root / path))
+
+    # -- changes ----------------------------------------------------------------------------------------
+
+    def _changes(
+        self, work: "_Work", made: Translation, changed: Sequence[int]
+    ) -> dict[str, list[ChangedFile]] | None:
+        """The data files with changed rows of these tables, by name; None if data files alone do not tell."""
+        found = {}
+        for name in {made.tables[number] for number in changed}:
+            old, new = work.head.tables[name], work.tables[name]
+            path = self._path(new)
+            columns = [self._format.schemas(path, each.snapshot_id)[1] for each in (old, new)]
+            if not columns[0].equals(columns[1], check_metadata=True):
+                # A row has other values now, or its values other names, although no data file has changed.
+                return None
+            before, after = (self._format.scan(path, each.snapshot_id) for each in (old, new))
+            if any(file.deletes for file in (*before, *after)):
+                # An earlier version has removed rows by their keys.
+                return None
+            found[name] = changed_files(before, after)
+        return found
+
+    def _apply(
+        self,
+        work: "_Work",
+        view: ViewVersion,
+        made: Translation,
+        changes: Mapping[str, Sequence[ChangedFile]],
+    ) -> "_Done":
+        assert view.table is not None
+        assert made.incremental is not None
+        table, form = view.table, made.incremental
+        terms = [
+            self._query(form.term(number), self._frames_of_term(work, made, changes, number))
+            for number, name in enumerate(made.tables)
+            if changes.get(name)
+        ]
+        if not terms:
+            return _Done(table)
+        union = terms[0]
+        for term in terms[1:]:
+            union = union.unionAll(term)
+        cached: list[DataFrame] = []
+        try:
+            frame = (
+                union
+                if isinstance(form, Flat)
+                else self._of_groups(work, made, form, table, union, cached)
+            )
+            target = self._target(work, view, made, table)
+            record = f"{work.scratch}/{target.scratch_name}-view.pickle"
+            staged = sink(frame.coalesce(1), StageChanges(target, work.scratch), record)
+        finally:
+            for each in cached:
+                each.unpersist()
+        (one,) = staged or [None]
+        return _Done(table, target, one)
+
+    def _of_groups(
+        self,
+        work: "_Work",
+        made: Translation,
+        form: Grouped,
+        table: TableVersion,
+        union: DataFrame,
+        cached: list[DataFrame],
+    ) -> DataFrame:
+        """The rows of the view's table that are removed and added, with their signs."""
+        from pyspark.sql.functions import broadcast
+
+        cached.append(union.cache())
+        groups = self._query(form.changed_groups, {"u": union}).cache()
+        cached.append(groups)
+        frames = {"d": broadcast(groups), "v": self._read(table)}
+        removed = self._query(form.removed, frames)
+        again: DataFrame | None = None
+        if form.unknown:
+            unknown = self._query(form.unknown, frames).cache()
+            cached.append(unknown)
+            again = unknown if unknown.head(1) else None
+        if again is None:
+            return removed.unionAll(self._query(form.added(but=False), frames))
+        frames["r"] = broadcast(again)
+        computed = self._query(form.again, {**self._frames(work.tables, made), "r": frames["r"]})
+        return removed.unionAll(self._query(form.added(but=True), frames)).unionAll(computed)
+
+    # -- frames -----------------------------------------------------------------------------------------
+
+    def _query(self, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
+        used: dict[str, Any] = {n: frame for n, frame in frames.items() if f"{{{n}}}" in text}
+        return self._spark.sql(text, **used)
+
+    def _frames(self, tables: Tables, made: Translation) -> dict[str, DataFrame]:
+        return {f"t{number}": self._read(tables[name]) for number, name in enumerate(made.tables)}
+
+    def _frames_of_term(
+        self,
+        work: "_Work",
+        made: Translation,
+        changes: Mapping[str, Sequence[ChangedFile]],
+        changed: int,
+    ) -> dict[str, DataFrame]:
+        """The tables of one term: those before the changed one as they are now, those behind it as they were (`incremental`)."""
+        frames = {}
+        for number, name in enumerate(made.tables):
+            if number == changed:
+                frames[f"t{number}"] = self._changed(work.tables[name], changes[name])
+            else:
+                version = work.tables if number < changed else work.head.tables
+                frames[f"t{number}"] = self._read(version[name])
+        return frames
+
+    def _changed(self, table: TableVersion, files: Sequence[ChangedFile]) -> DataFrame:
+        from pyspark.sql.functions import broadcast
+
+        path = self._path(table)
+        stored = self._format.schemas(path, table.snapshot_id)[1]
+        columns = [f for f in stored if table.key or f.name != ROW_ID]
+        schema = pa.schema(columns)
+        tasks = changes_tasks(path, files, schema, SIGN)
+        frame = frame_of(self._spark, schema.append(pa.field(SIGN, pa.int32())), tasks)
+        return broadcast(frame) if sum(file.rows for file in files) <= _BROADCAST else frame
+
+    def _read(self, table: TableVersion) -> DataFrame:
+        frame: DataFrame = read_snapshot(
+            self._spark, self._path(table), table.snapshot_id, self._catalog
+        )
+        return frame if table.key else frame.drop(ROW_ID)
+
+    def _target(
+        self, work: "_Work", view: ViewVersion, made: Translation, table: TableVersion
+    ) -> Target:
+        full, path = view.full_name(work.definition.name), self._path(table)
+        return replace(
+            Target.of(
+                full,
+                table,
+                f"{path}/data/{work.stage}",
+                made.columns,
+                self._format.schemas(path)[1],
+            ),
+            copy_on_write=copies_on_write(self._deletes, full),
+            by_position=by_position(self._format, self._deletes, full, path),
+            arrangement=arranged(self._format, full, path, self._term, self._rules),
+        )
+
+    def _path(self, table: TableVersion) -> str:
+        return str(self._chain.root / table.path)
+
+
+def _usable(made: Translation) -> Translation:
+    """The translation. Raises `NotSupportedError` for columns that no table of the lake can have."""
+    reason = unusable(made.columns.names, (), arrays_of(made.columns))
+    if reason is not None:
+        raise NotSupportedError(reason, repair="give the column another name with AS")
+    return made
+
+
+def _described(
+    before: ViewVersion | None, definition: ViewDefinition, made: Translation
+) -> ViewVersion:
+    """The view with what its translation says, and the table that it has."""
+    return ViewVersion(
+        definition.sql,
+        table=None if before is None else before.table,
+        query=made.query,
+        tables=made.tables,
+        digest=made.digest,
+        kind=RECOMPUTED if made.incremental is None else INCREMENTAL,
+        why=made.why,
+        hidden=made.hidden,
+    )
+
+
+def _stale(
+    before: ViewVersion | None, definition: ViewDefinition, head: Manifest, reason: str
+) -> ViewVersion:
+    """The view with the rows that it had, if there are any."""
+    if before is None or before.table is None:
+        return ViewVersion(definition.sql, reason=reason)
+    table = before.table
+    as_of = table.as_of or head.epoch
+    return replace(
+        before, table=replace(table, state=STALE, as_of=as_of, reason=reason), reason=reason
+    )
+
+
+def _of_query(error: PySparkException) -> str | None:
+    """Why a view's query fails for itself; None for another trouble, which is the epoch's."""
+    text, state = str(error), error.getSqlState() or ""
+    is_damage = any(word in text for word in _OF_DAMAGE)
+    if not (is_damage or state.startswith(_OF_QUERY)):
+        return None
+    lines = text.strip().splitlines()
+    line = next((line for line in lines if any(word in line for word in _OF_DAMAGE)), lines[0])
+    return f"{FAILED}{line[:300]}"
+
+
+def _new_path(full: str, term: int) -> str:
+    """The folder of a new table of this view, below the lake."""
+    stream, schema, name = full.split(".")
+    return folder_of(f"tables/{stream}/{quote(schema)}/{quote(name)}", term, uuid.uuid4().hex[:12])

@@ -1,0 +1,287 @@
+"""Views: at every epoch, equal to what PostgreSQL answers to the same SQL at the same cut."""
+
+import json
+import random
+import threading
+
+import pytest
+
+from spark_consumers import Source, read
+from spark_consumers.lake.epoch import table_changes, view_writer
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.verify import verify
+from spark_consumers.lake.views.definition import ViewDefinition
+from tests.support import bank_load
+from tests.support.lake_check import assert_no_orphans
+from tests.support.lake_pipeline import Pipeline
+from tests.support.stack import Stack
+from tests.support.view_check import assert_views, assert_views_of_epoch
+from tests.support.waiting import wait_for
+
+FLAT = ViewDefinition("views.titles", "SELECT id, title, n * 2 AS twice FROM docs WHERE id <> 3")
+BY_TITLE = ViewDefinition(
+    "views.by_title",
+    "SELECT title, count(*) AS docs, sum(id) AS ids, sum(n), min(id) AS least, max(id) AS most, avg(id) AS mean,"
+    " round(avg(n), 2) AS mean_n, count(body) FILTER (WHERE id > 2) AS bodies FROM docs GROUP BY title",
+)
+TOTAL = ViewDefinition(
+    "views.total", "SELECT count(*) AS docs, sum(n) AS n, max(n) AS most FROM docs"
+)
+JOINED = ViewDefinition(
+    "views.joined",
+    "SELECT d.id, d.title, p.b, p.at FROM docs d JOIN pairs p ON p.a = d.id",
+)
+OUTER = ViewDefinition(
+    "views.outer", "SELECT d.id, p.b FROM docs d LEFT JOIN pairs p ON p.a = d.id"
+)
+BAG = ViewDefinition("views.bag", "SELECT DISTINCT a, t FROM bag")
+VIEWS = (FLAT, BY_TITLE, TOTAL, JOINED, OUTER, BAG)
+
+#: The changes of one epoch each.
+CHANGES = (
+    (
+        "UPDATE docs SET body = repeat('new', 2000), n = 7.125 WHERE id = 1",
+        "UPDATE docs SET title = 'again' WHERE id IN (1, 2, 5)",
+        "UPDATE docs SET id = CASE id WHEN 4 THEN 5 ELSE 4 END + 100 WHERE id IN (4, 5)",
+    ),
+    (
+        "DELETE FROM docs WHERE id = 6",
+        "INSERT INTO docs VALUES (6, 'reborn', NULL, 1.5, 'NaN'), (10, NULL, 'x', NULL, 1), (11, NULL, NULL, 2, 2)",
+        "UPDATE pairs SET b = 'z', a = 2 WHERE a = 1",
+        "INSERT INTO pairs VALUES (2, 'q', '2024-05-05 00:00:00+00', NULL), (9, 'q', NULL, NULL)",
+    ),
+    (
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE t = 'three')",
+        "INSERT INTO bag SELECT * FROM bag",
+        "DELETE FROM docs WHERE title IS NULL",
+    ),
+    ("TRUNCATE pairs", "DELETE FROM docs"),
+    ("INSERT INTO docs SELECT g, 't' || g % 3, NULL, g, 0 FROM generate_series(1, 30) g",),
+)
+
+
+def with_views(pipeline, *views):
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse(views=views)
+    return pipeline.house
+
+
+def test_27_views_equal_their_sql_on_postgresql_at_every_cut(pipeline, database):
+    with_views(pipeline, *VIEWS)
+    assert_views(database, pipeline.flush(), VIEWS)
+    kinds = {name: view.kind for name, view in pipeline.head().views.items()}
+    assert kinds.pop("views.outer") == "recomputed"
+    assert set(kinds.values()) == {"incremental"}
+    for changes in CHANGES:
+        database.execute(*changes)
+        assert_views(database, pipeline.flush(), VIEWS)
+
+
+@pytest.mark.timeout(600)
+def test_27_views_of_random_changes_equal_their_sql(spark, tmp_path, database, seed):
+    """Rows with NULLs, key changes, deletes, TRUNCATE, several equal rows, many changes in one epoch."""
+    draw = random.Random(seed)
+    database.execute(*RANDOM_TABLES)
+    with Pipeline(spark, tmp_path, database, ("public.facts", "public.dims")) as pipeline:
+        with_views(pipeline, *RANDOM_VIEWS)
+        pipeline.wait_for_tables("facts", "dims")
+        for _ in range(5):
+            with database.connect() as connection:
+                for _ in range(draw.randint(1, 8)):
+                    connection.execute(random_change(draw))
+            assert_views(database, pipeline.flush(), RANDOM_VIEWS)
+        assert_equal_tables(pipeline)
+
+
+RANDOM_TABLES = (
+    "CREATE TABLE dims (id int PRIMARY KEY, name text, rate numeric(8,3), day date)",
+    "INSERT INTO dims SELECT g, 'd' || g % 4, g / 7.0, date '2024-01-01' + g FROM generate_series(1, 12) g",
+    "CREATE TABLE facts (dim int, n int, big bigint, small smallint, x numeric(10,2), f float8, t text, ok bool, at timestamp)",
+    "ALTER TABLE facts REPLICA IDENTITY FULL",
+    (
+        "INSERT INTO facts SELECT g % 14, g % 5 - 2, g * 1000000000::bigint, g % 9, g / 3.0, g / 2.0, 't' || g % 3, g % 2 = 0,"
+        " timestamp '2024-01-01 10:00:00' + g * interval '7 hours' FROM generate_series(1, 120) g"
+    ),
+)
+RANDOM_VIEWS = (
+    ViewDefinition(
+        "views.chosen",
+        "SELECT t || '-' || n::text AS label, CASE WHEN ok THEN n * 2 WHEN ok IS NULL THEN -1 ELSE small END AS c,"
+        " coalesce(x, 0) + n AS s, n / 2 AS half, n % 3 AS rest, at::date AS day, extract(month FROM at) AS month, f, big"
+        " FROM facts WHERE n <> 1 AND (t LIKE 't%' OR t IS NULL) AND NOT coalesce(ok, false)",
+    ),
+    ViewDefinition(
+        "views.grouped",
+        "SELECT t, ok, count(*) AS rows, count(x) AS xs, sum(n) AS n, sum(big) AS big, sum(x) AS x, avg(n) AS a, avg(x) AS b,"
+        " round(avg(big), 3) AS c, avg(x)::numeric(12,4) AS d, min(n) AS low, max(x) AS high, max(at) AS last,"
+        " sum(n) FILTER (WHERE ok) AS good FROM facts GROUP BY t, ok",
+    ),
+    ViewDefinition(
+        "views.whole",
+        "SELECT count(*) AS rows, sum(x) AS x, min(n) AS low, max(big) AS high FROM facts",
+    ),
+    ViewDefinition(
+        "views.joined",
+        "SELECT d.name, f.n, f.x * d.rate AS amount FROM facts f JOIN dims d ON f.dim = d.id WHERE d.rate > 0.5",
+    ),
+    ViewDefinition(
+        "views.per_name",
+        "SELECT d.name, extract(year FROM f.at) AS year, count(*) AS rows, sum(f.x * d.rate) AS amount, max(d.day) AS last"
+        " FROM facts f JOIN dims d ON f.dim = d.id GROUP BY 1, 2",
+    ),
+    ViewDefinition(
+        "views.pairs",
+        "SELECT a.id, b.id AS other FROM dims a JOIN dims b ON a.name = b.name AND a.id < b.id",
+    ),
+    ViewDefinition("views.names", "SELECT DISTINCT name FROM dims"),
+    ViewDefinition(
+        "views.busy",
+        "WITH c AS (SELECT dim, count(*) AS n FROM facts GROUP BY dim) SELECT d.id, d.name, c.n FROM dims d LEFT JOIN c ON c.dim = d.id",
+    ),
+    ViewDefinition("views.many", "SELECT t FROM facts GROUP BY t HAVING count(*) > 20"),
+    ViewDefinition(
+        "views.all", "SELECT name AS t FROM dims UNION ALL SELECT t FROM facts WHERE n = 0"
+    ),
+)
+
+
+def random_change(draw):
+    """One statement."""
+    some = f"ctid IN (SELECT ctid FROM facts ORDER BY md5(ctid::text || '{draw.random()}') LIMIT {draw.randint(1, 30)})"
+    one = draw.randint(1, 20)
+    return draw.choice(
+        [
+            f"INSERT INTO facts SELECT {draw.choice(['NULL', str(one)])}, g - 3, -g, g, g / 7.0, 'NaN', NULL, NULL, NULL FROM generate_series(1, {one}) g",
+            "INSERT INTO facts SELECT * FROM facts WHERE n = 0 LIMIT 40",
+            f"DELETE FROM facts WHERE {some}",
+            f"DELETE FROM facts WHERE {some}",
+            f"UPDATE facts SET n = n + 1, x = x * -1, f = '-0' WHERE {some}",
+            f"UPDATE facts SET t = 't' || {one % 4}, ok = NOT ok WHERE {some}",
+            f"UPDATE facts SET n = NULL, x = NULL, big = NULL WHERE {some}",
+            f"UPDATE dims SET id = id + {100 * one} WHERE id = (SELECT min(id) FROM dims)",
+            f"UPDATE dims SET name = 'd{one % 3}', rate = NULLIF(rate, {one % 2}) WHERE id % 3 = {one % 3}",
+            f"DELETE FROM dims WHERE id % 5 = {one % 5}",
+            f"INSERT INTO dims VALUES ({one}, NULL, {one}.125, '2025-05-05') ON CONFLICT (id) DO UPDATE SET rate = 1",
+            draw.choice(["TRUNCATE facts", "TRUNCATE dims", "SELECT 1", "SELECT 1"]),
+        ]
+    )
+
+
+def assert_equal_tables(pipeline):
+    """The lake's own files agree with its manifest, those of views too."""
+    assert [error.what for error in verify(open_chain(pipeline.lake), lambda *_: None).errors] == []
+
+
+def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
+    spark, tmp_path, database, monkeypatch
+):
+    """The rows that are read of the tables are those that were changed, whatever the tables' sizes."""
+    database.execute(
+        "CREATE TABLE facts (id int PRIMARY KEY, g int, n int)",
+        "INSERT INTO facts SELECT g, g % 50, g FROM generate_series(1, 200000) g",
+    )
+    views = (
+        ViewDefinition("views.flat", "SELECT id, n + 1 AS more FROM facts WHERE g = 7"),
+        ViewDefinition(
+            "views.sums", "SELECT g, count(*) AS rows, sum(n) AS n FROM facts GROUP BY g"
+        ),
+    )
+    read_rows, computed = [], []
+    files, compute = table_changes.changes_tasks, view_writer.ViewWriter._compute
+
+    def reading(folder, changed, *rest):
+        read_rows.append(sum(file.rows for file in changed))
+        return files(folder, changed, *rest)
+
+    def computing(self, work, *rest):
+        computed.append(work.definition.name)
+        return compute(self, work, *rest)
+
+    monkeypatch.setattr(view_writer, "changes_tasks", reading)
+    monkeypatch.setattr(view_writer.ViewWriter, "_compute", computing)
+    with Pipeline(spark, tmp_path, database, ("public.facts",)) as pipeline:
+        with_views(pipeline, *views)
+        pipeline.wait_for_tables("facts")
+        assert_views(database, pipeline.flush(), views)
+        computed.clear()
+        for change in ("UPDATE facts SET n = 0 WHERE id <= 10", "DELETE FROM facts WHERE id = 57"):
+            database.execute(change)
+            assert_views(database, pipeline.flush(), views)
+        assert computed == []
+        assert read_rows[-4:] == [20, 20, 1, 1]
+
+
+BANK = (
+    ViewDefinition("views.rich", "SELECT id, balance FROM accounts WHERE balance > 100"),
+    ViewDefinition(
+        "views.by_account",
+        "SELECT account, count(*) AS moves, sum(amount) AS amount, min(amount) AS low, max(amount) AS high FROM audit GROUP BY account",
+    ),
+    ViewDefinition(
+        "views.large",
+        "SELECT a.id, a.balance, m.amount FROM accounts a JOIN audit m ON m.account = a.id WHERE m.amount > 5",
+    ),
+    ViewDefinition(
+        "views.idle",
+        "SELECT a.id FROM accounts a LEFT JOIN audit m ON m.account = a.id WHERE m.account IS NULL",
+    ),
+)
+
+
+@pytest.mark.timeout(600)
+def test_27_views_survive_kills_of_the_driver(tmp_path, database, spark, seed):
+    """At every epoch, before and after kills, under load: each view is PostgreSQL's answer over that epoch's tables."""
+    database.execute(*bank_load.TABLES)
+    lake = "".join(f'[[lake.view]]\nname = "{v.name}"\nsql = """{v.sql}"""\n' for v in BANK)
+    stop = threading.Event()
+    tables = tuple(f"public.{name}" for name in ("accounts", "moves", "audit"))
+    with Stack(
+        tmp_path, {"shop": database.dsn}, epoch_interval=0.5, tables=tables, lake=lake
+    ) as stack:
+        stack.start("log-server", "bridge", "lake")
+
+        def head():
+            return open_chain(stack.lake).head()
+
+        def is_whole():
+            found = head()
+            return found is not None and len(found.readable) == 3 + len(BANK)
+
+        wait_for(is_whole, 180, "the first epoch with views")
+        load = threading.Thread(target=bank_load.transfer, args=(database.dsn, stop, seed, 0.05))
+        load.start()
+        try:
+            stack.kill("lake")
+            for place in ("table-written", "views-staged", "before-manifest", "after-manifest"):
+                before = head()
+                stack.start("lake", env={"TUSKLINE_FAIL_POINT": place})
+                assert stack.wait("lake", 240) == -9
+                assert (head().epoch > before.epoch) == (place == "after-manifest")
+            stack.start("lake")
+            link = head().link + 3
+            wait_for(lambda: head().link >= link, 240, "epochs go on")
+        finally:
+            stop.set()
+            load.join()
+        flush(
+            stack.lake,
+            stack.log_address,
+            [Source("shop", database.dsn, "tuskline_shop")],
+            timeout=240,
+        )
+        listed = json.loads(stack.cli("view", "list", "--json").stdout)
+        explained = stack.cli("view", "explain", "by_account")
+        assert stack.stop("lake") == 0
+        epochs = {
+            m.epoch for m in open_chain(stack.lake).links() if len(m.readable) == 3 + len(BANK)
+        }
+        assert len(epochs) >= 4
+        for epoch in sorted(epochs):
+            assert_views_of_epoch(database, read(spark, stack.lake, epoch=epoch), BANK)
+        assert_views(database, read(spark, stack.lake), BANK)
+        assert_no_orphans(spark, stack.lake)
+    kept = {row["view"]: (row["state"], row["kept"]) for row in listed["views"]}
+    assert kept.pop("views.idle") == ("live", "recomputed")
+    assert set(kept.values()) == {("live", "incremental")}
+    assert "groups of tables and inner joins" in explained.stdout

@@ -1,0 +1,289 @@
+"""Views: which SQL is kept, and how; what an epoch does with a view; by which rows two snapshots differ."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spark_consumers.lake.epoch.table_changes import ChangedFile, changed_files
+from spark_consumers.lake.format.table_format import ScanFile, Vector
+from spark_consumers.lake.manifest.chain import Manifest
+from spark_consumers.lake.manifest.table_version import PAUSED, STALE, TableVersion
+from spark_consumers.lake.manifest.view_version import ViewVersion
+from spark_consumers.lake.views import plan
+from spark_consumers.lake.views.average import average
+from spark_consumers.lake.views.damaged import without_damaged
+from spark_consumers.lake.views.incremental import Flat, Grouped
+from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
+from spark_consumers.lake.views.translate import BaseTable, translate
+from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.observability.table_problems import sentences
+
+_NUMERIC = ((12 << 16) | 3) + 4
+ORDERS = BaseTable(
+    "shop.public.orders",
+    "shop",
+    "public",
+    "orders",
+    (
+        ("id", 23, -1),
+        ("customer", 20, -1),
+        ("small", 21, -1),
+        ("amount", 1700, _NUMERIC),
+        ("price", 1700, -1),
+        ("weight", 701, -1),
+        ("note", 25, -1),
+        ("code", 1042, 9),
+        ("ok", 16, -1),
+        ("day", 1082, -1),
+        ("at", 1114, -1),
+        ("seen", 1184, -1),
+        ("ref", 2950, -1),
+        ("tags", 1009, -1),
+        ("doc", 3802, -1),
+        ("span", 1186, -1),
+    ),
+)
+CUSTOMERS = BaseTable(
+    "shop.public.customers", "shop", "public", "customers", (("id", 20, -1), ("name", 25, -1))
+)
+TABLES = {table.full_name: table for table in (ORDERS, CUSTOMERS)}
+
+
+@pytest.mark.parametrize(
+    ("sql", "form"),
+    [
+        ("SELECT * FROM orders", Flat),
+        ("SELECT id FROM public.orders o WHERE o.amount > 5 AND note IS NOT NULL", Flat),
+        ("SELECT o.id, c.name FROM orders o JOIN customers c ON c.id = o.customer", Flat),
+        ("SELECT o.id FROM orders o, customers c WHERE c.id = o.customer", Flat),
+        ("SELECT note, count(*), sum(amount) FROM orders GROUP BY note", Grouped),
+        ("SELECT count(*), max(day) FROM orders", Grouped),
+        ("SELECT DISTINCT note FROM orders", Grouped),
+        ("SELECT note, avg(id) FROM orders GROUP BY 1", Grouped),
+        ("SELECT note, count(DISTINCT id) FROM orders GROUP BY note", type(None)),
+        ("SELECT note FROM orders GROUP BY note HAVING count(*) > 1", type(None)),
+        ("SELECT o.id FROM orders o LEFT JOIN customers c ON c.id = o.customer", type(None)),
+        ("SELECT id FROM (SELECT id FROM orders) AS o", type(None)),
+        ("SELECT weight, count(*) FROM orders GROUP BY weight", type(None)),
+        ("SELECT min(weight) FROM orders", type(None)),
+        ("SELECT id FROM orders UNION ALL SELECT id FROM customers", type(None)),
+        ("WITH c AS (SELECT id FROM customers) SELECT * FROM c", type(None)),
+    ],
+)
+def test_the_form_of_a_query_says_how_its_view_is_kept(sql, form):
+    made = translate(sql, TABLES)
+    assert type(made.incremental) is form
+    assert made.why
+
+
+@pytest.mark.parametrize(
+    ("sql", "what"),
+    [
+        ("SELECT now() AS t FROM orders", "CURRENT_TIMESTAMP"),
+        ("SELECT random() AS r FROM orders", "RANDOM"),
+        ("SELECT id FROM orders ORDER BY id", "ORDER"),
+        ("SELECT id FROM orders LIMIT 3", "LIMIT"),
+        ("SELECT amount / 3 AS a FROM orders", "quotient"),
+        ("SELECT weight * 2 AS w FROM orders", "arithmetic of double precision"),
+        ("SELECT sum(weight) FROM orders", "the sum of floats"),
+        ("SELECT price + 1 AS p FROM orders", "numeric without precision"),
+        ("SELECT id FROM orders WHERE note < 'x'", "order of text"),
+        ("SELECT max(note) FROM orders", "order of text"),
+        ("SELECT min(ref) FROM orders", "order of uuid"),
+        ("SELECT id FROM orders WHERE code = 'x'", "not read alike"),
+        ("SELECT o.id FROM orders o JOIN orders p ON o.code = p.code", "compares"),
+        ("SELECT id FROM orders WHERE note ~ 'x'", "not supported"),
+        ("SELECT id FROM orders WHERE note ILIKE 'x'", "not supported"),
+        (r"SELECT id FROM orders WHERE note LIKE 'a\_'", "no backslash"),
+        ("SELECT upper(note) AS u FROM orders", "UPPER"),
+        ("SELECT note || id AS n FROM orders", "|| is supported of text"),
+        ("SELECT id FROM orders WHERE note = id", "compares text with integer"),
+        ("SELECT id FROM orders WHERE day > 'yesterday'", "not read alike"),
+        ("SELECT id FROM orders WHERE seen > '2024-01-01 00:00:00'", "not read alike"),
+        ("SELECT seen::date AS d FROM orders", "a cast of timestamptz to date"),
+        ("SELECT extract(hour FROM seen) AS h FROM orders", "without time zone"),
+        ("SELECT extract(second FROM at) AS s FROM orders", "supported are"),
+        ("SELECT amount::int AS a FROM orders", "a cast of numeric(12,3) to integer"),
+        ("SELECT note::varchar(3) AS n FROM orders", "a cast to VARCHAR(3)"),
+        ("SELECT sum(amount) OVER () AS s FROM orders", "not supported"),
+        ("SELECT array_agg(id) AS a FROM orders", "not supported"),
+        ("SELECT sum(DISTINCT id) AS a FROM orders", "DISTINCT is supported in count"),
+        ("SELECT note, id FROM orders GROUP BY note", "must be in GROUP BY"),
+        ("SELECT doc FROM orders GROUP BY doc", "GROUP BY compares"),
+        ("SELECT DISTINCT tags FROM orders", "DISTINCT compares"),
+        ("SELECT DISTINCT ON (id) id FROM orders", "DISTINCT ON"),
+        ("SELECT id FROM orders WHERE id IN (SELECT id FROM customers)", "IN is supported"),
+        ("SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM customers)", "not supported"),
+        ("SELECT o.id FROM orders o NATURAL JOIN customers c", "not supported"),
+        ("SELECT o.id FROM orders o JOIN customers c USING (id)", "USING"),
+        ("SELECT id FROM orders TABLESAMPLE SYSTEM (1)", "not supported"),
+        ("SELECT id FROM orders FOR UPDATE", "not supported"),
+        ("SELECT 1 AS one", "must read a table"),
+        ("SELECT id, id FROM orders", "two columns are named"),
+        ("SELECT id + 1 FROM orders", "has no name"),
+        ("SELECT nothing FROM orders", "does not exist"),
+        ("SELECT id FROM orders, customers", "ambiguous"),
+        ("SELECT id FROM nowhere", "the lake has no table"),
+        ("DELETE FROM orders", "must be one SELECT"),
+        ("SELECT id FROM orders; SELECT 1", "must be one SELECT"),
+        ("SELEC id", "SELECT"),
+        ("SELECT amount * amount * amount * amount AS a FROM orders", "38 digits"),
+        ("SELECT E'a\\n' AS t FROM orders", "not supported"),
+        ('SELECT note COLLATE "C" AS t FROM orders', "not supported"),
+    ],
+)
+def test_what_may_mean_something_else_on_spark_is_refused_by_name(sql, what):
+    with pytest.raises(NotSupportedError) as found:
+        translate(sql, TABLES)
+    assert what in found.value.what + found.value.repair
+    assert found.value.repair
+
+
+def test_no_part_of_a_condition_is_lost():
+    """A parser may say NOT by a member of a node that a translation does not look at."""
+    for sql, text in [
+        ("note IS NOT NULL", "IS NOT NULL"),
+        ("note NOT LIKE 'a%'", "NOT LIKE"),
+        ("id NOT IN (1, 2)", "NOT ("),
+        ("id NOT BETWEEN 1 AND 2", "NOT ("),
+        ("ok IS NOT TRUE", "NOT ("),
+        ("id IS DISTINCT FROM 3", "NOT ("),
+    ]:
+        assert text in translate(f"SELECT id FROM orders WHERE {sql}", TABLES).query, sql
+
+
+def test_names_and_texts_are_quoted():
+    odd = BaseTable("s.public.t", "s", "public", "T`{x}", (("a`{0}", 25, -1),))
+    made = translate("""SELECT "a`{0}" AS x FROM "T`{x}" WHERE "a`{0}" = 'it''s {\\'""", {"t": odd})
+    text = made.query.format(t0="source")
+    assert "FROM source AS `T``{x}`" in text
+    assert "`T``{x}`.`a``{0}` = 'it\\'s {\\\\'" in text
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "scale", "text"),
+    [
+        ("10", 4, 0, "2.5000000000000000"),
+        ("1", 3, 0, "0.33333333333333333333"),
+        ("-2", 3, 0, "-0.66666666666666666667"),
+        ("100000", 3, 0, "33333.333333333333"),
+        ("0", 5, 0, "0.00000000000000000000"),
+        ("7.125", 1, 3, "7.1250000000000000"),
+        ("0.001", 30000, 3, "0.000000033333333333333333"),
+        ("-1234567890123456789012345678901234567", 1, 0, "-1234567890123456789012345678901234567"),
+        (None, 0, 0, None),
+        ("0", 0, 0, None),
+    ],
+)
+def test_an_average_has_postgresqls_digits(total, count, scale, text):
+    assert average(total, count, scale) == text
+
+
+# -- what an epoch does ---------------------------------------------------------------------------------
+
+TABLE = TableVersion(
+    "tables/orders%t1-0a", "iceberg", 10, "", ("id",), (), 0, 0, 100, 1, layout=ORDERS.layout
+)
+MADE = translate("SELECT id FROM orders", TABLES)
+VIEW_TABLE = replace(TABLE, path="tables/v%t1-0b", key=())
+VIEW = ViewVersion(
+    "SELECT id FROM orders",
+    VIEW_TABLE,
+    tables=MADE.tables,
+    paths=(TABLE.path,),
+    digest=MADE.digest,
+)
+NAME = ORDERS.full_name
+
+
+def decided(view, before, after, made=MADE):
+    tables = ({} if t is None else {NAME: t} for t in (before, after))
+    return decide(view, made, *tables, taken=False)
+
+
+def test_changes_are_applied_only_to_rows_of_the_head():
+    later = replace(TABLE, snapshot_id=11)
+    assert decided(VIEW, TABLE, later) == Apply((0,))
+    assert decided(VIEW, TABLE, TABLE) == Keep()
+    # A compaction: another snapshot with the same rows, at the head's epoch.
+    assert decided(VIEW, later, later) == Keep()
+    assert decided(None, TABLE, later) == Compute("it is new", anew=True)
+    assert isinstance(decided(replace(VIEW, digest="other"), TABLE, later), Compute)
+    # Another Iceberg table, or one that did not follow at the head, is not the head's plus the epoch's changes.
+    assert isinstance(decided(VIEW, TABLE, replace(later, path="tables/orders%t2-0c")), Compute)
+    moved = replace(TABLE, path="tables/orders%t2-0c")
+    assert isinstance(decided(VIEW, moved, replace(moved, snapshot_id=12)), Compute)
+    assert isinstance(decided(VIEW, replace(TABLE, state=PAUSED), TABLE), Compute)
+    assert isinstance(decided(VIEW, None, later), Compute)
+    stale = replace(VIEW, table=replace(VIEW_TABLE, state=STALE, as_of=3))
+    assert decided(stale, TABLE, later) == Compute("it was stale")
+    counted = replace(MADE, incremental=None, why="it has HAVING")
+    view = replace(VIEW, digest=counted.digest)
+    assert decided(view, TABLE, later, counted) == Compute("it has HAVING")
+
+
+def test_a_view_of_a_table_that_is_not_at_the_epoch_is_stale():
+    for after, reason in [
+        (None, "the lake has no table shop.public.orders"),
+        (replace(TABLE, state=PAUSED), "which is paused"),
+        (replace(TABLE, quarantined_rows=2), "2 rows are quarantined"),
+    ]:
+        found = decided(VIEW, TABLE, after)
+        assert isinstance(found, Stale)
+        assert reason in found.reason
+    taken = decide(VIEW, MADE, {NAME: TABLE}, {NAME: TABLE}, taken=True)
+    assert isinstance(taken, Stale)
+
+
+def test_many_changes_are_recomputed():
+    assert not plan.is_too_much(100_000, 10)
+    assert not plan.is_too_much(200_000, 1_000_000)
+    assert plan.is_too_much(300_000, 1_000_000)
+
+
+def test_two_snapshots_differ_by_new_files_gone_files_and_new_removals():
+    def vector(file, rows, name):
+        return Vector(file, name, 0, 0, rows, 0)
+
+    def file(name, rows, vector=None):
+        return ScanFile(f"/t/data/{name}", 1, rows, vector)
+
+    before = [file("a", 10), file("b", 5, vector("b", 2, "v1")), file("c", 4), file("d", 3)]
+    after = [
+        file("a", 10),
+        file("b", 5, vector("b", 3, "v2")),
+        file("d", 3, vector("d", 1, "v3")),
+        file("e", 6, vector("e", 1, "v4")),
+    ]
+    found = {each.path[-1]: each for each in changed_files(before, after)}
+    assert found == {
+        "e": ChangedFile("/t/data/e", 1, 5, vector("e", 1, "v4")),
+        "c": ChangedFile("/t/data/c", -1, 4),
+        "b": ChangedFile("/t/data/b", -1, 1, vector("b", 2, "v1"), vector("b", 3, "v2")),
+        "d": ChangedFile("/t/data/d", -1, 1, None, vector("d", 1, "v3")),
+    }
+    assert changed_files(after, after) == []
+
+
+def test_status_names_the_views_that_do_not_follow():
+    """With the reason, as it names tables."""
+    stale = replace(VIEW, table=replace(VIEW_TABLE, state=STALE, as_of=3), reason="it waits")
+    refused = ViewVersion("SELECT now()", reason="CURRENT_TIMESTAMP: not supported in a view")
+    views = {"views.old": stale, "views.bad": refused, "views.good": VIEW}
+    head = Manifest("lake", 1, 4, 3, 1, 0.0, tables={NAME: TABLE}, views=views)
+    assert [*sentences(head)] == [
+        "view views.bad has no rows: CURRENT_TIMESTAMP: not supported in a view",
+        "view views.old is stale, as of epoch 3: it waits",
+    ]
+    # And a link has them as it had them.
+    assert Manifest.from_json(json.loads(json.dumps(head.to_json())), "x") == head
+    assert {*head.readable} == {NAME, "shop.views.old", "shop.views.good"}
+
+
+def test_a_damaged_view_is_computed_in_a_new_table():
+    head = Manifest("lake", 1, 4, 3, 1, 0.0, tables={NAME: TABLE}, views={"views.v": VIEW})
+    assert without_damaged(head, {TABLE.path: "lost"}) is head
+    after = without_damaged(head, {VIEW_TABLE.path: "lost"}).views["views.v"]
+    assert after.table == replace(VIEW_TABLE, state=STALE, as_of=4, reason="lost")
+    assert decided(after, TABLE, TABLE) == Compute("its definition has changed", anew=True)
