@@ -44,6 +44,7 @@ def observation(
         published_at=NOW - 7,
         streams={},
         not_copied={},
+        views={},
         tables={
             name: SimpleNamespace(state="live", rows=12_345, reason="", as_of=0, resync="")
             for name in names
