@@ -126,9 +126,13 @@ def values_of(
 def _digested(frame: "DataFrame", task: "_Task", kind: str) -> "DataFrame":
     """What the task makes of each row."""
     from pyspark.sql import functions as f
-    from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+    from pyspark.sql.pandas.functions import arrow_udf
 
-    made = arrow_udf(task, kind, ArrowUDFType.SCALAR)
+    # Spark takes the kind of the function from these types.
+    def run(rows: pa.Array) -> pa.Array:
+        return task(rows)
+
+    made = arrow_udf(run, kind)
     columns = (f.col(_quoted(name)).alias(f"c{i}") for i, name in enumerate(frame.columns))
     return frame.select(made(f.struct(*columns)).alias("made")).select("made.*")
 
