@@ -27,7 +27,7 @@ from spark_consumers.lake.tables.noticed import known, unshown
 from spark_consumers.lake.tables.sources import Source, read_publication
 from spark_consumers.snapshot.exported import AwaitedTransaction, ExportedSnapshot, PublishedTable
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.errors import SnapshotError
+from walsender_bridge.errors import LakeError, SnapshotError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -98,6 +98,12 @@ def _lake(
     names: Collection[str],
     exported: ExportedSnapshot,
 ) -> tuple[Snapshot, dict[str, str]]:
+    if source.stream not in head.streams:
+        raise LakeError(
+            f"the lake has nothing of stream {source.stream} yet",
+            where=str(chain.root),
+            repair="check that `tuskline lake run` is running",
+        )
     tables = {n: head.tables[n] for n in names if n in head.tables and head.tables[n].state == LIVE}
     head = replace(
         head, tables=tables, copies={}, streams={source.stream: head.streams[source.stream]}

@@ -132,7 +132,7 @@ def _digested(frame: "DataFrame", task: "_Task", kind: str) -> "DataFrame":
     def run(rows: pa.Array) -> pa.Array:
         return task(rows)
 
-    made = arrow_udf(run, kind)
+    made = arrow_udf(run, kind)  # type: ignore[call-overload]  # PySpark's stubs want the kind, and warn of it when it is given
     columns = (f.col(_quoted(name)).alias(f"c{i}") for i, name in enumerate(frame.columns))
     return frame.select(made(f.struct(*columns)).alias("made")).select("made.*")
 

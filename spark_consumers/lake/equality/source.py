@@ -45,6 +45,8 @@ from walsender_bridge.runtime.sql import load
 #: all over the table, but the table as a whole might take longer than a snapshot is held.
 _TOO_LARGE: Final = 8 << 30
 _MODULUS: Final = 2**64
+#: Milliseconds to wait for a relation that is locked, as by an ALTER TABLE: its table is tried again at another cut.
+_LOCK_MS: Final = 3000
 #: The longest rest of the connection, in seconds.
 _LONGEST_REST: Final = 60.0
 
@@ -170,10 +172,13 @@ class SourceRows(Closing):
                         with self._connection.patient(self.left + 10):
                             rows = self._connection.execute(query).fetchall()
             self._connection.rollback()
-        except psycopg.errors.QueryCanceled:
+        except psycopg.errors.LockNotAvailable:
             self._connection.rollback()
-            raise self._out_of_time() from None
+            raise SnapshotError(f"{'.'.join(part.relation)} is locked", where=self._where) from None
         except psycopg.Error as error:
+            if isinstance(error, psycopg.errors.QueryCanceled) and self.left <= 0:
+                self._connection.rollback()
+                raise self._out_of_time() from None
             raise failure(
                 error.sqlstate, str(error), self._where, self._exported.snapshot
             ) from None
@@ -184,7 +189,10 @@ class SourceRows(Closing):
         begin = sql.SQL(load("snapshot/begin")).format(
             snapshot=sql.Literal(self._exported.snapshot)
         )
-        limit = f"SET LOCAL statement_timeout = {max(1, int(1000 * self.left))};"
+        limit = (
+            f"SET LOCAL statement_timeout = {max(1, int(1000 * self.left))};"
+            f"SET LOCAL lock_timeout = {_LOCK_MS};"
+        )
         self._connection.execute(
             (begin.as_string() + limit + part.settings + same_relation.lock(part.relation)).encode()
         )
