@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.decode.entries import ChangeBatch, decode_entries, rows_of
 from spark_consumers.decode.frames import Transaction
 from spark_consumers.decode.spans import MAX_BUFFER
 from spark_consumers.fold.keyed import Fold, compose, fold
@@ -35,7 +35,7 @@ from spark_consumers.lake.format.data_files import (
     write_table,
 )
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
-from spark_consumers.lake.tables.chunks import missing, rows_of
+from spark_consumers.lake.tables.chunks import missing
 from spark_consumers.lake.tables.fault import TableFault, fault_of
 from spark_consumers.lake.tables.recorded import DDL_TABLE, TableRecord, records_in
 from spark_consumers.lake.tables.schema_match import (
