@@ -106,7 +106,11 @@ def _lake(
         )
     tables = {n: head.tables[n] for n in names if n in head.tables and head.tables[n].state == LIVE}
     head = replace(
-        head, tables=tables, copies={}, streams={source.stream: head.streams[source.stream]}
+        head,
+        tables=tables,
+        views={},
+        copies={},
+        streams={source.stream: head.streams[source.stream]},
     )
     reader = reader_leases.lease_on(chain.store)
     log_id = head.log_id or str(chain.identity()["log_id"])
