@@ -127,6 +127,11 @@ def column_type(type_oid: int, typmod: int) -> ColumnType:
     return ColumnType(type_oid, typmod, found or pa.string(), kept_as_text=found is None)
 
 
+def element_oid(type_oid: int) -> int | None:
+    """The type OID of the elements of an array type that may be one here; None for every other type."""
+    return NUMERIC if type_oid == NUMERIC_ARRAY else _ELEMENTS.get(type_oid)
+
+
 def with_base_types(relation: Relation) -> Relation:
     """The relation with its columns of a domain as columns of the domain's base type.
 

@@ -15,7 +15,7 @@ from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.fold.keyed import fold
 from spark_consumers.lake.copy.chunk import continued
 from spark_consumers.lake.manifest.table_version import TableVersion
-from spark_consumers.lake.tables.chunks import _numbers, missing
+from spark_consumers.lake.tables.chunks import missing, numbers_of
 from spark_consumers.lake.tables.origin import Joins, joins
 from spark_consumers.lake.tables.shape import Shape
 from spark_consumers.snapshot.key_ranges import (
@@ -351,7 +351,7 @@ def test_uuids_are_divided_in_the_order_of_postgresql(uuids):
     texts = [str(each) for each in sorted(uuids, key=lambda each: each.bytes)]
     numbers = [ordinal_of(text) for text in texts]
     assert numbers == sorted(numbers)
-    assert _numbers(pa.array([*texts, None], pa.string()))[:-1].tolist() == numbers
+    assert numbers_of(pa.array([*texts, None], pa.string()))[:-1].tolist() == numbers
     for text, number in zip(texts, numbers, strict=True):
         least = least_uuid(number)
         assert ordinal_of(least) == number

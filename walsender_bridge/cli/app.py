@@ -33,6 +33,7 @@ from walsender_bridge.cli import (
     safekeeper,
     slots,
     status,
+    verify,
     view,
     wait,
 )
@@ -96,6 +97,7 @@ for group in (
     slots,
     status,
     table_group,
+    verify,
     view,
     wait,
 ):

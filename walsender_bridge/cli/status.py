@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
 
 def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Show processes, streams, slots and the newest epoch. Exit code 19: something has a problem."""
+    from walsender_bridge.observability import equality_view
     from walsender_bridge.observability.observation import Observer
 
     with Observer(load_config(config)) as observer:
@@ -63,6 +64,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             lake, maintenance = dict(record["lake"]), record["lake"]["maintenance"]
             lake["not_copied"] = list(lake["not_copied"])
             lake["maintenance"] = maintenance and _maintained(maintenance)
+            lake["equality"] = lake["equality"] and equality_view.line(lake["equality"])
             del lake["writing"]
             if seen.writing is not None:
                 lake["writing"] = _written(seen.writing, seen.at)
@@ -106,7 +108,7 @@ def _short(quorum: dict[str, Any]) -> dict[str, Any]:
 def summary(seen: "Observation") -> dict[str, Any]:
     """An observation as plain values."""
     from walsender_bridge.cli import safekeeper
-    from walsender_bridge.observability import maintenance_view, slots_view
+    from walsender_bridge.observability import equality_view, maintenance_view, slots_view
 
     lake = seen.lake
     return {
@@ -158,6 +160,7 @@ def summary(seen: "Observation") -> dict[str, Any]:
             "not_copied": lake.not_copied if lake else {},
             "writing": _writing(seen.writing) if seen.writing else None,
             "maintenance": maintenance_view.summary(seen.maintenance),
+            "equality": equality_view.summary(seen.equality),
         },
     }
 

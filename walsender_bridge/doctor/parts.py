@@ -17,7 +17,12 @@ from walsender_bridge.errors import (
     RunningError,
     TusklineError,
 )
-from walsender_bridge.observability import lake_status, maintenance_view, table_problems
+from walsender_bridge.observability import (
+    equality_view,
+    lake_status,
+    maintenance_view,
+    table_problems,
+)
 from walsender_bridge.observability.lake_chain import lake_chain
 from walsender_bridge.runtime import certificate_holder, listening, pid_file
 
@@ -200,6 +205,7 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     problem = lake_status.problem(settings.run_dir, uri, moved_at)
     errors = (_of_another_log(settings.lake, log_id), problem)
     yield from _of_maintenance(settings.lake)
+    yield from _of_equality(settings.lake)
     reported: set[str] = set()
     for error in errors:
         if error is not None and error.what not in reported:
@@ -221,6 +227,22 @@ def _of_maintenance(lake: "LakeSection") -> Iterator[Finding]:
                 what,
                 Severity.WARNING,
                 repair="run `tuskline lake maintain` (`tuskline up` does), and read its log; or set [lake.maintenance] enabled = false",
+            )
+
+
+def _of_equality(lake: "LakeSection") -> Iterator[Finding]:
+    """The differences that `tuskline verify` has found last."""
+    from spark_consumers.lake.equality.record import read_record
+
+    with suppress(TusklineError, OSError):
+        what = equality_view.trouble(read_record(lake_chain(lake)))
+        if what:
+            yield Finding(
+                "equality of the lake",
+                lake.uri,
+                what,
+                Severity.WARNING,
+                repair=equality_view.REPAIR,
             )
 
 

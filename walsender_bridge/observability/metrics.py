@@ -205,6 +205,7 @@ class _Collector(Collector):
         yield from _streams(seen)
         yield from _lags(seen)
         yield from _lake(seen)
+        yield from _equality(seen)
         yield from _maintenance(seen)
         yield from quorum_metrics.families(seen.quorum)
         yield from slots_metrics.families(seen.slots)
@@ -463,6 +464,20 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         behind,
         *copies,
     )
+
+
+def _equality(seen: Observation) -> Iterator[Metric]:
+    """The last result of `tuskline verify`."""
+    ended = gauge(
+        "lake_equality_ended_timestamp_seconds", "Unix time at which the last verification ended."
+    )
+    tables = gauge("lake_equality_tables", "Tables of the last verification, by result.", "result")
+    if seen.equality is not None:
+        if seen.equality.ended_at:
+            ended.add_metric([], seen.equality.ended_at)
+        for result in ("pending", "equal", "different", "not compared"):
+            tables.add_metric([result], seen.equality.count(result))
+    yield from (ended, tables)
 
 
 def _maintenance(seen: Observation) -> Iterator[Metric]:

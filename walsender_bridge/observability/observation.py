@@ -22,6 +22,7 @@ from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.observability import (
     bridge_view,
     certificate_view,
+    equality_view,
     etcd_view,
     former_sources,
     gate_view,
@@ -51,6 +52,7 @@ from walsender_bridge.runtime.sql import load
 from walsender_bridge.runtime.supervisor import GOOD_LIFE, ChildState, read_states
 
 if TYPE_CHECKING:
+    from spark_consumers.lake.equality.record import EqualityRecord
     from spark_consumers.lake.maintenance.state import Summary
     from spark_consumers.lake.status import CopyStatus, EpochStatus
     from walsender_bridge.change_log.client import LogStatus
@@ -214,6 +216,8 @@ class Observation:
     bridge: BridgeStatus | None = None
     #: None: no maintainer has looked at the lake.
     maintenance: "Summary | None" = None
+    #: The last result of `tuskline verify`; None if there is none.
+    equality: "EqualityRecord | None" = None
 
     @property
     def notes(self) -> list[str]:
@@ -226,6 +230,8 @@ class Observation:
         """What works and is less safe than configured, as sentences with their repairs; no reason to count as dead."""
         found = [each for stream in self.replicas for each in stream.degraded()]
         found += self.leases
+        if what := equality_view.trouble(self.equality):
+            found.append(f"{what}; {equality_view.REPAIR}")
         return found + self._etcd(fatal=False) + self._certificate(over=False)
 
     def _etcd(self, *, fatal: bool) -> list[str]:
@@ -346,9 +352,10 @@ class Observer(Closing):
         manifest = None
         copying: Mapping[str, CopyStatus] = {}
         writing: EpochStatus | None = None
-        maintenance = None
+        maintenance, equality = None, None
         if settings.lake is not None and "lake" in settings.parts:
             from spark_consumers.lake import folder
+            from spark_consumers.lake.equality.record import read_record
             from spark_consumers.lake.status import copying_now, moved, read_status, writing_now
 
             moved_at = 0.0
@@ -356,6 +363,7 @@ class Observer(Closing):
                 chain = lake_chain(settings.lake)
                 manifest = chain.head()
                 maintenance = maintenance_view.observe(chain)
+                equality = read_record(chain)
                 if manifest is not None:
                     now, shown = time.time(), read_status(chain)
                     copying = copying_now(manifest, shown, now)
@@ -390,6 +398,7 @@ class Observer(Closing):
             etcd=etcd_view.observe(self._settings),
             bridge=bridge,
             maintenance=maintenance,
+            equality=equality,
         )
 
     def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:

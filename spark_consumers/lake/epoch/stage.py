@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.decode.entries import ChangeBatch, decode_entries, rows_of
 from spark_consumers.decode.frames import Transaction
 from spark_consumers.decode.spans import MAX_BUFFER
 from spark_consumers.fold.keyed import Fold, compose, fold
@@ -49,6 +49,7 @@ from spark_consumers.lake.tables.schema_match import (
 )
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.runtime import fail_point
 
 #: Bytes of a column that a task composes: what Arrow's arrays of texts can hold.
@@ -63,7 +64,7 @@ class RangeTask:
 
     `addresses`: of the replicas to read from, in the order to try. The tables in `whole` get their files, whose names begin
     with `stage`; the others leave partials in `scratch`. `begun`: see `decode_entries`; None: the range starts where a commit ends. `parts`: in how many parts partials are
-    written, where they can be divided.
+    written, where they can be divided. `before_lsn`: only changes of transactions whose commit record starts below it count; None: all.
     """
 
     stream: str
@@ -77,6 +78,7 @@ class RangeTask:
     whole: frozenset[str]
     begun: Transaction | None = None
     parts: int = 1
+    before_lsn: Lsn | None = None
 
 
 @dataclass(frozen=True)
@@ -269,14 +271,17 @@ def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
             failed=failed,
             begun=task.begun,
         )
-        for batch in batches:
+        for decoded in batches:
+            batch = decoded
+            if task.before_lsn is not None:
+                batch = rows_of(decoded, decoded.commit_lsn < task.before_lsn)
             if batch.relation.full_name == DDL_TABLE:
                 read.recorded += _recorded(batch, tables)
                 continue
             for target in tables.of(batch.relation.full_name):
                 if target.name not in read.faults:
                     with caught(target, read.faults):
-                        _take(task.number, target, batch, read)
+                        _take(task, target, batch, read)
             fail_point.hit("staging")
     return read
 
@@ -302,7 +307,7 @@ def caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
         faults[fault.table] = fault
 
 
-def _take(number: int, target: Target, batch: ChangeBatch, read: RangeFolds) -> None:
+def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds) -> None:
     """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     pending, mismatches = read.tables, read.mismatches
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
@@ -321,7 +326,7 @@ def _take(number: int, target: Target, batch: ChangeBatch, read: RangeFolds) -> 
             table.add(conformed(part, target.columns, layout))
             continue
         # If it fits: back to the earlier state after another one. That is a change, too.
-        _note(mismatches.setdefault(target.name, []), number, target, part, why or "")
+        _note(mismatches.setdefault(target.name, []), task.number, target, part, why or "")
 
 
 def _note(

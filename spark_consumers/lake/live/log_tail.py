@@ -50,6 +50,7 @@ from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.spark.requirements import has_jvm
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import LakeError, TrimmedError, from_wire
+from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import Column
 
 if TYPE_CHECKING:
@@ -153,11 +154,13 @@ def open_tail(
     log: str,
     consumer: str,
     reader: str | None,
+    before_lsn: Lsn | None = None,
 ) -> LogTail:
     """The tail of the log at the address `log` behind the epoch `head`, of a lake in `root` that is of the log with this id.
 
     `consumer`: what the name of the reader's lease on the log begins with. `reader`: the name of its record in the lake; None: it
-    cannot write there. Raises `LakeError` if another log answers, or one without the lake's history; `TrimmedError` if the log does
+    cannot write there. `before_lsn`: the tail ends there, of transactions whose commit record starts below; the log has been read to it.
+    Raises `LakeError` if another log answers, or one without the lake's history; `TrimmedError` if the log does
     not have all that is behind the epoch; the log's errors.
     """
     _remove_dropped()
@@ -175,6 +178,7 @@ def open_tail(
             folder = None if reader is None else reader_files.new_folder(root, reader)
             scratch = "" if folder is None else str(folder)
             work = tasks(plan, packed, addresses, {}, edges(status, plan, {}), scratch, "")
+            work = [replace(each, before_lsn=before_lsn) for each in work]
             found = LogTail(spark, plan, targets)
             if folder is not None:
                 weakref.finalize(found, _drop, folder).atexit = False

@@ -109,14 +109,14 @@ def _is_missing(batch: ChangeBatch, keys: pa.Array, chunks: Sequence[Chunk]) -> 
     """Whether each change came after the chunk of its key was read; of a change without one, False."""
     uppers = np.array([upper for upper, _ in chunks[:-1]], np.int64)
     lsns = np.array([lsn for _, lsn in chunks], np.uint64)
-    chunk = np.searchsorted(uppers, _numbers(keys), side="right")
+    chunk = np.searchsorted(uppers, numbers_of(keys), side="right")
     found: Bools = (batch.commit_lsn >= lsns[chunk]) & pc.is_valid(keys).to_numpy(
         zero_copy_only=False
     )
     return found
 
 
-def _numbers(keys: pa.Array) -> npt.NDArray[np.int64]:
+def numbers_of(keys: pa.Array) -> npt.NDArray[np.int64]:
     """The keys as numbers in PostgreSQL's order (`key_ranges.ordinal_of`); any number for NULL."""
     if not pa.types.is_string(keys.type):
         found: npt.NDArray[np.int64] = pc.fill_null(keys.cast(pa.int64()), 0).to_numpy(
