@@ -12,12 +12,15 @@ from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.views.definition import ViewDefinition
+from spark_consumers.lake.writer import requests
 from tests.support import bank_load
+from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
 from tests.support.stack import Stack
 from tests.support.view_check import assert_views, assert_views_of_epoch
 from tests.support.waiting import wait_for
+from walsender_bridge.errors import LakeError
 
 FLAT = ViewDefinition("views.titles", "SELECT id, title, n * 2 AS twice FROM docs WHERE id <> 3")
 BY_TITLE = ViewDefinition(
@@ -171,6 +174,91 @@ def random_change(draw):
 def assert_equal_tables(pipeline):
     """The lake's own files agree with its manifest, those of views too."""
     assert [error.what for error in verify(open_chain(pipeline.lake), lambda *_: None).errors] == []
+
+
+def test_27_live_reads_compute_views_from_the_live_tables(pipeline, database):
+    with_views(pipeline, *VIEWS)
+    assert_views(database, pipeline.flush(), VIEWS)
+    for changes in CHANGES[:3]:
+        database.execute(*changes)
+    pipeline.barrier()
+    snapshot = read(pipeline.spark, pipeline.lake, live=True, log=pipeline.log.address)
+    assert_views(database, snapshot, VIEWS, counted=False)
+    database.execute(
+        "ALTER TABLE pairs RENAME COLUMN b TO c", "INSERT INTO pairs VALUES (7, 'c', NULL, NULL)"
+    )
+    pipeline.barrier()
+    snapshot = read(pipeline.spark, pipeline.lake, live=True, log=pipeline.log.address)
+    assert "shop.views.joined" not in snapshot.tables
+    assert "shop.views.titles" in snapshot.tables
+    with pytest.raises(LakeError, match=r"it reads shop[.]public[.]pairs"):
+        snapshot["views.joined"]
+
+
+def test_27_a_view_of_a_table_that_does_not_follow_is_stale_with_the_reason(pipeline, database):
+    with_views(pipeline, FLAT, JOINED)
+    pipeline.flush()
+    pairs = f"{STREAM}.public.pairs"
+    before = pipeline.head()
+    requests.ask(open_chain(pipeline.lake), requests.PAUSE, [pairs])
+    database.execute("INSERT INTO docs VALUES (50, 'x', NULL, 1, 1)", "DELETE FROM pairs")
+    snapshot = pipeline.flush()
+    assert snapshot["views.titles"].filter("id = 50").count() == 1
+    with pytest.raises(LakeError, match=r"it reads shop[.]public[.]pairs, which is paused"):
+        snapshot["views.joined"]
+    old = read(pipeline.spark, pipeline.lake, allow_stale=True)
+    then = read(pipeline.spark, pipeline.lake, epoch=before.epoch)
+    assert old["views.joined"].collect() == then["views.joined"].collect()
+    assert old.manifest.readable["shop.views.joined"].as_of == before.epoch
+    requests.ask(open_chain(pipeline.lake), requests.RESUME, [pairs])
+    wait_for(lambda: pipeline.flush().manifest.tables[pairs].state == "live", 60, "the resume")
+    database.execute("INSERT INTO pairs VALUES (1, 'back', NULL, NULL)")
+    assert_views(database, pipeline.flush(), (FLAT, JOINED))
+    # Copied again: computed again, from the new Iceberg table.
+    requests.ask(open_chain(pipeline.lake), requests.RESYNC, [pairs])
+    path = pipeline.head().tables[pairs].path
+
+    def copied():
+        return pipeline.flush().manifest.tables[pairs].path != path
+
+    wait_for(copied, 60, "the copy")
+    assert_views(database, pipeline.flush(), (FLAT, JOINED))
+
+
+def test_27_a_view_whose_column_is_gone_is_stale_and_follows_its_new_definition(pipeline, database):
+    with_views(pipeline, FLAT, BAG)
+    pipeline.flush()
+    database.execute("ALTER TABLE docs DROP COLUMN title", "UPDATE docs SET n = 5 WHERE id = 1")
+
+    def is_gone():
+        view = pipeline.flush().manifest.views[FLAT.name]
+        return "column title does not exist" in view.reason
+
+    wait_for(is_gone, 60, "the view without its column")
+    snapshot = read(pipeline.spark, pipeline.lake)
+    assert FLAT.name not in snapshot
+    assert BAG.name in snapshot
+    changed = ViewDefinition(FLAT.name, "SELECT id, n FROM docs")
+    with_views(pipeline, changed)
+    snapshot = pipeline.flush()
+    assert_views(database, snapshot, (changed,))
+    # One that is not configured any more is not in the next epoch.
+    assert BAG.name not in snapshot.manifest.views
+
+
+def test_27_a_query_that_fails_makes_its_view_stale_and_holds_nothing(pipeline, database):
+    failing = ViewDefinition("views.failing", "SELECT id, 10 / (id - 6) AS q FROM docs")
+    with_views(pipeline, failing, FLAT)
+    snapshot = pipeline.flush()
+    assert_views(database, snapshot, (FLAT,))
+    assert "DIVIDE_BY_ZERO" in snapshot.manifest.views[failing.name].reason
+    assert failing.name not in snapshot
+    database.execute("DELETE FROM docs WHERE id = 6")
+    assert_views(database, pipeline.flush(), (failing, FLAT))
+    database.execute("UPDATE docs SET id = 6 WHERE id = 7")
+    snapshot = pipeline.flush()
+    assert failing.name not in snapshot
+    assert snapshot.stale["shop.views.failing"].startswith("as of epoch")
 
 
 def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
