@@ -19,6 +19,7 @@ from zlib import crc32
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from spark_consumers.decode.masking import opened
 from spark_consumers.decode.types import arrow_schema, text_columns
 from spark_consumers.lake.epoch.arranged import arranged, by_position
 from spark_consumers.lake.epoch.complete import run_complete, run_index
@@ -145,6 +146,7 @@ class EpochWriter:
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
         views: Sequence[ViewDefinition] = (),
+        mask_key: bytes = b"",
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -159,6 +161,7 @@ class EpochWriter:
         self._views = ViewWriter(
             spark, chain, tables, head.term, views, deletes=self._deletes, layouts=layouts
         )
+        self._mask_key = mask_key
         self._attempt = 0
         #: What the epoch under way does; other threads may ask.
         self.progress = EpochProgress(spark.sparkContext)
@@ -453,6 +456,7 @@ class EpochWriter:
             arrangement=arrangement,
             is_maintained=self.is_maintained and not arrangement.sort,
             chunks=table.chunks,
+            masking=opened(table.masks, self._mask_key),
         )
 
     def _run(
